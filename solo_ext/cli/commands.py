@@ -1,0 +1,157 @@
+"""What each command does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from solo_ext.errors import UserError
+
+Command = Callable[[argparse.Namespace], Any]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Dispatches a parsed command line."""
+    document = _COMMANDS[args.command](args)
+    if getattr(args, "json", False):
+        print(json.dumps(document, indent=1))
+    return 0
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True, markup=False)
+
+
+def _show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> None:
+    if args.json:
+        return
+    table = Table(title=title, title_justify="left")
+    for key in rows[0]:
+        table.add_column(key.replace("_", " "))
+    for row in rows:
+        table.add_row(*(_cell(v) for v in row.values()))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) and value >= 1 else str(value)
+
+
+def _methods(args: argparse.Namespace) -> Any:
+    from solo_ext import host, register
+    from solo_ext.methods import METHODS
+
+    register()
+    loaded = host.load()
+    rows = [
+        {
+            "name": name,
+            "origin": METHODS[name].origin if name in METHODS else "solo-learn",
+            "paper": METHODS[name].paper if name in METHODS else "",
+            "year": (METHODS[name].year or "") if name in METHODS else "",
+        }
+        for name in sorted(loaded.methods)
+        if name not in ("base", "linear")
+    ]
+    _show(args, f"methods (solo-learn {loaded.info.generation})", rows)
+    return rows
+
+
+def _losses(args: argparse.Namespace) -> Any:
+    from solo_ext.losses import LOSSES
+
+    rows = [
+        {"name": e.name, "paper": e.paper, "year": e.year, "arxiv": e.arxiv, "origin": e.origin}
+        for e in LOSSES.entries()
+    ]
+    _show(args, "losses, in solo_ext.losses and solo.losses", rows)
+    return rows
+
+
+def _doctor(args: argparse.Namespace) -> Any:
+    from solo_ext.cli.doctor import diagnose, show
+
+    found = diagnose()
+    if not args.json:
+        show(found, _console())
+    return found
+
+
+def _pretrain(args: argparse.Namespace) -> Any:
+    from solo_ext.config.compose import compose
+    from solo_ext.training.prepare import prepare
+    from solo_ext.training.pretrain import pretrain, resume
+
+    if args.resume is not None:
+        unused = [n for n in ("config_path", "run_dir") if getattr(args, n)] + args.overrides
+        if unused:
+            raise UserError(
+                f"--resume goes on with the run as it was: leave out {unused[0]!r}, or start a "
+                "new run with --config-name"
+            )
+        result = resume(Path(args.resume))
+    else:
+        folder = Path(args.config_path) if args.config_path else None
+        prepared = prepare(compose(args.config_name, args.overrides, folder))
+        result = pretrain(prepared, run_dir=Path(args.run_dir) if args.run_dir else None)
+    if not args.json:
+        console = _console()
+        console.print(f"run directory  {result.run_dir}")
+        console.print(
+            f"{result.epochs} epochs, {result.seconds:.1f} s, "
+            f"{result.images_per_second:.0f} images/s"
+        )
+        console.print(f"next           solo-ext eval knn {result.run_dir}")
+    return {k: str(v) if isinstance(v, Path) else v for k, v in vars(result).items()}
+
+
+def _eval(args: argparse.Namespace) -> Any:
+    from omegaconf import OmegaConf
+
+    from solo_ext.config.compose import apply_overrides, parse
+    from solo_ext.evaluation.evaluate import evaluate
+    from solo_ext.training.run_dir import write_text
+
+    settings = OmegaConf.create({})
+    apply_overrides(settings, parse(args.overrides))
+    path = Path(args.run)
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def progress(split: str, done: int, total: int) -> None:
+            if split not in tasks:
+                tasks[split] = bar.add_task(f"features of {split}", total=total)
+            bar.update(tasks[split], completed=done)
+
+        plain: Any = OmegaConf.to_container(settings)
+        record = evaluate(path, args.protocol, plain, progress)
+    folder = path if path.is_dir() else path.parent
+    try:
+        write_text(folder / f"eval_{args.protocol}.json", json.dumps(record, indent=1))
+    except OSError as error:
+        Console(stderr=True).print(f"the record was not written: {error}")
+    _show(args, f"{args.protocol}: {record['method']}, epoch {record['epoch']}", record["results"])
+    return record
+
+
+def _demo(args: argparse.Namespace) -> Any:
+    from solo_ext.demo.run import run_demo
+
+    return run_demo(Path(args.out), epochs=args.epochs, quiet=args.json)
+
+
+_COMMANDS: dict[str, Command] = {
+    "demo": _demo,
+    "methods": _methods,
+    "losses": _losses,
+    "doctor": _doctor,
+    "pretrain": _pretrain,
+    "eval": _eval,
+}

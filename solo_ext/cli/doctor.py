@@ -1,0 +1,99 @@
+"""``solo-ext doctor``: what there is, what is missing, how to get it."""
+
+from __future__ import annotations
+
+import platform
+from importlib.util import find_spec
+from typing import Any
+
+from rich.console import Console
+
+from solo_ext import __version__
+from solo_ext.errors import UserError
+from solo_ext.host import detect, load
+from solo_ext.host.mends import MENDS
+from solo_ext.training.records import PACKAGES, package_version
+
+_EXTRAS = {
+    "faiss": ("faiss", "faster k-means on the CPU", "pip install 'solo-ext[faiss]'"),
+    "dali": (
+        "nvidia.dali",
+        "loading on the GPU",
+        "pip install 'solo-ext[dali-cuda12]' or 'solo-ext[dali-cuda13]', after your CUDA",
+    ),
+    "tensorboard": (
+        "tensorboard",
+        "loggers: [tensorboard]",
+        "pip install 'solo-ext[tensorboard]'",
+    ),
+    "wandb": ("wandb", "wandb.enabled: true", "pip install wandb"),
+}
+
+
+def diagnose() -> dict[str, Any]:
+    """Looks at the installation; a missing solo-learn is a finding, not an error."""
+    found: dict[str, Any] = {
+        "solo_ext": __version__,
+        "python": platform.python_version(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "host": _host(),
+        "devices": _devices(),
+        "extras": {},
+    }
+    for name, (module, purpose, remedy) in _EXTRAS.items():
+        there = _importable(module)
+        found["extras"][name] = {"installed": there, "for": purpose, "get": remedy}
+    return found
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """Prints the findings."""
+    console.print(f"solo_ext     {found['solo_ext']}, Python {found['python']}")
+    host = found["host"]
+    if "error" in host:
+        console.print(f"solo-learn   MISSING: {host['error']}", style="bold")
+    else:
+        console.print(
+            f"solo-learn   {host['generation']} (calls itself {host['version']}, fingerprint "
+            f"{host['fingerprint']}) in {host['path']}"
+        )
+        console.print(f"             mended: {', '.join(host['mends'])}")
+    versions = (f"{k} {v or 'MISSING'}" for k, v in found["packages"].items())
+    console.print(f"packages     {', '.join(versions)}")
+    devices = found["devices"]
+    gpus = ", ".join(devices["gpus"]) or "none found; training runs on the CPU"
+    console.print(f"GPU          {gpus}; torch built for CUDA {devices['cuda_build']}")
+    for name, extra in found["extras"].items():
+        state = "installed" if extra["installed"] else f"not installed: {extra['get']}"
+        console.print(f"{name:<12} {state} ({extra['for']})")
+
+
+def _host() -> dict[str, Any]:
+    try:
+        info = detect()
+        load()
+    except UserError as error:
+        return {"error": str(error)}
+    return {
+        "generation": info.generation,
+        "version": info.version,
+        "fingerprint": info.fingerprint,
+        "path": str(info.path),
+        "mends": [m.name for m in MENDS.values() if m.undo],
+    }
+
+
+def _devices() -> dict[str, Any]:
+    import torch
+
+    return {
+        "cuda_build": torch.version.cuda,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def _importable(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

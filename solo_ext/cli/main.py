@@ -1,0 +1,105 @@
+"""Entry point: parses the command line; what a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from solo_ext import __version__
+from solo_ext.errors import UserError, nearest
+
+USER_MISTAKE = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a mistake, with the nearest valid word."""
+
+    def error(self, message: str) -> NoReturn:
+        words = [o for a in self._actions for o in a.option_strings]
+        for word in message.split():
+            if message.startswith("unrecognized arguments") and word.startswith("--"):
+                message = f"unknown option {word!r}; {nearest(word, words)}"
+                break
+        if "invalid choice" in message:
+            given = message.partition("invalid choice: '")[2].partition("'")[0]
+            names = [str(c) for a in self._actions if a.choices for c in a.choices]
+            message = f"unknown {self._what()} {given!r}; {nearest(given, names)}"
+        self.exit(USER_MISTAKE, f"{self.prog}: {message}\n")
+
+    def _what(self) -> str:
+        return "command" if self.prog == "solo-ext" else "protocol"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command."""
+    parser = _Parser(
+        prog="solo-ext",
+        description="Self-supervised methods that solo-learn lacks, by name in its configs.",
+        epilog="Exit codes: 0 done, 1 failure, 2 a mistake in config or command line.",
+    )
+    parser.add_argument("--version", action="version", version=f"solo-ext {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    demo = commands.add_parser("demo", help="pretrain and evaluate on digits; writes a report")
+    demo.add_argument("--out", default="solo-ext-demo", help="folder of runs and report")
+    demo.add_argument("--epochs", type=_positive, default=None, help="epochs of each method")
+    demo.add_argument("--json", action="store_true", help="print one JSON document")
+
+    for name, text in (
+        ("methods", "methods that a config can name"),
+        ("losses", "losses of the plugin"),
+        ("doctor", "which solo-learn, versions, devices; what is missing and how to get it"),
+    ):
+        listing = commands.add_parser(name, help=text)
+        listing.add_argument("--json", action="store_true", help="print one JSON document")
+
+    pretrain = commands.add_parser("pretrain", help="pretrain a method")
+    source = pretrain.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config-name", help="<dataset>/<method>, or a file in --config-path")
+    source.add_argument("--resume", metavar="RUN_DIR", help="go on with a run")
+    pretrain.add_argument("--config-path", help="folder of your own configs")
+    pretrain.add_argument("--run-dir", help="where to write; continued if it holds this run")
+    pretrain.add_argument("--json", action="store_true", help="print one JSON document")
+    pretrain.add_argument("overrides", nargs="*", metavar="key=value")
+
+    evaluate = commands.add_parser("eval", help="evaluate a run directory or a checkpoint")
+    evaluate.add_argument("protocol", choices=("knn", "linear"), metavar="knn|linear")
+    evaluate.add_argument("run", metavar="RUN_DIR")
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value")
+    evaluate.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Returns:
+        The exit code: 0, or 2 for a user's mistake. A failure raises, which exits with 1.
+    """
+    # Spinning OpenMP threads make two busy cores ten times slower; read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    args = build_parser().parse_args(argv)
+    try:
+        from solo_ext.cli import commands
+
+        return commands.run(args)
+    except UserError as error:
+        print(f"solo-ext: {' '.join(str(error).split())}", file=sys.stderr)
+        return USER_MISTAKE
+    except KeyboardInterrupt:
+        print("solo-ext: interrupted; resume with --resume", file=sys.stderr)
+        return 130
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

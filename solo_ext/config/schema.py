@@ -1,0 +1,198 @@
+"""Every key that a config may hold, on both generations: solo-learn main's, and a few of ours."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt, Le, MinLen
+from pydantic import BaseModel, ConfigDict, Field
+
+from solo_ext.config.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
+
+DATASETS = ("cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom")
+Free = dict[str, Any]
+
+
+class Section(BaseModel):
+    """A mapping whose keys are all known and whose values are of the type YAML gave them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Backbone(Section):
+    """``backbone``: solo-learn's own name, or ``timm/<model>``; its constructor's arguments."""
+
+    name: str
+    kwargs: Free = {}
+
+
+class Data(Section):
+    """``data``: where the images are. ``num_*`` are filled in, not written by hand."""
+
+    dataset: Literal["cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom"]
+    train_path: str
+    val_path: str | None = None
+    format: Literal["image_folder", "h5", "dali"] = "image_folder"
+    num_workers: NonNegativeInt = 4
+    no_labels: bool = False
+    fraction: Literal[-1] | Annotated[float, Gt(0), Le(1)] = -1
+    num_classes: PositiveInt | None = None
+    num_large_crops: NonNegativeInt | None = None
+    num_small_crops: NonNegativeInt | None = None
+
+
+class RandomResizedCrop(Section):
+    """``rrc``: area of the crop, as a share of the image."""
+
+    enabled: bool = True
+    crop_min_scale: Annotated[float, Gt(0), Le(1)] = 0.08
+    crop_max_scale: Annotated[float, Gt(0), Le(1)] = 1.0
+
+
+class ColorJitter(Section):
+    """``color_jitter``: torchvision's strengths."""
+
+    prob: Probability = 0.0
+    brightness: NonNegativeFloat = 0.0
+    contrast: NonNegativeFloat = 0.0
+    saturation: NonNegativeFloat = 0.0
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+
+
+class Chance(Section):
+    """A transform that is applied with a probability."""
+
+    prob: Probability = 0.0
+
+
+class Augmentation(Section):
+    """One entry of ``augmentations``: a pipeline and how many crops it gives."""
+
+    rrc: RandomResizedCrop = RandomResizedCrop()
+    color_jitter: ColorJitter = ColorJitter()
+    grayscale: Chance = Chance()
+    gaussian_blur: Chance = Chance()
+    solarization: Chance = Chance()
+    equalization: Chance = Chance()
+    horizontal_flip: Chance = Chance()
+    crop_size: PositiveInt
+    num_crops: PositiveInt
+    mean: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
+    std: Annotated[list[PositiveFloat], Field(min_length=3, max_length=3)] | None = None
+
+
+class Optimizer(Section):
+    """``optimizer``: ``lr`` and ``classifier_lr`` are for batch 256 and scaled by batch / 256."""
+
+    name: Literal["sgd", "lars", "adam", "adamw"]
+    batch_size: PositiveInt
+    lr: PositiveFloat
+    weight_decay: NonNegativeFloat = 0.0
+    classifier_lr: PositiveFloat = 0.1
+    exclude_bias_n_norm_wd: bool = False
+    kwargs: Free = {}
+
+
+class Scheduler(Section):
+    """``scheduler``: warm-up and cosine decay, milestones, or a constant rate."""
+
+    name: Literal["warmup_cosine", "step", "none"]
+    lr_decay_steps: list[PositiveInt] | None = None
+    min_lr: NonNegativeFloat = 0.0
+    warmup_start_lr: NonNegativeFloat = 3e-5
+    warmup_epochs: NonNegativeFloat = 10
+    interval: Literal["step", "epoch"] = "step"
+
+
+class Momentum(Section):
+    """``momentum``: exponential moving average of methods with a momentum backbone."""
+
+    base_tau: Probability = 0.99
+    final_tau: Probability = 1.0
+    classifier: bool = False
+
+
+class Checkpoint(Section):
+    """``checkpoint``: ``every_n_steps`` also saves within the epoch, 0 does not."""
+
+    enabled: bool = True
+    dir: str = "trained_models"
+    frequency: PositiveInt = 1
+    keep_prev: bool = False
+    every_n_steps: NonNegativeInt = 0
+
+
+class AutoResume(Section):
+    """``auto_resume``: go on with the unfinished run of the same config."""
+
+    enabled: bool = False
+    max_hours: PositiveFloat = 36
+
+
+class KNNEval(Section):
+    """``knn_eval``: solo-learn's kNN on the augmented views of training, while training."""
+
+    enabled: bool = False
+    k: PositiveInt = 20
+    distance_func: Literal["cosine", "euclidean"] = "cosine"
+
+
+class OnlineEval(Section):
+    """``online_eval``: the protocols of ``solo-ext eval``, every n epochs; 0 is never."""
+
+    every_n_epochs: NonNegativeInt = 0
+    protocols: Annotated[list[Literal["knn", "linear"]], MinLen(1)] = ["knn"]
+
+
+class Performance(Section):
+    """``performance``."""
+
+    disable_channel_last: bool = False
+
+
+class Wandb(Section):
+    """``wandb``: Weights & Biases, off by default."""
+
+    enabled: bool = False
+    entity: str | None = None
+    project: str = "solo-learn"
+    offline: bool = False
+
+
+class Run(Section):
+    """A pretraining run. Every further key must be an argument of Lightning's ``Trainer``."""
+
+    name: str
+    method: str
+    backbone: Backbone
+    method_kwargs: Free = {}
+    momentum: Momentum | None = None
+    data: Data
+    augmentations: Annotated[list[Augmentation], MinLen(1)]
+    optimizer: Optimizer
+    scheduler: Scheduler
+    checkpoint: Checkpoint = Checkpoint()
+    auto_resume: AutoResume = AutoResume()
+    knn_eval: KNNEval = KNNEval()
+    online_eval: OnlineEval = OnlineEval()
+    performance: Performance = Performance()
+    wandb: Wandb = Wandb()
+    loggers: list[Literal["csv", "tensorboard"]] = ["csv"]
+    seed: NonNegativeInt = 5
+    max_epochs: PositiveInt
+    accumulate_grad_batches: PositiveInt = 1
+    num_nodes: PositiveInt = 1
+    devices: PositiveInt | str | Annotated[list[NonNegativeInt], MinLen(1)] = 1
+    accelerator: str = "auto"
+    strategy: str = "auto"
+    precision: str | int = "32-true"
+    resume_from_checkpoint: str | None = None
+    debug_augmentations: bool = False
+    dali: Free | None = None
+    auto_umap: Free | None = None

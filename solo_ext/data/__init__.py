@@ -1,0 +1,1 @@
+"""Data sets, augmentation and loading; reproducible for any number of workers."""

@@ -1,0 +1,60 @@
+"""scikit-learn's handwritten digits as a folder of real images."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from solo_ext.paths import data_root
+
+SIZE = 32
+TRAIN_PER_CLASS = 140
+"""Training images of each class, the first of it in the data set's order; the rest is ``val``."""
+
+
+def digits_folder(split: str, root: Path | None = None) -> Path:
+    """Folder of the digits, ``<split>/<class>/<number>.png``, written on first use.
+
+    The 1,797 images of 8 x 8 pixels (16 grey levels) come with scikit-learn (Alpaydin and
+    Kaynak, UCI 1998); they are scaled to 32 x 32 pixels.
+
+    Args:
+        split: ``train`` (140 images of each class) or ``val`` (the others, 397).
+        root: parent folder; :func:`solo_ext.paths.data_root` by default.
+
+    Raises:
+        ValueError: unknown split.
+    """
+    if split not in ("train", "val"):
+        raise ValueError(f"digits have the splits train and val, not {split!r}")
+    folder = (root or data_root()) / "digits"
+    if not (folder / split).is_dir():
+        _write(folder)
+    return folder / split
+
+
+def _write(folder: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Written aside and renamed, so that two processes or an interrupted one leave no half.
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".digits-"))
+    seen = np.zeros(10, dtype=int)
+    for number, (pixels, target) in enumerate(zip(bunch.images, bunch.target, strict=True)):
+        split = "train" if seen[target] < TRAIN_PER_CLASS else "val"
+        seen[target] += 1
+        place = scratch / split / str(target)
+        place.mkdir(parents=True, exist_ok=True)
+        grey = Image.fromarray(np.round(pixels * (255 / 16)).astype(np.uint8))
+        grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC).save(place / f"{number:04d}.png")
+    try:
+        os.replace(scratch, folder)
+    except OSError:
+        # Another process was first; its images are the same.
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,105 @@
+"""Loaders for pretraining and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from solo_ext.data.datasets import FixedViews, Images, TrainingViews
+from solo_ext.data.sampler import EpochSampler
+from solo_ext.data.transforms import eval_transform, pretrain_transform, statistics
+from solo_ext.errors import ConfigError
+
+
+class ResumableLoader(DataLoader[Any]):
+    """A training loader that knows its place and can be put there again.
+
+    Args:
+        dataset: the views.
+        sampler: the order.
+        batch_size: per process; the last, incomplete batch is dropped.
+        num_workers: worker processes; batches do not depend on it.
+    """
+
+    def __init__(
+        self, dataset: TrainingViews, sampler: EpochSampler, batch_size: int, num_workers: int
+    ) -> None:
+        self.order = sampler
+        self.served = 0
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,  # type: ignore[arg-type]
+            num_workers=num_workers,
+            drop_last=True,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=num_workers > 0,
+            # A loader without a generator of its own draws from the global one at each epoch.
+            generator=torch.Generator().manual_seed(sampler.seed),
+        )
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        assert self.batch_size is not None
+        epoch, first = self.order.epoch, self.order.start // self.batch_size
+        self.served = first
+        for batch in super().__iter__():
+            self.served += 1
+            yield batch
+        if self.order.epoch == epoch:
+            self.order.start = 0
+
+    def __len__(self) -> int:
+        assert self.batch_size is not None
+        return len(self.order) // self.batch_size
+
+    def state_dict(self) -> dict[str, int]:
+        """Place of the next batch: epoch, and batches of it already served."""
+        if self.served >= len(self):
+            return {"epoch": self.order.epoch + 1, "batches": 0}
+        return {"epoch": self.order.epoch, "batches": self.served}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Goes to a place that :meth:`state_dict` gave."""
+        assert self.batch_size is not None
+        self.order.epoch = state["epoch"]
+        self.order.start = state["batches"] * self.batch_size
+        self.served = state["batches"]
+
+
+def pretrain_loader(cfg: Mapping[str, Any], images: Images) -> ResumableLoader:
+    """The training loader of a config; batches are ``[indices, [crops], targets]``.
+
+    Raises:
+        ConfigError: the batch is larger than the data set.
+    """
+    batch_size = cfg["optimizer"]["batch_size"]
+    sampler = EpochSampler(len(images), cfg["seed"])
+    if batch_size > len(sampler):
+        raise ConfigError(
+            "optimizer.batch_size",
+            batch_size,
+            f"the training set has {len(sampler)} images per process",
+            "take a smaller batch",
+        )
+    views = TrainingViews(
+        images, pretrain_transform(cfg["data"]["dataset"], cfg["augmentations"]), cfg["seed"]
+    )
+    return ResumableLoader(views, sampler, batch_size, cfg["data"]["num_workers"])
+
+
+def fixed_loader(
+    cfg: Mapping[str, Any], images: Images, *, batch_size: int | None = None
+) -> DataLoader[Any]:
+    """Batches ``(images, targets)`` in order, each image once, at the size of pretraining."""
+    first = cfg["augmentations"][0]
+    transform = eval_transform(first["crop_size"], *statistics(cfg["data"]["dataset"], first))
+    return DataLoader(
+        FixedViews(images, transform),
+        batch_size=batch_size or cfg["optimizer"]["batch_size"],
+        num_workers=cfg["data"]["num_workers"],
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),
+    )

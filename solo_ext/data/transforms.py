@@ -1,0 +1,132 @@
+"""solo-learn's augmentation schema as torchvision transforms that draw from torch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image, ImageFilter, ImageOps
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor
+from torchvision import transforms as T
+
+Transform = Callable[[Image.Image], Tensor]
+Statistics = tuple[Sequence[float], Sequence[float]]
+
+STATISTICS: dict[str, Statistics] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "stl10": ((0.4914, 0.4823, 0.4466), (0.2470, 0.2430, 0.2610)),
+}
+"""Mean and standard deviation per channel; ImageNet's serve every other data set."""
+
+
+class GaussianBlur:
+    """Blurs with a radius drawn uniformly from ``sigma``, in pixels."""
+
+    def __init__(self, sigma: tuple[float, float] = (0.1, 2.0)) -> None:
+        self.sigma = sigma
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        radius = torch.empty(()).uniform_(*self.sigma).item()
+        return image.filter(ImageFilter.GaussianBlur(radius))
+
+
+class MultiCrop:
+    """All crops of one image, in the order of the config's ``augmentations``.
+
+    Args:
+        transforms: one transform per entry.
+        counts: how many crops each gives.
+    """
+
+    def __init__(self, transforms: Sequence[Transform], counts: Sequence[int]) -> None:
+        self.transforms, self.counts = list(transforms), list(counts)
+
+    def __call__(self, image: Image.Image) -> list[Tensor]:
+        return [
+            transform(image)
+            for transform, count in zip(self.transforms, self.counts, strict=True)
+            for _ in range(count)
+        ]
+
+
+def statistics(dataset: str, augmentation: Mapping[str, Any]) -> Statistics:
+    """Mean and standard deviation that pretraining and evaluation normalise with.
+
+    Args:
+        dataset: ``data.dataset``.
+        augmentation: an entry of ``augmentations``; its ``mean`` and ``std`` serve ``custom``.
+    """
+    if dataset in STATISTICS:
+        return STATISTICS[dataset]
+    mean = augmentation.get("mean") or IMAGENET_DEFAULT_MEAN
+    return mean, augmentation.get("std") or IMAGENET_DEFAULT_STD
+
+
+def pretrain_transform(dataset: str, augmentations: Sequence[Mapping[str, Any]]) -> MultiCrop:
+    """The transform of a config.
+
+    Args:
+        dataset: ``data.dataset``.
+        augmentations: the config's list of pipelines.
+    """
+    pipelines = [_pipeline(a, *statistics(dataset, a)) for a in augmentations]
+    return MultiCrop(pipelines, [a["num_crops"] for a in augmentations])
+
+
+def _pipeline(a: Mapping[str, Any], mean: Sequence[float], std: Sequence[float]) -> Transform:
+    size, bicubic = a["crop_size"], T.InterpolationMode.BICUBIC
+    rrc, jitter = a["rrc"], a["color_jitter"]
+    if rrc["enabled"]:
+        scale = (rrc["crop_min_scale"], rrc["crop_max_scale"])
+        steps: list[Any] = [T.RandomResizedCrop(size, scale=scale, interpolation=bicubic)]
+    else:
+        steps = [T.Resize(size, interpolation=bicubic), T.CenterCrop(size)]
+    if jitter["prob"]:
+        strengths = [jitter[k] for k in ("brightness", "contrast", "saturation", "hue")]
+        steps.append(T.RandomApply([T.ColorJitter(*strengths)], p=jitter["prob"]))
+    if a["grayscale"]["prob"]:
+        steps.append(T.RandomGrayscale(p=a["grayscale"]["prob"]))
+    for name, transform in (
+        ("gaussian_blur", GaussianBlur()),
+        ("solarization", ImageOps.solarize),
+        ("equalization", ImageOps.equalize),
+    ):
+        if a[name]["prob"]:
+            steps.append(T.RandomApply([transform], p=a[name]["prob"]))
+    if a["horizontal_flip"]["prob"]:
+        steps.append(T.RandomHorizontalFlip(p=a["horizontal_flip"]["prob"]))
+    return T.Compose([*steps, T.ToTensor(), T.Normalize(mean, std)])  # type: ignore[no-any-return]
+
+
+def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Transform:
+    """One fixed view per image, as large as pretraining saw it.
+
+    Images whose sides are ``size`` already are left alone; others are scaled so that a centre
+    crop of ``size`` keeps 7/8 of the shorter side, as is usual for 256 and 224. Images smaller
+    than ``size`` are scaled up to it.
+
+    Args:
+        size: side of the large crops in pixels.
+        mean: per channel.
+        std: per channel.
+    """
+    return T.Compose(  # type: ignore[no-any-return]
+        [FixedView(size), T.ToTensor(), T.Normalize(mean, std)]
+    )
+
+
+class FixedView:
+    """The geometry of :func:`eval_transform`, PIL image to PIL image."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        if image.size == (self.size, self.size):
+            return image
+        shorter = self.size if min(image.size) <= self.size else round(self.size * 8 / 7)
+        resized = T.functional.resize(image, shorter, T.InterpolationMode.BICUBIC)
+        return T.functional.center_crop(resized, [self.size])  # type: ignore[no-any-return]

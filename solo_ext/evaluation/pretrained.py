@@ -1,0 +1,171 @@
+"""Frozen backbones out of run directories, checkpoint folders and checkpoints of either host."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from solo_ext import host
+from solo_ext.errors import UserError
+from solo_ext.host.backbones import build_backbone
+
+ARGS = "args.json"
+_PREFIXES = ("backbone.", "encoder.")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A backbone and the config it was trained with.
+
+    Attributes:
+        backbone: on the CPU, weights loaded without a missing or unexpected key.
+        features_dim: D of its features.
+        cfg: solo-learn main's config as a plain mapping.
+        checkpoint: the file.
+        epoch: epochs trained.
+        digest: first 16 hex digits of the file's SHA-256.
+    """
+
+    backbone: nn.Module
+    features_dim: int
+    cfg: dict[str, Any]
+    checkpoint: Path
+    epoch: int
+    digest: str
+
+
+def load_pretrained(path: Path) -> Pretrained:
+    """Loads the backbone of a run.
+
+    Args:
+        path: a run directory of ``solo-ext pretrain``, a checkpoint folder of solo-learn (main or
+            1.0.2), or a ``.ckpt`` file in one of these.
+
+    Raises:
+        UserError: there is no checkpoint or no ``args.json``, or they do not fit together.
+        HostError: solo-learn is missing.
+    """
+    checkpoint = _checkpoint_in(path)
+    cfg = _config_of(checkpoint)
+    state = _state_of(checkpoint)
+    loaded = host.load()
+    backbone, features_dim = build_backbone(
+        loaded.backbones,
+        cfg["backbone"]["name"],
+        cfg["backbone"].get("kwargs") or {},
+        method=cfg.get("method"),
+        dataset=cfg["data"]["dataset"],
+    )
+    weights = _backbone_weights(state["state_dict"], checkpoint)
+    missing, unexpected = backbone.load_state_dict(weights, strict=False)
+    if missing or unexpected:
+        raise UserError(
+            f"checkpoint {str(checkpoint)!r} does not fit backbone {cfg['backbone']['name']!r}: "
+            f"missing {missing[:3] or 'nothing'}, unexpected {unexpected[:3] or 'nothing'}; is "
+            f"{ARGS} of another run?"
+        )
+    epoch = int(state.get("epoch", -1)) + 1
+    return Pretrained(backbone, features_dim, cfg, checkpoint, epoch, file_digest(checkpoint))
+
+
+def file_digest(path: Path) -> str:
+    """First 16 hex digits of a file's SHA-256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _checkpoint_in(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise UserError(f"{str(path)!r}: no such run directory or checkpoint")
+    # Upstream removes older checkpoints, or is told to keep them: the newest is meant.
+    found = sorted(path.glob("*.ckpt"), key=lambda p: (p.stat().st_mtime_ns, p.name))
+    if not found:
+        raise UserError(
+            f"{str(path)!r} is no run directory: no .ckpt file in it; give a folder that "
+            "`solo-ext pretrain` or solo-learn wrote"
+        )
+    return found[-1]
+
+
+def _config_of(checkpoint: Path) -> dict[str, Any]:
+    file = checkpoint.parent / ARGS
+    if not file.is_file():
+        raise UserError(f"no {ARGS} beside {str(checkpoint)!r}; it says which backbone this is")
+    try:
+        args = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise UserError(f"{str(file)!r} is not JSON: {error}") from None
+    if isinstance(args, dict) and isinstance(args.get("backbone"), dict):
+        return args
+    if isinstance(args, dict) and "encoder" in args:
+        return _from_release(args)
+    raise UserError(f"{str(file)!r} names no backbone; it is of no solo-learn run")
+
+
+def _from_release(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat arguments of 1.0.2 as far as evaluation needs them."""
+    kwargs = dict(args.get("backbone_args") or {})
+    cifar = kwargs.pop("cifar", False)
+    if "swin" in args["encoder"] and cifar:
+        kwargs["window_size"] = 4
+    transform = args.get("transform_kwargs") or {}
+    first = transform[0] if isinstance(transform, list) else transform
+    folder = args.get("data_dir") or "."
+
+    def joined(name: str) -> str | None:
+        return str(Path(folder) / args[name]) if args.get(name) else None
+
+    named = args["dataset"] in ("cifar10", "cifar100", "stl10")
+    return {
+        "name": args.get("name"),
+        "method": args.get("method"),
+        "backbone": {"name": args["encoder"], "kwargs": kwargs},
+        "data": {
+            "dataset": args["dataset"],
+            "train_path": folder if named else joined("train_dir"),
+            "val_path": folder if named else joined("val_dir"),
+            "format": "image_folder",
+            "num_workers": args.get("num_workers", 4),
+            "no_labels": bool(args.get("no_labels", False)),
+            "fraction": -1,
+        },
+        "augmentations": [
+            {
+                "crop_size": first.get("crop_size", 224),
+                "num_crops": 2,
+                "mean": first.get("mean"),
+                "std": first.get("std"),
+            }
+        ],
+        "optimizer": {"batch_size": args.get("batch_size", 128)},
+        "performance": {"disable_channel_last": True},
+    }
+
+
+def _state_of(checkpoint: Path) -> dict[str, Any]:
+    try:
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UserError(
+            f"checkpoint {str(checkpoint)!r} cannot be read: {str(error).splitlines()[0]}"
+        ) from error
+    if not isinstance(state, dict) or "state_dict" not in state:
+        raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint: it has no state_dict")
+    return state
+
+
+def _backbone_weights(state_dict: Mapping[str, Tensor], checkpoint: Path) -> dict[str, Tensor]:
+    for prefix in _PREFIXES:
+        found = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+        if found:
+            return found
+    raise UserError(f"{str(checkpoint)!r} holds no backbone: no key starts with {_PREFIXES}")

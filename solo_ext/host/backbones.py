@@ -1,0 +1,160 @@
+"""Any timm model as a backbone, ``timm/<model>``, beside the host's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import timm
+from torch import nn
+
+from solo_ext.errors import ConfigError, nearest
+
+PREFIX = "timm/"
+SMALL_SIDE = 64
+"""Images of at most this side count as small: a stem that downsamples fourfold wastes them."""
+
+
+class BackboneTable(dict[str, Callable[..., nn.Module]]):
+    """The host's table of backbones, answering for every timm model too.
+
+    solo-learn main asserts membership before it looks up; its constructors take the name of the
+    method first, then the keyword arguments of ``backbone.kwargs``.
+    """
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and is_timm(name))
+
+    def __missing__(self, name: str) -> Callable[..., nn.Module]:
+        if not is_timm(name):
+            raise unknown_backbone(name, self)
+        return partial(_create, name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+
+def is_timm(name: str) -> bool:
+    """Whether ``name`` is ``timm/`` and a model that timm can build (tags are allowed)."""
+    return name.startswith(PREFIX) and timm.is_model(name.removeprefix(PREFIX))
+
+
+def unknown_backbone(name: str, own: Iterable[str]) -> ConfigError:
+    """The error for a name that is neither the host's nor timm's."""
+    if name.startswith(PREFIX):
+        models = [PREFIX + model for model in timm.list_models()]
+        close = nearest(name, models, show=0).partition(" allowed:")[0].removeprefix("allowed:")
+        remedy = f"{close} see timm.list_models()".strip()
+    elif timm.is_model(name):
+        remedy = f"did you mean {PREFIX + name!r}?"
+    else:
+        remedy = f"{nearest(name, own, show=30)}, timm/<model>"
+    return ConfigError("backbone.name", name, "unknown backbone", remedy)
+
+
+def small_image_kwargs(name: str, kwargs: Mapping[str, Any], image_size: int) -> dict[str, Any]:
+    """Completes a timm model's arguments for small images, leaving what is given.
+
+    Convolutional models get ``small_stem: true``; models that cut the image into patches get
+    ``img_size`` and a patch an eighth of it.
+
+    Args:
+        name: ``timm/<model>``; other names are returned as they are.
+        kwargs: ``backbone.kwargs``.
+        image_size: side of the large crops, in pixels.
+    """
+    done = dict(kwargs)
+    if not is_timm(name) or image_size > SMALL_SIDE:
+        return done
+    if "patch_embed" in str(_first_conv(name)):
+        done.setdefault("img_size", image_size)
+        done.setdefault("patch_size", max(2, image_size // 8))
+    else:
+        done.setdefault("small_stem", True)
+    return done
+
+
+def build_backbone(
+    table: Mapping[str, Callable[..., nn.Module]],
+    name: str,
+    kwargs: Mapping[str, Any],
+    *,
+    method: str | None,
+    dataset: str,
+) -> tuple[nn.Module, int]:
+    """Builds a backbone without classifier as solo-learn's methods do.
+
+    Args:
+        table: constructors by name.
+        name: solo-learn's name or ``timm/<model>``.
+        kwargs: arguments of the constructor.
+        method: name of the method; main's vision transformers depend on it.
+        dataset: ``cifar10`` and ``cifar100`` give solo-learn's own ResNets a 3 x 3 stem.
+
+    Returns:
+        The backbone and the size of its features.
+
+    Raises:
+        ConfigError: unknown backbone, or arguments that it does not take.
+    """
+    if name not in table:
+        raise unknown_backbone(name, table)
+    try:
+        backbone = table[name](method, **kwargs)
+    except TypeError as error:
+        raise ConfigError("backbone.kwargs", dict(kwargs), str(error), f"see {name}") from error
+    if name.startswith("resnet"):
+        features = int(backbone.inplanes)  # type: ignore[arg-type]
+        backbone.fc = nn.Identity()
+        if dataset in ("cifar10", "cifar100"):
+            backbone.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=2, bias=False)
+            backbone.maxpool = nn.Identity()
+    else:
+        features = int(backbone.num_features)  # type: ignore[arg-type]
+    return backbone, features
+
+
+def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Module:
+    name = full_name.removeprefix(PREFIX)
+    small = bool(kwargs.pop("small_stem", False))
+    arguments: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in dict(kwargs).items()
+    }
+    arguments.setdefault("num_classes", 0)
+    try:
+        model = timm.create_model(name, **arguments)
+    except TypeError as error:
+        raise ConfigError("backbone.kwargs", arguments, str(error), f"see timm's {name}") from error
+    if small:
+        _small_stem(model, name)
+    return model
+
+
+def _first_conv(full_name: str) -> str | None:
+    config = timm.get_pretrained_cfg(full_name.removeprefix(PREFIX), allow_unregistered=True)
+    found = getattr(config, "first_conv", None)
+    return found[0] if isinstance(found, tuple | list) else found
+
+
+def _small_stem(model: nn.Module, name: str) -> None:
+    """First convolution 3 x 3 at stride 1, no max-pool: the usual stem for CIFAR."""
+    path = getattr(model, "default_cfg", {}).get("first_conv")
+    path = path[0] if isinstance(path, tuple | list) else path
+    if not path or "patch_embed" in path:
+        raise ConfigError(
+            "backbone.kwargs.small_stem",
+            True,
+            f"timm's {name} cuts images into patches",
+            "set img_size and patch_size instead",
+        )
+    parent = model.get_submodule(path.rpartition(".")[0])
+    old = model.get_submodule(path)
+    assert isinstance(old, nn.Conv2d)
+    new = nn.Conv2d(
+        old.in_channels, old.out_channels, 3, stride=1, padding=1, bias=old.bias is not None
+    )
+    nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
+    setattr(parent, path.rpartition(".")[2], new)
+    if hasattr(model, "maxpool"):
+        model.maxpool = nn.Identity()

@@ -1,0 +1,159 @@
+"""Optimisers and learning-rate schedules of both generations, from timm and torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from timm.optim.lars import Lars
+from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
+
+from solo_ext.errors import ConfigError, nearest
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "lars": Lars,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+Group = dict[str, Any]
+
+
+def configure_optimizers(module: Any) -> Any:
+    """``configure_optimizers`` of solo-learn main, for a method of either generation.
+
+    What is other than upstream's: parameters with ``static_lr`` keep their rate through a
+    schedule of plain numbers, so that the checkpoint can be loaded; LARS is timm's, which runs
+    Lightning's closure before it scales gradients; the warm-up is taken in closed form.
+
+    Args:
+        module: a method: ``learnable_params``, ``optimizer``, ``lr``, ``scheduler`` and so on.
+
+    Returns:
+        An optimiser, or one and its schedule as Lightning takes them.
+
+    Raises:
+        ConfigError: an optimiser or schedule that does not exist.
+    """
+    groups = [dict(group, params=list(group["params"])) for group in module.learnable_params]
+    if module.exclude_bias_n_norm_wd:
+        groups = split_by_dimension(groups, weight_decay=0.0)
+    if module.optimizer not in OPTIMIZERS:
+        raise ConfigError(
+            "optimizer.name", module.optimizer, "unknown", nearest(module.optimizer, OPTIMIZERS)
+        )
+    kwargs = dict(module.extra_optimizer_args)
+    if module.optimizer == "lars":
+        groups, kwargs = _lars_arguments(groups, kwargs)
+    static = [bool(group.pop("static_lr", False)) for group in groups]
+    optimizer = OPTIMIZERS[module.optimizer](
+        groups,
+        lr=module.lr,  # type: ignore[call-arg]
+        weight_decay=module.weight_decay,
+        **kwargs,
+    )
+    # Upstream gives every static group the base rate, whatever the group's own.
+    for group, fixed in zip(optimizer.param_groups, static, strict=True):
+        if fixed:
+            group["lr"] = module.lr
+    if module.scheduler == "none":
+        return optimizer
+    return [optimizer], [_schedule(module, optimizer, static)]
+
+
+def split_by_dimension(groups: Iterable[Group], **vectors: Any) -> list[Group]:
+    """Parts each group into matrices and vectors (biases, norms); ``vectors`` updates the latter."""
+    out: list[Group] = []
+    for group in groups:
+        matrices = [p for p in group["params"] if p.ndim > 1]
+        rest = [p for p in group["params"] if p.ndim <= 1]
+        if matrices:
+            out.append({**group, "params": matrices})
+        if rest:
+            name = {"name": f"{group['name']}_no_decay"} if "name" in group else {}
+            out.append({**group, **name, **vectors, "params": rest})
+    return out
+
+
+def _lars_arguments(groups: list[Group], kwargs: dict[str, Any]) -> tuple[list[Group], Group]:
+    """solo-learn's names for LARS in timm's: excluded vectors get neither decay nor adaptation."""
+    kwargs = {"momentum": 0.9, **kwargs}
+    kwargs["trust_coeff"] = kwargs.pop("eta", 1e-3)
+    kwargs["trust_clip"] = kwargs.pop("clip_lr", False)
+    if kwargs.pop("exclude_bias_n_norm", False):
+        groups = split_by_dimension(groups, weight_decay=0.0, always_adapt=False)
+    return [{"always_adapt": True, **group} for group in groups], kwargs
+
+
+def _schedule(module: Any, optimizer: torch.optim.Optimizer, static: list[bool]) -> Any:
+    per_step = module.scheduler_interval == "step"
+    if module.scheduler == "warmup_cosine":
+        total = module.trainer.estimated_stepping_batches if per_step else module.max_epochs
+        warmup = module.warmup_epochs * total / module.max_epochs
+        rate: Callable[[int, float], float] = partial(
+            warmup_cosine,
+            warmup=warmup,
+            total=total,
+            start=module.warmup_start_lr,
+            end=module.min_lr,
+        )
+        factors = [
+            _constant if fixed else _factor(rate, group["lr"])
+            for group, fixed in zip(optimizer.param_groups, static, strict=True)
+        ]
+        scheduler = LambdaLR(optimizer, factors)
+        return {"scheduler": scheduler, "interval": module.scheduler_interval, "frequency": 1}
+    if module.scheduler == "step":
+        if not module.lr_decay_steps:
+            raise ConfigError(
+                "scheduler.lr_decay_steps",
+                module.lr_decay_steps,
+                "scheduler.name=step needs the epochs at which the rate decays",
+                "give a list such as [60, 80]",
+            )
+        if not any(static):
+            return MultiStepLR(optimizer, list(module.lr_decay_steps))
+        milestones = sorted(module.lr_decay_steps)
+        return LambdaLR(
+            optimizer, [_constant if fixed else partial(_decayed, milestones) for fixed in static]
+        )
+    raise ConfigError(
+        "scheduler.name",
+        module.scheduler,
+        "unknown",
+        nearest(str(module.scheduler), ["warmup_cosine", "step", "none"]),
+    )
+
+
+def warmup_cosine(
+    step: int, base: float, *, warmup: float, total: float, start: float, end: float
+) -> float:
+    """Learning rate after ``step`` steps: linear warm-up to ``base``, then half a cosine.
+
+    Args:
+        step: steps (or epochs) done, 0 or more.
+        base: rate at the end of the warm-up.
+        warmup: length of the warm-up; 0 is none.
+        total: length of the whole schedule.
+        start: rate at step 0 of the warm-up.
+        end: rate at the end of the schedule.
+    """
+    if step < warmup:
+        return start + step * (base - start) / max(warmup - 1, 1)
+    progress = (step - warmup) / max(total - warmup, 1)
+    return end + 0.5 * (base - end) * (1 + math.cos(math.pi * progress))
+
+
+def _factor(rate: Callable[[int, float], float], base: float) -> Callable[[int], float]:
+    return lambda step: rate(step, base) / base
+
+
+def _constant(step: int) -> float:
+    return 1.0
+
+
+def _decayed(milestones: list[int], step: int) -> float:
+    return float(0.1 ** sum(step >= m for m in milestones))

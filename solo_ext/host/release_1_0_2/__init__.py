@@ -1,0 +1,40 @@
+"""solo-learn 1.0.2 on a current stack, behind the interface of its main branch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from solo_ext.host.release_1_0_2.aliases import legacy_imports
+
+
+def load() -> ModuleType:
+    """Imports ``solo`` with its base class replaced and its built-ins taking main's config.
+
+    Returns:
+        The module ``solo``; ``solo.methods.METHODS`` holds the adapted classes.
+    """
+    from solo_ext.host.release_1_0_2 import base, momentum
+
+    replacement: Any = ModuleType("solo.methods.base")
+    replacement.BaseMethod = base.BaseMethod
+    replacement.BaseMomentumMethod = momentum.BaseMomentumMethod
+    # Whoever imported solo before us got a half-made package; start afresh.
+    for name in [n for n in sys.modules if n == "solo" or n.startswith("solo.")]:
+        del sys.modules[name]
+    sys.modules["solo.methods.base"] = replacement
+    with legacy_imports():
+        solo = importlib.import_module("solo")
+    solo.methods.base = replacement
+
+    from solo_ext.host.release_1_0_2.natives import Whitening2d, natives
+
+    for name in ("solo.utils.whitening", "solo.methods.wmse"):
+        sys.modules[name].Whitening2d = Whitening2d  # type: ignore[attr-defined]
+    made = natives(solo.methods.METHODS)
+    solo.methods.METHODS.update(made)
+    for own in made.values():
+        setattr(solo.methods, own.__name__, own)
+    return solo

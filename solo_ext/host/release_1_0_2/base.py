@@ -1,0 +1,236 @@
+"""The base class of methods for solo-learn 1.0.2, with the interface of its main branch.
+
+It stands in for the release's own ``solo.methods.base``, whose constructor, hooks and imports
+belong to pytorch-lightning 1.4. The release's built-in methods inherit from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from solo_ext.host.accuracy import accuracy_at_k
+from solo_ext.host.backbones import BackboneTable, build_backbone
+from solo_ext.host.optim import configure_optimizers
+from solo_ext.modules.knn import OnlineKNN
+
+DEFAULTS: dict[str, Any] = {
+    "backbone": {"kwargs": {}},
+    "optimizer": {"exclude_bias_n_norm_wd": False, "kwargs": {}},
+    "accumulate_grad_batches": 1,
+    "scheduler": {
+        "lr_decay_steps": None,
+        "min_lr": 0.0,
+        "warmup_start_lr": 3e-5,
+        "warmup_epochs": 10,
+        "interval": "step",
+    },
+    "knn_eval": {"enabled": False, "k": 20, "distance_func": "euclidean"},
+    "performance": {"disable_channel_last": False},
+    "method_kwargs": {},
+}
+
+
+def fill(cfg: DictConfig, defaults: dict[str, Any]) -> DictConfig:
+    """Adds the defaults that ``cfg`` lacks, in place, at any depth."""
+    OmegaConf.set_struct(cfg, False)
+    for key, value in defaults.items():
+        if isinstance(value, dict) and OmegaConf.select(cfg, key) is not None:
+            fill(cfg[key], value)
+        elif OmegaConf.select(cfg, key) is None and (value is not None or key not in cfg):
+            cfg[key] = value
+    return cfg
+
+
+class BaseMethod(pl.LightningModule):
+    """Backbone, online classifier, optimiser and the shared part of the steps.
+
+    Args:
+        cfg: solo-learn main's config.
+    """
+
+    _BACKBONES = BackboneTable()
+
+    def __init__(self, cfg: DictConfig, **_: Any) -> None:
+        super().__init__()
+        cfg = self.add_and_assert_specific_cfg(cfg)
+        self.cfg = cfg
+        self.backbone_args = dict(cfg.backbone.kwargs)
+        self.backbone_name: str = cfg.backbone.name
+        self.backbone, self.features_dim = self._new_backbone()
+        self.num_classes: int = cfg.data.num_classes
+        self.classifier = nn.Linear(self.features_dim, self.num_classes)
+
+        self.max_epochs: int = cfg.max_epochs
+        self.accumulate_grad_batches: int = cfg.accumulate_grad_batches
+        self.optimizer: str = cfg.optimizer.name
+        self.batch_size: int = cfg.optimizer.batch_size
+        self.weight_decay: float = cfg.optimizer.weight_decay
+        self.extra_optimizer_args = dict(cfg.optimizer.kwargs)
+        self.exclude_bias_n_norm_wd: bool = cfg.optimizer.exclude_bias_n_norm_wd
+        self.scheduler: str = cfg.scheduler.name
+        self.lr_decay_steps = cfg.scheduler.lr_decay_steps
+        self.warmup_epochs: float = cfg.scheduler.warmup_epochs
+        self.scheduler_interval: str = cfg.scheduler.interval
+        # Rates follow the effective batch, as in main.
+        scale = self.accumulate_grad_batches or 1
+        self.lr: float = cfg.optimizer.lr * scale
+        self.classifier_lr: float = cfg.optimizer.classifier_lr * scale
+        self.min_lr: float = cfg.scheduler.min_lr * scale
+        self.warmup_start_lr: float = cfg.scheduler.warmup_start_lr * scale
+
+        self.num_large_crops: int = cfg.data.num_large_crops
+        self.num_small_crops: int = cfg.data.num_small_crops
+        self.num_crops = self.num_large_crops + self.num_small_crops
+        self.multicrop = self.num_small_crops != 0
+        self.knn_eval: bool = cfg.knn_eval.enabled
+        self.knn_k: int = cfg.knn_eval.k
+        if self.knn_eval:
+            self.knn = OnlineKNN(k=self.knn_k, distance_fx=cfg.knn_eval.distance_func)
+        self.no_channel_last: bool = cfg.performance.disable_channel_last
+        self.validation_step_outputs: list[dict[str, Any]] = []
+
+    def _new_backbone(self) -> tuple[nn.Module, int]:
+        return build_backbone(
+            self._BACKBONES,
+            self.backbone_name,
+            self.backbone_args,
+            method=self.cfg.method,
+            dataset=self.cfg.data.dataset,
+        )
+
+    @staticmethod
+    def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
+        """Fills in main's defaults; methods extend it with their own."""
+        return fill(cfg, DEFAULTS)
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The release's name of the backbone."""
+        return self.backbone
+
+    @property
+    def learnable_params(self) -> list[dict[str, Any]]:
+        """Parameter groups of the backbone and the online classifier."""
+        return [
+            {"name": "backbone", "params": self.backbone.parameters()},
+            {
+                "name": "classifier",
+                "params": self.classifier.parameters(),
+                "lr": self.classifier_lr,
+                "weight_decay": 0,
+            },
+        ]
+
+    def configure_optimizers(self) -> Any:
+        """Optimiser and schedule of the config."""
+        return configure_optimizers(self)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        """Frees gradients instead of filling them with zeros."""
+        optimizer.zero_grad(set_to_none=True)
+
+    def _in_memory_format(self, X: Tensor) -> Tensor:
+        return X if self.no_channel_last else X.to(memory_format=torch.channels_last)
+
+    def forward(self, X: Tensor) -> dict[str, Any]:
+        """Features ``feats`` (N, D) and the classifier's ``logits`` (N, C) of them, detached."""
+        feats = self.backbone(self._in_memory_format(X))
+        return {"logits": self.classifier(feats.detach()), "feats": feats}
+
+    def multicrop_forward(self, X: Tensor) -> dict[str, Any]:
+        """Features of a small crop."""
+        return {"feats": self.backbone(self._in_memory_format(X))}
+
+    def _with_class_metrics(self, out: dict[str, Any], targets: Tensor) -> dict[str, Any]:
+        loss = F.cross_entropy(out["logits"], targets, ignore_index=-1)
+        acc1, acc5 = accuracy_at_k(out["logits"], targets)
+        return {**out, "loss": loss, "acc1": acc1, "acc5": acc5}
+
+    def base_training_step(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Forward pass, classification loss and accuracies of one large crop."""
+        return self._with_class_metrics(self(X), targets)
+
+    def base_validation_step(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
+        """As :meth:`base_training_step`, for validation."""
+        return self._with_class_metrics(self(X), targets)
+
+    def training_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Any]:
+        """Forwards all crops of ``[indices, [crops], targets]`` and trains the classifier.
+
+        Returns:
+            Outputs of :meth:`forward` as lists over crops, and the mean ``loss`` of the classifier.
+        """
+        _, crops, targets = batch
+        crops = [crops] if isinstance(crops, Tensor) else crops
+        if len(crops) != self.num_crops:
+            raise ValueError(
+                f"the batch has {len(crops)} crops, the config asks for {self.num_crops}"
+            )
+        large = [self.base_training_step(x, targets) for x in crops[: self.num_large_crops]]
+        outs: dict[str, Any] = {key: [out[key] for out in large] for key in large[0]}
+        for x in crops[self.num_large_crops :]:
+            for key, value in self.multicrop_forward(x).items():
+                outs.setdefault(key, []).append(value)
+        for key in ("loss", "acc1", "acc5"):
+            outs[key] = sum(outs[key]) / self.num_large_crops
+        self.log_dict(
+            {
+                "train_class_loss": outs["loss"],
+                "train_acc1": outs["acc1"],
+                "train_acc5": outs["acc5"],
+            },
+            on_epoch=True,
+            sync_dist=True,
+        )
+        if self.knn_eval:
+            labels = targets.repeat(self.num_large_crops)
+            feats = torch.cat(outs["feats"][: self.num_large_crops]).detach()
+            self.knn(train_features=feats, train_targets=labels)
+        return outs
+
+    def validation_step(
+        self,
+        batch: Sequence[Tensor],
+        batch_idx: int,
+        dataloader_idx: int | None = None,
+        update_validation_step_outputs: bool = True,
+    ) -> dict[str, Any]:
+        """Classifies one validation batch ``[X, targets]``."""
+        X, targets = batch
+        out = self.base_validation_step(X, targets)
+        if self.knn_eval and not self.trainer.sanity_checking:
+            self.knn(test_features=out["feats"].detach(), test_targets=targets)
+        metrics = {
+            "batch_size": targets.size(0),
+            "val_loss": out["loss"],
+            "val_acc1": out["acc1"],
+            "val_acc5": out["acc5"],
+        }
+        if update_validation_step_outputs:
+            self.validation_step_outputs.append(metrics)
+        return metrics
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs means over the validation images, whatever the size of the last batch."""
+        self.log_dict(self._validation_means("val_loss", "val_acc1", "val_acc5"), sync_dist=True)
+        if self.knn_eval and not self.trainer.sanity_checking:
+            acc1, acc5 = self.knn.compute()
+            self.log_dict({"val_knn_acc1": acc1, "val_knn_acc5": acc5}, sync_dist=True)
+        self.validation_step_outputs.clear()
+
+    def _validation_means(self, *names: str) -> dict[str, Tensor]:
+        outputs = self.validation_step_outputs
+        total = sum(out["batch_size"] for out in outputs)
+        return {
+            name: sum((out["batch_size"] * out[name] for out in outputs), torch.zeros(()))
+            .squeeze()
+            .div(total)
+            for name in names
+        }

@@ -1,0 +1,11 @@
+"""The table of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from solo_ext.registry import Registry
+
+LOSSES: Registry[Callable[..., Tensor]] = Registry("loss")

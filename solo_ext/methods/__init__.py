@@ -1,0 +1,6 @@
+"""Methods: modules that assemble losses, heads and state behind solo-learn's interface."""
+
+from solo_ext.methods.debiased import Debiased
+from solo_ext.methods.registry import METHODS
+
+__all__ = ["METHODS", "Debiased"]

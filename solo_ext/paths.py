@@ -1,0 +1,28 @@
+"""Where configs and data live."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def config_root() -> Path:
+    """Folder that holds ``solo_ext/<dataset>/<method>.yaml``.
+
+    A wheel carries it inside the package; an editable install reads it from the checkout.
+
+    Raises:
+        FileNotFoundError: the installation is incomplete.
+    """
+    package = Path(__file__).resolve().parent
+    for root in (package / "configs", package.parent / "configs"):
+        if (root / "solo_ext").is_dir():
+            return root
+    raise FileNotFoundError(
+        f"solo_ext's configs are neither in {package} nor beside it; reinstall solo-ext"
+    )
+
+
+def data_root() -> Path:
+    """Folder of the data sets: the environment variable ``SOLO_EXT_DATA``, or ``./datasets``."""
+    return Path(os.environ.get("SOLO_EXT_DATA", "datasets"))

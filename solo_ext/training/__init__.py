@@ -1,0 +1,1 @@
+"""Pretraining: from a config to a run directory."""

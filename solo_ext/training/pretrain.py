@@ -1,0 +1,298 @@
+"""Pretraining a prepared run."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import yaml
+from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from omegaconf import OmegaConf
+
+from solo_ext import host
+from solo_ext.config.check import trainer_arguments
+from solo_ext.data.loaders import fixed_loader, pretrain_loader
+from solo_ext.errors import ConfigError, UserError
+from solo_ext.evaluation.online import OnlineEvaluation
+from solo_ext.training.checkpointing import RunCheckpoint, RunState
+from solo_ext.training.prepare import Prepared, prepare
+from solo_ext.training.progress import progress_callback
+from solo_ext.training.records import JsonLines, environment, package_version
+from solo_ext.training.run_dir import (
+    ARGS,
+    CONFIG,
+    ENVIRONMENT,
+    METRICS,
+    checkpoints,
+    choose_run_dir,
+    read_config,
+    run_digest,
+    write_text,
+)
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """What a finished run leaves.
+
+    Attributes:
+        run_dir: the run directory.
+        checkpoint: the last checkpoint, ``None`` with ``checkpoint.enabled=false``.
+        epochs: epochs that are trained in all.
+        seconds: time of this process's training.
+        images_per_second: training images (not crops) per second of this process.
+    """
+
+    run_dir: Path
+    checkpoint: Path | None
+    epochs: int
+    seconds: float
+    images_per_second: float
+
+
+def pretrain(
+    prepared: Prepared, *, run_dir: Path | None = None, callbacks: Sequence[Callback] = ()
+) -> PretrainResult:
+    """Trains from the start, or goes on where the run's last checkpoint stands.
+
+    Args:
+        prepared: the checked run.
+        run_dir: the run directory; named after method, name and config by default. One that
+            holds checkpoints of this config is continued.
+        callbacks: further Lightning callbacks.
+
+    Raises:
+        UserError: a checkpoint that cannot be used, or a logger that is not installed.
+    """
+    given, cfg = prepared.given, prepared.cfg
+    if run_dir is None:
+        run_dir = choose_run_dir(given, reuse=given["auto_resume"]["enabled"])
+    resume = _checkpoint_to_resume(given, run_dir)
+    loader = pretrain_loader(given, prepared.train)
+    val_loader = None if prepared.val is None else fixed_loader(given, prepared.val)
+
+    _quiet()
+    pl.seed_everything(given["seed"], workers=True, verbose=False)
+    model = prepared.method(cfg)
+    model.to(
+        memory_format=torch.channels_last if _channels_last(given) else torch.contiguous_format
+    )
+    start = _start_of(resume)
+    stem = f"{cfg.name}-{run_dir.name}"
+    own: list[Callback] = [RunState(loader), progress_callback(given["method"]), *callbacks]
+    own += _online(prepared)
+    if given["checkpoint"]["enabled"]:
+        save = given["checkpoint"]
+        own.append(
+            RunCheckpoint(
+                run_dir,
+                stem,
+                frequency=save["frequency"],
+                keep_prev=save["keep_prev"],
+                every_n_steps=save["every_n_steps"],
+            )
+        )
+        own[-1].last = resume  # type: ignore[attr-defined]
+    trainer = _trainer(given, run_dir, own, _loggers(given, run_dir, start))
+    if trainer.is_global_zero:
+        _write_records(run_dir, prepared)
+    begin = time.monotonic()
+    trainer.fit(model, loader, val_loader, ckpt_path=None if resume is None else str(resume))
+    seconds = time.monotonic() - begin
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    images = (trainer.global_step - start) * given["accumulate_grad_batches"]
+    images *= given["optimizer"]["batch_size"] * trainer.world_size
+    found = checkpoints(run_dir)
+    return PretrainResult(
+        run_dir,
+        found[-1].path if found else None,
+        trainer.current_epoch,
+        seconds,
+        images / seconds if seconds else 0.0,
+    )
+
+
+def resume(run_dir: Path, *, callbacks: Sequence[Callback] = ()) -> PretrainResult:
+    """Goes on with the run of a directory, from its most advanced checkpoint.
+
+    Raises:
+        UserError: the folder is no run directory, or holds no checkpoint.
+    """
+    prepared = prepare(read_config(run_dir))
+    if not checkpoints(run_dir):
+        raise UserError(
+            f"run directory {str(run_dir)!r}: no checkpoint to resume from; start it again with "
+            "`solo-ext pretrain`"
+        )
+    return pretrain(prepared, run_dir=run_dir, callbacks=callbacks)
+
+
+def _online(prepared: Prepared) -> list[Callback]:
+    settings = prepared.given["online_eval"]
+    if not settings["every_n_epochs"]:
+        return []
+    if prepared.val is None or prepared.given["data"]["no_labels"]:
+        raise ConfigError(
+            "online_eval.every_n_epochs",
+            settings["every_n_epochs"],
+            "there are no labelled images to evaluate on",
+            "give data.val_path and class folders, or set it to 0",
+        )
+    return [
+        OnlineEvaluation(
+            prepared.given,
+            prepared.train,
+            prepared.val,
+            settings["every_n_epochs"],
+            settings["protocols"],
+        )
+    ]
+
+
+def _checkpoint_to_resume(given: dict[str, Any], run_dir: Path) -> Path | None:
+    named = given["resume_from_checkpoint"]
+    if named is not None:
+        path = Path(named)
+        if not path.is_file():
+            raise ConfigError(
+                "resume_from_checkpoint", named, "no such file", "give a .ckpt file of this run"
+            )
+        return path
+    found = checkpoints(run_dir)
+    if found and run_digest(read_config(run_dir)) != run_digest(given):
+        raise UserError(
+            f"run directory {str(run_dir)!r} holds a run of another config; name a new one, or "
+            "resume that run with `solo-ext pretrain --resume RUN_DIR`"
+        )
+    return found[-1].path if found else None
+
+
+def _start_of(checkpoint: Path | None) -> int:
+    """Optimiser step at which a checkpoint stands."""
+    if checkpoint is None:
+        return 0
+    try:
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        return int(state["global_step"])
+    except Exception as error:
+        raise UserError(
+            f"checkpoint {str(checkpoint)!r} cannot be read ({str(error).splitlines()[0]}); "
+            "remove it to resume from an earlier one or to start again"
+        ) from error
+
+
+def _channels_last(given: dict[str, Any]) -> bool:
+    return not given["performance"]["disable_channel_last"]
+
+
+def _trainer(
+    given: dict[str, Any], run_dir: Path, callbacks: list[Callback], loggers: list[Any]
+) -> pl.Trainer:
+    valid = set(inspect.signature(pl.Trainer.__init__).parameters) & set(trainer_arguments())
+    arguments = {k: v for k, v in given.items() if k in valid}
+    on_cpu = given["accelerator"] == "cpu" or (
+        given["accelerator"] == "auto" and not torch.cuda.is_available()
+    )
+    if on_cpu:
+        # Upstream's configs list GPU ids and ask for synchronised batch norm.
+        if isinstance(arguments["devices"], list):
+            arguments["devices"] = len(arguments["devices"])
+        arguments.pop("sync_batchnorm", None)
+    if arguments["strategy"] == "ddp":
+        arguments["strategy"] = DDPStrategy(find_unused_parameters=False)
+    defaults = {
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 10,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "enable_progress_bar": any(isinstance(c, ProgressBar) for c in callbacks),
+    }
+    try:
+        return pl.Trainer(
+            **(defaults | arguments),
+            logger=loggers,
+            callbacks=callbacks,
+            default_root_dir=str(run_dir),
+            enable_checkpointing=given["checkpoint"]["enabled"],
+        )
+    except (MisconfigurationException, ValueError, TypeError) as error:
+        raise UserError(f"the Trainer refuses the config: {str(error).splitlines()[0]}") from error
+
+
+def _loggers(given: dict[str, Any], run_dir: Path, start: int) -> list[Any]:
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+
+    made: list[Any] = [JsonLines(run_dir / METRICS, start)]
+    if "csv" in given["loggers"]:
+        made.append(CSVLogger(str(run_dir), name="csv", version=f"from-step-{start}"))
+    if "tensorboard" in given["loggers"]:
+        if package_version("tensorboard") is None:
+            raise ConfigError(
+                "loggers",
+                given["loggers"],
+                "tensorboard is not installed",
+                "pip install tensorboard",
+            )
+        made.append(TensorBoardLogger(str(run_dir), name="tensorboard", version=""))
+    if given["wandb"]["enabled"]:
+        if package_version("wandb") is None:
+            raise ConfigError(
+                "wandb.enabled", True, "wandb is not installed", "pip install wandb, or turn it off"
+            )
+        made.append(
+            WandbLogger(
+                name=given["name"],
+                project=given["wandb"]["project"],
+                entity=given["wandb"]["entity"],
+                offline=given["wandb"]["offline"],
+                save_dir=str(run_dir),
+                id=run_dir.name,
+                resume="allow",
+            )
+        )
+    return made
+
+
+def _write_records(run_dir: Path, prepared: Prepared) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    args = OmegaConf.to_container(prepared.cfg, resolve=True)
+    write_text(run_dir / ARGS, json.dumps(args, indent=1))
+    write_text(run_dir / CONFIG, yaml.safe_dump(prepared.given, sort_keys=False))
+    info = host.load().info
+    write_text(run_dir / ENVIRONMENT, json.dumps(environment(info), indent=1))
+
+
+def _quiet() -> None:
+    """Lightning's hints about things that are as intended here."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    root = logging.getLogger()
+    if _not_about_intervals not in root.filters:
+        root.addFilter(_not_about_intervals)
+    for message in (
+        ".*does not have many workers.*",
+        ".*Checkpoint directory .* exists and is not empty.*",
+        ".*is smaller than the logging interval.*",
+        ".*The `srun` command is available.*",
+        ".*lr_scheduler.step.*before.*optimizer.step.*",
+        ".*Please also save or load the state of the optimizer.*",
+        ".*torch.nn.utils.weight_norm.*is deprecated.*",
+        ".*Found .* module.* in eval mode.*",
+    ):
+        warnings.filterwarnings("ignore", message)
+
+
+def _not_about_intervals(record: logging.LogRecord) -> bool:
+    """main doubts that a schedule per step can be resumed; it can, and is tested."""
+    return "Using scheduler_interval=step" not in record.getMessage()

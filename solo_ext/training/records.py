@@ -1,0 +1,135 @@
+"""Records of a run: metrics as JSON lines, and the environment."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from argparse import Namespace
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from solo_ext import __version__
+from solo_ext.host import HostInfo
+
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "lightning",
+    "torchmetrics",
+    "timm",
+    "hydra-core",
+    "omegaconf",
+    "numpy",
+    "scikit-learn",
+)
+
+
+class JsonLines(Logger):
+    """Appends every logged set of metrics as one line of JSON, at once.
+
+    Args:
+        file: the file.
+        start_step: when resuming, lines after this step are dropped: the run repeats them.
+    """
+
+    def __init__(self, file: Path, start_step: int | None = None) -> None:
+        super().__init__()
+        self.file = file
+        self._drop_after(start_step)
+        self._begin = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        return "jsonl"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        values = {k: _plain(v) for k, v in metrics.items()}
+        line = {"step": step, "seconds": round(time.monotonic() - self._begin, 3), **values}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
+        """The config is a file of its own."""
+
+    def _drop_after(self, step: int | None) -> None:
+        if step is None or not self.file.is_file():
+            return
+        kept = [r for r in read_metrics(self.file) if (r.get("step") or 0) <= step]
+        scratch = self.file.with_suffix(".saving")
+        scratch.write_text("".join(json.dumps(r) + "\n" for r in kept))
+        os.replace(scratch, self.file)
+
+
+def _plain(value: Any) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """Lines of a ``metrics.jsonl``; one that a killed run left half written is passed over."""
+    records = []
+    for line in file.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+def package_version(name: str) -> str | None:
+    """Version of an installed distribution, ``None`` where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def environment(info: HostInfo) -> dict[str, Any]:
+    """What a run ran on: host, versions, processor, accelerators."""
+    return {
+        "solo_ext": __version__,
+        "host": {
+            "generation": info.generation,
+            "version": info.version,
+            "fingerprint": info.fingerprint,
+        },
+        "python": platform.python_version(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": _cores(),
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

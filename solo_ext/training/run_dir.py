@@ -1,0 +1,108 @@
+"""Run directories: what they hold, under the names that upstream's scripts read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from solo_ext.errors import UserError
+
+CONFIG, ARGS, METRICS, ENVIRONMENT = "config.yaml", "args.json", "metrics.jsonl", "environment.json"
+_CHECKPOINT = re.compile(r"-ep=(?P<epoch>\d+)(?:-step=(?P<step>\d+))?\.ckpt$")
+_NOT_OF_THE_RUN = {
+    "resume_from_checkpoint",
+    "auto_resume",
+    "wandb",
+    "loggers",
+    "checkpoint",
+    "debug_augmentations",
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint file.
+
+    Attributes:
+        path: the file.
+        epoch: epoch it was written in, from 0.
+        step: optimiser step within a run for one written within an epoch, ``None`` at its end.
+    """
+
+    path: Path
+    epoch: int
+    step: int | None
+
+
+def run_digest(given: Mapping[str, Any]) -> str:
+    """Eight hex digits that change with everything that changes the run's numbers."""
+    relevant = {k: v for k, v in given.items() if k not in _NOT_OF_THE_RUN}
+    text = json.dumps(relevant, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def choose_run_dir(given: Mapping[str, Any], *, reuse: bool) -> Path:
+    """``<checkpoint.dir>/<method>/<name>-<digest>``; numbered on where that is taken.
+
+    Args:
+        given: the checked config.
+        reuse: take the existing directory, to resume in it.
+    """
+    parent = Path(given["checkpoint"]["dir"]) / given["method"]
+    stem = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', given['name'])}-{run_digest(given)}"
+    path: Path = parent / stem
+    number = 1
+    while path.exists() and not reuse:
+        number += 1
+        path = parent / f"{stem}-{number}"
+    return path
+
+
+def checkpoints(run_dir: Path) -> list[Checkpoint]:
+    """Checkpoints of a run directory, the most advanced last."""
+    found = []
+    for path in run_dir.glob("*.ckpt"):
+        match = _CHECKPOINT.search(path.name)
+        if match:
+            step = match["step"]
+            found.append(Checkpoint(path, int(match["epoch"]), int(step) if step else None))
+    # Within an epoch its end comes last.
+    return sorted(found, key=lambda c: (c.epoch, c.step is None, c.step or 0))
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """The config that a run of ours was started with.
+
+    Raises:
+        UserError: the folder is no run directory of ``solo-ext pretrain``.
+    """
+    if not run_dir.is_dir():
+        raise UserError(f"run directory {str(run_dir)!r}: no such folder")
+    file = run_dir / CONFIG
+    if not file.is_file():
+        raise UserError(
+            f"run directory {str(run_dir)!r}: no {CONFIG} in it; give a folder that "
+            "`solo-ext pretrain` wrote"
+        )
+    loaded = yaml.safe_load(file.read_text())
+    if not isinstance(loaded, dict):
+        raise UserError(f"{file}: not a config; the file was changed or cut short")
+    return loaded
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole file or none of it."""
+    scratch = path.with_name(f".{path.name}.saving")
+    with scratch.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
