@@ -25,7 +25,7 @@ def shipped_configs() -> list[str]:
     """Names of the shipped pretraining configs, ``<dataset>/<method>``."""
     root = config_root() / NAMESPACE
     found = (p.relative_to(root).with_suffix("") for p in root.glob("*/*.yaml"))
-    helpers = {"augmentations", "eval", "benchmark", "base"}
+    helpers = {"augmentations", "base", "benchmark", "eval", "linear"}
     return sorted(p.as_posix() for p in found if p.parts[0] not in helpers)
 
 

@@ -16,7 +16,7 @@ from solo_ext.evaluation.protocols import PROTOCOLS, Features, headline
 
 
 class OnlineEvaluation(Callback):
-    """Logs ``online_<protocol>_acc1`` of the frozen backbone every n epochs and at the last.
+    """Logs ``online_<protocol>_acc1`` before training, every n epochs and after the last.
 
     The same code, transform and splits as ``solo-ext eval``; the state of training, random
     generators included, is untouched. Rank 0 measures alone.
@@ -40,10 +40,17 @@ class OnlineEvaluation(Callback):
         self.loaders = (fixed_loader(cfg, train), fixed_loader(cfg, val))
         self.every_n_epochs, self.protocols = every_n_epochs, protocols
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_step == 0:
+            self._log(trainer, self._measure(trainer, pl_module), epoch=0)
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         done = trainer.current_epoch + 1
-        if done % self.every_n_epochs and done != trainer.max_epochs:
-            return
+        if done % self.every_n_epochs == 0 or done == trainer.max_epochs:
+            self._log(trainer, self._measure(trainer, pl_module), epoch=done)
+
+    def _measure(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, float]:
+        accuracies = {}
         if trainer.is_global_zero:
             with torch.random.fork_rng():
                 parts: list[Any] = []
@@ -52,6 +59,16 @@ class OnlineEvaluation(Callback):
                     parts += extract_features(backbone, loader, device=pl_module.device)
                 features = Features(*parts)
                 for name in self.protocols:
-                    accuracy = headline(name, PROTOCOLS[name]().measure(features))
-                    pl_module.log(f"online_{name}_acc1", accuracy, rank_zero_only=True)
+                    rows = PROTOCOLS[name]().measure(features)
+                    accuracies[f"online_{name}_acc1"] = headline(name, rows)
         trainer.strategy.barrier("online evaluation")
+        return accuracies
+
+    def _log(self, trainer: pl.Trainer, accuracies: dict[str, float], epoch: int) -> None:
+        if accuracies:
+            # At once: Lightning writes what a hook logs with the next step's metrics.
+            for logger in trainer.loggers:
+                logger.log_metrics({**accuracies, "epochs_done": epoch}, step=trainer.global_step)
+            trainer.callback_metrics.update(
+                {f"val_{k}": torch.tensor(v) for k, v in accuracies.items()}
+            )

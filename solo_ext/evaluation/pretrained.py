@@ -7,12 +7,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from solo_ext import host
+from solo_ext.data.resolvers import add_resolvers
 from solo_ext.errors import UserError
 from solo_ext.host.backbones import build_backbone
 
@@ -105,7 +107,9 @@ def _config_of(checkpoint: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise UserError(f"{str(file)!r} is not JSON: {error}") from None
     if isinstance(args, dict) and isinstance(args.get("backbone"), dict):
-        return args
+        # Upstream's own script leaves interpolations in.
+        add_resolvers()
+        return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(args), resolve=True))
     if isinstance(args, dict) and "encoder" in args:
         return _from_release(args)
     raise UserError(f"{str(file)!r} names no backbone; it is of no solo-learn run")

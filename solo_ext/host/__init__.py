@@ -63,6 +63,7 @@ def _timm_registry_kept() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*Overwriting .* in registry.*")
         warnings.filterwarnings("ignore", ".*custom_fwd.*")
+        warnings.filterwarnings("ignore", "Importing from timm.*", FutureWarning)
         yield
     for table, own in zip(tables, held, strict=True):
         table.update(own)
