@@ -29,7 +29,8 @@ class _GatherWithGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         # Every rank's loss depends on these rows: their gradients add up. DDP's mean over
         # parameters then gives the gradient of the mean loss on the joined batch.
-        grad = grad.contiguous()
+        # Summed in a copy: autograd may hand the same tensor to other nodes.
+        grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
         return grad.narrow(0, rank() * ctx.rows, ctx.rows)
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST_VALUE = 120
+
 
 class UserError(Exception):
     """A mistake of the user's, printed as one line and answered with exit code 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
 
 
 class ConfigError(UserError):
@@ -15,15 +20,14 @@ class ConfigError(UserError):
 
     Args:
         key: dotted key of the value, for example ``optimizer.lr``.
-        value: what was given; ``None`` prints as ``null``, as YAML writes it.
+        value: what was given; ``None`` and booleans print as YAML writes them.
         problem: what is wrong with it.
         remedy: what is allowed, or what to do.
     """
 
     def __init__(self, key: str, value: object, problem: str, remedy: str = "") -> None:
         self.key, self.value, self.problem, self.remedy = key, value, problem, remedy
-        shown = "null" if value is None else repr(value)
-        super().__init__(f"{key}={shown}: {problem}" + (f"; {remedy}" if remedy else ""))
+        super().__init__(f"{key}={_shown(value)}: {problem}" + (f"; {remedy}" if remedy else ""))
 
 
 class HostError(UserError):
@@ -34,15 +38,30 @@ def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:
     """Says which valid name is closest to ``name`` and which others there are.
 
     Args:
-        name: what was written.
+        name: what was written; case and hyphens do not count.
         valid: the names that would have been accepted.
-        show: how many of them are listed at the most.
+        show: how many of them are listed at the most; 0 lists none.
 
     Returns:
         For example ``did you mean 'simclr'? allowed: byol, dino, simclr``.
     """
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    # The first of equal ones wins.
+    plain = {_plain(n): n for n in reversed(names)}
+    close = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.5)
+    guess = f"did you mean {plain[close[0]]!r}?" if close else ""
+    if not show:
+        return guess
     listed = ", ".join(names[:show]) + (f", ... ({len(names)} in all)" if len(names) > show else "")
-    guess = f"did you mean {close[0]!r}? " if close else ""
-    return f"{guess}allowed: {listed}" if names else f"{guess}nothing is allowed here"
+    return f"{guess} allowed: {listed}".strip() if names else "nothing is allowed here"
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."

@@ -21,7 +21,7 @@ def register() -> None:
 
     Raises:
         HostError: solo-learn is missing or cannot be imported.
-        UserError: a name is already taken in solo-learn, or an entry point cannot be loaded.
+        UserError: a name is already taken, or an entry point cannot be loaded.
     """
     from solo_ext import host
     from solo_ext.methods import METHODS
@@ -48,8 +48,6 @@ def _put(table: dict[str, Any], entry: Entry[Any], kind: str) -> None:
 
 def _load_entry_points(group: str, registry: Registry[Any]) -> None:
     for point in entry_points(group=group):
-        if point.name in registry:
-            continue
         try:
             target = point.load()
             origin = point.dist.name if point.dist else point.module

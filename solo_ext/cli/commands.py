@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,13 @@ Command = Callable[[argparse.Namespace], Any]
 
 def run(args: argparse.Namespace) -> int:
     """Dispatches a parsed command line."""
-    document = _COMMANDS[args.command](args)
-    if getattr(args, "json", False):
-        print(json.dumps(document, indent=1))
+    if not getattr(args, "json", False):
+        _COMMANDS[args.command](args)
+        return 0
+    # Standard output is the document's alone, whatever Lightning or a method prints.
+    with contextlib.redirect_stdout(sys.stderr):
+        document = _COMMANDS[args.command](args)
+    print(json.dumps(document, indent=1))
     return 0
 
 
@@ -86,9 +92,11 @@ def _doctor(args: argparse.Namespace) -> Any:
 
 def _pretrain(args: argparse.Namespace) -> Any:
     from solo_ext.config.compose import compose
-    from solo_ext.training.prepare import prepare
+    from solo_ext.training.prepare import check_folder, prepare
     from solo_ext.training.pretrain import pretrain, resume
 
+    if args.run_dir is not None:
+        check_folder("--run-dir", args.run_dir)
     if args.resume is not None:
         unused = [n for n in ("config_path", "run_dir") if getattr(args, n)] + args.overrides
         if unused:
@@ -122,21 +130,30 @@ def _eval(args: argparse.Namespace) -> Any:
     settings = OmegaConf.create({})
     apply_overrides(settings, parse(args.overrides))
     path = Path(args.run)
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, Any] = {}
+    console = Console(stderr=True)
+    bar = Bar(console=console, transient=True)
+    tasks: dict[str, Any] = {}
 
-        def progress(split: str, done: int, total: int) -> None:
-            if split not in tasks:
-                tasks[split] = bar.add_task(f"features of {split}", total=total)
-            bar.update(tasks[split], completed=done)
+    def progress(split: str, done: int, total: int) -> None:
+        if not console.is_interactive:
+            return
+        # Late: a mistake in the settings is one line, without a bar around it.
+        bar.start()
+        if split not in tasks:
+            tasks[split] = bar.add_task(f"features of {split}", total=total)
+        bar.update(tasks[split], completed=done)
 
-        plain: Any = OmegaConf.to_container(settings)
+    plain: Any = OmegaConf.to_container(settings)
+    try:
         record = evaluate(path, args.protocol, plain, progress)
+    finally:
+        if tasks:
+            bar.stop()
     folder = path if path.is_dir() else path.parent
     try:
         write_text(folder / f"eval_{args.protocol}.json", json.dumps(record, indent=1))
     except OSError as error:
-        Console(stderr=True).print(f"the record was not written: {error}")
+        console.print(f"the record was not written: {error}")
     _show(args, f"{args.protocol}: {record['method']}, epoch {record['epoch']}", record["results"])
     return record
 

@@ -4,33 +4,57 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from solo_ext import __version__
 from solo_ext.errors import UserError, nearest
 
 USER_MISTAKE = 2
+_OPTION = re.compile(r"--?[A-Za-z]")
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for a mistake, with the nearest valid word."""
+    """One line for a mistake, with the nearest valid word; overrides may stand anywhere."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = list(sys.argv[1:] if args is None else args)
+        known = {option for action in self._actions for option in action.option_strings}
+        for word in words:
+            if self._subparsers is not None and not word.startswith("-"):
+                # What follows the command is the command's.
+                break
+            name = word.partition("=")[0]
+            if _OPTION.match(word) and name not in known:
+                self.error(f"unknown option {name!r}; {nearest(name, known)}")
+        found, rest = super().parse_known_args(words, namespace)
+        if "overrides" in found and self._subparsers is None:
+            # argparse fills a list of positionals once, before the first option.
+            found.overrides += rest
+            return found, []
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
-        words = [o for a in self._actions for o in a.option_strings]
-        for word in message.split():
-            if message.startswith("unrecognized arguments") and word.startswith("--"):
-                message = f"unknown option {word!r}; {nearest(word, words)}"
-                break
+        choices = [str(c) for a in self._actions if a.choices for c in a.choices]
         if "invalid choice" in message:
             given = message.partition("invalid choice: '")[2].partition("'")[0]
-            names = [str(c) for a in self._actions if a.choices for c in a.choices]
-            message = f"unknown {self._what()} {given!r}; {nearest(given, names)}"
-        self.exit(USER_MISTAKE, f"{self.prog}: {message}\n")
-
-    def _what(self) -> str:
-        return "command" if self.prog == "solo-ext" else "protocol"
+            kind = "protocol" if self._subparsers is None else "command"
+            message = f"unknown {kind} {given!r}; {nearest(given, choices)}"
+        elif "arguments are required: COMMAND" in message:
+            message = f"a command is missing; allowed: {', '.join(sorted(choices))}"
+        elif "arguments are required" in message:
+            # A list of overrides may be empty, whatever argparse says.
+            message = message.removesuffix(", key=value")
+        elif message.startswith("unrecognized arguments: "):
+            message = f"one word too many: {message.partition(': ')[2]}"
+        self.exit(USER_MISTAKE, f"{self.prog}: {' '.join(message.split())}\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -87,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return commands.run(args)
     except UserError as error:
-        print(f"solo-ext: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"solo-ext: {error}", file=sys.stderr)
         return USER_MISTAKE
     except KeyboardInterrupt:
         print("solo-ext: interrupted; resume with --resume", file=sys.stderr)
@@ -95,10 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer above 0")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import operator
 from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
-from solo_ext.config.schema import Run, Section
+from solo_ext.config.expected import expected, literal_choices, union_members, unwrapped
+from solo_ext.config.schema import TRAINER, Run, Section
 from solo_ext.errors import ConfigError, nearest
 
 
@@ -35,12 +37,10 @@ def check_run(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: an unknown key, a missing one, or a value of the wrong type or range.
     """
-    trainer = set(trainer_arguments())
-    extra = {k: v for k, v in config.items() if k in trainer and k not in Run.model_fields}
-    known = {k: v for k, v in config.items() if k not in extra}
-    run = validated(TypeAdapter(Run), known, valid_root=trainer)
-    filled: dict[str, Any] = run.model_dump()
-    return filled | extra
+    run = validated(_run_model(), config)
+    passed = run.model_fields_set - Run.model_fields.keys()
+    filled: dict[str, Any] = run.model_dump(include=Run.model_fields.keys() | passed)
+    return filled
 
 
 def check_method_kwargs(kwargs_type: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,8 +49,37 @@ def check_method_kwargs(kwargs_type: type, given: Mapping[str, Any]) -> dict[str
     Raises:
         ConfigError: as :func:`check_run`.
     """
-    value = validated(_model_of(kwargs_type), dict(given), prefix="method_kwargs")
+    value = validated(_model_of(kwargs_type), given, prefix="method_kwargs")
     return value.model_dump()  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _run_model() -> TypeAdapter[Any]:
+    """:class:`Run` and the Trainer's arguments, as far as YAML can write their values."""
+    from lightning.pytorch import Trainer
+
+    hints = {**get_type_hints(Trainer.__init__), **TRAINER}
+    fields: dict[str, Any] = {
+        name: (_of_yaml(hints[name]), None)
+        for name in trainer_arguments()
+        if name not in Run.model_fields
+    }
+    precision = Run.model_fields["precision"].default
+    fields["precision"] = (_of_yaml(hints["precision"]), precision)
+    return TypeAdapter(create_model("Run", __base__=Run, **fields))
+
+
+def _of_yaml(hint: Any) -> Any:
+    """The part of a type that plain values can have."""
+    plain = [m for m in union_members(hint) or (hint,) if _is_plain(m)]
+    return functools.reduce(operator.or_, plain) if plain else None
+
+
+def _is_plain(hint: Any) -> bool:
+    bare = unwrapped(hint)[0]
+    if get_origin(bare) in (list, dict):
+        return all(_is_plain(inner) for inner in get_args(bare))
+    return get_origin(bare) is Literal or bare in (int, float, str, bool, type(None))
 
 
 @functools.cache
@@ -61,110 +90,104 @@ def _model_of(kwargs_type: type) -> TypeAdapter[Any]:
     for field in dataclasses.fields(kwargs_type):
         if field.default_factory is not dataclasses.MISSING:
             default: Any = Field(default_factory=field.default_factory)
+        elif field.default is dataclasses.MISSING:
+            default = ...
         else:
-            default = ... if field.default is dataclasses.MISSING else field.default
+            # So that a default of 0 and a 0 out of YAML become the same 0.0.
+            default = Field(field.default, validate_default=True)
         fields[field.name] = (hints[field.name], default)
     return TypeAdapter(create_model(kwargs_type.__name__, __base__=Section, **fields))
 
 
-def validated(
-    adapter: TypeAdapter[Any],
-    given: Mapping[str, Any],
-    *,
-    prefix: str = "",
-    valid_root: set[str] = frozenset(),  # type: ignore[assignment]
-) -> Any:
-    """Validates and turns pydantic's first complaint into one line.
+def validated(adapter: TypeAdapter[Any], given: Mapping[str, Any], *, prefix: str = "") -> Any:
+    """Validates and turns pydantic's complaints into one line.
+
+    Args:
+        adapter: of a :class:`Section`.
+        given: plain mapping.
+        prefix: dotted key of the section, empty for the root.
 
     Raises:
-        ConfigError: the first mistake in the order of the config.
+        ConfigError: an unknown key if there is one, else the first mistake of the schema's order.
     """
     try:
         return adapter.validate_python(dict(given))
     except ValidationError as error:
-        raise _first_mistake(error, adapter, prefix, valid_root) from None
+        raise _first_mistake(error, adapter._type, prefix) from None
 
 
-def _first_mistake(
-    error: ValidationError, adapter: TypeAdapter[Any], prefix: str, valid_root: set[str]
-) -> ConfigError:
+def _first_mistake(error: ValidationError, root: Any, prefix: str) -> ConfigError:
     problems = error.errors(include_url=False)
     # A misspelt key is both unknown and, under its right name, missing: the former says more.
-    first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
-    path = tuple(p for p in first["loc"] if not _is_union_branch(p))
-    key = ".".join(str(p) for p in ((prefix,) if prefix else ()) + path)
-    if first["type"] == "extra_forbidden":
-        valid = _fields_at(adapter, path[:-1]) | (valid_root if len(path) == 1 else set())
-        return ConfigError(key, first["input"], "unknown key", nearest(str(path[-1]), valid))
-    if first["type"] == "missing":
-        return ConfigError(key, None, "this key is required", "give it a value")
-    same = [p for p in problems if tuple(q for q in p["loc"] if not _is_union_branch(q)) == path]
-    allowed = " or ".join(dict.fromkeys(_allowed(p) for p in same))
-    if first["type"] == "literal_error" and isinstance(first["input"], str):
-        names = [
-            n.strip(" '") for n in str(first["ctx"]["expected"]).replace(" or ", ",").split(",")
-        ]
+    first = min(problems, key=lambda p: p["type"] not in ("extra_forbidden", "invalid_key"))
+    kind, value, loc = first["type"], first["input"], first["loc"]
+    if kind == "invalid_key" or (loc[-1:] == ("[key]",) and kind != "extra_forbidden"):
+        # Here pydantic's input is the key, which it names as another type in the path.
+        path, _ = _located(root, loc[: -1 if kind == "invalid_key" else -2])
         return ConfigError(
-            key, first["input"], "not a valid choice", nearest(first["input"], names)
+            _dotted(prefix, path), value, "this key is no text", "keys are text: quote or remove it"
         )
-    return ConfigError(key, first["input"], "not a valid value", f"allowed: {allowed}")
+    if kind == "extra_forbidden":
+        path, node = _located(root, loc[:-1])
+        key = _dotted(prefix, (*path, loc[-1]))
+        return ConfigError(key, value, "unknown key", nearest(str(loc[-1]), _keys(node)))
+    path, annotation = _located(root, loc)
+    key = _dotted(prefix, path)
+    if kind == "missing":
+        return ConfigError(key, None, "this key is required", f"allowed: {expected(annotation)}")
+    choices = literal_choices(annotation)
+    if choices is not None and isinstance(value, str | int | float):
+        return ConfigError(key, value, "not a valid choice", nearest(str(value), choices, show=40))
+    return ConfigError(key, value, "not a valid value", f"allowed: {expected(annotation)}")
 
 
-def _is_union_branch(part: Any) -> bool:
-    """pydantic names the tried branch of a union in the path; users know no such key."""
-    text = str(part)
-    return isinstance(part, str) and (
-        text in {"int", "float", "str", "bool"} or "[" in text or "constrained" in text
-    )
+def _dotted(prefix: str, path: tuple[Any, ...]) -> str:
+    return ".".join(str(p) for p in ((prefix,) if prefix else ()) + path)
 
 
-def _allowed(problem: Any) -> str:
-    kind, ctx = problem["type"], problem.get("ctx", {})
-    bounds = {
-        "greater_than": "above {gt}",
-        "greater_than_equal": "{ge} or more",
-        "less_than": "below {lt}",
-        "less_than_equal": "{le} or less",
-        "too_short": "at least {min_length} entries",
-        "too_long": "at most {max_length} entries",
-        "literal_error": "{expected}",
-    }
-    if kind in bounds:
-        return bounds[kind].format(**ctx)
-    names = {
-        "int_type": "an integer",
-        "int_from_float": "an integer",
-        "float_type": "a number",
-        "string_type": "text",
-        "bool_type": "true or false",
-        "list_type": "a list",
-        "dict_type": "a mapping",
-        "model_type": "a mapping",
-        "model_attributes_type": "a mapping",
-        "finite_number": "a finite number",
-    }
-    message: str = problem["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    return names.get(kind, message)
+def _located(root: Any, loc: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    """The keys of a place that pydantic names, and the annotation there.
+
+    pydantic also names which branch of a union it tried; users know no such key.
+    """
+    path: list[Any] = []
+    node, parts = root, list(loc)
+    while parts:
+        members = _members(node)
+        if len(members) > 1:
+            parts.pop(0)
+            if not parts:
+                break
+        path.append(parts.pop(0))
+        below = (_below(member, path[-1]) for member in members)
+        node = next((b for b in below if b is not None), Any)
+    return tuple(path), node
 
 
-def _fields_at(adapter: TypeAdapter[Any], path: tuple[Any, ...]) -> set[str]:
-    """Keys that are valid below ``path``."""
-    node: Any = adapter._type
-    for part in path:
-        if isinstance(part, int):
-            continue
-        fields = getattr(node, "model_fields", {})
-        node = _model_in(fields[part].annotation) if part in fields else None
-    if node is None:
-        return set()
-    return set(node.model_fields)
+def _members(annotation: Any) -> list[Any]:
+    """The branches of a union without null; other annotations are their own only one."""
+    members = union_members(unwrapped(annotation)[0]) or (annotation,)
+    return [m for m in members if m is not type(None)]
 
 
-def _model_in(annotation: Any) -> Any:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for inner in get_args(annotation):
-        found = _model_in(inner)
-        if found is not None:
-            return found
-    return None
+def _below(annotation: Any, part: Any) -> Any:
+    """The annotation of one key or entry of a section, list or mapping; ``None`` if it has none."""
+    bare = unwrapped(annotation)[0]
+    if _is_section(bare):
+        field = bare.model_fields.get(part)
+        return None if field is None else Annotated[(field.annotation, *field.metadata, "")]
+    inner = get_args(bare)
+    origin = get_origin(bare)
+    if origin is list and isinstance(part, int):
+        return inner[0]
+    return inner[1] if origin is dict else None
+
+
+def _keys(annotation: Any) -> set[str]:
+    """Keys that a section takes."""
+    sections = (m for m in _members(annotation) if _is_section(unwrapped(m)[0]))
+    return {key for section in sections for key in unwrapped(section)[0].model_fields}
+
+
+def _is_section(bare: Any) -> bool:
+    return isinstance(bare, type) and issubclass(bare, BaseModel)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
+from solo_ext.config.schema import Run
 from solo_ext.errors import ConfigError, UserError, nearest
 from solo_ext.paths import config_root
 
@@ -62,16 +65,63 @@ def compose(
     if not (root / f"{full}.yaml").is_file():
         raise ConfigError("--config-name", config_name, "no such config", nearest(name, known))
     groups, values = _split(parse(overrides))
+    cfg = _composed(root, full, groups)
+    OmegaConf.set_struct(cfg, False)
+    apply_overrides(cfg, values)
+    folder = full.partition("/")[0] if config_path is not None and "/" in full else None
+    if folder in cfg and folder not in Run.model_fields:
+        raise UserError(
+            f"--config-name {config_name}: a config in a folder needs the first line "
+            f"`# @package _global_`, or its keys land under {folder!r}"
+        )
+    return _resolved(cfg)
+
+
+def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
     try:
-        with initialize_config_dir(config_dir=str(root), version_base="1.2"):
-            cfg = hydra_compose(full, overrides=[o.input_line or "" for o in groups])
-        OmegaConf.set_struct(cfg, False)
-        apply_overrides(cfg, values)
+        with (
+            initialize_config_dir(config_dir=str(root), version_base="1.2"),
+            warnings.catch_warnings(),
+        ):
+            # A config without `_self_` comes after its defaults, which is what people mean.
+            warnings.filterwarnings("ignore", ".*Defaults list is missing.*")
+            return hydra_compose(name, overrides=[o.input_line or "" for o in groups])
+    except MissingConfigException as error:
+        missing = str(error.missing_cfg_file or name)
+        options = [str(o) for o in error.options or ()]
+        remedy = nearest(Path(missing).name, options) if options else "no such group of configs"
+        raise UserError(f"config {missing!r} is not there; {remedy}") from error
+    except HydraException as error:
+        dotted = [o.key_or_group.replace("/", ".") for o in groups]
+        remedy = f"; values are written with dots: {dotted[0]}=..." if dotted else ""
+        raise UserError(f"config {name!r} cannot be composed: {_text(error)}{remedy}") from error
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise UserError(f"config {name!r} cannot be read: {_text(error)}") from error
+    except RecursionError as error:
+        raise UserError(f"config {name!r} cannot be read: its defaults lead in a circle") from error
+
+
+def _resolved(cfg: DictConfig) -> dict[str, Any]:
+    """A plain mapping with interpolations resolved.
+
+    Raises:
+        ConfigError: an interpolation that leads nowhere, or a value that is still missing.
+    """
+    try:
         plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise _readable(error) from error
+    except OmegaConfBaseException as error:
+        key = str(error.full_key or "")
+        parent, _, last = key.rpartition(".")
+        with contextlib.suppress(OmegaConfBaseException):
+            node = OmegaConf.select(cfg, parent) if parent else cfg
+            held = node._get_node(last) if isinstance(node, DictConfig) else None
+            value = held._value() if held is not None else None
+            raise ConfigError(
+                key, value, str(error).splitlines()[0], "write a value, or one that can be resolved"
+            ) from error
+        raise UserError(f"{key}: {_text(error)}") from error
     assert isinstance(plain, dict)
-    return {str(k): v for k, v in plain.items() if k != "hydra"}
+    return {str(k): v for k, v in plain.items()}
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -81,30 +131,77 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         UserError: a word that is none.
     """
     try:
-        return list(OverridesParser.create().parse_overrides(overrides=list(overrides)))
+        parsed = OverridesParser.create().parse_overrides(overrides=list(overrides))
     except OverrideParseException as error:
-        raise UserError(
-            f"override {error.override!r} cannot be read: write key=value, quote values with "
-            "commas or equals signs"
-        ) from None
+        raise _unreadable(error.override) from None
+    for override in parsed:
+        if not override.key_or_group:
+            raise _unreadable(override.input_line)
+    return list(parsed)
+
+
+def _unreadable(word: str | None) -> UserError:
+    return UserError(
+        f"override {word!r} cannot be read: write key=value, an entry of a list as "
+        "augmentations.0.crop_size=32, and quote values with commas or equals signs"
+    )
 
 
 def apply_overrides(cfg: DictConfig, overrides: Sequence[Override]) -> None:
-    """Sets or deletes the values in place."""
+    """Sets or deletes the values in place.
+
+    Raises:
+        UserError: an override of several values, or of an entry that a list does not have.
+    """
     for override in overrides:
         key = override.key_or_group
         if override.is_sweep_override():
             raise UserError(
                 f"override {override.input_line!r} names several values; quote a list as key=[a,b]"
             )
-        if override.is_delete():
-            parent, _, last = key.rpartition(".")
-            node = OmegaConf.select(cfg, parent) if parent else cfg
-            if node is None or last not in node:
-                raise ConfigError(key, None, "cannot be deleted: it is not there")
-            del node[last]
+        _check_entries(cfg, key, override)
+        try:
+            if override.is_delete():
+                _delete(cfg, key, override.value())
+            else:
+                OmegaConf.update(cfg, key, override.value(), force_add=True, merge=True)
+        except (OmegaConfBaseException, ValueError, TypeError) as error:
+            raise UserError(
+                f"override {override.input_line!r} cannot be applied: {_text(error)}"
+            ) from error
+
+
+def _delete(cfg: DictConfig, key: str, value: Any) -> None:
+    parent, _, last = key.rpartition(".")
+    node = OmegaConf.select(cfg, parent) if parent else cfg
+    if isinstance(node, ListConfig):
+        del node[int(last)]
+        return
+    if not isinstance(node, DictConfig) or last not in node:
+        valid = [str(k) for k in node] if isinstance(node, DictConfig) else []
+        raise ConfigError(key, None, "cannot be deleted: it is not there", nearest(last, valid))
+    if value is not None and node[last] != value:
+        raise ConfigError(key, node[last], f"is not {value!r}", f"write ~{key} to delete it")
+    del node[last]
+
+
+def _check_entries(cfg: DictConfig, key: str, override: Override) -> None:
+    """Refuses an entry that a list does not have; other keys may be new."""
+    node: Any = cfg
+    parts = key.split(".")
+    for place, part in enumerate(parts):
+        if isinstance(node, ListConfig):
+            if not part.isdecimal() or int(part) >= len(node):
+                path = ".".join(parts[:place])
+                raise ConfigError(
+                    key,
+                    override.value(),
+                    f"{path} is a list of {len(node)}, without an entry {part!r}",
+                    f"name one from {path}.0 to {path}.{len(node) - 1}, or give {path}=[...]",
+                )
+            node = node[int(part)]
         else:
-            OmegaConf.update(cfg, key, override.value(), force_add=True, merge=True)
+            node = node.get(part) if isinstance(node, DictConfig) else None
 
 
 def _split(overrides: Sequence[Override]) -> tuple[list[Override], list[Override]]:
@@ -113,15 +210,11 @@ def _split(overrides: Sequence[Override]) -> tuple[list[Override], list[Override
     return groups, [o for o in overrides if o not in groups]
 
 
-def _readable(error: Exception) -> UserError:
-    first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()] or ["?"]
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        options = error.options or []
-        return UserError(
-            f"config {error.missing_cfg_file!r} is not there; "
-            + nearest(str(error.missing_cfg_file), options)
-        )
-    key = next((m.group(1) for line in rest if (m := re.match(r"full_key: (\S+)", line))), None)
-    if key:
-        return ConfigError(key, None, first, "give it a value")
-    return UserError(first)
+def _text(error: Exception) -> str:
+    """A message without the lines that name OmegaConf's types."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    kept = [n for n in lines if n and not n.startswith(("full_key:", "object_type="))]
+    cause = error.__cause__ or error.__context__
+    if not kept and isinstance(cause, Exception):
+        return _text(cause)
+    return " ".join(kept) or type(error).__name__

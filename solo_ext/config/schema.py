@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt, Le, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import BaseModel, ConfigDict, Field
 
 from solo_ext.config.types import (
@@ -13,16 +13,21 @@ from solo_ext.config.types import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    ProbabilityBelowOne,
 )
 
 DATASETS = ("cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom")
 Free = dict[str, Any]
+Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
+Share = Annotated[float, Gt(0), Le(1)]
+Duration = Annotated[str, Field(pattern=r"^\d+:\d\d:\d\d:\d\d$", description="a time DD:HH:MM:SS")]
+Batches = NonNegativeInt | Probability | None
 
 
 class Section(BaseModel):
     """A mapping whose keys are all known and whose values are of the type YAML gave them."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Backbone(Section):
@@ -41,7 +46,7 @@ class Data(Section):
     format: Literal["image_folder", "h5", "dali"] = "image_folder"
     num_workers: NonNegativeInt = 4
     no_labels: bool = False
-    fraction: Literal[-1] | Annotated[float, Gt(0), Le(1)] = -1
+    fraction: Literal[-1] | Share = -1
     num_classes: PositiveInt | None = None
     num_large_crops: NonNegativeInt | None = None
     num_small_crops: NonNegativeInt | None = None
@@ -51,8 +56,8 @@ class RandomResizedCrop(Section):
     """``rrc``: area of the crop, as a share of the image."""
 
     enabled: bool = True
-    crop_min_scale: Annotated[float, Gt(0), Le(1)] = 0.08
-    crop_max_scale: Annotated[float, Gt(0), Le(1)] = 1.0
+    crop_min_scale: Share = 0.08
+    crop_max_scale: Share = 1.0
 
 
 class ColorJitter(Section):
@@ -97,6 +102,48 @@ class Optimizer(Section):
     classifier_lr: PositiveFloat = 0.1
     exclude_bias_n_norm_wd: bool = False
     kwargs: Free = {}
+
+
+class SGD(Section):
+    """``optimizer.kwargs`` of ``sgd``; null leaves torch's default."""
+
+    momentum: ProbabilityBelowOne = 0.9
+    nesterov: bool | None = None
+    dampening: Probability | None = None
+
+
+class LARS(SGD):
+    """``optimizer.kwargs`` of ``lars``, under solo-learn's names."""
+
+    eta: PositiveFloat = 1e-3
+    clip_lr: bool = False
+    exclude_bias_n_norm: bool = False
+    eps: PositiveFloat | None = None
+
+
+class Adam(Section):
+    """``optimizer.kwargs`` of ``adam``; null leaves torch's default."""
+
+    betas: Annotated[list[ProbabilityBelowOne], Field(min_length=2, max_length=2)] | None = None
+    eps: PositiveFloat | None = None
+    amsgrad: bool | None = None
+
+
+class AdamW(Adam):
+    """``optimizer.kwargs`` of ``adamw``."""
+
+    betas: Annotated[list[ProbabilityBelowOne], Field(min_length=2, max_length=2)] | None = [
+        0.9,
+        0.999,
+    ]
+
+
+OPTIMIZER_KWARGS: dict[str, type[Section]] = {
+    "sgd": SGD,
+    "lars": LARS,
+    "adam": Adam,
+    "adamw": AdamW,
+}
 
 
 class Scheduler(Section):
@@ -165,6 +212,26 @@ class Wandb(Section):
     offline: bool = False
 
 
+TRAINER: dict[str, Any] = {
+    "check_val_every_n_epoch": PositiveInt | None,
+    "gradient_clip_algorithm": Literal["norm", "value"] | None,
+    "gradient_clip_val": NonNegativeFloat | None,
+    "limit_train_batches": Batches,
+    "limit_val_batches": Batches,
+    "log_every_n_steps": NonNegativeInt | None,
+    "max_steps": Annotated[int, Ge(-1)],
+    "max_time": Duration | dict[str, int] | None,
+    "min_epochs": NonNegativeInt | None,
+    "min_steps": NonNegativeInt | None,
+    "num_sanity_val_steps": Annotated[int, Ge(-1)] | None,
+    "overfit_batches": NonNegativeInt | Probability,
+    "profiler": Literal["simple", "advanced", "pytorch", "xla"] | None,
+    "reload_dataloaders_every_n_epochs": NonNegativeInt,
+    "val_check_interval": PositiveInt | Share | Duration | dict[str, int] | None,
+}
+"""Arguments of the ``Trainer`` whose own annotations say less than what it takes."""
+
+
 class Run(Section):
     """A pretraining run. Every further key must be an argument of Lightning's ``Trainer``."""
 
@@ -184,7 +251,7 @@ class Run(Section):
     performance: Performance = Performance()
     wandb: Wandb = Wandb()
     loggers: list[Literal["csv", "tensorboard"]] = ["csv"]
-    seed: NonNegativeInt = 5
+    seed: Seed = 5
     max_epochs: PositiveInt
     accumulate_grad_batches: PositiveInt = 1
     num_nodes: PositiveInt = 1

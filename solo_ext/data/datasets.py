@@ -93,7 +93,8 @@ def open_images(data: Mapping[str, Any], split: Split) -> Images:
         split: ``train`` honours ``data.fraction`` and ``data.no_labels``.
 
     Raises:
-        ConfigError: the path is missing, empty, or not of the layout that the data set has.
+        ConfigError: the path is missing, empty, or not of the layout that the data set has, or
+            the fraction cannot hold every class.
     """
     key = f"data.{split}_path"
     path = data.get(f"{split}_path")
@@ -183,7 +184,15 @@ def _stratified(images: Images, fraction: float) -> list[int]:
     from sklearn.model_selection import train_test_split
 
     targets = targets_of(images)
-    kept, _ = train_test_split(
-        range(len(targets)), train_size=fraction, stratify=targets, random_state=42
-    )
+    try:
+        kept, _ = train_test_split(
+            range(len(targets)), train_size=fraction, stratify=targets, random_state=42
+        )
+    except ValueError as error:
+        raise ConfigError(
+            "data.fraction",
+            fraction,
+            f"of {len(targets)} images this leaves classes out: {str(error).splitlines()[0]}",
+            "take a fraction that keeps, and leaves, an image of every class; -1 takes all",
+        ) from None
     return sorted(kept)

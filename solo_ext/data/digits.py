@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from solo_ext.errors import UserError
 from solo_ext.paths import data_root
 
 SIZE = 32
@@ -29,12 +30,15 @@ def digits_folder(split: str, root: Path | None = None) -> Path:
 
     Raises:
         ValueError: unknown split.
+        UserError: the folder is there without the split.
     """
     if split not in ("train", "val"):
         raise ValueError(f"digits have the splits train and val, not {split!r}")
     folder = (root or data_root()) / "digits"
     if not (folder / split).is_dir():
         _write(folder)
+    if not (folder / split).is_dir():
+        raise UserError(f"{str(folder)!r} has no folder {split!r}; remove it to have it written")
     return folder / split
 
 
@@ -45,16 +49,21 @@ def _write(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Written aside and renamed, so that two processes or an interrupted one leave no half.
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".digits-"))
+    # Not the scratch folder itself, which nobody else may read.
+    whole = scratch / folder.name
     seen = np.zeros(10, dtype=int)
     for number, (pixels, target) in enumerate(zip(bunch.images, bunch.target, strict=True)):
         split = "train" if seen[target] < TRAIN_PER_CLASS else "val"
         seen[target] += 1
-        place = scratch / split / str(target)
+        place = whole / split / str(target)
         place.mkdir(parents=True, exist_ok=True)
         grey = Image.fromarray(np.round(pixels * (255 / 16)).astype(np.uint8))
         grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC).save(place / f"{number:04d}.png")
     try:
-        os.replace(scratch, folder)
+        os.replace(whole, folder)
     except OSError:
         # Another process was first; its images are the same.
+        if not folder.is_dir():
+            raise
+    finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -28,6 +28,7 @@ class ResumableLoader(DataLoader[Any]):
         self, dataset: TrainingViews, sampler: EpochSampler, batch_size: int, num_workers: int
     ) -> None:
         self.order = sampler
+        self._served_of = sampler.epoch
         self.served = 0
         super().__init__(
             dataset,
@@ -44,7 +45,7 @@ class ResumableLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         assert self.batch_size is not None
         epoch, first = self.order.epoch, self.order.start // self.batch_size
-        self.served = first
+        self._served_of, self.served = epoch, first
         for batch in super().__iter__():
             self.served += 1
             yield batch
@@ -57,16 +58,19 @@ class ResumableLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, int]:
         """Place of the next batch: epoch, and batches of it already served."""
-        if self.served >= len(self):
-            return {"epoch": self.order.epoch + 1, "batches": 0}
-        return {"epoch": self.order.epoch, "batches": self.served}
+        epoch = self.order.epoch
+        # The sampler may have been sent to an epoch that nothing was served of yet.
+        served = self.served if epoch == self._served_of else 0
+        if served >= len(self):
+            return {"epoch": epoch + 1, "batches": 0}
+        return {"epoch": epoch, "batches": served}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Goes to a place that :meth:`state_dict` gave."""
         assert self.batch_size is not None
         self.order.epoch = state["epoch"]
         self.order.start = state["batches"] * self.batch_size
-        self.served = state["batches"]
+        self._served_of, self.served = state["epoch"], state["batches"]
 
 
 def pretrain_loader(cfg: Mapping[str, Any], images: Images) -> ResumableLoader:

@@ -124,7 +124,7 @@ def _text(css: str, x: float, y: float, content: str, extra: str = "") -> str:
 def bar_chart(bars: Sequence[Bar], axis_label: str) -> str:
     """Draws horizontal bars on a 0 to 100 axis, with whiskers of one standard deviation."""
     longest = max((min(len(bar.label), _LABEL_LIMIT) for bar in bars), default=0)
-    left, width, pitch, top = 16 + 7.2 * longest, 880.0, 30.0, 8.0
+    left, width, pitch, top = 24 + 8.4 * longest, 880.0, 30.0, 8.0
     right, bottom = width - 110, top + pitch * len(bars)
     parts = [_open("bars", width, bottom + 44, axis_label)]
     for tick in range(0, 101, 20):

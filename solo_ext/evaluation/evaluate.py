@@ -11,15 +11,21 @@ import torch
 from solo_ext.config.check import validated
 from solo_ext.config.schema import Section
 from solo_ext.config.types import NonNegativeInt, PositiveInt
-from solo_ext.data.datasets import open_images
+from solo_ext.data.datasets import Images, class_names, open_images
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.transforms import STATISTICS
-from solo_ext.errors import ConfigError, UserError
+from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.features import extract_features
 from solo_ext.evaluation.pretrained import Pretrained, load_pretrained
 from solo_ext.evaluation.protocols import PROTOCOLS, Features
 
 Progress = Callable[[str, int, int], None]
+_TORCHVISION = {
+    "cifar10": "cifar-10-batches-py",
+    "cifar100": "cifar-100-python",
+    "stl10": "stl10_binary",
+}
+"""The folder by which torchvision's data sets are known."""
 
 
 class EvalData(Section):
@@ -60,9 +66,9 @@ def evaluate(
         UserError: wrong settings, or a path that is no run.
     """
     shared, own = _settings(protocol, dict(settings or {}))
+    device = _device(shared.device)
     pretrained = load_pretrained(path)
     cfg = _evaluation_config(pretrained.cfg, shared)
-    device = _device(shared.device)
     features = read_features(pretrained, cfg, device, shared.batch_size, progress)
     return {
         "protocol": protocol,
@@ -95,12 +101,40 @@ def read_features(
             "the run was trained without labels, and an evaluation needs some",
             "give class folders with data.train_path=... data.val_path=...",
         )
+    train, val = open_images(cfg["data"], "train"), open_images(cfg["data"], "val")
+    if cfg["data"]["dataset"] not in STATISTICS:
+        same_classes(train, val, str(cfg["data"]["val_path"]))
     parts: list[Any] = []
-    for split in ("train", "val"):
-        loader = fixed_loader(cfg, open_images(cfg["data"], split), batch_size=batch_size)  # type: ignore[arg-type]
+    for split, images in (("train", train), ("val", val)):
+        loader = fixed_loader(cfg, images, batch_size=batch_size)
         report = None if progress is None else _reporter(progress, split)
         parts += extract_features(pretrained.backbone, loader, device=device, progress=report)
     return Features(*parts)
+
+
+def same_classes(train: Images, val: Images, val_path: str) -> None:
+    """Refuses class folders of validation whose numbers mean other classes than in training.
+
+    Raises:
+        ConfigError: a class that only one of the two has.
+    """
+    ours, theirs = class_names(train), class_names(val)
+    extra = sorted(set(theirs) - set(ours))
+    if extra:
+        raise ConfigError(
+            "data.val_path",
+            val_path,
+            f"class {extra[0]!r} is not among the training classes",
+            nearest(extra[0], ours),
+        )
+    if ours != theirs:
+        missing = sorted(set(ours) - set(theirs))
+        raise ConfigError(
+            "data.val_path",
+            val_path,
+            f"class folder {missing[0]!r} is missing, which would shift the labels",
+            "add the folder, it may hold a single image",
+        )
 
 
 def _reporter(progress: Progress, split: str) -> Callable[[int, int], None]:
@@ -123,12 +157,16 @@ def _evaluation_config(trained: Mapping[str, Any], shared: EvalRun) -> dict[str,
     data = {"fraction": -1, "format": "image_folder", "num_workers": 0, **trained["data"]}
     given = {k: v for k, v in shared.data.model_dump().items() if v is not None}
     if given:
-        # Class folders of the user's own; statistics stay those of pretraining.
-        data |= {"dataset": "custom", "no_labels": False, "fraction": -1} | given
+        # Class folders of the user's own, unless torchvision's data set only moved; statistics
+        # stay those of pretraining.
+        inside = _TORCHVISION.get(data["dataset"])
+        moved = inside is not None and all((Path(p) / inside).is_dir() for p in given.values())
+        dataset = data["dataset"] if moved else "custom"
+        data |= {"dataset": dataset, "no_labels": False, "fraction": -1} | given
     if shared.num_workers is not None:
         data["num_workers"] = shared.num_workers
     first = dict(trained["augmentations"][0])
-    if given and trained["data"]["dataset"] in STATISTICS:
+    if data["dataset"] == "custom" and trained["data"]["dataset"] in STATISTICS:
         mean, std = STATISTICS[trained["data"]["dataset"]]
         first |= {"mean": list(mean), "std": list(std)}
     if shared.crop_size is not None:
@@ -140,9 +178,14 @@ def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"device={name!r}: {str(error).splitlines()[0]}; use cpu, or auto"
+        torch.ones(1, device=name).cpu()
+    except Exception as error:
+        # torch answers in many ways: unknown, not built, not there, holding no values.
+        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        raise ConfigError(
+            "device",
+            name,
+            str(error).splitlines()[0],
+            f"allowed here: {', '.join(('auto', 'cpu', *gpus))}",
         ) from None
     return name

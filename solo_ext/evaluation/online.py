@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
+from rich.console import Console
 
 from solo_ext.data.datasets import Images
 from solo_ext.data.loaders import fixed_loader
@@ -66,9 +67,9 @@ class OnlineEvaluation(Callback):
 
     def _log(self, trainer: pl.Trainer, accuracies: dict[str, float], epoch: int) -> None:
         if accuracies:
+            step = max(trainer.global_step - 1, 0)
             # At once: Lightning writes what a hook logs with the next step's metrics.
             for logger in trainer.loggers:
-                logger.log_metrics({**accuracies, "epochs_done": epoch}, step=trainer.global_step)
-            trainer.callback_metrics.update(
-                {f"val_{k}": torch.tensor(v) for k, v in accuracies.items()}
-            )
+                logger.log_metrics({**accuracies, "epochs_done": epoch}, step=step)
+            found = "  ".join(f"{k}={v:.2f}" for k, v in accuracies.items())
+            Console(stderr=True, highlight=False).print(f"epochs done {epoch}  {found}")

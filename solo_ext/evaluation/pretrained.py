@@ -7,15 +7,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
+from annotated_types import MinLen
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 from torch import Tensor, nn
 
 from solo_ext import host
+from solo_ext.config.check import validated
+from solo_ext.config.types import PositiveInt
 from solo_ext.data.resolvers import add_resolvers
-from solo_ext.errors import UserError
+from solo_ext.data.transforms import STATISTICS
+from solo_ext.errors import ConfigError, UserError
 from solo_ext.host.backbones import build_backbone
 
 ARGS = "args.json"
@@ -43,6 +49,38 @@ class Pretrained:
     digest: str
 
 
+class _Open(BaseModel):
+    """The part of ``args.json`` that evaluation reads; the rest may be anything."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Backbone(_Open):  # type: ignore[no-redef]
+    name: str
+    kwargs: dict[str, Any] | None = None
+
+
+class _Data(_Open):
+    dataset: str
+    train_path: str | None = None
+    val_path: str | None = None
+
+
+class _Augmentation(_Open):
+    crop_size: PositiveInt
+
+
+class _Optimizer(_Open):
+    batch_size: PositiveInt
+
+
+class _Args(_Open):
+    backbone: _Backbone
+    data: _Data
+    augmentations: Annotated[list[_Augmentation], MinLen(1)]
+    optimizer: _Optimizer
+
+
 def load_pretrained(path: Path) -> Pretrained:
     """Loads the backbone of a run.
 
@@ -66,15 +104,27 @@ def load_pretrained(path: Path) -> Pretrained:
         dataset=cfg["data"]["dataset"],
     )
     weights = _backbone_weights(state["state_dict"], checkpoint)
-    missing, unexpected = backbone.load_state_dict(weights, strict=False)
-    if missing or unexpected:
-        raise UserError(
-            f"checkpoint {str(checkpoint)!r} does not fit backbone {cfg['backbone']['name']!r}: "
-            f"missing {missing[:3] or 'nothing'}, unexpected {unexpected[:3] or 'nothing'}; is "
-            f"{ARGS} of another run?"
-        )
+    _check_fit(backbone, weights, checkpoint, cfg["backbone"]["name"])
+    backbone.load_state_dict(weights)
     epoch = int(state.get("epoch", -1)) + 1
     return Pretrained(backbone, features_dim, cfg, checkpoint, epoch, file_digest(checkpoint))
+
+
+def _check_fit(
+    backbone: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path, name: str
+) -> None:
+    own = backbone.state_dict()
+    faults = {
+        "missing": [k for k in own if k not in weights],
+        "unexpected": [k for k in weights if k not in own],
+        "of another shape": [k for k in own if k in weights and own[k].shape != weights[k].shape],
+    }
+    found = "; ".join(f"{fault}: {', '.join(keys[:3])}" for fault, keys in faults.items() if keys)
+    if found:
+        raise UserError(
+            f"checkpoint {str(checkpoint)!r} does not fit backbone {name!r} ({found}); is {ARGS} "
+            "of another run?"
+        )
 
 
 def file_digest(path: Path) -> str:
@@ -104,37 +154,49 @@ def _config_of(checkpoint: Path) -> dict[str, Any]:
         raise UserError(f"no {ARGS} beside {str(checkpoint)!r}; it says which backbone this is")
     try:
         args = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{str(file)!r} is not JSON: {error}") from None
     if isinstance(args, dict) and isinstance(args.get("backbone"), dict):
         # Upstream's own script leaves interpolations in.
         add_resolvers()
-        return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(args), resolve=True))
-    if isinstance(args, dict) and "encoder" in args:
-        return _from_release(args)
-    raise UserError(f"{str(file)!r} names no backbone; it is of no solo-learn run")
+        try:
+            resolved = OmegaConf.to_container(OmegaConf.create(args), resolve=True)
+        except OmegaConfBaseException as error:
+            raise UserError(f"{str(file)!r}: {str(error).splitlines()[0]}") from None
+        args = cast(dict[str, Any], resolved)
+    elif isinstance(args, dict) and isinstance(args.get("encoder"), str):
+        args = _from_release(args)
+    else:
+        raise UserError(f"{str(file)!r} names no backbone; it is of no solo-learn run")
+    try:
+        validated(TypeAdapter(_Args), args)
+    except ConfigError as error:
+        raise UserError(f"{str(file)!r}: {error}") from None
+    return args
 
 
 def _from_release(args: Mapping[str, Any]) -> dict[str, Any]:
     """The flat arguments of 1.0.2 as far as evaluation needs them."""
+    # The release writes no paths, only that it cannot.
+    args = {k: None if v == "<not serializable>" else v for k, v in args.items()}
     kwargs = dict(args.get("backbone_args") or {})
     cifar = kwargs.pop("cifar", False)
     if "swin" in args["encoder"] and cifar:
         kwargs["window_size"] = 4
     transform = args.get("transform_kwargs") or {}
     first = transform[0] if isinstance(transform, list) else transform
-    folder = args.get("data_dir") or "."
+    folder = args.get("data_dir")
 
     def joined(name: str) -> str | None:
-        return str(Path(folder) / args[name]) if args.get(name) else None
+        return str(Path(folder or ".") / args[name]) if args.get(name) else None
 
-    named = args["dataset"] in ("cifar10", "cifar100", "stl10")
+    named = args.get("dataset") in STATISTICS
     return {
         "name": args.get("name"),
         "method": args.get("method"),
         "backbone": {"name": args["encoder"], "kwargs": kwargs},
         "data": {
-            "dataset": args["dataset"],
+            "dataset": args.get("dataset"),
             "train_path": folder if named else joined("train_dir"),
             "val_path": folder if named else joined("val_dir"),
             "format": "image_folder",
@@ -159,10 +221,9 @@ def _state_of(checkpoint: Path) -> dict[str, Any]:
     try:
         state = torch.load(checkpoint, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise UserError(
-            f"checkpoint {str(checkpoint)!r} cannot be read: {str(error).splitlines()[0]}"
-        ) from error
-    if not isinstance(state, dict) or "state_dict" not in state:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"checkpoint {str(checkpoint)!r} cannot be read: {reason}") from error
+    if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict):
         raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint: it has no state_dict")
     return state
 

@@ -32,7 +32,7 @@ class BackboneTable(dict[str, Callable[..., nn.Module]]):
         return partial(_create, name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        return self[name] if name in self else default  # noqa: SIM401 (it is get itself)
 
 
 def is_timm(name: str) -> bool:
@@ -126,6 +126,8 @@ def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Modu
         model = timm.create_model(name, **arguments)
     except TypeError as error:
         raise ConfigError("backbone.kwargs", arguments, str(error), f"see timm's {name}") from error
+    # Heads with a hidden layer of their own (MobileNetV3's, VGG's) return that layer.
+    model.num_features = getattr(model, "head_hidden_size", model.num_features)
     if small:
         _small_stem(model, name)
     return model

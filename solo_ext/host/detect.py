@@ -12,8 +12,8 @@ from typing import Literal
 from solo_ext.errors import HostError
 
 INSTALL = (
-    "install the release with `pip install --no-deps solo-learn==1.0.2` (or `uv sync`), or take the "
-    "main branch: `git clone https://github.com/vturrisi/solo-learn` and put the checkout on "
+    "install the release with `pip install --no-deps solo-learn==1.0.2` (or `uv sync`), or take "
+    "the main branch: `git clone https://github.com/vturrisi/solo-learn` and put the checkout on "
     "PYTHONPATH (`export PYTHONPATH=/path/to/solo-learn`)"
 )
 

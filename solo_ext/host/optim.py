@@ -65,7 +65,7 @@ def configure_optimizers(module: Any) -> Any:
 
 
 def split_by_dimension(groups: Iterable[Group], **vectors: Any) -> list[Group]:
-    """Parts each group into matrices and vectors (biases, norms); ``vectors`` updates the latter."""
+    """Parts groups into matrices and vectors (biases, norms), updating the latter."""
     out: list[Group] = []
     for group in groups:
         matrices = [p for p in group["params"] if p.ndim > 1]
@@ -142,7 +142,8 @@ def warmup_cosine(
         end: rate at the end of the schedule.
     """
     if step < warmup:
-        return start + step * (base - start) / max(warmup - 1, 1)
+        # A broken number of steps would end above the base rate.
+        return start + (base - start) * min(step / max(warmup - 1, 1), 1.0)
     progress = (step - warmup) / max(total - warmup, 1)
     return end + 0.5 * (base - end) * (1 + math.cos(math.pi * progress))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -50,7 +51,7 @@ def in_batch_logits(z1: Tensor, z2: Tensor, temperature: float) -> InBatchLogits
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: must be above 0")
     dtype = torch.float64 if z1.dtype == torch.float64 else torch.float32
-    with torch.autocast(z1.device.type, enabled=False):
+    with _without_autocast(z1.device):
         local = F.normalize(torch.stack((z1.to(dtype), z2.to(dtype))), dim=-1)
         # (N, 2, D) gathers rank by rank; (2, G, D) keeps each view's rows together.
         joined = distributed.gather_with_gradient(local.transpose(0, 1)).transpose(0, 1)
@@ -62,3 +63,10 @@ def in_batch_logits(z1: Tensor, z2: Tensor, temperature: float) -> InBatchLogits
         positive = logits.gather(1, other).squeeze(1)
         negatives = logits.scatter(1, torch.cat((own, other), 1), float("-inf"))
     return InBatchLogits(positive, negatives, 2 * total - 2)
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    # Devices without autocast, meta among them, refuse even to have it switched off.
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()

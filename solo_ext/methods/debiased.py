@@ -94,7 +94,8 @@ class Debiased(BaseMethod):
     def _warn_of_the_floor(self, dim: int) -> None:
         # Where independent directions and a positive at cosine 0.9 already reach the floor,
         # a trained backbone will too.
-        share = math.exp(1 / (2 * dim * self.temperature**2) - 0.9 / self.temperature)
+        exponent = 1 / (2 * dim * self.temperature**2) - 0.9 / self.temperature
+        share = math.exp(min(exponent, 0.0))
         if self.tau_plus > share:
             warnings.warn(
                 f"tau_plus={self.tau_plus} is large for temperature={self.temperature}: most "

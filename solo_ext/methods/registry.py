@@ -6,7 +6,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from solo_ext.config.check import check_method_kwargs
 from solo_ext.errors import ConfigError
 from solo_ext.registry import Registry
 
@@ -22,6 +21,9 @@ def fill_method_kwargs(cfg: DictConfig, kwargs_type: type) -> DictConfig:
     Raises:
         ConfigError: unknown key, missing key, or value out of range.
     """
+    # pydantic is not needed to register a method.
+    from solo_ext.config.check import check_method_kwargs
+
     given = OmegaConf.to_container(cfg, resolve=True).get("method_kwargs")  # type: ignore[union-attr]
     cfg.method_kwargs = check_method_kwargs(kwargs_type, given or {})
     return cfg

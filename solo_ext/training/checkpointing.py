@@ -31,7 +31,10 @@ class RunState(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         version, keys, gauss = random.getstate()
-        name, words, place, has_gauss, cached = cast(Any, np.random.get_state(legacy=True))
+        name, words, place, has_gauss, cached = cast(
+            Any,
+            np.random.get_state(legacy=True),  # noqa: NPY002 (others may draw from it)
+        )
         return {
             "data": self.loader.state_dict(),
             "torch": torch.get_rng_state(),
@@ -70,7 +73,8 @@ class RunState(Callback):
         version, keys, gauss = state["python"]
         random.setstate((version, tuple(keys), gauss))
         name, words, place, has_gauss, cached = state["numpy"]
-        np.random.set_state((name, words.numpy().astype(np.uint32), place, has_gauss, cached))
+        words = words.numpy().astype(np.uint32)
+        np.random.set_state((name, words, place, has_gauss, cached))  # noqa: NPY002
 
 
 class RunCheckpoint(Checkpoint):

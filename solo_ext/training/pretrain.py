@@ -15,13 +15,13 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
 from solo_ext import host
-from solo_ext.config.check import trainer_arguments
+from solo_ext.config.check import check_run, trainer_arguments
 from solo_ext.data.loaders import fixed_loader, pretrain_loader
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.online import OnlineEvaluation
@@ -34,6 +34,7 @@ from solo_ext.training.run_dir import (
     CONFIG,
     ENVIRONMENT,
     METRICS,
+    TIMING,
     checkpoints,
     choose_run_dir,
     read_config,
@@ -50,8 +51,9 @@ class PretrainResult:
         run_dir: the run directory.
         checkpoint: the last checkpoint, ``None`` with ``checkpoint.enabled=false``.
         epochs: epochs that are trained in all.
-        seconds: time of this process's training.
-        images_per_second: training images (not crops) per second of this process.
+        seconds: training time, that of earlier parts of a resumed run included (what a killed
+            process trained after its last checkpoint is not).
+        images_per_second: training images (not crops) per second over that time.
     """
 
     run_dir: Path
@@ -62,7 +64,11 @@ class PretrainResult:
 
 
 def pretrain(
-    prepared: Prepared, *, run_dir: Path | None = None, callbacks: Sequence[Callback] = ()
+    prepared: Prepared,
+    *,
+    run_dir: Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    show_progress: bool = True,
 ) -> PretrainResult:
     """Trains from the start, or goes on where the run's last checkpoint stands.
 
@@ -71,6 +77,7 @@ def pretrain(
         run_dir: the run directory; named after method, name and config by default. One that
             holds checkpoints of this config is continued.
         callbacks: further Lightning callbacks.
+        show_progress: report progress on standard error.
 
     Raises:
         UserError: a checkpoint that cannot be used, or a logger that is not installed.
@@ -90,8 +97,9 @@ def pretrain(
     )
     start = _start_of(resume)
     stem = f"{cfg.name}-{run_dir.name}"
-    own: list[Callback] = [RunState(loader), progress_callback(given["method"]), *callbacks]
-    own += _online(prepared)
+    own: list[Callback] = [RunState(loader), *callbacks, *_online(prepared)]
+    if show_progress:
+        own.append(progress_callback(given["method"]))
     if given["checkpoint"]["enabled"]:
         save = given["checkpoint"]
         own.append(
@@ -112,15 +120,12 @@ def pretrain(
     seconds = time.monotonic() - begin
     if trainer.interrupted:
         raise KeyboardInterrupt
-    images = (trainer.global_step - start) * given["accumulate_grad_batches"]
-    images *= given["optimizer"]["batch_size"] * trainer.world_size
+    steps = trainer.global_step - start
+    images = steps * given["accumulate_grad_batches"] * given["optimizer"]["batch_size"]
+    timing = _add_timing(run_dir, trainer, seconds, images * trainer.world_size)
     found = checkpoints(run_dir)
     return PretrainResult(
-        run_dir,
-        found[-1].path if found else None,
-        trainer.current_epoch,
-        seconds,
-        images / seconds if seconds else 0.0,
+        run_dir, found[-1].path if found else None, trainer.current_epoch, **timing
     )
 
 
@@ -137,6 +142,20 @@ def resume(run_dir: Path, *, callbacks: Sequence[Callback] = ()) -> PretrainResu
             "`solo-ext pretrain`"
         )
     return pretrain(prepared, run_dir=run_dir, callbacks=callbacks)
+
+
+def _add_timing(
+    run_dir: Path, trainer: pl.Trainer, seconds: float, images: int
+) -> dict[str, float]:
+    """Adds this part of the run to its totals; a run that was already finished adds nothing."""
+    file = run_dir / TIMING
+    total = json.loads(file.read_text()) if file.is_file() else {"seconds": 0.0, "images": 0}
+    if images:
+        total = {"seconds": total["seconds"] + seconds, "images": total["images"] + images}
+        if trainer.is_global_zero:
+            write_text(file, json.dumps(total))
+    rate = total["images"] / total["seconds"] if total["seconds"] else 0.0
+    return {"seconds": total["seconds"], "images_per_second": rate}
 
 
 def _online(prepared: Prepared) -> list[Callback]:
@@ -171,7 +190,8 @@ def _checkpoint_to_resume(given: dict[str, Any], run_dir: Path) -> Path | None:
             )
         return path
     found = checkpoints(run_dir)
-    if found and run_digest(read_config(run_dir)) != run_digest(given):
+    # Checked again, so that a run of an earlier version gets the defaults of this one.
+    if found and run_digest(check_run(read_config(run_dir))) != run_digest(given):
         raise UserError(
             f"run directory {str(run_dir)!r} holds a run of another config; name a new one, or "
             "resume that run with `solo-ext pretrain --resume RUN_DIR`"
@@ -289,6 +309,8 @@ def _quiet() -> None:
         ".*Please also save or load the state of the optimizer.*",
         ".*torch.nn.utils.weight_norm.*is deprecated.*",
         ".*Found .* module.* in eval mode.*",
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*validation_step. but have no .val_dataloader.*",
     ):
         warnings.filterwarnings("ignore", message)
 

@@ -38,13 +38,14 @@ class JsonLines(Logger):
 
     Args:
         file: the file.
-        start_step: when resuming, lines after this step are dropped: the run repeats them.
+        start_step: optimiser steps done where a run is resumed; lines of later ones are dropped,
+            the run repeats them. Steps are counted from 0, as Lightning does.
     """
 
     def __init__(self, file: Path, start_step: int | None = None) -> None:
         super().__init__()
         self.file = file
-        self._drop_after(start_step)
+        self._drop_from(start_step)
         self._begin = time.monotonic()
 
     @property
@@ -67,10 +68,10 @@ class JsonLines(Logger):
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
         """The config is a file of its own."""
 
-    def _drop_after(self, step: int | None) -> None:
+    def _drop_from(self, step: int | None) -> None:
         if step is None or not self.file.is_file():
             return
-        kept = [r for r in read_metrics(self.file) if (r.get("step") or 0) <= step]
+        kept = [r for r in read_metrics(self.file) if (r.get("step") or 0) < max(step, 1)]
         scratch = self.file.with_suffix(".saving")
         scratch.write_text("".join(json.dumps(r) + "\n" for r in kept))
         os.replace(scratch, self.file)

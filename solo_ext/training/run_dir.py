@@ -15,7 +15,8 @@ import yaml
 
 from solo_ext.errors import UserError
 
-CONFIG, ARGS, METRICS, ENVIRONMENT = "config.yaml", "args.json", "metrics.jsonl", "environment.json"
+CONFIG, ARGS = "config.yaml", "args.json"
+METRICS, ENVIRONMENT, TIMING = "metrics.jsonl", "environment.json", "timing.json"
 _CHECKPOINT = re.compile(r"-ep=(?P<epoch>\d+)(?:-step=(?P<step>\d+))?\.ckpt$")
 _NOT_OF_THE_RUN = {
     "resume_from_checkpoint",

@@ -33,8 +33,24 @@ def load() -> ModuleType:
 
     for name in ("solo.utils.whitening", "solo.methods.wmse"):
         sys.modules[name].Whitening2d = Whitening2d  # type: ignore[attr-defined]
+    base.BaseMethod._BACKBONES.update(_backbones())
     made = natives(solo.methods.METHODS)
     solo.methods.METHODS.update(made)
     for own in made.values():
         setattr(solo.methods, own.__name__, own)
     return solo
+
+
+def _backbones() -> dict[str, Any]:
+    """The release's own backbones, called as main calls its: the method's name comes first."""
+    own = importlib.import_module("solo.utils.backbones")
+    resnets = importlib.import_module("torchvision.models")
+    found = {f"resnet{depth}": getattr(resnets, f"resnet{depth}") for depth in (18, 50)}
+    for family in ("vit", "swin"):
+        for size in ("tiny", "small", "base", "large"):
+            found[f"{family}_{size}"] = getattr(own, f"{family}_{size}")
+    return {name: _after_method(make) for name, make in found.items()}
+
+
+def _after_method(make: Any) -> Any:
+    return lambda method=None, **kwargs: make(**kwargs)

@@ -9,7 +9,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from solo_ext.config.check import check_method_kwargs
 from solo_ext.host.builtin_kwargs import BUILTIN_KWARGS
 from solo_ext.host.release_1_0_2.base import BaseMethod
 
@@ -30,6 +29,9 @@ class Native:
     method_name: str
 
     def __init__(self, cfg: DictConfig) -> None:
+        # pydantic is not needed to register a method.
+        from solo_ext.config.check import check_method_kwargs
+
         given = OmegaConf.to_container(cfg, resolve=True).get("method_kwargs")  # type: ignore
         kwargs = check_method_kwargs(BUILTIN_KWARGS[self.method_name], given or {})
         for name in _NOT_ITS_OWN.get(self.method_name, ()):

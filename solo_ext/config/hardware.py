@@ -1,0 +1,76 @@
+"""Devices, accelerators and strategies of a config, checked against Lightning and the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from solo_ext.errors import ConfigError, nearest
+
+
+def check_hardware(config: Mapping[str, Any]) -> None:
+    """Refuses an accelerator or strategy that Lightning does not know or the machine lacks.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    from lightning.pytorch.accelerators import AcceleratorRegistry
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    known: dict[str, Any] = {n: AcceleratorRegistry[n]["accelerator"] for n in AcceleratorRegistry}
+    there = sorted(n for n, accelerator in known.items() if accelerator.is_available())
+    if {"cuda", "mps"} & set(there):
+        there.append("gpu")
+    name = config["accelerator"]
+    if name not in (*known, "auto", "gpu"):
+        raise ConfigError(
+            "accelerator", name, "unknown accelerator", nearest(name, [*known, "auto", "gpu"])
+        )
+    if name != "auto" and name not in there:
+        raise ConfigError(
+            "accelerator",
+            name,
+            "this machine has none",
+            f"allowed here: auto, {', '.join(there)}; `solo-ext doctor` says what torch sees",
+        )
+    strategies = [*StrategyRegistry.available_strategies(), "auto"]
+    if config["strategy"] not in strategies:
+        raise ConfigError(
+            "strategy",
+            config["strategy"],
+            "unknown strategy",
+            nearest(config["strategy"], strategies),
+        )
+    world_size(config)
+    on_cpu = name == "cpu" or (name == "auto" and set(there) == {"cpu"})
+    if on_cpu and isinstance(config["devices"], str) and "," in config["devices"]:
+        raise ConfigError(
+            "devices", config["devices"], "the CPU has no numbered devices", "give their number"
+        )
+
+
+def world_size(config: Mapping[str, Any]) -> int:
+    """Number of processes that a config asks for; ``auto`` counts the machine's accelerators.
+
+    Raises:
+        ConfigError: text that is no number of devices.
+    """
+    devices = config["devices"]
+    if isinstance(devices, list):
+        count = len(devices)
+    elif isinstance(devices, int):
+        count = devices
+    elif devices.strip() in ("auto", "-1"):
+        import torch
+
+        count = max(torch.cuda.device_count(), 1) if config["accelerator"] != "cpu" else 1
+    else:
+        # "2" is two devices, "0,1" and "3," list them.
+        words = [w.strip() for w in devices.split(",") if w.strip()]
+        listed = "," in devices
+        if not words or not all(w.isdecimal() for w in words) or (not listed and int(words[0]) < 1):
+            raise ConfigError(
+                "devices", devices, "not a number of devices", "give a number, a list, or auto"
+            )
+        count = len(words) if listed else int(words[0])
+    return count * int(config["num_nodes"])

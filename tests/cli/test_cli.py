@@ -1,0 +1,335 @@
+"""The commands: what they print, where they write, what they import."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from solo_ext import __version__, host
+from solo_ext.cli import commands
+from solo_ext.cli.main import build_parser
+from solo_ext.host import detect
+from solo_ext.host.backbones import build_backbone
+from solo_ext.losses import LOSSES
+from solo_ext.methods import METHODS
+
+Command = Callable[..., Any]
+COMMANDS = ("demo", "methods", "losses", "doctor", "pretrain", "eval")
+WITHOUT_SOLO = """
+import importlib.machinery, sys
+find = importlib.machinery.PathFinder.find_spec
+def blocked(name, path=None, target=None):
+    return None if name.partition(".")[0] == "solo" else find(name, path, target)
+importlib.machinery.PathFinder.find_spec = blocked
+from solo_ext.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def python(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=cwd,
+        env={**os.environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def document(result: Any) -> Any:
+    """The one JSON document on standard output."""
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_commands_are_all_here() -> None:
+    actions = build_parser()._actions
+    assert next(tuple(a.choices) for a in actions if a.choices) == COMMANDS
+    assert set(commands._COMMANDS) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("words", [(), *((name,) for name in COMMANDS)], ids=str)
+def test_help(words: tuple[str, ...], command: Command) -> None:
+    result = command(*words, "--help")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"usage: {' '.join(('solo-ext', *words))} ")
+
+
+def test_version(command: Command) -> None:
+    assert command("--version").out == f"solo-ext {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import solo_ext",
+        "from solo_ext.cli.main import build_parser; build_parser()",
+        "from solo_ext.cli.main import main; main(['pretrain', '--config-name'])",
+    ],
+)
+def test_nothing_heavy_is_imported_early(code: str, tmp_path: Path) -> None:
+    ask = "print(sorted({'torch', 'lightning', 'timm', 'hydra', 'solo'} & set(sys.modules)))"
+    body = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\n{ask}"
+    assert python(body, cwd=tmp_path).stdout == "[]\n"
+
+
+def test_methods(command: Command) -> None:
+    rows = document(command("methods", "--json"))
+    named = {row["name"]: row for row in rows}
+    assert set(METHODS) <= set(named)
+    assert {"simclr", "byol", "swav"} <= set(named)
+    assert not {"base", "linear"} & set(named)
+    assert named["debiased"]["origin"] == "solo_ext"
+    assert named["debiased"]["year"] == 2020
+    assert named["simclr"]["origin"] == "solo-learn"
+    shown = command("methods")
+    assert shown.code == 0
+    assert host.load().info.generation in shown.out
+    assert all(name in shown.out for name in named)
+
+
+def test_losses(command: Command) -> None:
+    rows = document(command("losses", "--json"))
+    assert {row["name"] for row in rows} == set(LOSSES)
+    assert "debiased_loss_func" in command("losses").out
+
+
+def test_doctor(command: Command) -> None:
+    found = document(command("doctor", "--json"))
+    assert found["solo_ext"] == __version__
+    assert found["host"]["generation"] == detect().generation
+    assert found["packages"]["torch"] == torch.__version__.partition("+")[0]
+    shown = command("doctor").out
+    assert found["host"]["fingerprint"] in shown
+    assert "not installed: pip install" in shown
+
+
+@pytest.mark.parametrize("words", [("doctor",), ("doctor", "--json")], ids=str)
+def test_doctor_without_solo_learn(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = python(WITHOUT_SOLO, *words, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "pip install --no-deps solo-learn==1.0.2" in done.stdout
+    assert "git clone https://github.com/vturrisi/solo-learn" in done.stdout
+    assert "PYTHONPATH" in done.stdout
+    if "--json" in words:
+        assert "error" in json.loads(done.stdout)["host"]
+
+
+def test_pretrain_without_solo_learn(tmp_path: Path) -> None:
+    words = ("pretrain", "--config-name", "digits/debiased")
+    done = python(WITHOUT_SOLO, *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("solo-ext: solo-learn is not installed; ")
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pretrain(trained: Any) -> None:
+    found = document(trained)
+    run_dir = Path(found["run_dir"])
+    names = {p.name for p in run_dir.iterdir()}
+    assert names >= {"args.json", "config.yaml", "environment.json", "metrics.jsonl"}
+    (checkpoint,) = run_dir.glob("*.ckpt")
+    assert found["checkpoint"] == str(checkpoint)
+    assert found["epochs"] == 1
+    assert found["images_per_second"] > 0
+    args = json.loads((run_dir / "args.json").read_text())
+    assert args["method"] == "debiased"
+    # As upstream's scripts read it: scaled by batch / 256.
+    assert args["optimizer"]["lr"] == pytest.approx(0.3 * 64 / 256)
+    assert trained.noise == []
+
+
+def test_standard_output_is_the_documents_alone(command: Command) -> None:
+    """Lightning prints a bar and a summary of the model there, if it is told to."""
+    result = command(
+        "pretrain",
+        "--json",
+        "--config-name=digits/debiased",
+        "accelerator=cpu",
+        "backbone.kwargs.channels=[8,8,8,8]",
+        "data.fraction=0.2",
+        "optimizer.batch_size=64",
+        "max_epochs=1",
+        "enable_progress_bar=true",
+        "enable_model_summary=true",
+    )
+    found = document(result)
+    # Beside the default name, and in the folder that the command was started in.
+    assert Path(found["run_dir"]).parent == Path("trained_models/debiased")
+    assert Path(found["checkpoint"]).is_file()
+
+
+def test_finished_run_is_resumed_to_its_end(
+    run_dir: Path, command: Command, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run_dir, copy)
+    found = document(command("pretrain", "--resume", str(copy), "--json"))
+    assert (found["run_dir"], found["epochs"]) == (str(copy), 1)
+    shown = command("pretrain", "--resume", str(copy))
+    assert shown.code == 0
+    assert f"solo-ext eval knn {copy}" in shown.out
+
+
+@pytest.fixture
+def own_run(run_dir: Path, tmp_path: Path) -> Path:
+    """A copy of the run, which evaluations may write to."""
+    return Path(shutil.copytree(run_dir, tmp_path / "own"))
+
+
+def test_eval_knn(own_run: Path, command: Command) -> None:
+    words = ("eval", "knn", str(own_run), "k=[1,5]", "temperature=[0.1]", "--json")
+    result = command(*words)
+    record = document(result)
+    assert record["protocol"] == "knn"
+    assert [(row["k"], row["temperature"]) for row in record["results"]] == [(1, 0.1), (5, 0.1)]
+    # Ten classes: one epoch is worse than no chance at all only by accident.
+    assert all(10 < row["acc1"] <= row["acc5"] <= 100 for row in record["results"])
+    # Every image, whatever fraction pretraining took.
+    assert (record["train"]["images"], record["test"]["images"]) == (280, 397)
+    assert record["epoch"] == 1
+    assert json.loads((own_run / "eval_knn.json").read_text()) == record
+    assert (result.err, result.noise) == ("", [])
+
+
+def test_eval_linear(own_run: Path, command: Command) -> None:
+    record = document(command("eval", "linear", str(own_run), "--json", "max_iterations=20"))
+    (row,) = record["results"]
+    assert set(row) == {"acc1", "acc5", "train_acc1", "weight_decay"}
+    assert 10 < row["acc1"] < row["acc5"] <= 100
+    assert record["settings"]["max_iterations"] == 20
+    assert (own_run / "eval_linear.json").is_file()
+
+
+def test_eval_shows_a_table(own_run: Path, command: Command) -> None:
+    result = command("eval", "knn", str(own_run), "k=[3]")
+    assert result.code == 0
+    assert "knn: debiased, epoch 1" in result.out
+    assert result.err == ""
+
+
+def test_overrides_stand_anywhere(own_run: Path, command: Command) -> None:
+    words = ("eval", "--json", "knn", str(own_run), "k=[3]", "--json", "temperature=[0.5]")
+    (row,) = document(command(*words))["results"]
+    assert (row["k"], row["temperature"]) == (3, 0.5)
+
+
+def test_record_that_cannot_be_written_is_not_lost(
+    own_run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("solo_ext.training.run_dir.write_text", full)
+    result = command("eval", "knn", str(own_run), "k=[3]", "--json")
+    assert len(document(result)["results"]) == 2
+    assert "the record was not written: no space left" in result.err
+
+
+def write_run(folder: Path, backbone: Any, prefix: str, args: dict[str, Any]) -> None:
+    """A checkpoint folder as upstream's own Checkpointer leaves it."""
+    folder.mkdir()
+    state = {f"{prefix}.{k}": v for k, v in backbone.state_dict().items()}
+    state["classifier.weight"] = torch.zeros(3, 8)
+    checkpoint = {"epoch": 4, "global_step": 10, "state_dict": state}
+    torch.save(checkpoint, folder / "name-offline-ep=4.ckpt")
+    (folder / "args.json").write_text(json.dumps(args))
+
+
+def test_eval_of_a_folder_of_main(
+    command: Command, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its args.json is the config, interpolations and all."""
+    monkeypatch.setenv("IMAGES_OF_MAIN", str(images))
+    backbone, _ = build_backbone(
+        host.load().backbones, "resnet18", {}, method="byol", dataset="custom"
+    )
+    args = {
+        "name": "byol-mine",
+        "method": "byol",
+        "backbone": {"name": "resnet18", "kwargs": {}},
+        "data": {
+            "dataset": "custom",
+            "train_path": "${oc.env:IMAGES_OF_MAIN}",
+            "val_path": "${data.train_path}",
+            "format": "image_folder",
+            "num_workers": 0,
+            "num_classes": 3,
+        },
+        "augmentations": [{"crop_size": 16, "num_crops": 2, "rrc": {"enabled": True}}],
+        "optimizer": {"name": "lars", "batch_size": 16, "lr": 0.3},
+        "wandb_run_id": None,
+    }
+    write_run(tmp_path / "run", backbone, "backbone", args)
+    record = document(command("eval", "knn", "run", "k=[1]", "temperature=[0.1]", "--json"))
+    # The nearest neighbour of an image is itself.
+    assert record["results"][0]["acc1"] == 100
+    assert (record["method"], record["epoch"], record["image_size"]) == ("byol", 5, 16)
+
+
+def test_eval_of_a_folder_of_the_release(command: Command, images: Path, tmp_path: Path) -> None:
+    """Its args.json is flat, and says of every path that it is not serializable."""
+    backbone, _ = build_backbone(
+        host.load().backbones,
+        "resnet18",
+        {"zero_init_residual": True},
+        method="byol",
+        dataset="custom",
+    )
+    args = {
+        "name": "byol-mine",
+        "method": "byol",
+        "encoder": "resnet18",
+        "backbone_args": {"cifar": False, "zero_init_residual": True},
+        "dataset": "custom",
+        "data_dir": "<not serializable>",
+        "train_dir": "<not serializable>",
+        "val_dir": None,
+        "num_workers": 0,
+        "batch_size": 16,
+        "transform_kwargs": [
+            {"crop_size": 16, "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]},
+            {"crop_size": 8},
+        ],
+    }
+    write_run(tmp_path / "run", backbone, "encoder", args)
+    refused = command("eval", "knn", "run")
+    assert refused.code == 2
+    assert refused.err.startswith("solo-ext: data.train_path=null: no path; give the folder")
+    paths = (f"data.train_path={images}", f"data.val_path={images}")
+    record = document(command("eval", "knn", "run", *paths, "k=[1]", "temperature=[0.1]", "--json"))
+    assert record["results"][0]["acc1"] == 100
+    assert record["backbone"] == {"name": "resnet18", "kwargs": {"zero_init_residual": True}}
+    assert (record["epoch"], record["image_size"]) == (5, 16)
+
+
+def test_failures_are_no_mistakes(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They raise, which ends the process with 1 and shows where."""
+
+    def fail(args: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setitem(commands._COMMANDS, "losses", fail)
+    with pytest.raises(RuntimeError, match="broken"):
+        command("losses")
+
+
+def test_interruption(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(commands._COMMANDS, "pretrain", interrupt)
+    result = command("pretrain", "--config-name", "digits/debiased")
+    assert (result.code, result.out) == (130, "")
+    assert result.lines == ["solo-ext: interrupted; resume with --resume"]

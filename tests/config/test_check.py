@@ -1,0 +1,262 @@
+"""The schema: what it fills in, passes on and refuses, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from solo_ext.config.check import check_run, trainer_arguments
+from solo_ext.errors import ConfigError, UserError, nearest
+
+Valid = Callable[[], dict[str, Any]]
+
+
+def put(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Sets a value at a dotted path, in place."""
+    *parents, last = path.split(".")
+    node: Any = config
+    for part in parents:
+        node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
+    if isinstance(node, list):
+        node[int(last)] = value
+    else:
+        node[last] = value
+    return config
+
+
+def refusal(config: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_run(config)
+    return str(caught.value)
+
+
+def test_defaults_are_filled_in(valid: dict[str, Any]) -> None:
+    filled = check_run(valid)
+    assert filled["seed"] == 5
+    assert filled["loggers"] == ["csv"]
+    assert filled["knn_eval"] == {"enabled": False, "k": 20, "distance_func": "cosine"}
+    assert filled["momentum"] == {"base_tau": 0.9, "final_tau": 1.0, "classifier": False}
+    assert filled["augmentations"][0]["rrc"] == {
+        "enabled": True,
+        "crop_min_scale": 0.2,
+        "crop_max_scale": 1.0,
+    }
+    assert filled["optimizer"]["classifier_lr"] == 0.1
+    assert filled["auto_umap"] is None
+
+
+def test_filled_config_is_a_fixed_point_and_its_own(valid: dict[str, Any]) -> None:
+    filled = check_run(valid)
+    assert check_run(filled) == filled
+    filled["loggers"].append("tensorboard")
+    assert check_run(valid)["loggers"] == ["csv"]
+
+
+def test_trainer_arguments_pass_through(valid: dict[str, Any]) -> None:
+    passed = {"gradient_clip_val": 1.0, "limit_train_batches": 0.5}
+    filled = check_run(valid)
+    assert {k: filled[k] for k in passed} == passed
+    # What was not given is not written: Lightning's own defaults hold.
+    assert "deterministic" not in filled
+    assert check_run({**valid, "deterministic": None})["deterministic"] is None
+
+
+@pytest.mark.parametrize(
+    "passed",
+    [
+        {"limit_train_batches": 3},
+        {"limit_train_batches": 1.0},
+        {"val_check_interval": 0.25},
+        {"val_check_interval": "00:00:10:00"},
+        {"val_check_interval": {"minutes": 5}},
+        {"max_time": "00:12:00:00"},
+        {"max_time": {"hours": 2}},
+        {"max_steps": -1},
+        {"deterministic": "warn"},
+        {"fast_dev_run": 2},
+        {"profiler": "simple"},
+        {"gradient_clip_algorithm": "norm"},
+        {"num_sanity_val_steps": -1},
+        {"plugins": None},
+        {"precision": 32},
+        {"precision": "bf16"},
+        {"devices": "auto"},
+        {"devices": 2},
+        {"benchmark": True},
+        {"check_val_every_n_epoch": None},
+    ],
+    ids=str,
+)
+def test_what_the_trainer_takes_is_taken(passed: dict[str, Any], valid: dict[str, Any]) -> None:
+    assert check_run({**valid, **passed}).items() >= passed.items()
+
+
+@pytest.mark.parametrize("name", ["logger", "callbacks", "default_root_dir"])
+def test_what_is_ours_is_no_argument(name: str, valid: dict[str, Any]) -> None:
+    assert name not in trainer_arguments()
+    assert f"{name}='x': unknown key" in refusal({**valid, name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("path", "guess"),
+    [
+        ("metod", "method"),
+        ("sync_batchnorn", "sync_batchnorm"),
+        ("backbone.nam", "name"),
+        ("data.train_pth", "train_path"),
+        ("augmentations.0.crop_sizes", "crop_size"),
+        ("augmentations.0.rrc.enable", "enabled"),
+        ("augmentations.0.color_jitter.saturation_", "saturation"),
+        ("optimizer.learning_rate", None),
+        ("scheduler.warmup-epochs", "warmup_epochs"),
+        ("momentum.base_tua", "base_tau"),
+        ("online_eval.protocol", "protocols"),
+        ("wandb.Entity", "entity"),
+    ],
+)
+def test_unknown_keys_are_named(path: str, guess: str | None, valid: dict[str, Any]) -> None:
+    line = refusal(put(valid, path, 1))
+    assert line.startswith(f"{path}=1: unknown key; ")
+    assert "allowed: " in line
+    assert ("did you mean" in line) == (guess is not None)
+    if guess:
+        assert f"did you mean {guess!r}? " in line
+
+
+def test_a_misspelt_key_is_named_rather_than_the_missing_one(valid: dict[str, Any]) -> None:
+    valid["optimizer"]["learning_rate"] = valid["optimizer"].pop("lr")
+    assert refusal(valid).startswith("optimizer.learning_rate=0.1: unknown key")
+
+
+@pytest.mark.parametrize("key", [3, True, None, 1.5, ("a", "b")])
+def test_keys_that_are_no_text(key: Any, valid: dict[str, Any]) -> None:
+    for section in (valid, valid["optimizer"], valid["backbone"]["kwargs"]):
+        section[key] = 1
+        assert "this key is no text" in refusal(valid)
+        assert str(key).lower().replace("none", "null") in refusal(valid)
+        del section[key]
+
+
+@pytest.mark.parametrize("key", ["int", "str", "list[int]", "[key]", "constrained-int", ""])
+def test_keys_named_like_branches_of_unions(key: str, valid: dict[str, Any]) -> None:
+    assert refusal({**valid, key: 1}).startswith(f"{key}=1: unknown key")
+    valid["optimizer"][key] = 1
+    assert refusal(valid).startswith(f"optimizer.{key}=1: unknown key")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "line"),
+    [
+        ("optimizer.name", "SGD", "not a valid choice; did you mean 'sgd'? allowed: adam, adamw"),
+        ("scheduler.interval", "steps", "not a valid choice; did you mean 'step'?"),
+        ("scheduler.interval", 3, "not a valid choice; allowed: epoch, step"),
+        ("precision", 8, "not a valid choice; allowed: 16, 16-mixed"),
+        ("data.fraction", 0, "not a valid value; allowed: -1, or a number above 0, up to 1"),
+        ("data.fraction", "half", "not a valid value; allowed: -1, or a number above 0, up to 1"),
+        ("devices", [], "not a valid value; allowed: an integer above 0, or text, or a list of 1"),
+        ("devices", 0, "not a valid value; allowed: an integer above 0, or text, or a list of 1"),
+        ("devices", 1.5, "not a valid value; allowed: an integer above 0, or text, or a list of 1"),
+        ("resume_from_checkpoint", 3, "not a valid value; allowed: text, or null"),
+        ("momentum", 0.9, "not a valid value; allowed: a mapping with the keys base_tau, class"),
+        ("augmentations", [], "not a valid value; allowed: a list of 1 or more, each a mapping"),
+        ("augmentations.0", None, "not a valid value; allowed: a mapping with the keys color_"),
+        ("augmentations.0.mean", [0.5], "not a valid value; allowed: a list of 3, each a number"),
+        ("augmentations.0.mean.1", "x", "not a valid value; allowed: a number"),
+        ("scheduler.lr_decay_steps.1", 0, "not a valid value; allowed: an integer above 0"),
+        ("online_eval.protocols.0", "nn", "not a valid choice; did you mean 'knn'? allowed: knn"),
+        ("optimizer.lr", float("inf"), "not a valid value; allowed: a number above 0"),
+        ("optimizer.lr", float("nan"), "not a valid value; allowed: a number above 0"),
+        ("limit_train_batches", 1.5, "not a valid value; allowed: an integer of 0 or more, or a"),
+        ("check_val_every_n_epoch", 0, "not a valid value; allowed: an integer above 0, or null"),
+        ("max_time", "an hour", "not a valid value; allowed: a time DD:HH:MM:SS, or a mapping"),
+        ("plugins", "x", "not a valid value; allowed: null"),
+        ("deterministic", "no", "not a valid value; allowed: true or false, or warn, or null"),
+    ],
+)
+def test_values_are_refused(path: str, value: Any, line: str, valid: dict[str, Any]) -> None:
+    said = refusal(put(valid, path, value))
+    assert said.startswith(f"{path}={value!r}: {line}".replace("=None:", "=null:"))
+
+
+def test_long_values_are_cut(valid: dict[str, Any]) -> None:
+    assert len(refusal({**valid, "nonsense": list(range(1000))})) < 500
+
+
+def test_errors_are_one_line() -> None:
+    assert str(UserError("a\n  b\u2028c")) == "a b c"
+    assert str(ConfigError("key", "x\ny", "not\ngood", "mend\r\nit")) == (
+        "key='x\\ny': not good; mend it"
+    )
+    assert str(ConfigError("key", None, "bad")) == "key=null: bad"
+    assert str(ConfigError("key", False, "bad")) == "key=false: bad"
+    assert str(ConfigError("key", 0, "bad")) == "key=0: bad"
+
+
+def test_nearest() -> None:
+    names = ("simclr", "simsiam", "byol")
+    assert nearest("SimCLR", names) == "did you mean 'simclr'? allowed: byol, simclr, simsiam"
+    assert nearest("qq", names, show=2) == "allowed: byol, simclr, ... (3 in all)"
+    assert nearest("byoll", names, show=0) == "did you mean 'byol'?"
+    assert nearest("qq", names, show=0) == ""
+    assert nearest("x", ()) == "nothing is allowed here"
+
+
+GARBAGE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(min_value=10**30, max_value=10**400)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["int", "auto", "-1", "custom", "???", "a\nb"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5) | st.integers() | st.booleans(), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def places(node: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) of a nested config."""
+    found: list[tuple[Any, Any]] = []
+    pairs = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, inner in list(pairs):
+        found.append((node, key))
+        if isinstance(inner, dict | list):
+            found += places(inner)
+    return found
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_garbage_is_refused_in_one_line(data: st.DataObject, make_valid: Valid) -> None:
+    """Anything but a config error would be a traceback on the user's screen."""
+    config = make_valid()
+    for _ in range(data.draw(st.integers(1, 3))):
+        node, key = data.draw(st.sampled_from(places(config)))
+        match data.draw(st.sampled_from(["replace", "add", "rename", "remove"])):
+            case "replace":
+                node[key] = data.draw(GARBAGE)
+            case "add" if isinstance(node, dict):
+                node[data.draw(st.text(max_size=5) | st.integers() | st.none())] = data.draw(
+                    GARBAGE
+                )
+            case "rename" if isinstance(node, dict):
+                node[data.draw(st.text(max_size=12))] = node.pop(key)
+            case "remove":
+                del node[key]
+    refused: ConfigError | None = None
+    try:
+        filled = check_run(config)
+    except ConfigError as error:
+        refused = error
+    if refused is None:
+        assert check_run(filled) == filled or "nan" in repr(filled)
+    else:
+        assert len(str(refused).splitlines()) == 1
+        assert refused.key in str(refused) or not refused.key.isprintable()

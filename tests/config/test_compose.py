@@ -1,0 +1,203 @@
+"""Composing configs: shipped ones, the user's own, overrides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from solo_ext.config.check import check_run
+from solo_ext.config.compose import apply_overrides, compose, parse, shipped_configs
+from solo_ext.errors import ConfigError, UserError
+from solo_ext.paths import config_root
+from solo_ext.training.prepare import prepare
+
+MINE = """
+defaults:
+  - /solo_ext/augmentations@augmentations: digits
+  - _self_
+method: simclr
+name: mine
+backbone: {name: timm/resnet10t, kwargs: {channels: [8, 8, 8, 8]}}
+method_kwargs: {proj_hidden_dim: 8, proj_output_dim: 8, temperature: 0.2}
+data:
+  dataset: custom
+  train_path: ${solo_ext.digits:train}
+optimizer: {name: sgd, batch_size: 64, lr: 0.3}
+scheduler: {name: none}
+max_epochs: 2
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A folder with one config of the user's own."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "run.yaml").write_text(MINE)
+    return folder
+
+
+def refusal(*overrides: str, name: str = "digits/debiased", folder: Path | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        compose(name, overrides, folder)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def test_shipped_configs_are_all_there() -> None:
+    root = config_root() / "solo_ext"
+    helpers = {"augmentations", "base", "linear"}
+    files = {p.relative_to(root) for p in root.rglob("*.yaml")}
+    runs = {p.with_suffix("").as_posix() for p in files if p.parts[0] not in helpers}
+    assert set(shipped_configs()) == runs
+    assert "digits/debiased" in runs
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_shipped_configs_are_ready(name: str, data_root: Path) -> None:
+    config = compose(name)
+    assert "hydra" not in config
+    prepared = prepare(config)
+    assert prepared.given["data"]["num_classes"] == 10
+    assert prepared.given["name"].startswith(config["method"])
+    assert prepared.val is not None
+    # What was checked and filled in is a config again, and the same.
+    assert prepare(check_run(prepared.given)).given == prepared.given
+
+
+@pytest.mark.parametrize(
+    "name", ["digits/debiased", "digits/debiased.yaml", "solo_ext/digits/debiased"]
+)
+def test_names_of_shipped_configs(name: str, data_root: Path) -> None:
+    assert compose(name) == compose("digits/debiased")
+
+
+def test_own_config_with_shipped_augmentations(mine: Path, data_root: Path) -> None:
+    config = compose("run", (), mine)
+    assert config["augmentations"] == compose("digits/simclr")["augmentations"]
+    assert Path(config["data"]["train_path"]) == data_root / "digits" / "train"
+    assert len(prepare(config).train) == 1400
+
+
+def test_own_config_in_a_folder(mine: Path, data_root: Path) -> None:
+    (mine / "sub").mkdir()
+    (mine / "sub" / "run.yaml").write_text("# @package _global_\n" + MINE)
+    assert compose("sub/run", (), mine) == compose("run", (), mine)
+    (mine / "sub" / "run.yaml").write_text(MINE)
+    assert "# @package _global_" in refusal(name="sub/run", folder=mine)
+
+
+def test_own_config_overrides_its_defaults(mine: Path, data_root: Path) -> None:
+    (mine / "derived.yaml").write_text(
+        "defaults:\n  - run\n  - _self_\nmax_epochs: 7\noptimizer: {lr: 0.5}\n"
+    )
+    (mine / "silent.yaml").write_text("defaults:\n  - run\nmax_epochs: 7\noptimizer: {lr: 0.5}\n")
+    derived = compose("derived", (), mine)
+    assert (derived["max_epochs"], derived["optimizer"]["lr"]) == (7, 0.5)
+    assert derived["optimizer"]["batch_size"] == 64
+    assert compose("silent", (), mine) == derived
+
+
+def test_group_override(data_root: Path) -> None:
+    config = compose("digits/debiased", ["solo_ext/augmentations@augmentations=cifar"])
+    assert config["augmentations"] == compose("cifar10_cpu/debiased")["augmentations"]
+
+
+def test_values_are_set_in_order(data_root: Path) -> None:
+    config = compose(
+        "digits/debiased",
+        [
+            "optimizer.lr=0.1",
+            "optimizer.lr=0.2",
+            "+knn_eval.enabled=true",
+            "++seed=3",
+            "augmentations.0.crop_size=24",
+            "backbone.kwargs={drop_rate: 0.5}",
+            "~scheduler.warmup_epochs",
+            "gradient_clip_val=1.5",
+            "name='a,b=c'",
+        ],
+    )
+    assert config["optimizer"]["lr"] == 0.2
+    assert config["knn_eval"] == {"enabled": True}
+    assert (config["seed"], config["name"]) == (3, "a,b=c")
+    assert config["augmentations"][0]["crop_size"] == 24
+    # A mapping is merged, as in YAML.
+    assert config["backbone"]["kwargs"].items() >= {"drop_rate": 0.5, "small_stem": False}.items()
+    assert config["scheduler"] == {"name": "warmup_cosine"}
+    assert config["gradient_clip_val"] == 1.5
+
+
+def test_interpolations_of_overrides_are_resolved(data_root: Path) -> None:
+    config = compose("digits/debiased", ["name=${method}-${optimizer.batch_size}"])
+    assert config["name"] == "debiased-200"
+
+
+def test_a_list_loses_an_entry() -> None:
+    config = OmegaConf.create({"a": [1, 2, 3], "b": 1})
+    apply_overrides(config, parse(["~a.1", "~b=1"]))
+    assert config == {"a": [1, 3]}
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("name=${nothing}", "name='${nothing}': Interpolation key 'nothing' not found"),
+        ("optimizer.lr=${data.nothing}", "optimizer.lr='${data.nothing}': Interpolation key"),
+        ("name=${oc.env:SOLO_EXT_NO_SUCH}", "'SOLO_EXT_NO_SUCH' not found"),
+        ("name=${no_resolver:1}", "name='${no_resolver:1}': Unsupported interpolation type"),
+        ("data.val_path=${solo_ext.digits:vla}", "have the splits train and val, not 'vla'"),
+        ("name=${name}", "name='${name}': Recursive interpolation"),
+        ("name=???", "name='???': Missing mandatory value"),
+        ("backbone.kwargs.channels=[8,${nothing}]", "backbone.kwargs.channels"),
+    ],
+)
+def test_interpolation_errors_are_readable(override: str, says: str, data_root: Path) -> None:
+    line = refusal(override)
+    assert says in line
+    assert "object_type" not in line
+    assert "full_key" not in line
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (MINE + "seed: [1, 2\n", "config 'run' cannot be read: while parsing a flow sequence"),
+        (MINE + "name: again\n", "found duplicate key name"),
+        (MINE + "seed:\t\n\t- 3\n", "cannot start any token"),
+        (MINE + "seed: !!python/object:os.system {}\n", "could not determine a constructor"),
+        (MINE + "seed: ${nothing\n", "config 'run' cannot be composed: no viable alternative"),
+        ("- a\n", "must be a DictConfig"),
+        ("defaults: simclr\n", "defaults must be a list"),
+        ("defaults:\n  - run\n  - _self_\n", "its defaults lead in a circle"),
+        ("defaults:\n  - nothing\n  - _self_\n", "config 'nothing' is not there"),
+        (
+            "defaults:\n  - /solo_ext/augmentations@augmentations: cifra\n  - _self_\n",
+            "did you mean 'cifar'? allowed: cifar, digits",
+        ),
+        (MINE.replace("  - _self_", "  - override /nothing: x\n  - _self_"), "nothing"),
+    ],
+)
+def test_broken_files_are_readable(text: str, says: str, mine: Path, data_root: Path) -> None:
+    (mine / "run.yaml").write_text(text)
+    assert says in refusal(name="run", folder=mine)
+
+
+def test_files_that_are_no_text(mine: Path) -> None:
+    (mine / "run.yaml").write_bytes(b"name: \xff\xfe\n")
+    assert "config 'run' cannot be read" in refusal(name="run", folder=mine)
+
+
+@pytest.mark.parametrize("name", ["", "run/", "none", "run.yml"])
+def test_names_that_are_no_config(name: str, mine: Path) -> None:
+    with pytest.raises(ConfigError, match="allowed: run"):
+        compose(name, (), mine)
+
+
+def test_hydra_is_left_as_it_was(mine: Path, data_root: Path) -> None:
+    """After a mistake the next config composes as if nothing had been."""
+    (mine / "torn.yaml").write_text("a: [\n")
+    refusal(name="torn", folder=mine)
+    assert compose("run", (), mine)["name"] == "mine"

@@ -1,0 +1,99 @@
+"""A host, a few images, and configs of runs that take a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from solo_ext import host
+
+CLASSES, PER_CLASS, SIDE, BATCH = 3, 16, 16, 24
+KWARGS: dict[str, dict[str, Any]] = {
+    "all4one": {"temperature": 0.2, "pred_hidden_dim": 16, "queue_size": 48},
+    "barlow_twins": {},
+    "byol": {"pred_hidden_dim": 16},
+    "deepclusterv2": {"num_prototypes": [4, 4], "kmeans_iters": 2},
+    "dino": {"num_prototypes": 16},
+    "mocov2plus": {"temperature": 0.2, "queue_size": 48},
+    "mocov3": {"temperature": 0.2, "pred_hidden_dim": 16},
+    "nnbyol": {"pred_hidden_dim": 16, "queue_size": 48},
+    "nnclr": {"temperature": 0.2, "pred_hidden_dim": 16, "queue_size": 48},
+    "nnsiam": {"pred_hidden_dim": 16, "queue_size": 48},
+    "ressl": {"temperature_q": 0.1, "temperature_k": 0.04, "queue_size": 48},
+    "simclr": {"temperature": 0.2},
+    "simsiam": {"pred_hidden_dim": 16},
+    "supcon": {"temperature": 0.2},
+    "swav": {
+        "temperature": 0.1,
+        "queue_size": 48,
+        "num_prototypes": 8,
+        "epoch_queue_starts": 0,
+        "freeze_prototypes_epochs": 0,
+    },
+    "vibcreg": {},
+    "vicreg": {},
+    "wmse": {"whitening_size": 24, "whitening_eps": 0.1},
+}
+"""``method_kwargs`` of the built-ins, without the sizes of the projector."""
+
+MakeConfig = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def loaded() -> host.Host:
+    """The installed host, mended."""
+    return host.load()
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class folders ``0``, ``1``, ``2`` of 16 random images of 16 x 16 each."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for label in range(CLASSES):
+        folder = root / str(label)
+        folder.mkdir()
+        for number in range(PER_CLASS):
+            pixels = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def make_config(images: Path) -> MakeConfig:
+    """``make(method, section={...}, ...)``: two steps per epoch of a tiny network, on the CPU."""
+
+    def make(method: str, **changes: Any) -> dict[str, Any]:
+        config: dict[str, Any] = {
+            "name": "tiny",
+            "method": method,
+            "backbone": {
+                "name": "timm/resnet10t",
+                "kwargs": {"channels": [8, 8, 8, 8], "small_stem": False},
+            },
+            "method_kwargs": {"proj_hidden_dim": 16, "proj_output_dim": 8, **KWARGS.get(method, {})},
+            "data": {
+                "dataset": "custom",
+                "train_path": str(images),
+                "val_path": None,
+                "num_workers": 0,
+            },
+            "augmentations": [{"crop_size": SIDE, "num_crops": 2}],
+            "optimizer": {"name": "sgd", "batch_size": BATCH, "lr": 0.3, "classifier_lr": 0.1},
+            "scheduler": {"name": "none"},
+            "loggers": [],
+            "accelerator": "cpu",
+            "max_epochs": 1,
+            "enable_progress_bar": False,
+        }
+        for key, value in changes.items():
+            held = config.get(key)
+            config[key] = {**held, **value} if isinstance(held, dict) else value
+        return config
+
+    return make

@@ -1,0 +1,346 @@
+"""Images of a config, and the views that training takes of them."""
+
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Subset
+from torchvision import transforms as T
+
+from solo_ext.config.schema import Augmentation
+from solo_ext.data.datasets import (
+    FixedViews,
+    TrainingViews,
+    Unlabelled,
+    class_names,
+    open_images,
+    targets_of,
+)
+from solo_ext.data.sampler import SampleKey
+from solo_ext.data.transforms import MultiCrop, pretrain_transform
+from solo_ext.errors import ConfigError
+
+COUNTS = {"ant": 20, "bee": 10, "cat": 30}
+
+
+def save_image(path: Path, seed: int, side: int = 12) -> None:
+    """Writes noise, coloured or, for odd seeds, grey."""
+    shape = (side, side) if seed % 2 else (side, side, 3)
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class folders of 20, 10 and 30 images."""
+    root = tmp_path_factory.mktemp("classes")
+    for label, (name, count) in enumerate(COUNTS.items()):
+        for number in range(count):
+            save_image(root / name / f"{number:02d}.png", 100 * label + number)
+    return root
+
+
+@pytest.fixture
+def flat(tmp_path: Path) -> Path:
+    """One folder of images without classes, and a file that is none."""
+    for number, suffix in enumerate(("jpg", "PNG", "jpeg", "bmp")):
+        save_image(tmp_path / f"{9 - number}.{suffix}", number)
+    (tmp_path / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+def section(path: Path | str | None, **given: Any) -> dict[str, Any]:
+    """Returns a section ``data``."""
+    base = {"dataset": "custom", "format": "image_folder", "fraction": -1, "no_labels": False}
+    return {**base, "train_path": str(path), "val_path": str(path), **given}
+
+
+def transform() -> MultiCrop:
+    """Returns a transform with every kind of chance."""
+    chance = {"prob": 0.5}
+    settings = Augmentation(
+        crop_size=8,
+        num_crops=2,
+        color_jitter={**chance, "brightness": 0.4, "hue": 0.1},  # type: ignore[arg-type]
+        grayscale=chance,  # type: ignore[arg-type]
+        gaussian_blur=chance,  # type: ignore[arg-type]
+        solarization=chance,  # type: ignore[arg-type]
+        equalization=chance,  # type: ignore[arg-type]
+        horizontal_flip=chance,  # type: ignore[arg-type]
+    )
+    return pretrain_transform("custom", [settings.model_dump()])
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_opens_class_folders(folder: Path, split: Any) -> None:
+    images = open_images(section(folder), split)
+    assert len(images) == 60
+    assert class_names(images) == ["ant", "bee", "cat"]
+    assert targets_of(images) == [0] * 20 + [1] * 10 + [2] * 30
+    for index in (0, 1, 20, 59):
+        image, target = images[index]
+        assert image.size == (12, 12)
+        assert image.mode == "RGB"
+        assert target == targets_of(images)[index]
+
+
+def test_opens_below_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert len(open_images(section(f"~/{folder.name}"), "train")) == 60
+
+
+def test_reads_no_image_for_names_and_targets(folder: Path) -> None:
+    images: Any = open_images(section(folder, fraction=0.5), "train")
+
+    def refuse(path: str) -> None:
+        raise AssertionError(f"decoded {path}")
+
+    images.dataset.loader = refuse
+    assert len(targets_of(images)) == 30
+    assert class_names(images) == ["ant", "bee", "cat"]
+    with pytest.raises(AssertionError, match="decoded"):
+        images[0]
+
+
+def test_names_of_images_that_know_none() -> None:
+    images: Any = [(Image.new("RGB", (1, 1)), target) for target in (2, 0, 2)]
+    assert targets_of(images) == [2, 0, 2]
+    assert class_names(images) == ["0", "2"]
+    assert targets_of(Subset(images, [0, 2])) == [2, 2]
+
+
+def test_unlabelled_images(flat: Path) -> None:
+    images = open_images(section(flat, no_labels=True), "train")
+    assert isinstance(images, Unlabelled)
+    assert [p.name for p in images.files] == ["6.bmp", "7.jpeg", "8.PNG", "9.jpg"]
+    assert len(images) == 4
+    assert all(images[i][1] == -1 and images[i][0].mode == "RGB" for i in range(4))
+    assert targets_of(images) == [-1] * 4
+    half = open_images(section(flat, no_labels=True, fraction=0.5), "train")
+    assert targets_of(half) == [-1] * 2
+
+
+def test_no_labels_is_about_training(folder: Path) -> None:
+    images = open_images(section(folder, no_labels=True), "val")
+    assert class_names(images) == ["ant", "bee", "cat"]
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
+def test_fraction_is_stratified_and_fixed(folder: Path, fraction: float) -> None:
+    found = []
+    for seed in (0, 1):
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        torch.manual_seed(seed)
+        images = open_images(section(folder, fraction=fraction), "train")
+        assert isinstance(images, Subset)
+        found.append(list(images.indices))
+    assert found[0] == found[1] == sorted(set(found[0]))
+    counts = torch.tensor(targets_of(images)).bincount().tolist()
+    assert counts == pytest.approx([fraction * c for c in COUNTS.values()], abs=0.5)
+    assert class_names(images) == ["ant", "bee", "cat"]
+    assert images[0][1] == targets_of(images)[0]
+
+
+def test_fraction_differs_in_content(folder: Path) -> None:
+    """Not the first images of each class."""
+    images: Any = open_images(section(folder, fraction=0.5), "train")
+    assert images.indices[:10] != list(range(10))
+
+
+@pytest.mark.parametrize(("fraction", "split"), [(-1, "train"), (1.0, "train"), (0.5, "val")])
+def test_fraction_leaves_the_rest_whole(folder: Path, fraction: float, split: Any) -> None:
+    images = open_images(section(folder, fraction=fraction), split)
+    assert len(images) == 60
+    assert not isinstance(images, Subset)
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.03, 0.999])
+def test_fraction_without_some_class(folder: Path, fraction: float) -> None:
+    with pytest.raises(ConfigError, match="60 images") as caught:
+        open_images(section(folder, fraction=fraction), "train")
+    assert caught.value.key == "data.fraction"
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(
+    ("layout", "problem"),
+    [
+        ([], "no class folders"),
+        (["image.png"], "no class folders"),
+        (["ant/"], "ant"),
+        (["ant/0.png", "bee/"], "bee"),
+        (["ant/0.png", "bee/notes.txt"], "bee"),
+    ],
+)
+def test_refuses_other_layouts(tmp_path: Path, layout: list[str], problem: str, split: Any) -> None:
+    for number, name in enumerate(layout):
+        if name.endswith("/"):
+            (tmp_path / name).mkdir()
+        elif name.endswith(".png"):
+            save_image(tmp_path / name, number)
+        else:
+            (tmp_path / name).parent.mkdir()
+            (tmp_path / name).write_text("no image")
+    with pytest.raises(ConfigError, match=problem) as caught:
+        open_images(section(tmp_path), split)
+    assert caught.value.key == f"data.{split}_path"
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [[], ["notes.txt"], ["ant/0.png"]])
+def test_refuses_a_folder_without_image(tmp_path: Path, content: list[str]) -> None:
+    for name in content:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("no image")
+    with pytest.raises(ConfigError, match="no image") as caught:
+        open_images(section(tmp_path, no_labels=True), "train")
+    assert caught.value.key == "data.train_path"
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_refuses_a_missing_path(tmp_path: Path, split: Any) -> None:
+    for data, problem in (
+        (section(tmp_path / "nowhere"), "no such folder"),
+        (section(tmp_path, train_path=None, val_path=None), "no path"),
+        ({"dataset": "custom", "format": "image_folder"}, "no path"),
+    ):
+        with pytest.raises(ConfigError, match=problem) as caught:
+            open_images(data, split)
+        assert caught.value.key == f"data.{split}_path"
+
+
+def test_refuses_a_file_as_folder(tmp_path: Path) -> None:
+    save_image(tmp_path / "image.png", 0)
+    with pytest.raises(ConfigError, match="no such folder"):
+        open_images(section(tmp_path / "image.png"), "train")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "stl10"])
+def test_torchvision_data_that_is_not_there(tmp_path: Path, name: str, split: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} is not there.*{name.upper()}") as caught:
+        open_images(section(tmp_path, dataset=name), split)
+    assert caught.value.key == f"data.{split}_path"
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_opens_cifar10(tmp_path: Path, train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny file in CIFAR-10's format, whose checksums torchvision would refuse."""
+    root = tmp_path / "cifar-10-batches-py"
+    root.mkdir()
+    names = [f"airplane-{i}" for i in range(10)]
+    (root / "batches.meta").write_bytes(pickle.dumps({"label_names": names}))
+    batches = [f"data_batch_{i}" for i in range(1, 6)] if train else ["test_batch"]
+    for number, name in enumerate(batches):
+        data = np.full((2, 3072), 10 * number, dtype=np.uint8)
+        (root / name).write_bytes(pickle.dumps({"data": data, "labels": [number, 9]}))
+    monkeypatch.setattr("torchvision.datasets.CIFAR10._check_integrity", lambda _: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    images = open_images(section(tmp_path, dataset="cifar10"), "train" if train else "val")
+    assert len(images) == (10 if train else 2)
+    assert class_names(images) == names
+    assert targets_of(images) == ([0, 9, 1, 9, 2, 9, 3, 9, 4, 9] if train else [0, 9])
+    assert images[0][0].size == (32, 32)
+
+
+@pytest.mark.parametrize("kind", ["h5", "dali"])
+def test_refuses_formats_of_upstream_alone(folder: Path, kind: str) -> None:
+    with pytest.raises(ConfigError, match="image_folder") as caught:
+        open_images(section(folder, format=kind), "train")
+    assert (caught.value.key, caught.value.value) == ("data.format", kind)
+
+
+Crops = tuple[int, list[Tensor], int]
+
+
+def same(a: Crops, b: Crops) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a[1], b[1], strict=True))
+
+
+def test_views_are_of_the_sample(folder: Path) -> None:
+    views = TrainingViews(open_images(section(folder), "train"), transform(), 0)
+    assert len(views) == 60
+    index, crops, target = views[SampleKey(3, 25)]
+    assert (index, target) == (25, 1)
+    assert [tuple(crop.shape) for crop in crops] == [(3, 8, 8)] * 2
+    assert not torch.equal(*crops)
+
+
+def test_views_depend_on_seed_epoch_and_index_alone(folder: Path) -> None:
+    images = open_images(section(folder), "train")
+    keys = [SampleKey(epoch, index) for epoch in (0, 1, 7) for index in (0, 3, 41)]
+    found = []
+    for seed, order in ((0, keys), (99, keys[::-1])):
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        torch.manual_seed(seed)
+        views = TrainingViews(images, transform(), 5)
+        found.append({key: views[key] for key in order})
+    assert all(same(found[0][key], found[1][key]) for key in keys)
+
+
+def test_views_differ_by_seed_epoch_and_index() -> None:
+    """One and the same image everywhere, so that only the draws differ."""
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    images: Any = [(Image.fromarray(pixels), 0)] * 4
+    drawn = [
+        TrainingViews(images, transform(), seed)[SampleKey(epoch, index)]
+        for seed in (0, 1, 2)
+        for epoch in (0, 1, 2)
+        for index in range(4)
+    ]
+    assert not any(same(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
+
+
+def test_views_leave_all_generators_alone(folder: Path) -> None:
+    views = TrainingViews(open_images(section(folder), "train"), transform(), 0)
+    torch.manual_seed(3)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr] # noqa: NPY002
+    views[SampleKey(0, 0)]
+    views[SampleKey(1, 7)]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.random.get_state()[1].tobytes() == before[2]  # type: ignore[index,union-attr] # noqa: NPY002
+
+
+def test_a_failing_transform_leaves_the_generator_alone() -> None:
+    def fail(_: Any) -> Any:
+        torch.rand(3)
+        raise OSError("broken image")
+
+    images: Any = [(Image.new("RGB", (4, 4)), 0)]
+    state = torch.get_rng_state()
+    with pytest.raises(OSError, match="broken image"):
+        TrainingViews(images, MultiCrop([fail], [1]), 0)[SampleKey(0, 0)]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_fixed_views(folder: Path) -> None:
+    images = open_images(section(folder), "val")
+    views = FixedViews(images, T.ToTensor())
+    assert len(views) == 60
+    view, target = views[59]
+    assert torch.equal(view, T.functional.to_tensor(images[59][0]))
+    assert target == 2
+
+
+@pytest.mark.parametrize("kind", ["folder", "fraction", "flat"])
+def test_is_pickled_whole(folder: Path, flat: Path, kind: str) -> None:
+    """Workers that are spawned get the views by pickle."""
+    data = {
+        "folder": section(folder),
+        "fraction": section(folder, fraction=0.5),
+        "flat": section(flat, no_labels=True),
+    }[kind]
+    views = TrainingViews(open_images(data, "train"), transform(), 0)
+    copy = pickle.loads(pickle.dumps(views))
+    assert same(views[SampleKey(2, 3)], copy[SampleKey(2, 3)])

@@ -1,0 +1,175 @@
+"""scikit-learn's digits as a folder of images."""
+
+import multiprocessing
+import os
+import stat
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from solo_ext.data import digits
+from solo_ext.data.datasets import class_names, open_images
+from solo_ext.data.digits import digits_folder
+from solo_ext.data.resolvers import add_resolvers
+from solo_ext.errors import UserError
+
+COUNTS = {"train": 1400, "val": 397}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A parent folder that holds the digits."""
+    parent = tmp_path_factory.mktemp("data")
+    digits_folder("train", parent)
+    return parent
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.png"))
+
+
+def is_whole(parent: Path) -> bool:
+    """Whether the digits, and nothing else, are in ``parent``."""
+    found = {split: len(files(parent / "digits" / split)) for split in COUNTS}
+    return [p.name for p in parent.iterdir()] == ["digits"] and found == COUNTS
+
+
+def test_counts_and_sizes(root: Path) -> None:
+    assert is_whole(root)
+    for split, count in COUNTS.items():
+        folder = digits_folder(split, root)
+        assert folder == root / "digits" / split
+        per_class = Counter(p.parent.name for p in files(folder))
+        assert sorted(per_class) == [str(d) for d in range(10)]
+        assert sum(per_class.values()) == count
+        assert split == "val" or set(per_class.values()) == {140}
+        for path in files(folder):
+            with Image.open(path) as image:
+                assert (image.size, image.mode) == ((32, 32), "L")
+
+
+def test_images_are_scikit_learns(root: Path) -> None:
+    """Every number is there once, under its class, and looks like its original."""
+    bunch = load_digits()
+    found = {int(p.stem): p for split in COUNTS for p in files(root / "digits" / split)}
+    assert sorted(found) == list(range(1797))
+    for number in range(0, 1797, 50):
+        path = found[number]
+        assert path.parent.name == str(bunch.target[number])
+        with Image.open(path) as image:
+            back = np.asarray(image.resize((8, 8), Image.Resampling.BOX), dtype=float)
+        original = bunch.images[number] * (255 / 16)
+        assert np.corrcoef(back.ravel(), original.ravel())[0, 1] > 0.97
+        assert abs(back.mean() - original.mean()) < 8
+
+
+def test_is_read_as_a_data_set(root: Path) -> None:
+    data = {"dataset": "custom", "format": "image_folder"}
+    for split in ("train", "val"):
+        images = open_images({**data, f"{split}_path": digits_folder(split, root)}, split)
+        assert len(images) == COUNTS[split]
+        assert class_names(images) == [str(d) for d in range(10)]
+
+
+def test_is_written_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> None:
+        raise AssertionError(f"wrote {folder} again")
+
+    monkeypatch.setattr(digits, "_write", refuse)
+    for split in COUNTS:
+        digits_folder(split, root)
+
+
+def test_root_is_the_data_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from omegaconf import OmegaConf
+
+    monkeypatch.setenv("SOLO_EXT_DATA", str(root))
+    assert digits_folder("val") == root / "digits" / "val"
+    add_resolvers()
+    add_resolvers()
+    assert OmegaConf.create({"path": "${solo_ext.digits:train}"}).path == str(
+        root / "digits" / "train"
+    )
+
+
+@pytest.mark.parametrize("split", ["test", "", "Train"])
+def test_refuses_other_splits(tmp_path: Path, split: str) -> None:
+    with pytest.raises(ValueError, match="train and val"):
+        digits_folder(split, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_others_may_read_it(root: Path) -> None:
+    usual = root / "usual"
+    usual.mkdir()
+    expected = stat.S_IMODE(usual.stat().st_mode)
+    usual.rmdir()
+    assert stat.S_IMODE((root / "digits").stat().st_mode) == expected
+    assert stat.S_IMODE((root / "digits" / "val" / "0").stat().st_mode) == expected
+
+
+def test_a_second_writer_leaves_the_first_ones_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have written everything when the first renames its own."""
+    replace = os.replace
+
+    def after_another(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        digits_folder("train", tmp_path)
+        (tmp_path / "digits" / "first").touch()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", after_another)
+    digits_folder("val", tmp_path)
+    (tmp_path / "digits" / "first").unlink()
+    assert is_whole(tmp_path)
+
+
+def test_an_interrupted_writer_leaves_nothing_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        digits_folder("train", tmp_path)
+    assert not (tmp_path / "digits").exists()
+    monkeypatch.undo()
+    digits_folder("train", tmp_path)
+    assert is_whole(tmp_path)
+
+
+def test_a_folder_without_the_split_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "digits" / "train").mkdir(parents=True)
+    with pytest.raises(UserError, match="'val'"):
+        digits_folder("val", tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["digits"]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError, match="read-only"):
+        digits_folder("train", tmp_path)
+
+
+def test_two_processes_write_one_folder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=digits_folder, args=(split, tmp_path)) for split in COUNTS]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert is_whole(tmp_path)

@@ -1,0 +1,233 @@
+"""Loaders: the same batches for any number of workers, from any place in the run."""
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from solo_ext.config.schema import Augmentation
+from solo_ext.data.datasets import Images, TrainingViews, open_images
+from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
+from solo_ext.data.sampler import EpochSampler
+from solo_ext.data.transforms import eval_transform
+from solo_ext.errors import ConfigError
+
+SIZE, BATCH = 22, 4
+STEPS = SIZE // BATCH
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
+    """22 small images of two classes."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for number in range(SIZE):
+        place = root / str(number % 2)
+        place.mkdir(exist_ok=True)
+        pixels = rng.integers(0, 256, (10, 10, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"{number:02d}.png")
+    return open_images({"dataset": "custom", "format": "image_folder", "train_path": root}, "train")
+
+
+def config(workers: int = 0, *, batch: int = BATCH, seed: int = 5) -> dict[str, Any]:
+    """Returns the parts of a config that loaders read."""
+    large = Augmentation(crop_size=8, num_crops=2, horizontal_flip={"prob": 0.5})  # type: ignore[arg-type]
+    small = Augmentation(crop_size=6, num_crops=1, gaussian_blur={"prob": 0.5})  # type: ignore[arg-type]
+    return {
+        "seed": seed,
+        "data": {"dataset": "custom", "num_workers": workers},
+        "optimizer": {"batch_size": batch},
+        "augmentations": [large.model_dump(), small.model_dump()],
+    }
+
+
+@pytest.fixture(scope="module")
+def with_workers(images: Images) -> Iterator[ResumableLoader]:
+    """A loader with two workers, which live as long as it does."""
+    loader = pretrain_loader(config(2), images)
+    yield loader
+    loader._iterator = None
+
+
+Batch = list[Any]
+
+
+def same(a: list[Batch], b: list[Batch]) -> bool:
+    """Compares batches bit by bit."""
+    return len(a) == len(b) and all(
+        torch.equal(x[0], y[0])
+        and torch.equal(x[2], y[2])
+        and all(torch.equal(c, d) for c, d in zip(x[1], y[1], strict=True))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def go_on(loader: ResumableLoader, state: dict[str, int], epochs: int) -> list[Batch]:
+    """Loads a state and serves the rest of the first ``epochs`` epochs."""
+    loader.load_state_dict(state)
+    served: list[Batch] = []
+    for epoch in range(loader.state_dict()["epoch"], epochs):
+        loader.order.set_epoch(epoch)
+        served += loader
+    return served
+
+
+@pytest.fixture(scope="module")
+def expected(images: Images) -> list[Batch]:
+    """All batches of three epochs, without workers."""
+    return go_on(pretrain_loader(config(), images), {"epoch": 0, "batches": 0}, 3)
+
+
+def test_batches_are_what_methods_take(images: Images, expected: list[Batch]) -> None:
+    loader = pretrain_loader(config(), images)
+    assert len(loader) == STEPS
+    assert len(expected) == 3 * STEPS
+    for indices, crops, targets in expected:
+        assert indices.shape == targets.shape == (BATCH,)
+        assert [tuple(c.shape) for c in crops] == [(BATCH, 3, 8, 8)] * 2 + [(BATCH, 3, 6, 6)]
+        assert [images[i][1] for i in indices] == targets.tolist()
+    served = torch.cat([indices for indices, _, _ in expected[:STEPS]]).tolist()
+    assert served == [key.sample for key in EpochSampler(SIZE, 5)][: STEPS * BATCH]
+
+
+def test_epochs_differ(expected: list[Batch]) -> None:
+    first, second, third = (expected[i : i + STEPS] for i in range(0, 3 * STEPS, STEPS))
+    assert not same(first, second)
+    assert not same(second, third)
+    assert [b[0].tolist() for b in first] != [b[0].tolist() for b in second]
+
+
+def test_seeds_differ(images: Images, expected: list[Batch]) -> None:
+    assert not same(list(pretrain_loader(config(seed=6), images)), expected[:STEPS])
+
+
+def test_batches_do_not_depend_on_workers(
+    with_workers: ResumableLoader, expected: list[Batch]
+) -> None:
+    torch.manual_seed(123)
+    assert same(go_on(with_workers, {"epoch": 0, "batches": 0}, 3), expected)
+
+
+def test_batches_do_not_depend_on_the_global_generators(
+    images: Images, expected: list[Batch]
+) -> None:
+    loader = pretrain_loader(config(), images)
+    served = []
+    for batch in loader:
+        served.append(batch)
+        torch.rand(5)
+        random.random()
+    assert same(served, expected[:STEPS])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_leaves_the_global_generator_alone(
+    images: Images, with_workers: ResumableLoader, workers: int
+) -> None:
+    loader = with_workers if workers else pretrain_loader(config(), images)
+    torch.manual_seed(0)
+    state, own = torch.get_rng_state(), random.getstate()
+    go_on(loader, {"epoch": 0, "batches": 0}, 2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == own
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("served", range(2 * STEPS + 1))
+def test_continues_at_every_place(
+    images: Images,
+    with_workers: ResumableLoader,
+    expected: list[Batch],
+    workers: int,
+    served: int,
+) -> None:
+    """A run is stopped after any batch of two epochs, while workers are ahead of it."""
+    loader = with_workers if workers else pretrain_loader(config(), images)
+    loader.load_state_dict({"epoch": 0, "batches": 0})
+    before: list[Batch] = []
+    for epoch in range(-(-served // STEPS)):
+        loader.order.set_epoch(epoch)
+        before += islice(loader, served - len(before))
+    assert same(before, expected[:served])
+    state = dict(loader.state_dict())
+    epoch, batches = divmod(served, STEPS)
+    assert state == {"epoch": epoch, "batches": batches}
+    again = loader if workers else pretrain_loader(config(), images)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert same(go_on(again, state, 3), expected[served:])
+
+
+def test_place_is_that_of_the_epoch_sent_to(images: Images) -> None:
+    """A trainer names the next epoch before it asks for its first batch."""
+    loader = pretrain_loader(config(), images)
+    assert loader.state_dict() == {"epoch": 0, "batches": 0}
+    list(loader)
+    assert loader.state_dict() == {"epoch": 1, "batches": 0}
+    loader.order.set_epoch(1)
+    assert loader.state_dict() == {"epoch": 1, "batches": 0}
+    next(iter(loader))
+    assert loader.state_dict() == {"epoch": 1, "batches": 1}
+    loader.order.set_epoch(2)
+    assert loader.state_dict() == {"epoch": 2, "batches": 0}
+
+
+def test_an_epoch_resumed_in_the_middle_is_whole_the_next_time(
+    images: Images, expected: list[Batch]
+) -> None:
+    loader = pretrain_loader(config(), images)
+    loader.load_state_dict({"epoch": 0, "batches": 3})
+    assert same(list(loader), expected[3:STEPS])
+    assert same(list(loader), expected[:STEPS])
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+def test_ranks_resume_their_own_share(images: Images, batches: int) -> None:
+    views = TrainingViews(images, pretrain_loader(config(), images).dataset.transform, 5)  # type: ignore[attr-defined]
+    shares = []
+    for rank in range(2):
+        loader = ResumableLoader(views, EpochSampler(SIZE, 5, 2, rank), 3, 0)
+        whole = list(loader)
+        assert len(whole) == len(loader) == 3
+        loader.load_state_dict({"epoch": 0, "batches": batches})
+        assert same(list(loader), whole[batches:])
+        shares.append({i for batch in whole for i in batch[0].tolist()})
+    assert shares[0].isdisjoint(shares[1])
+
+
+def test_spawned_workers(images: Images, expected: list[Batch]) -> None:
+    loader = pretrain_loader(config(1), images)
+    loader.multiprocessing_context = "spawn"
+    assert same(list(loader), expected[:STEPS])
+    loader._iterator = None
+
+
+def test_refuses_a_batch_larger_than_the_data(images: Images) -> None:
+    assert len(pretrain_loader(config(batch=SIZE), images)) == 1
+    with pytest.raises(ConfigError, match=f"{SIZE} images") as caught:
+        pretrain_loader(config(batch=SIZE + 1), images)
+    assert caught.value.key == "optimizer.batch_size"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch", [None, 7])
+def test_fixed_loader_serves_each_image_once(
+    images: Images, workers: int, batch: int | None
+) -> None:
+    cfg = config(workers)
+    cfg["augmentations"][0] |= {"mean": [0.1] * 3, "std": [0.4] * 3}
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    batches = list(fixed_loader(cfg, images, batch_size=batch))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(batches[0][0]) == (batch or BATCH)
+    views, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert views.shape == (SIZE, 3, 8, 8)
+    assert targets.tolist() == [0] * 11 + [1] * 11
+    transform = eval_transform(8, [0.1] * 3, [0.4] * 3)
+    assert torch.equal(views, torch.stack([transform(images[i][0]) for i in range(SIZE)]))

@@ -1,0 +1,535 @@
+"""Tests of the mends: what happens with each, and what happened without it.
+
+A test names its mend with ``@mend(...)``, is skipped on hosts that do not need it, and must use
+``without()``, inside of which the host's own code is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from omegaconf import OmegaConf
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchvision import transforms
+
+from solo_ext.host import Host, detect
+from solo_ext.host.mends import MENDS, apply, unmended
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain
+
+GENERATION = detect().generation
+Without = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+def mend(name: str) -> pytest.MarkDecorator:
+    """The test shows what ``MENDS[name]`` is for, on every host that it names."""
+    needed = MENDS[name].generations
+    skip = pytest.mark.skipif(
+        GENERATION not in needed, reason=f"solo-learn {GENERATION} does not have this defect"
+    )
+    return pytest.mark.parametrize("without", [pytest.param(name, marks=skip)], indirect=True)
+
+
+@pytest.fixture
+def without(loaded: Host, request: pytest.FixtureRequest) -> Iterator[Without]:
+    """Opens a block without the mend; a test that never does has shown nothing."""
+    used = False
+
+    @contextlib.contextmanager
+    def block() -> Iterator[None]:
+        nonlocal used
+        used = True
+        with unmended(request.param):
+            yield
+
+    failed = request.session.testsfailed
+    yield block
+    if request.session.testsfailed == failed:
+        assert used, f"the test of {request.param!r} never looked at the host's own code"
+
+
+class Interrupted(Exception):
+    """The process is stopped."""
+
+
+class Watch(Callback):
+    """Notes a value at every batch; stops before optimiser step ``stop``.
+
+    Callbacks come before a method's own ``on_train_batch_end``: what is noted there is what the
+    method is about to use.
+
+    Args:
+        read: the value, from the method and its loss.
+        stop: ``None`` runs to the end.
+    """
+
+    def __init__(self, read: Callable[[Any, Tensor], Any], stop: int | None = None) -> None:
+        self.read, self.stop = read, stop
+        self.seen: list[Any] = []
+        self.metrics: dict[str, float] = {}
+        self.state: dict[str, Tensor] = {}
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step == self.stop:
+            raise Interrupted
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        self.seen.append(self.read(pl_module, outputs["loss"].detach()))
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
+        self.state = {k: v.clone() for k, v in pl_module.state_dict().items()}
+
+
+def the_loss(method: Any, loss: Tensor) -> float:
+    return float(loss)
+
+
+class Runs:
+    """One config run through, and run with a stop in between.
+
+    Args:
+        config: the config.
+        folder: of the run directories.
+        read: as in :class:`Watch`.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], folder: Path, read: Callable[[Any, Tensor], Any] = the_loss
+    ) -> None:
+        self.config, self.folder, self.read = config, folder, read
+
+    def whole(self) -> Watch:
+        watch = Watch(self.read)
+        pretrain(prepare(self.config), run_dir=self.folder / "whole", callbacks=[watch])
+        return watch
+
+    def stopped(self, stop: int, name: str = "stopped") -> None:
+        watch = Watch(self.read, stop)
+        with pytest.raises(Interrupted):
+            pretrain(prepare(self.config), run_dir=self.folder / name, callbacks=[watch])
+
+    def resumed(self, name: str = "stopped") -> Watch:
+        watch = Watch(self.read)
+        pretrain(prepare(self.config), run_dir=self.folder / name, callbacks=[watch])
+        return watch
+
+
+def assert_same_end(found: Watch, expected: Watch) -> None:
+    assert found.state.keys() == expected.state.keys()
+    for name, value in expected.state.items():
+        assert torch.equal(found.state[name], value), name
+
+
+def build(config: dict[str, Any]) -> Any:
+    prepared = prepare(config)
+    return prepared.method(prepared.cfg)
+
+
+@mend("online-knn")
+def test_online_knn(without: Without, make_config: Any, images: Path, tmp_path: Path) -> None:
+    config = make_config(
+        "simclr", knn_eval={"enabled": True, "k": 2}, data={"val_path": str(images)}
+    )
+    watch = Runs(config, tmp_path).whole()
+    # Validation images are among the training images, but seen uncropped and through an
+    # untrained network.
+    assert 0 <= watch.metrics["val_knn_acc1"] <= watch.metrics["val_knn_acc5"] <= 100
+    with without(), pytest.raises(ValueError, match="compute_on_step"):
+        build(config)
+
+
+@mend("optimisers")
+@pytest.mark.parametrize("method", ["simsiam", "nnsiam"])
+def test_optimisers(without: Without, make_config: Any, tmp_path: Path, method: str) -> None:
+    """A fixed learning rate was a pickled function in the checkpoint."""
+    scheduler = {"name": "warmup_cosine", "warmup_epochs": 1}
+    config = make_config(method, max_epochs=2, scheduler=scheduler)
+    runs = Runs(config, tmp_path)
+    whole = runs.whole()
+    runs.stopped(2)
+    assert_same_end(runs.resumed(), whole)
+    with without():
+        result = pretrain(prepare(config), run_dir=tmp_path / "own")
+        with pytest.raises(pickle.UnpicklingError, match=r"static_lr|functools"):
+            torch.load(result.checkpoint, weights_only=True)
+
+
+@mend("backbones")
+def test_backbones(without: Without, make_config: Any) -> None:
+    """The host's constructor finds timm's models and completes their arguments by itself."""
+    prepared = prepare(make_config("simclr"))
+    cfg = OmegaConf.create(OmegaConf.to_container(prepared.cfg))
+    cfg.backbone.kwargs = {"channels": [8, 8, 8, 8]}
+    method = prepared.method(cfg)
+    assert isinstance(method.backbone.maxpool, nn.Identity)
+    assert method.cfg.backbone.kwargs.small_stem
+    with without(), pytest.raises(AssertionError):
+        prepared.method(cfg)
+
+
+class Flat(nn.Module):
+    """A backbone: an image's pixels."""
+
+    num_features = 12
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+def linear_model(classes: int) -> Any:
+    from solo.methods.linear import LinearModel
+
+    settings = {"max_epochs": 1, "scheduler": "none"}
+    if GENERATION == "main":
+        cfg = {
+            "data": {"num_classes": classes},
+            "max_epochs": 1,
+            "optimizer": {"name": "sgd", "batch_size": 4, "lr": 0.1, "weight_decay": 0},
+            "scheduler": {"name": "none"},
+        }
+        return LinearModel(Flat(), OmegaConf.create(cfg))
+    return LinearModel(
+        Flat(),
+        num_classes=classes,
+        batch_size=4,
+        optimizer="sgd",
+        lars=False,
+        lr=0.1,
+        weight_decay=0.0,
+        exclude_bias_n_norm=False,
+        extra_optimizer_args={},
+        **settings,
+    )
+
+
+@mend("few-classes")
+@pytest.mark.parametrize("classes", [2, 3, 5, 7])
+def test_few_classes(without: Without, classes: int) -> None:
+    """The host's linear evaluation asks for the five best of however many classes there are."""
+    model, targets = linear_model(classes), torch.tensor([0, 1, 1, 0])
+    batch = (torch.randn(4, 3, 2, 2), targets)
+    out = model.shared_step(batch, 0)
+    first, fifth = (out["acc1"], out["acc5"]) if GENERATION == "main" else out[2:]
+    scores = model(batch[0])["logits"]
+    expected = (scores.argmax(dim=1) == targets).float().mean() * 100
+    assert first.item() == pytest.approx(expected.item())
+    if classes <= 5:
+        assert fifth.item() == 100
+    with without():
+        if classes < 5:
+            with pytest.raises(RuntimeError, match="out of range"):
+                model.shared_step(batch, 0)
+        else:
+            own = model.shared_step(batch, 0)
+            own = (own["acc1"], own["acc5"]) if GENERATION == "main" else own[2:]
+            torch.testing.assert_close(own, (first, fifth))
+
+
+@mend("few-classes")
+@pytest.mark.skipif(GENERATION != "main", reason="the release's base class is replaced whole")
+def test_few_classes_of_a_momentum_classifier(
+    without: Without, make_config: Any, tmp_path: Path
+) -> None:
+    config = make_config("mocov2plus", momentum={"classifier": True})
+    watch = Runs(config, tmp_path).whole()
+    assert watch.metrics["train_momentum_acc5"] == 100
+    with without(), pytest.raises(RuntimeError, match="out of range"):
+        pretrain(prepare(config), run_dir=tmp_path / "own")
+
+
+MOMENTUM = {"base_tau": 0.5, "final_tau": 1.0}
+
+
+@mend("momentum-resume")
+def test_momentum_resume_keeps_the_pace(without: Without, make_config: Any, tmp_path: Path) -> None:
+    config = make_config("byol", max_epochs=2, momentum=MOMENTUM)
+    runs = Runs(config, tmp_path, lambda method, _: method.momentum_updater.cur_tau)
+    whole = runs.whole()
+    cosine = [1 - 0.5 * (math.cos(math.pi * step / 4) + 1) / 2 for step in range(4)]
+    assert whole.seen == pytest.approx(cosine)
+    for name in ("stopped", "own"):
+        runs.stopped(2, name)
+    resumed = runs.resumed()
+    assert resumed.seen == whole.seen[2:]
+    assert_same_end(resumed, whole)
+    with without():
+        assert runs.resumed("own").seen == [0.5, whole.seen[3]]
+
+
+class Averages(Callback):
+    """Counts updates of momentum networks, of which BYOL has two."""
+
+    count = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        update = pl_module.momentum_updater.update
+
+        def counted(*pair: Any) -> None:
+            self.count += 1
+            update(*pair)
+
+        pl_module.momentum_updater.update = counted
+
+
+@mend("momentum-resume")
+def test_momentum_resume_averages_once_per_step(
+    without: Without, make_config: Any, tmp_path: Path
+) -> None:
+    """Two batches of 12 to a step; the first batch after resuming is no step yet."""
+    config = make_config(
+        "byol",
+        max_epochs=2,
+        momentum=MOMENTUM,
+        accumulate_grad_batches=2,
+        optimizer={"batch_size": 12},
+    )
+    runs = Runs(config, tmp_path)
+    whole = runs.whole()
+
+    def resumed(name: str) -> tuple[int, Watch]:
+        runs.stopped(2, name)
+        averages, watch = Averages(), Watch(the_loss)
+        pretrain(prepare(config), run_dir=tmp_path / name, callbacks=[averages, watch])
+        return averages.count, watch
+
+    count, watch = resumed("stopped")
+    assert count == 2 * 2
+    assert_same_end(watch, whole)
+    with without():
+        assert resumed("own")[0] == 2 * 3
+
+
+@mend("swav-queue")
+def test_swav_queue(without: Without, make_config: Any, tmp_path: Path) -> None:
+    config = make_config("swav", max_epochs=2)
+    runs = Runs(config, tmp_path)
+    whole = runs.whole()
+    for name in ("stopped", "own"):
+        runs.stopped(2, name)
+    resumed = runs.resumed()
+    assert resumed.seen == whole.seen[2:]
+    assert_same_end(resumed, whole)
+    assert resumed.state["queue"].abs().sum() > 0
+    with without(), pytest.raises(RuntimeError, match=r"Unexpected key.*queue"):
+        runs.resumed("own")
+
+
+@mend("swav-queue")
+def test_swav_queue_of_another_size_is_refused(
+    without: Without, make_config: Any, tmp_path: Path
+) -> None:
+    result = pretrain(prepare(make_config("swav")), run_dir=tmp_path / "first")
+    config = make_config(
+        "swav",
+        max_epochs=2,
+        method_kwargs={"queue_size": 24},
+        resume_from_checkpoint=str(result.checkpoint),
+    )
+    with pytest.raises(ValueError, match=r"queue of the checkpoint has shape \(2, 48, 8\)"):
+        pretrain(prepare(config), run_dir=tmp_path / "second")
+    with without(), pytest.raises(RuntimeError, match="Unexpected key"):
+        pretrain(prepare(config), run_dir=tmp_path / "third")
+
+
+@mend("deepcluster-memory")
+@pytest.mark.parametrize("stop", [2, 3])
+def test_deepcluster_memory(without: Without, make_config: Any, tmp_path: Path, stop: int) -> None:
+    """Stopped between epochs, and within one, where nothing is clustered on resuming."""
+    config = make_config("deepclusterv2", max_epochs=2, checkpoint={"every_n_steps": 1})
+    runs = Runs(config, tmp_path, lambda method, loss: (method.assignments.tolist(), float(loss)))
+    whole = runs.whole()
+    assert -1 in whole.seen[0][0][0]
+    assert -1 not in whole.seen[2][0][0]
+    for name in ("stopped", "own"):
+        runs.stopped(stop, name)
+    resumed = runs.resumed()
+    assert resumed.seen == whole.seen[stop:]
+    assert_same_end(resumed, whole)
+    with without(), pytest.raises(RuntimeError, match=r"Unexpected key.*local_memory"):
+        runs.resumed("own")
+
+
+@mend("deepcluster-first-epoch")
+def test_deepcluster_first_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
+    runs = Runs(make_config("deepclusterv2", max_epochs=2), tmp_path)
+    watch = runs.whole()
+    assert all(math.isfinite(loss) for loss in watch.seen)
+    assert all(value.isfinite().all() for value in watch.state.values())
+    assert watch.metrics["train_deepcluster_loss"] > 0, "from the second epoch on it is real"
+    with without():
+        own = Watch(the_loss)
+        pretrain(prepare(runs.config), run_dir=tmp_path / "own", callbacks=[own])
+    assert [math.isnan(loss) for loss in own.seen] == [True, True, False, False]
+    assert own.seen[2:] == watch.seen[2:], "the mend changes no number that was one"
+
+
+@mend("deepcluster-first-epoch")
+def test_deepcluster_loss_with_targets_is_the_hosts(without: Without) -> None:
+    module = importlib.import_module("solo.methods.deepclusterv2")
+    outputs = torch.randn(2, 2, 1, 5, 4, generator=torch.Generator().manual_seed(0))
+    outputs.requires_grad_()
+    some, none = torch.tensor([[0, 1, -1, 3, 2]] * 2), torch.full((2, 5), -1)
+    found = module.deepclusterv2_loss_func(outputs, some, 0.2)
+    nothing = module.deepclusterv2_loss_func(outputs, none, 0.2)
+    (gradient,) = torch.autograd.grad(nothing, outputs)
+    assert nothing == 0
+    assert torch.equal(gradient, torch.zeros_like(outputs))
+    with without():
+        assert torch.equal(module.deepclusterv2_loss_func(outputs, some, 0.2), found)
+        assert module.deepclusterv2_loss_func(outputs, none, 0.2).isnan()
+
+
+@mend("dino-epoch")
+def test_dino_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
+    """Resumed within the second epoch, whose teacher temperature is another."""
+    config = make_config(
+        "dino",
+        max_epochs=2,
+        checkpoint={"every_n_steps": 1},
+        method_kwargs={
+            "warmup_teacher_temperature": 0.01,
+            "teacher_temperature": 0.1,
+            "warmup_teacher_temperature_epochs": 1,
+        },
+    )
+    runs = Runs(config, tmp_path, lambda method, loss: (method.dino_loss_func.epoch, float(loss)))
+    whole = runs.whole()
+    assert [epoch for epoch, _ in whole.seen] == [0, 0, 1, 1]
+    for name in ("stopped", "own"):
+        runs.stopped(3, name)
+    resumed = runs.resumed()
+    assert resumed.seen == whole.seen[3:]
+    assert_same_end(resumed, whole)
+    with without():
+        ((epoch, loss),) = runs.resumed("own").seen
+    assert epoch == 0
+    assert loss != pytest.approx(whole.seen[3][1], rel=1e-4)
+
+
+def indexed_images(images: Path) -> Any:
+    """The data set that the host itself makes of class folders."""
+    transform = transforms.ToTensor()
+    if GENERATION == "main":
+        from solo.data.pretrain_dataloader import prepare_datasets
+
+        return prepare_datasets("custom", transform, train_data_path=images)
+    from solo.utils.pretrain_dataloader import prepare_datasets
+
+    return prepare_datasets("custom", transform, data_dir=images.parent, train_dir=images.name)
+
+
+@mend("index-dataset")
+def test_index_dataset(without: Without, images: Path) -> None:
+    dataset = indexed_images(images)
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert len(copy) == len(dataset) == 48
+    assert type(copy).__name__ == "ImageFolderWithIndex"
+    for index in (0, 20, 47):
+        found, image, target = copy[index]
+        assert (found, target) == (index, index // 16)
+        assert torch.equal(image, dataset[index][1])
+    with without():
+        own = indexed_images(images)
+        assert own[20][0] == 20
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            pickle.dumps(own)
+
+
+@mend("index-dataset")
+def test_index_dataset_in_a_spawned_worker(without: Without, images: Path) -> None:
+    def loader() -> Iterator[Any]:
+        return iter(
+            DataLoader(
+                indexed_images(images),
+                batch_size=16,
+                num_workers=1,
+                multiprocessing_context="spawn",
+            )
+        )
+
+    with without(), pytest.raises((AttributeError, pickle.PicklingError)):
+        next(loader())
+    batches = list(loader())
+    assert torch.cat([b[0] for b in batches]).tolist() == list(range(48))
+    assert torch.cat([b[2] for b in batches]).tolist() == [i // 16 for i in range(48)]
+    assert torch.equal(batches[1][1][3], indexed_images(images)[19][1])
+
+
+@mend("own-size")
+@pytest.mark.parametrize(
+    ("size", "side"), [((16, 16), 16), ((40, 32), 32), ((223, 300), 223), ((300, 260), 224)]
+)
+def test_own_size(without: Without, size: tuple[int, int], side: int) -> None:
+    from solo.data.classification_dataloader import prepare_transforms
+
+    image = Image.new("RGB", size, (255, 0, 0))
+
+    def sides() -> list[tuple[int, ...]]:
+        return [tuple(transform(image).shape) for transform in prepare_transforms("custom")]
+
+    def values() -> Tensor:
+        found: Tensor = prepare_transforms("custom")[1](image)[:, 0, 0]
+        return found
+
+    assert sides() == [(3, side, side)] * 2
+    mended = values()
+    with without():
+        assert sides() == [(3, 224, 224)] * 2
+        torch.testing.assert_close(values(), mended)
+
+
+def test_every_mend_has_a_test() -> None:
+    """On every host it names: :func:`mend` skips no others."""
+    tested: set[str] = set()
+    for name, function in globals().items():
+        for mark in getattr(function, "pytestmark", []) if name.startswith("test_") else []:
+            if mark.name == "parametrize" and mark.args[0] == "without":
+                tested |= {param.values[0] for param in mark.args[1]}
+    assert tested == set(MENDS)
+
+
+@pytest.mark.parametrize("name", sorted(MENDS))
+def test_mends_are_applied_where_they_are_needed(loaded: Host, name: str) -> None:
+    entry = MENDS[name]
+    assert entry.generations
+    assert set(entry.generations) <= {"main", "1.0.2"}
+    assert bool(entry.undo) == (loaded.info.generation in entry.generations)
+    if not entry.undo:
+        with pytest.raises(ValueError, match="not applied"), unmended(name):
+            pass
+
+
+def attributes(name: str) -> list[Any]:
+    return [vars(owner).get(attribute) for owner, attribute, _ in MENDS[name].undo]
+
+
+@pytest.mark.parametrize("name", sorted(n for n, m in MENDS.items() if GENERATION in m.generations))
+def test_taking_a_mend_away_lasts_for_the_block(loaded: Host, name: str) -> None:
+    """Even when the block fails; applying mends again changes nothing."""
+    mended, own = attributes(name), []
+
+    def fails() -> None:
+        with unmended(name):
+            own.extend(attributes(name))
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        fails()
+    assert all(o is not m for o, m in zip(own, mended, strict=True))
+    assert attributes(name) == mended
+    apply(loaded.info)
+    assert attributes(name) == mended
+    with unmended(name):
+        assert attributes(name) == own

@@ -1,0 +1,417 @@
+"""Tests of the optimisers and schedules that both generations train with."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from solo_ext.errors import ConfigError
+from solo_ext.host import Host, detect
+from solo_ext.host.optim import configure_optimizers, split_by_dimension, warmup_cosine
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain
+
+only_main = pytest.mark.skipif(
+    detect().generation != "main", reason="solo-learn 1.0.2 has no working code to compare with"
+)
+SHAPES = ((5, 4), (4,), (3, 2, 3, 3), (3,))
+LARS_OPTIONS = list(itertools.product([False, True], [False, True], [0.0, 1e-2]))
+lars_options = pytest.mark.parametrize(("clip_lr", "exclude", "decay"), LARS_OPTIONS)
+
+
+def make_module(**changes: Any) -> Any:
+    """Stands in for a method: what ``configure_optimizers`` reads of one."""
+    settings = {
+        "learnable_params": [{"name": "backbone", "params": nn.Linear(4, 3).parameters()}],
+        "exclude_bias_n_norm_wd": False,
+        "optimizer": "sgd",
+        "lr": 0.5,
+        "weight_decay": 1e-2,
+        "extra_optimizer_args": {},
+        "scheduler": "none",
+        "scheduler_interval": "step",
+        "lr_decay_steps": None,
+        "min_lr": 0.0,
+        "warmup_start_lr": 3e-5,
+        "warmup_epochs": 2,
+        "max_epochs": 5,
+        "trainer": SimpleNamespace(estimated_stepping_batches=20),
+    }
+    return SimpleNamespace(**(settings | changes))
+
+
+def make_params(seed: int = 0) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    made = [torch.randn(s, generator=generator, dtype=torch.float64) for s in SHAPES]
+    # As the biases of norms, and the last norm of a block, start.
+    made[-1].zero_()
+    return [nn.Parameter(p) for p in made]
+
+
+def make_grads(steps: int = 5) -> list[list[Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    scales = [10.0 ** (step - 2) for step in range(steps)]
+    return [
+        [scale * torch.randn(s, generator=generator, dtype=torch.float64) for s in SHAPES]
+        for scale in scales
+    ]
+
+
+def trained(optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> list[Tensor]:
+    for grads in make_grads():
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad.clone()
+        optimizer.step()
+    return [p.detach().clone() for p in params]
+
+
+def lars_kwargs(clip_lr: bool, exclude: bool) -> dict[str, Any]:
+    return {"momentum": 0.9, "eta": 0.02, "clip_lr": clip_lr, "exclude_bias_n_norm": exclude}
+
+
+def by_the_formula(
+    params: Sequence[nn.Parameter], lr: float, decay: float, clip_lr: bool, exclude: bool
+) -> list[Tensor]:
+    """LARS (You et al. 2017, arXiv 1708.03888), eq. 6, with solo-learn's clipping and exclusion."""
+    weights = [p.detach().clone() for p in params]
+    velocities: list[Any] = [None] * len(weights)
+    for grads in make_grads():
+        for i, (w, g) in enumerate(zip(weights, grads, strict=True)):
+            update = g.clone()
+            if (w.ndim > 1 or not exclude) and w.norm() > 0:
+                ratio = 0.02 * w.norm() / (g.norm() + decay * w.norm() + 1e-8)
+                if clip_lr:
+                    ratio = min(ratio / lr, torch.tensor(1.0))
+                update = ratio * (g + decay * w)
+            held = velocities[i]
+            velocities[i] = update if held is None else 0.9 * held + update
+            weights[i] = w - lr * velocities[i]
+    return weights
+
+
+def lars(params: Sequence[nn.Parameter], decay: float, **kwargs: Any) -> torch.optim.Optimizer:
+    module = make_module(
+        optimizer="lars",
+        learnable_params=[{"name": "all", "params": params}],
+        weight_decay=decay,
+        extra_optimizer_args=kwargs,
+    )
+    made: torch.optim.Optimizer = configure_optimizers(module)
+    return made
+
+
+@lars_options
+def test_lars_equals_the_formula(clip_lr: bool, exclude: bool, decay: float) -> None:
+    params = make_params()
+    expected = by_the_formula(params, 0.5, decay, clip_lr, exclude)
+    found = trained(lars(params, decay, **lars_kwargs(clip_lr, exclude)), params)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_options_of_lars_all_tell() -> None:
+    """Otherwise the comparisons would hold with an option ignored."""
+    results = [
+        torch.cat([w.flatten() for w in by_the_formula(make_params(), 0.5, d, c, e)])
+        for c, e, d in LARS_OPTIONS
+    ]
+    for one, other in itertools.combinations(results, 2):
+        assert (one - other).abs().max() > 1e-6
+
+
+@only_main
+@lars_options
+def test_lars_equals_upstream(loaded: Host, clip_lr: bool, exclude: bool, decay: float) -> None:
+    upstream = importlib.import_module("solo.utils.lars").LARS
+    ours, theirs = make_params(), make_params()
+    kwargs = lars_kwargs(clip_lr, exclude)
+    expected = trained(upstream(theirs, lr=0.5, weight_decay=decay, **kwargs), theirs)
+    found = trained(lars(ours, decay, **kwargs), ours)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def through_closures(make: Callable[[Sequence[nn.Parameter]], Any], explicit: bool) -> list[Tensor]:
+    """Three steps on a quadratic; Lightning runs backward inside ``optimizer.step(closure)``."""
+    params = make_params()
+    optimizer = make(params)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.stack([((p - 1) ** 2).sum() for p in params]).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        if explicit:
+            closure()
+            optimizer.step()
+        else:
+            optimizer.step(closure)
+    return [p.detach() for p in params]
+
+
+def test_lars_scales_gradients_of_a_closure() -> None:
+    """The release's own wrapper scales them before there are any, and is plain SGD."""
+
+    def ours(params: Sequence[nn.Parameter]) -> Any:
+        return lars(params, 0.0, **lars_kwargs(clip_lr=False, exclude=False))
+
+    def sgd(params: Sequence[nn.Parameter]) -> Any:
+        return torch.optim.SGD(params, lr=0.5, momentum=0.9)
+
+    found = through_closures(ours, explicit=False)
+    torch.testing.assert_close(found, through_closures(ours, explicit=True))
+    plain = through_closures(sgd, explicit=False)
+    for one, other in zip(found, plain, strict=True):
+        assert not torch.allclose(one, other, rtol=1e-2)
+
+
+def test_a_run_with_lars_is_not_one_with_sgd(make_config: Any, tmp_path: Path) -> None:
+    weights = {}
+    for name in ("sgd", "lars"):
+        config = make_config("simclr", optimizer={"name": name, "kwargs": {"momentum": 0.9}})
+        result = pretrain(prepare(config), run_dir=tmp_path / name)
+        state = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+        weights[name] = state["projector.0.weight"]
+    assert not torch.allclose(weights["sgd"], weights["lars"], rtol=1e-2)
+
+
+def rates(module: Any, steps: int) -> list[list[float]]:
+    """Learning rate of every group before each of ``steps`` steps."""
+    (optimizer,), (scheduler,) = configure_optimizers(module)
+    scheduler = scheduler["scheduler"] if isinstance(scheduler, dict) else scheduler
+    seen = []
+    for _ in range(steps):
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+def written_out(step: int, base: float, warmup: int, total: int, start: float, end: float) -> float:
+    if step < warmup:
+        return start + (base - start) * (step / (warmup - 1) if warmup > 1 else 0.0)
+    return end + (base - end) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(0, 20), (1, 20), (2, 20), (8, 20), (19, 20)])
+@pytest.mark.parametrize(("start", "end"), [(3e-5, 0.0), (0.0, 0.01)])
+def test_warmup_cosine_equals_the_formula(
+    warmup: int, total: int, start: float, end: float
+) -> None:
+    for step in range(total + 1):
+        found = warmup_cosine(step, 0.5, warmup=warmup, total=total, start=start, end=end)
+        assert found == pytest.approx(written_out(step, 0.5, warmup, total, start, end), abs=1e-12)
+
+
+@pytest.mark.parametrize("warmup", [0.4, 1.5, 2.1, 2.5, 2.9, 7.3])
+def test_a_warmup_of_a_broken_number_of_steps_stays_below_the_base_rate(warmup: float) -> None:
+    """Half an epoch of five steps; upstream shoots past the base rate."""
+    found = [
+        warmup_cosine(step, 0.5, warmup=warmup, total=20, start=0.01, end=0.0) for step in range(21)
+    ]
+    assert max(found) <= 0.5
+    ramp = found[: math.ceil(warmup)]
+    assert ramp == sorted(ramp)
+    assert ramp[0] == 0.01
+    assert found[math.ceil(warmup) :] == sorted(found[math.ceil(warmup) :], reverse=True)
+
+
+def two_groups() -> list[dict[str, Any]]:
+    return [
+        {"name": "backbone", "params": nn.Linear(4, 3).parameters()},
+        {"name": "classifier", "params": nn.Linear(4, 3).parameters(), "lr": 0.1},
+    ]
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize("warmup_epochs", [0, 1, 2])
+def test_every_group_follows_the_schedule_from_its_own_rate(
+    warmup_epochs: int, interval: str
+) -> None:
+    module = make_module(
+        learnable_params=two_groups(),
+        scheduler="warmup_cosine",
+        scheduler_interval=interval,
+        warmup_epochs=warmup_epochs,
+        min_lr=0.001,
+    )
+    total, each = (20, 4) if interval == "step" else (5, 1)
+    for step, found in enumerate(rates(module, total)):
+        expected = [
+            written_out(step, base, warmup_epochs * each, total, 3e-5, 0.001) for base in (0.5, 0.1)
+        ]
+        assert found == pytest.approx(expected, rel=1e-9)
+    _, (schedule,) = configure_optimizers(
+        make_module(scheduler="warmup_cosine", scheduler_interval=interval)
+    )
+    assert (schedule["interval"], schedule["frequency"]) == (interval, 1)
+
+
+@only_main
+@pytest.mark.parametrize("warmup_epochs", [0, 1, 2, 4])
+def test_warmup_cosine_equals_upstream_step_by_step(loaded: Host, warmup_epochs: int) -> None:
+    """Without warm-up upstream starts every group at the base rate, so that one is compared."""
+    upstream = importlib.import_module("solo.utils.lr_scheduler").LinearWarmupCosineAnnealingLR
+    groups = two_groups() if warmup_epochs else two_groups()[:1]
+    module = make_module(
+        learnable_params=groups,
+        scheduler="warmup_cosine",
+        warmup_epochs=warmup_epochs,
+        min_lr=0.001,
+    )
+    found = rates(module, 20)
+    again = two_groups() if warmup_epochs else two_groups()[:1]
+    optimizer = torch.optim.SGD(again, lr=0.5)
+    scheduler = upstream(
+        optimizer,
+        warmup_epochs=warmup_epochs * 4,
+        max_epochs=20,
+        warmup_start_lr=3e-5 if warmup_epochs else 0.5,
+        eta_min=0.001,
+    )
+    for step in range(20):
+        assert found[step] == pytest.approx([g["lr"] for g in optimizer.param_groups], rel=1e-6)
+        optimizer.step()
+        scheduler.step()
+
+
+@only_main
+@pytest.mark.parametrize("exclude", [False, True])
+@pytest.mark.parametrize("name", ["sgd", "lars", "adam", "adamw"])
+def test_groups_are_as_upstream_makes_them(
+    make_config: Any, loaded: Host, name: str, exclude: bool
+) -> None:
+    """Which parameter gets which rate and weight decay, by the host's own ``configure``."""
+    from solo_ext.host.mends import unmended
+
+    optimizer = {"name": name, "weight_decay": 0.01, "exclude_bias_n_norm_wd": exclude}
+    prepared = prepare(make_config("simsiam", optimizer=optimizer))
+    method = prepared.method(prepared.cfg)
+    names = {p: n for n, p in method.named_parameters()}
+
+    def settings() -> dict[str, tuple[float, float]]:
+        made = method.configure_optimizers()
+        return {
+            names[p]: (group["lr"], group["weight_decay"])
+            for group in made.param_groups
+            for p in group["params"]
+        }
+
+    found = settings()
+    with unmended("optimisers"):
+        expected = settings()
+    assert found == expected
+    assert len(set(found.values())) == (3 if exclude else 2)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("scheduler", ["warmup_cosine", "step", "none"])
+def test_static_groups_keep_the_base_rate(scheduler: str, split: bool) -> None:
+    fixed = {"name": "predictor", "params": nn.Linear(4, 3).parameters(), "static_lr": True}
+    module = make_module(
+        learnable_params=[*two_groups(), fixed],
+        scheduler=scheduler,
+        lr_decay_steps=[3, 6],
+        exclude_bias_n_norm_wd=split,
+    )
+    if scheduler == "none":
+        optimizer = configure_optimizers(module)
+        found = [[group["lr"] for group in optimizer.param_groups]]
+    else:
+        found = rates(module, 9)
+        assert found[0][0] != found[-1][0], "the others move"
+    each = 2 if split else 1
+    for step in found:
+        assert len(step) == 3 * each
+        assert step[2 * each :] == [0.5] * each
+    assert "static_lr" in fixed, "the method's own groups are left as they are"
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("milestones", [[3, 6], [6, 3], [2]])
+def test_rates_decay_tenfold_at_each_milestone(milestones: list[int], static: bool) -> None:
+    """With a static group the schedule is another class, which must give the same rates."""
+    groups = two_groups()
+    if static:
+        groups.append({"params": nn.Linear(2, 2).parameters(), "static_lr": True})
+    module = make_module(learnable_params=groups, scheduler="step", lr_decay_steps=milestones)
+    for step, found in enumerate(rates(module, 9)):
+        passed = sum(step >= m for m in milestones)
+        assert found[:2] == pytest.approx([0.5 * 0.1**passed, 0.1 * 0.1**passed])
+
+
+@pytest.mark.parametrize("scheduler", ["warmup_cosine", "step"])
+def test_a_schedule_resumes_from_plain_numbers(
+    scheduler: str, make_config: Any, tmp_path: Path
+) -> None:
+    """The state of the schedule is loaded with ``weights_only``; SimSiam has a static group."""
+    config = make_config(
+        "simsiam",
+        max_epochs=3,
+        scheduler={"name": scheduler, "warmup_epochs": 1, "lr_decay_steps": [1, 2]},
+    )
+    result = pretrain(prepare(config), run_dir=tmp_path)
+    state = torch.load(result.checkpoint, weights_only=True)["lr_schedulers"][0]
+    module = make_module(
+        learnable_params=[
+            *two_groups(),
+            {"params": nn.Linear(2, 2).parameters(), "static_lr": True},
+        ],
+        scheduler=scheduler,
+        lr_decay_steps=[1, 2],
+        warmup_epochs=1,
+        max_epochs=3,
+        trainer=SimpleNamespace(estimated_stepping_batches=6),
+    )
+    _, (schedule,) = configure_optimizers(module)
+    schedule = schedule["scheduler"] if isinstance(schedule, dict) else schedule
+    schedule.load_state_dict({**state, "base_lrs": schedule.base_lrs})
+    assert schedule.last_epoch == state["last_epoch"] > 0
+
+
+def test_vectors_are_parted_from_matrices() -> None:
+    """Every parameter stays in exactly one group; settings and order stay."""
+    layer, norm = nn.Conv2d(2, 3, 1), nn.BatchNorm1d(3)
+    scale = nn.Parameter(torch.ones(()))
+    groups: list[dict[str, Any]] = [
+        {"name": "a", "params": [*layer.parameters(), scale], "lr": 0.1, "weight_decay": 0.3},
+        {"params": list(norm.parameters())},
+    ]
+    found = split_by_dimension(groups, weight_decay=0.0)
+    assert [g.get("name") for g in found] == ["a", "a_no_decay", None]
+    assert [g.get("weight_decay") for g in found] == [0.3, 0.0, 0.0]
+    assert [g.get("lr") for g in found] == [0.1, 0.1, None]
+    parts = [[id(p) for p in g["params"]] for g in found]
+    assert parts == [
+        [id(layer.weight)],
+        [id(layer.bias), id(scale)],
+        [id(norm.weight), id(norm.bias)],
+    ]
+    assert groups[0]["weight_decay"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words"),
+    [
+        ({"optimizer": "lasr"}, "optimizer.name", "did you mean 'lars'?"),
+        ({"optimizer": "adamx"}, "optimizer.name", "allowed: adam, adamw, lars, sgd"),
+        ({"scheduler": "warmup_cosin"}, "scheduler.name", "did you mean 'warmup_cosine'?"),
+        ({"scheduler": "reduce"}, "scheduler.name", "allowed: none, step, warmup_cosine"),
+        ({"scheduler": "step"}, "scheduler.lr_decay_steps", "[60, 80]"),
+        ({"scheduler": "step", "lr_decay_steps": []}, "scheduler.lr_decay_steps", "[60, 80]"),
+    ],
+)
+def test_what_does_not_exist_is_refused(changes: dict[str, Any], key: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configure_optimizers(make_module(**changes))
+    assert caught.value.key == key
+    assert words in str(caught.value)

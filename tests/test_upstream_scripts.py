@@ -1,0 +1,92 @@
+"""solo-learn's own, unmodified scripts with the plugin installed beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = os.environ.get("SOLO_LEARN_ROOT")
+pytestmark = [
+    pytest.mark.upstream,
+    pytest.mark.skipif(ROOT is None, reason="SOLO_LEARN_ROOT names no checkout of main"),
+]
+
+
+def script(name: str, *arguments: str, data: Path) -> str:
+    assert ROOT is not None
+    environment = {**os.environ, "PYTHONPATH": ROOT, "SOLO_EXT_DATA": str(data)}
+    done = subprocess.run(
+        [sys.executable, name, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder of `main_pretrain.py --config-name solo_ext/digits/debiased`."""
+    scratch = tmp_path_factory.mktemp("upstream")
+    script(
+        "main_pretrain.py",
+        "--config-name",
+        "solo_ext/digits/debiased",
+        "max_epochs=1",
+        "accelerator=cpu",
+        f"checkpoint.dir={scratch}",
+        data=scratch / "data",
+    )
+    (found,) = (scratch / "debiased").iterdir()
+    return found
+
+
+def test_main_pretrain_trains(folder: Path) -> None:
+    """The names are those that main_knn.py and main_umap.py look for."""
+    args = json.loads((folder / "args.json").read_text())
+    assert args["method"] == "debiased"
+    assert args["method_kwargs"]["tau_plus"] == 0.1
+    (checkpoint,) = folder.glob("*.ckpt")
+    assert re.fullmatch(r"debiased-digits-.+-ep=0\.ckpt", checkpoint.name)
+
+
+def test_main_linear_evaluates_with_no_missing_key(folder: Path) -> None:
+    (checkpoint,) = folder.glob("*.ckpt")
+    script(
+        "main_linear.py",
+        "--config-name",
+        "solo_ext/linear/digits",
+        "max_epochs=1",
+        "accelerator=cpu",
+        f"checkpoint.dir={folder.parent.parent / 'linear'}",
+        f"pretrained_feature_extractor='{checkpoint}'",
+        data=folder.parent.parent / "data",
+    )
+    (linear,) = (folder.parent.parent / "linear").rglob("*.ckpt")
+    given = torch.load(checkpoint, weights_only=True)["state_dict"]
+    used = torch.load(linear, weights_only=True)["state_dict"]
+    backbone = {k: v for k, v in used.items() if k.startswith("backbone.")}
+    assert backbone
+    for key, value in backbone.items():
+        assert torch.equal(value, given[key]), f"{key} was not loaded"
+
+
+def test_our_evaluation_reads_the_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from solo_ext.evaluation.evaluate import evaluate
+
+    monkeypatch.setenv("SOLO_EXT_DATA", str(folder.parent.parent / "data"))
+    record = evaluate(folder, "knn", {"k": [20]})
+    assert record["epoch"] == 1
+    assert record["image_size"] == 32
+    assert record["results"][0]["acc1"] > 20

@@ -1,0 +1,58 @@
+"""A process that is killed within an epoch, through the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+MakeConfig = Callable[..., dict[str, Any]]
+COMMAND = [sys.executable, "-m", "solo_ext.cli.main", "pretrain"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_kill_9_within_an_epoch(workers: int, make_config: MakeConfig, tmp_path: Path) -> None:
+    """Weights and optimiser of the resumed run equal those of one that nobody killed."""
+    config = make_config(
+        "debiased",
+        optimizer={"batch_size": 4},
+        data={"num_workers": workers},
+        checkpoint={"every_n_steps": 1},
+        max_epochs=3,
+    )
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    start = [*COMMAND, "--config-path", str(tmp_path), "--config-name", "mine", "--run-dir"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    subprocess.run([*start, str(whole)], check=True, capture_output=True)
+
+    victim = subprocess.Popen(
+        [*start, str(parts)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not list(parts.glob("*-ep=1-step=*.ckpt")):
+        assert victim.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.002)
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.wait()
+    assert not list(parts.glob("*-ep=2.ckpt")), "the run was over before it was killed"
+
+    subprocess.run([*COMMAND, "--resume", str(parts)], check=True, capture_output=True)
+    (one,), (two,) = whole.glob("*.ckpt"), parts.glob("*.ckpt")
+    a, b = (torch.load(path, weights_only=True) for path in (one, two))
+    for key, value in a["state_dict"].items():
+        assert torch.equal(value, b["state_dict"][key]), key
+    for index, state in a["optimizer_states"][0]["state"].items():
+        for key, value in state.items():
+            other = b["optimizer_states"][0]["state"][index][key]
+            assert value is None or torch.equal(value, other), (index, key)

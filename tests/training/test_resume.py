@@ -1,0 +1,240 @@
+"""Stopped and resumed is the same as never stopped, to the last bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from solo_ext.errors import UserError
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain, resume
+from solo_ext.training.run_dir import METRICS, checkpoints, read_config
+
+MakeConfig = Callable[..., dict[str, Any]]
+METHODS = (
+    "debiased",
+    "simclr",
+    "mocov2plus",
+    "nnclr",
+    "byol",
+    "swav",
+    "deepclusterv2",
+    "simsiam",
+    "dino",
+    "wmse",
+)
+STEPS = 6
+"""Steps per epoch: 48 images in batches of 8."""
+
+
+class Killed(Exception):
+    """Stands for a process that ends between two steps."""
+
+
+class KillAt(Callback):
+    """Ends the run before the batch that follows ``step`` steps."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.fit_loop.epoch_loop.total_batch_idx >= self.step:
+            raise Killed
+
+
+def config_of(make_config: MakeConfig, images: Path, method: str, **changes: Any) -> dict[str, Any]:
+    kwargs = {"queue_size": 16} if method in ("mocov2plus", "nnclr", "swav") else {}
+    if method == "wmse":
+        kwargs = {"whitening_size": 8, "whitening_eps": 0.5}
+    settings: dict[str, Any] = {
+        "method_kwargs": kwargs,
+        "optimizer": {"batch_size": 8, "lr": 0.05},
+        "scheduler": {"name": "warmup_cosine", "warmup_epochs": 1},
+        "checkpoint": {"every_n_steps": 1},
+        "max_epochs": 3,
+    }
+    if method == "dino":
+        settings["method_kwargs"] = {"warmup_teacher_temperature_epochs": 2}
+    for key, value in changes.items():
+        settings[key] = {**settings.get(key, {}), **value} if isinstance(value, dict) else value
+    return make_config(method, **settings)
+
+
+def final(run_dir: Path) -> dict[str, Any]:
+    found = checkpoints(run_dir)
+    assert len(found) == 1, f"one checkpoint must be left, there are {found}"
+    state: dict[str, Any] = torch.load(found[0].path, weights_only=True)
+    return state
+
+
+def assert_same(a: Any, b: Any, path: str = "") -> None:
+    """Recursively equal; floats and tensors to the last bit."""
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b) or (a.isnan() == b.isnan()).all(), path
+        assert torch.equal(a.nan_to_num(), b.nan_to_num()), path
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), path
+        for key in a:
+            assert_same(a[key], b[key], f"{path}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), path
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{path}.{i}")
+    else:
+        assert a == b, path
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    one, two = final(a), final(b)
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
+        assert_same(one[part], two[part], part)
+    assert_same(one["callbacks"]["RunState"], two["callbacks"]["RunState"], "RunState")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("step", [STEPS + 2, STEPS], ids=["within-epoch", "between-epochs"])
+def test_resumed_equals_uninterrupted(
+    method: str, step: int, make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    config = config_of(make_config, images, method)
+    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    with pytest.raises(Killed):
+        pretrain(
+            prepare(config),
+            run_dir=tmp_path / "parts",
+            callbacks=[KillAt(step)],
+            show_progress=False,
+        )
+    assert checkpoints(tmp_path / "parts")[-1].step == (None if step == STEPS else step)
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 2)], ids=str)
+def test_number_of_workers_may_change(
+    workers: tuple[int, int], make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    """The same run with and without worker processes, stopped within an epoch or not."""
+    first, second = (
+        config_of(make_config, images, "debiased", data={"num_workers": n}) for n in workers
+    )
+    pretrain(prepare(first), run_dir=tmp_path / "whole", show_progress=False)
+    with pytest.raises(Killed):
+        pretrain(
+            prepare(second),
+            run_dir=tmp_path / "parts",
+            callbacks=[KillAt(STEPS + 3)],
+            show_progress=False,
+        )
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_accumulated_gradients(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
+    """Momentum networks move with the optimiser; checkpoints fall on its steps only."""
+    config = config_of(make_config, images, "byol", accumulate_grad_batches=2)
+    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    with pytest.raises(Killed):
+        pretrain(
+            prepare(config),
+            run_dir=tmp_path / "parts",
+            callbacks=[KillAt(STEPS + 3)],
+            show_progress=False,
+        )
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_metrics_are_not_repeated(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
+    """Lines past the checkpoint are dropped before the resumed run writes them again."""
+    config = config_of(
+        make_config, images, "debiased", checkpoint={"every_n_steps": 4}, log_every_n_steps=1
+    )
+    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    with pytest.raises(Killed):
+        pretrain(
+            prepare(config),
+            run_dir=tmp_path / "parts",
+            callbacks=[KillAt(STEPS + 4)],
+            show_progress=False,
+        )
+    resume(tmp_path / "parts")
+
+    def steps(run: str) -> list[tuple[int, float]]:
+        lines = (tmp_path / run / METRICS).read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        key = "train_debiased_loss_step"
+        return [(r["step"], r[key]) for r in records if key in r]
+
+    assert steps("parts") == steps("whole")
+    assert len(steps("whole")) == 3 * STEPS
+
+
+def test_a_finished_run_is_left_alone(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    config = config_of(make_config, images, "debiased", max_epochs=1)
+    first = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    assert first.checkpoint is not None
+    before = first.checkpoint.read_bytes()
+    again = resume(tmp_path / "run")
+    assert again.checkpoint == first.checkpoint
+    assert again.checkpoint is not None
+    assert again.checkpoint.read_bytes() == before
+    assert again.seconds == pytest.approx(first.seconds)
+
+
+def test_a_run_directory_of_another_config_is_refused(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    config = config_of(make_config, images, "debiased", max_epochs=1)
+    pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    other = config_of(make_config, images, "debiased", max_epochs=1, seed=6)
+    with pytest.raises(UserError, match="another config"):
+        pretrain(prepare(other), run_dir=tmp_path / "run", show_progress=False)
+
+
+def test_torn_checkpoint_is_named(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
+    config = config_of(make_config, images, "debiased", max_epochs=1)
+    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    assert result.checkpoint is not None
+    result.checkpoint.write_bytes(result.checkpoint.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"tiny-run-ep=0\.ckpt.*cannot be read"):
+        resume(tmp_path / "run")
+
+
+def test_auto_resume_finds_the_run_of_the_config(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    folders = {"checkpoint": {"dir": str(tmp_path)}, "auto_resume": {"enabled": True}}
+    config = config_of(make_config, images, "debiased", **folders)
+    with pytest.raises(Killed):
+        pretrain(prepare(config), callbacks=[KillAt(STEPS + 2)], show_progress=False)
+    (stopped,) = (tmp_path / "debiased").iterdir()
+    done = pretrain(prepare(config), show_progress=False)
+    assert done.run_dir == stopped
+    assert done.epochs == 3
+    fresh = pretrain(
+        prepare({**config, "auto_resume": {"enabled": False}, "max_epochs": 3}),
+        show_progress=False,
+    )
+    assert fresh.run_dir != stopped
+
+
+def test_config_of_the_run_is_complete(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    """What is stored composes to the same run: rates unscaled, defaults written out."""
+    config = config_of(make_config, images, "debiased", max_epochs=1)
+    prepared = prepare(config)
+    pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
+    again = prepare(read_config(tmp_path / "run"))
+    assert again.given == prepared.given
+    assert again.cfg == prepared.cfg
+    assert again.cfg.optimizer.lr == pytest.approx(0.05 * 8 / 256)

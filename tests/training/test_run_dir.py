@@ -1,0 +1,99 @@
+"""Names and contents of run directories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain
+from solo_ext.training.records import JsonLines, read_metrics
+from solo_ext.training.run_dir import checkpoints, choose_run_dir, run_digest
+
+MakeConfig = Callable[..., dict[str, Any]]
+
+
+def test_checkpoints_are_ordered_by_progress(tmp_path: Path) -> None:
+    for name in ("a-ep=10.ckpt", "a-ep=9.ckpt", "a-ep=10-step=700.ckpt", "a-ep=10-step=90.ckpt"):
+        (tmp_path / name).touch()
+    (tmp_path / ".a-ep=11.ckpt.saving").touch()
+    (tmp_path / "other.ckpt").touch()
+    names = [c.path.name for c in checkpoints(tmp_path)]
+    assert names == [
+        "a-ep=9.ckpt",
+        "a-ep=10-step=90.ckpt",
+        "a-ep=10-step=700.ckpt",
+        "a-ep=10.ckpt",
+    ]
+
+
+def test_digest_follows_what_changes_the_numbers(make_config: MakeConfig) -> None:
+    given = prepare(make_config("simclr")).given
+    assert run_digest(given) == run_digest({**given, "auto_resume": {"enabled": True}})
+    assert run_digest(given) != run_digest({**given, "seed": given["seed"] + 1})
+    assert run_digest(given) != run_digest({**given, "method_kwargs": {}})
+
+
+def test_run_dirs_do_not_collide(make_config: MakeConfig, tmp_path: Path) -> None:
+    given = prepare(make_config("simclr", checkpoint={"dir": str(tmp_path)})).given
+    first = choose_run_dir(given, reuse=False)
+    first.mkdir(parents=True)
+    assert choose_run_dir(given, reuse=True) == first
+    second = choose_run_dir(given, reuse=False)
+    assert second.name == f"{first.name}-2"
+
+
+def test_files_of_a_run(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
+    """What upstream's scripts read is there: args.json and one checkpoint of the usual name."""
+    config = make_config("simclr", data={"val_path": str(images)}, loggers=["csv"], max_epochs=2)
+    result = pretrain(prepare(config), run_dir=tmp_path / "v1", show_progress=False)
+    names = {p.name for p in result.run_dir.iterdir()}
+    assert names == {
+        "args.json",
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "timing.json",
+        "csv",
+        "tiny-v1-ep=1.ckpt",
+    }
+    args = json.loads((result.run_dir / "args.json").read_text())
+    assert args["method"] == "simclr"
+    assert args["data"]["num_classes"] == 3
+    assert args["data"]["num_large_crops"] == 2
+    assert args["optimizer"]["lr"] == pytest.approx(0.3 * 24 / 256)
+    validated = [r for r in read_metrics(result.run_dir / "metrics.jsonl") if "val_acc1" in r]
+    assert len(validated) == 2
+    environment = json.loads((result.run_dir / "environment.json").read_text())
+    assert environment["host"]["generation"] in ("main", "1.0.2")
+
+
+def test_kept_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(
+        "simclr", checkpoint={"keep_prev": True, "frequency": 2, "every_n_steps": 1}, max_epochs=4
+    )
+    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    kept = [p.path.name for p in checkpoints(result.run_dir)]
+    assert kept == [f"tiny-run-ep={n}.ckpt" for n in (0, 2, 3)]
+
+
+def test_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config("simclr", checkpoint={"enabled": False})
+    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    assert result.checkpoint is None
+    assert not list(result.run_dir.rglob("*.ckpt"))
+
+
+def test_half_written_lines_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    JsonLines(file).log_metrics({"a": 1.0, "b": float("nan")}, step=3)
+    with file.open("a") as handle:
+        handle.write('{"step": 4, "a"')
+    (record,) = read_metrics(file)
+    assert (record["step"], record["a"], record["b"]) == (3, 1.0, None)
+    JsonLines(file, start_step=2)
+    assert read_metrics(file) == []
