@@ -11,9 +11,16 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXPORT = (
-    "uv export --quiet --no-hashes --no-emit-project --no-header --no-annotate --all-groups"
-).split()
+EXPORT = [
+    "uv",
+    "export",
+    "--quiet",
+    "--no-hashes",
+    "--no-emit-project",
+    "--no-header",
+    "--no-annotate",
+    "--all-groups",
+]
 # torch pins its CUDA libraries itself, and they differ by platform.
 FOLLOWS_TORCH = re.compile(r"^(nvidia-|cuda-|triton==)")
 

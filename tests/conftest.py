@@ -76,7 +76,11 @@ def make_config(images: Path) -> MakeConfig:
                 "name": "timm/resnet10t",
                 "kwargs": {"channels": [8, 8, 8, 8], "small_stem": False},
             },
-            "method_kwargs": {"proj_hidden_dim": 16, "proj_output_dim": 8, **KWARGS.get(method, {})},
+            "method_kwargs": {
+                "proj_hidden_dim": 16,
+                "proj_output_dim": 8,
+                **KWARGS.get(method, {}),
+            },
             "data": {
                 "dataset": "custom",
                 "train_path": str(images),

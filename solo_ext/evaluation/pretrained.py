@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from solo_ext.host.backbones import build_backbone
 
 ARGS = "args.json"
 _PREFIXES = ("backbone.", "encoder.")
+_EPOCH = re.compile(r"-ep=(\d+)(?:-step=(\d+))?\.ckpt$")
 
 
 @dataclass(frozen=True)
@@ -138,14 +140,22 @@ def _checkpoint_in(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise UserError(f"{str(path)!r}: no such run directory or checkpoint")
-    # Upstream removes older checkpoints, or is told to keep them: the newest is meant.
-    found = sorted(path.glob("*.ckpt"), key=lambda p: (p.stat().st_mtime_ns, p.name))
+    # Upstream removes older checkpoints, or is told to keep them: the last epoch is meant. Times
+    # of files do not tell it, a copied folder has new ones.
+    found = sorted(path.glob("*.ckpt"), key=_progress)
     if not found:
         raise UserError(
             f"{str(path)!r} is no run directory: no .ckpt file in it; give a folder that "
             "`solo-ext pretrain` or solo-learn wrote"
         )
     return found[-1]
+
+
+def _progress(checkpoint: Path) -> tuple[int, bool, int, int]:
+    """Orders ``...-ep=<epoch>[-step=<step>].ckpt``; within an epoch its end comes last."""
+    match = _EPOCH.search(checkpoint.name)
+    epoch, step = (match[1], match[2]) if match else ("-1", None)
+    return int(epoch), step is None, int(step or 0), checkpoint.stat().st_mtime_ns
 
 
 def _config_of(checkpoint: Path) -> dict[str, Any]:

@@ -151,14 +151,15 @@ def failed_import_before() -> Report:
         import solo
     except ModuleNotFoundError as caught:
         error = str(caught)
-    half = sorted(n for n in sys.modules if n.startswith("solo."))
+    half = {n: m for n, m in sys.modules.items() if n.startswith("solo.")}
     real = sys.modules["pytorch_lightning"]
     loaded = load()
     import solo
 
     return {
         "error": error,
-        "half": half,
+        "half": sorted(half),
+        "fresh": all(sys.modules.get(name) is not module for name, module in half.items()),
         "whole": solo is loaded.solo and solo.methods.METHODS is loaded.methods,
         "left": "pl_bolts" in sys.modules,
         "held": sys.modules["pytorch_lightning"] is real,
@@ -257,6 +258,7 @@ def test_specs(report: Report) -> None:
 def test_failed_import_before(report: Report) -> None:
     assert "pl_bolts" in report["error"], "the failure that this is about did not happen"
     assert report["half"], "the failed import left nothing behind"
+    assert report["fresh"], "what it left had the old module names"
     assert report["whole"]
     assert not report["left"]
     assert report["held"], "what solo-learn imported before it failed is another module now"
