@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import logging
-import re
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter
-from torch import nn
 
 from solo_ext import host
 from solo_ext.config.check import check_method_kwargs, check_run, validated
 from solo_ext.config.hardware import check_hardware, world_size
-from solo_ext.config.schema import OPTIMIZER_KWARGS
+from solo_ext.config.schema import OPTIMIZER_KWARGS, Momentum
 from solo_ext.data.datasets import Images, class_names, open_images
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.evaluate import same_classes
-from solo_ext.host.backbones import (
-    PREFIX,
-    build_backbone,
-    is_timm,
-    small_image_kwargs,
-    unknown_backbone,
-)
 from solo_ext.plugin import register
+from solo_ext.training.check_backbone import check_backbone
+from solo_ext.training.check_builtin import check_builtin
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "stl10": 10, "imagenet": 1000, "imagenet100": 100}
 BASE_BATCH = 256
-A = TypeVar("A")
-R = TypeVar("R")
-_FIXED = {"device", "dtype", "num_classes"}
-"""Arguments of models that are not a config's to set."""
-_QUEUED = ("all4one", "mocov2plus", "nnbyol", "nnclr", "nnsiam", "ressl")
 
 
 @dataclass(frozen=True)
@@ -78,7 +61,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     method = _method(loaded, given["method"])
     given["method_kwargs"] = _method_kwargs(given, method)
     given["momentum"] = _momentum(given, method)
-    _backbone(loaded, given)
+    check_backbone(loaded, given)
     _refuse_the_unsupported(given)
     given["optimizer"]["kwargs"] = _optimizer_kwargs(given["optimizer"])
     _scheduler(given["scheduler"])
@@ -92,7 +75,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     )
     if val is not None and given["data"]["dataset"] == "custom" and not given["data"]["no_labels"]:
         same_classes(train, val, given["data"]["val_path"])
-    _needs_of_builtins(given, len(train))
+    check_builtin(given, len(train))
     _validation_interval(given, len(train))
     return Prepared(given, _as_methods_take_it(given), train, val, method)
 
@@ -147,8 +130,6 @@ def _method_kwargs(given: dict[str, Any], method: type[Any]) -> dict[str, Any]:
 
 
 def _momentum(given: dict[str, Any], method: type[Any]) -> dict[str, Any] | None:
-    from solo_ext.config.schema import Momentum
-
     section: dict[str, Any] | None = given["momentum"]
     if not issubclass(method, host.BaseMomentumMethod):
         if section is not None:
@@ -168,106 +149,6 @@ def _momentum(given: dict[str, Any], method: type[Any]) -> dict[str, Any] | None
             "the average may only slow down: base_tau <= final_tau",
         )
     return section
-
-
-def _backbone(loaded: host.Host, given: dict[str, Any]) -> None:
-    name = given["backbone"]["name"]
-    if name not in loaded.backbones:
-        raise unknown_backbone(name, loaded.backbones)
-    sizes = [a["crop_size"] for a in given["augmentations"]]
-    given["backbone"]["kwargs"] = small_image_kwargs(name, given["backbone"]["kwargs"], sizes[0])
-    # Weights are not downloaded twice.
-    kwargs = {k: v for k, v in given["backbone"]["kwargs"].items() if k != "pretrained"}
-
-    def build(kwargs: Mapping[str, Any]) -> nn.Module:
-        backbone, _ = build_backbone(
-            loaded.backbones,
-            name,
-            kwargs,
-            method=given["method"],
-            dataset=given["data"]["dataset"],
-        )
-        return backbone.eval()
-
-    def run(size: int) -> None:
-        build(kwargs)(torch.zeros(2, 3, size, size))
-
-    try:
-        built = _dry(build, kwargs)
-    except Exception as error:
-        raise _backbone_mistake(name, kwargs, build, error) from error
-    # Some of solo-learn's own take any argument and drop it.
-    for key in kwargs if not is_timm(name) else ():
-        if key not in _arguments(built):
-            raise _unknown_argument(name, built, key, kwargs[key])
-    for place, size in enumerate(sizes):
-        try:
-            _dry(run, size)
-        except Exception as error:
-            raise ConfigError(
-                f"augmentations.{place}.crop_size",
-                size,
-                f"{name} cannot take it: {_first_line(error)}",
-                "give another, or make the backbone fit with backbone.kwargs",
-            ) from error
-
-
-def _dry(run: Callable[[A], R], argument: A) -> R:
-    """Runs without memory or time where that is possible, without noise or trace in any case."""
-    held = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
-            warnings.simplefilter("ignore")
-            # Some models look at values while they are built, which meta tensors do not have.
-            with contextlib.suppress(Exception), torch.device("meta"):
-                return run(argument)
-            return run(argument)
-    finally:
-        logging.disable(held)
-
-
-def _backbone_mistake(
-    name: str,
-    kwargs: Mapping[str, Any],
-    build: Callable[[Mapping[str, Any]], nn.Module],
-    error: Exception,
-) -> ConfigError:
-    """Finds the argument without which the backbone can be built."""
-    text = _first_line(error.__cause__ or error)
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
-    for key in [unknown[1]] if unknown and unknown[1] in kwargs else list(kwargs):
-        with contextlib.suppress(Exception):
-            model = _dry(build, {k: v for k, v in kwargs.items() if k != key})
-            if not unknown:
-                return ConfigError(
-                    f"backbone.kwargs.{key}",
-                    kwargs[key],
-                    f"{name} refuses it: {text}",
-                    "change or remove it",
-                )
-            return _unknown_argument(name, model, key, kwargs[key])
-    if unknown:
-        return ConfigError(
-            f"backbone.kwargs.{unknown[1]}", kwargs.get(unknown[1]), f"{name} does not take it"
-        )
-    see = f"timm's {name.removeprefix(PREFIX)}" if is_timm(name) else name
-    return ConfigError("backbone.kwargs", kwargs, text, f"see what {see} takes")
-
-
-def _unknown_argument(name: str, model: nn.Module, key: str, value: Any) -> ConfigError:
-    valid = {n for n, p in _arguments(model).items() if p.default is not p.empty}
-    valid |= {"small_stem"} if is_timm(name) else set()
-    remedy = nearest(key, valid - _FIXED, show=40)
-    return ConfigError(f"backbone.kwargs.{key}", value, "unknown key", remedy)
-
-
-def _arguments(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(type(model).__init__).parameters
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0] or type(error).__name__
 
 
 def _refuse_the_unsupported(given: Mapping[str, Any]) -> None:
@@ -310,63 +191,6 @@ def _no_files(data: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"data.{key}", data[key], "a file, not a folder", "give the folder of the images"
             )
-
-
-def _needs_of_builtins(given: Mapping[str, Any], images: int) -> None:
-    """What solo-learn's methods would only find out while they train."""
-    method, kwargs = given["method"], given["method_kwargs"]
-    batch = given["optimizer"]["batch_size"]
-    joined = batch * world_size(given)
-
-    def refuse(key: str, problem: str, remedy: str) -> None:
-        raise ConfigError(f"method_kwargs.{key}", kwargs[key], problem, remedy)
-
-    if method in _QUEUED and kwargs["queue_size"] % joined:
-        below = kwargs["queue_size"] // joined * joined
-        refuse(
-            "queue_size",
-            f"no multiple of the batch, {joined} over all processes",
-            f"allowed: multiples of it such as {below or joined}, {(below or joined) + joined}",
-        )
-    if method == "swav" and 0 < kwargs["queue_size"] < joined:
-        refuse("queue_size", f"smaller than the batch, {joined} over all processes", "or take 0")
-    if method == "wmse":
-        if given["data"]["num_large_crops"] < 2:
-            raise ConfigError("augmentations", "1 large crop", "wmse compares two or more", "")
-        size = kwargs["whitening_size"]
-        if batch % size:
-            refuse("whitening_size", f"does not divide the batch of {batch}", "take a divisor")
-        if size <= kwargs["proj_output_dim"] and not kwargs["whitening_eps"]:
-            refuse(
-                "whitening_size",
-                f"too few to whiten {kwargs['proj_output_dim']} dimensions",
-                "take more than method_kwargs.proj_output_dim, or a whitening_eps above 0",
-            )
-    if method == "deepclusterv2":
-        clustered = images // joined * batch
-        if not kwargs["num_prototypes"] or max(kwargs["num_prototypes"]) > clustered > 0:
-            refuse(
-                "num_prototypes",
-                f"{clustered} images of each process are clustered",
-                f"give a list of numbers up to {clustered}",
-            )
-    if method == "dino" and kwargs["warmup_teacher_temperature_epochs"] > given["max_epochs"]:
-        refuse(
-            "warmup_teacher_temperature_epochs",
-            f"longer than the run, max_epochs={given['max_epochs']}",
-            f"allowed: up to {given['max_epochs']}",
-        )
-    if method == "mae" and not given["backbone"]["name"].startswith("vit_"):
-        raise ConfigError(
-            "backbone.name",
-            given["backbone"]["name"],
-            "mae needs solo-learn's own vision transformers",
-            "allowed: vit_tiny, vit_small, vit_base, vit_large",
-        )
-    if method == "supcon" and given["data"]["no_labels"]:
-        raise ConfigError(
-            "data.no_labels", True, "supcon learns from labels", "give class folders, or simclr"
-        )
 
 
 def _validation_interval(given: Mapping[str, Any], images: int) -> None:

@@ -1,0 +1,76 @@
+"""What solo-learn's own methods would only find out while they train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from solo_ext.config.hardware import world_size
+from solo_ext.errors import ConfigError
+
+_QUEUED = ("all4one", "mocov2plus", "nnbyol", "nnclr", "nnsiam", "ressl")
+
+
+def check_builtin(given: Mapping[str, Any], images: int) -> None:
+    """Refuses settings with which a built-in method fails after it has started.
+
+    Args:
+        given: the checked config.
+        images: number of training images.
+
+    Raises:
+        ConfigError: for example a queue that is no multiple of the batch.
+    """
+    method, kwargs = given["method"], given["method_kwargs"]
+    batch = given["optimizer"]["batch_size"]
+    joined = batch * world_size(given)
+
+    def refuse(key: str, problem: str, remedy: str) -> None:
+        raise ConfigError(f"method_kwargs.{key}", kwargs[key], problem, remedy)
+
+    if method in _QUEUED and kwargs["queue_size"] % joined:
+        below = kwargs["queue_size"] // joined * joined
+        refuse(
+            "queue_size",
+            f"no multiple of the batch, {joined} over all processes",
+            f"allowed: multiples of it such as {below or joined}, {(below or joined) + joined}",
+        )
+    if method == "swav" and 0 < kwargs["queue_size"] < joined:
+        refuse("queue_size", f"smaller than the batch, {joined} over all processes", "or take 0")
+    if method == "wmse":
+        if given["data"]["num_large_crops"] < 2:
+            raise ConfigError("augmentations", "1 large crop", "wmse compares two or more", "")
+        size = kwargs["whitening_size"]
+        if batch % size:
+            refuse("whitening_size", f"does not divide the batch of {batch}", "take a divisor")
+        if size <= kwargs["proj_output_dim"] and not kwargs["whitening_eps"]:
+            refuse(
+                "whitening_size",
+                f"too few to whiten {kwargs['proj_output_dim']} dimensions",
+                "take more than method_kwargs.proj_output_dim, or a whitening_eps above 0",
+            )
+    if method == "deepclusterv2":
+        clustered = images // joined * batch
+        if not kwargs["num_prototypes"] or max(kwargs["num_prototypes"]) > clustered > 0:
+            refuse(
+                "num_prototypes",
+                f"{clustered} images of each process are clustered",
+                f"give a list of numbers up to {clustered}",
+            )
+    if method == "dino" and kwargs["warmup_teacher_temperature_epochs"] > given["max_epochs"]:
+        refuse(
+            "warmup_teacher_temperature_epochs",
+            f"longer than the run, max_epochs={given['max_epochs']}",
+            f"allowed: up to {given['max_epochs']}",
+        )
+    if method == "mae" and not given["backbone"]["name"].startswith("vit_"):
+        raise ConfigError(
+            "backbone.name",
+            given["backbone"]["name"],
+            "mae needs solo-learn's own vision transformers",
+            "allowed: vit_tiny, vit_small, vit_base, vit_large",
+        )
+    if method == "supcon" and given["data"]["no_labels"]:
+        raise ConfigError(
+            "data.no_labels", True, "supcon learns from labels", "give class folders, or simclr"
+        )
