@@ -80,9 +80,7 @@ def test_main_linear_evaluates_with_no_missing_key(folder: Path) -> None:
         assert torch.equal(value, given[key]), f"{key} was not loaded"
 
 
-def test_our_evaluation_reads_the_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_evaluation_reads_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from solo_ext.evaluation.evaluate import evaluate
 
     monkeypatch.setenv("SOLO_EXT_DATA", str(folder.parent.parent / "data"))

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from solo_ext.data.loaders import ResumableLoader
+from solo_ext.training.run_dir import checkpoints
 
 
 class RunState(Callback):
@@ -95,9 +96,12 @@ class RunCheckpoint(Checkpoint):
     ) -> None:
         self.run_dir, self.stem = run_dir, stem
         self.frequency, self.keep_prev, self.every_n_steps = frequency, keep_prev, every_n_steps
-        self.last: Path | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for torn in (
+            self.run_dir.glob(f".{self.stem}-ep=*.saving") if trainer.is_global_zero else ()
+        ):
+            torn.unlink(missing_ok=True)
         if not self.every_n_steps:
             return
         # Lightning calls callbacks before the method's own hook, which moves momentum networks
@@ -132,11 +136,14 @@ class RunCheckpoint(Checkpoint):
             _sync(scratch)
             os.replace(scratch, target)
             _sync(self.run_dir)
-            if self.last is not None and self.last != target:
-                within = "-step=" in self.last.name
-                if within or not self.keep_prev:
-                    self.last.unlink(missing_ok=True)
-        self.last = target
+            self._remove_outdated(target)
+
+    def _remove_outdated(self, newest: Path) -> None:
+        """By what is there: a process that was killed may have left more than one."""
+        for held in checkpoints(self.run_dir):
+            ours = held.path.name.startswith(f"{self.stem}-ep=") and held.path != newest
+            if ours and (held.step is not None or not self.keep_prev):
+                held.path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

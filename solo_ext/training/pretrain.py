@@ -111,7 +111,6 @@ def pretrain(
                 every_n_steps=save["every_n_steps"],
             )
         )
-        own[-1].last = resume  # type: ignore[attr-defined]
     trainer = _trainer(given, run_dir, own, _loggers(given, run_dir, start))
     if trainer.is_global_zero:
         _write_records(run_dir, prepared)

@@ -93,7 +93,10 @@ def read_config(run_dir: Path) -> dict[str, Any]:
             f"run directory {str(run_dir)!r}: no {CONFIG} in it; give a folder that "
             "`solo-ext pretrain` wrote"
         )
-    loaded = yaml.safe_load(file.read_text())
+    try:
+        loaded = yaml.safe_load(file.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError):
+        loaded = None
     if not isinstance(loaded, dict):
         raise UserError(f"{file}: not a config; the file was changed or cut short")
     return loaded

@@ -177,6 +177,21 @@ def test_place_is_that_of_the_epoch_sent_to(images: Images) -> None:
     assert loader.state_dict() == {"epoch": 2, "batches": 0}
 
 
+def test_counts_on_after_resuming(images: Images) -> None:
+    """A resumed run is stopped again, in the same epoch and in the next."""
+    loader = pretrain_loader(config(), images)
+    loader.load_state_dict({"epoch": 1, "batches": 2})
+    served = iter(loader)
+    for batches in (3, 4):
+        next(served)
+        assert loader.state_dict() == {"epoch": 1, "batches": batches}
+    next(served)
+    assert loader.state_dict() == {"epoch": 2, "batches": 0}
+    loader.order.set_epoch(2)
+    next(iter(loader))
+    assert loader.state_dict() == {"epoch": 2, "batches": 1}
+
+
 def test_an_epoch_resumed_in_the_middle_is_whole_the_next_time(
     images: Images, expected: list[Batch]
 ) -> None:

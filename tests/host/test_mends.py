@@ -108,7 +108,8 @@ class Runs:
     def __init__(
         self, config: dict[str, Any], folder: Path, read: Callable[[Any, Tensor], Any] = the_loss
     ) -> None:
-        self.config, self.folder, self.read = config, folder, read
+        scheduler = {"warmup_epochs": 0, **config["scheduler"]}
+        self.config, self.folder, self.read = config | {"scheduler": scheduler}, folder, read
 
     def whole(self) -> Watch:
         watch = Watch(self.read)
@@ -301,7 +302,7 @@ def test_momentum_resume_averages_once_per_step(
     def resumed(name: str) -> tuple[int, Watch]:
         runs.stopped(2, name)
         averages, watch = Averages(), Watch(the_loss)
-        pretrain(prepare(config), run_dir=tmp_path / name, callbacks=[averages, watch])
+        pretrain(prepare(runs.config), run_dir=tmp_path / name, callbacks=[averages, watch])
         return averages.count, watch
 
     count, watch = resumed("stopped")

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import Callback
 
+from solo_ext.errors import UserError
 from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.training.pretrain import pretrain, resume
 from solo_ext.training.records import JsonLines, read_metrics
-from solo_ext.training.run_dir import checkpoints, choose_run_dir, run_digest
+from solo_ext.training.run_dir import checkpoints, choose_run_dir, read_config, run_digest
 
 MakeConfig = Callable[..., dict[str, Any]]
+
+
+class Killed(Exception):
+    """Stands for a process that ends between two steps."""
+
+
+class KillAt(Callback):
+    """Ends the run before the batch that follows ``step`` batches."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.fit_loop.epoch_loop.total_batch_idx >= self.step:
+            raise Killed
 
 
 def test_checkpoints_are_ordered_by_progress(tmp_path: Path) -> None:
@@ -79,6 +97,28 @@ def test_kept_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
     result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
     kept = [p.path.name for p in checkpoints(result.run_dir)]
     assert kept == [f"tiny-run-ep={n}.ckpt" for n in (0, 2, 3)]
+
+
+def test_leftovers_of_a_killed_process_go(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Killed while writing, or between writing a checkpoint and removing the one before it."""
+    run = tmp_path / "run"
+    config = make_config("simclr", checkpoint={"every_n_steps": 1}, max_epochs=2)
+    with pytest.raises(Killed):
+        pretrain(prepare(config), run_dir=run, callbacks=[KillAt(3)], show_progress=False)
+    (left,) = checkpoints(run)
+    shutil.copy(left.path, run / "tiny-run-ep=0.ckpt")
+    for name in (".tiny-run-ep=1-step=4.ckpt.saving", "somebody-elses.ckpt"):
+        (run / name).touch()
+    resume(run)
+    names = {p.name for p in run.iterdir() if ".ckpt" in p.name}
+    assert names == {"tiny-run-ep=1.ckpt", "somebody-elses.ckpt"}
+
+
+def test_a_config_that_is_none_is_named(tmp_path: Path) -> None:
+    for text in ("[", "- a", ""):
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(UserError, match=r"config\.yaml: not a config"):
+            read_config(tmp_path)
 
 
 def test_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
