@@ -12,6 +12,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -360,6 +361,36 @@ def test_deepcluster_memory(without: Without, make_config: Any, tmp_path: Path, 
     assert_same_end(resumed, whole)
     with without(), pytest.raises(RuntimeError, match=r"Unexpected key.*local_memory"):
         runs.resumed("own")
+
+
+@mend("deepcluster-memory")
+def test_restored_memory_draws_no_numbers(without: Without, make_config: Any) -> None:
+    """The host fills fresh memory at random; where that is thrown away, so are the draws."""
+
+    def started(saved: dict[str, Tensor] | None) -> Any:
+        method = build(make_config("deepclusterv2"))
+        loader = DataLoader(range(48), batch_size=24)  # type: ignore[arg-type]
+        method._trainer = SimpleNamespace(world_size=1, global_rank=0, train_dataloader=loader)
+        if saved is not None:
+            method.on_load_checkpoint({"state_dict": saved})
+            method.load_state_dict(saved)
+        method.on_train_start()
+        return method
+
+    fresh = started(None).state_dict()
+    assert fresh["local_memory_embeddings"].abs().sum() > 0
+    assert (fresh["assignments"] == -1).all()
+
+    torch.manual_seed(0)
+    build(make_config("deepclusterv2"))
+    expected = torch.get_rng_state()
+    torch.manual_seed(0)
+    restored = started(fresh)
+    assert torch.equal(torch.get_rng_state(), expected)
+    for name, value in fresh.items():
+        assert torch.equal(restored.state_dict()[name], value), name
+    with without(), pytest.raises(RuntimeError, match=r"Unexpected key.*local_memory"):
+        started(fresh)
 
 
 @mend("deepcluster-first-epoch")
