@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import timm
+import torch
 from torch import nn
 
 from solo_ext.errors import ConfigError, nearest
@@ -57,7 +58,7 @@ def small_image_kwargs(name: str, kwargs: Mapping[str, Any], image_size: int) ->
     """Completes a timm model's arguments for small images, leaving what is given.
 
     Convolutional models get ``small_stem: true``; models that cut the image into patches get
-    ``img_size`` and a patch an eighth of it.
+    ``img_size`` and a patch an eighth of it, where they take both.
 
     Args:
         name: ``timm/<model>``; other names are returned as they are.
@@ -67,12 +68,10 @@ def small_image_kwargs(name: str, kwargs: Mapping[str, Any], image_size: int) ->
     done = dict(kwargs)
     if not is_timm(name) or image_size > SMALL_SIDE:
         return done
-    if "patch_embed" in str(_first_conv(name)):
-        done.setdefault("img_size", image_size)
-        done.setdefault("patch_size", max(2, image_size // 8))
-    else:
-        done.setdefault("small_stem", True)
-    return done
+    if "patch_embed" not in str(_first_conv(name)):
+        return {"small_stem": True, **done}
+    fitted = {"img_size": image_size, "patch_size": max(2, image_size // 8), **done}
+    return fitted if _builds(name, fitted) else done
 
 
 def build_backbone(
@@ -131,6 +130,17 @@ def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Modu
     if small:
         _small_stem(model, name)
     return model
+
+
+def _builds(name: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the model takes these arguments; weights are neither made nor fetched."""
+    given = {k: v for k, v in kwargs.items() if k != "pretrained"}
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            _create(name, **given)
+    except Exception:
+        return False
+    return True
 
 
 def _first_conv(full_name: str) -> str | None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from solo_ext import host
 from solo_ext.config.hardware import world_size
 from solo_ext.errors import ConfigError
 
+_NO_SMALL_CROPS = {
+    "main": {"all4one"},
+    "1.0.2": set(host.BUILTIN_KWARGS) - {"byol", "simclr", "wmse"},
+}
 _QUEUED = ("all4one", "mocov2plus", "nnbyol", "nnclr", "nnsiam", "ressl")
 
 
@@ -22,6 +27,7 @@ def check_builtin(given: Mapping[str, Any], images: int) -> None:
         ConfigError: for example a queue that is no multiple of the batch.
     """
     method, kwargs = given["method"], given["method_kwargs"]
+    _small_crops(method, given["data"]["num_small_crops"])
     batch = given["optimizer"]["batch_size"]
     joined = batch * world_size(given)
 
@@ -73,4 +79,15 @@ def check_builtin(given: Mapping[str, Any], images: int) -> None:
     if method == "supcon" and given["data"]["no_labels"]:
         raise ConfigError(
             "data.no_labels", True, "supcon learns from labels", "give class folders, or simclr"
+        )
+
+
+def _small_crops(method: str, count: int) -> None:
+    generation = host.load().info.generation
+    if count and method in _NO_SMALL_CROPS[generation]:
+        raise ConfigError(
+            "augmentations",
+            f"{count} small crops",
+            f"{method} of solo-learn {generation} takes large crops only",
+            "give every entry the same crop_size",
         )

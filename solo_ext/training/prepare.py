@@ -77,7 +77,11 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         same_classes(train, val, given["data"]["val_path"])
     check_builtin(given, len(train))
     _validation_interval(given, len(train))
-    return Prepared(given, _as_methods_take_it(given), train, val, method)
+    cfg = _as_methods_take_it(given)
+    if hasattr(method, "kwargs_type"):
+        # What the method itself refuses, before anything is built.
+        cfg = method.add_and_assert_specific_cfg(cfg)
+    return Prepared(given, cfg, train, val, method)
 
 
 def check_folder(key: str, path: str) -> None:

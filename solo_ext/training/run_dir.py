@@ -45,9 +45,18 @@ class Checkpoint:
 
 def run_digest(given: Mapping[str, Any]) -> str:
     """Eight hex digits that change with everything that changes the run's numbers."""
-    relevant = {k: v for k, v in given.items() if k not in _NOT_OF_THE_RUN}
+    relevant = _numbers_alike({k: v for k, v in given.items() if k not in _NOT_OF_THE_RUN})
     text = json.dumps(relevant, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _numbers_alike(value: Any) -> Any:
+    """10 and 10.0 are one setting; which of them a file holds depends on who wrote it."""
+    if isinstance(value, dict):
+        return {k: _numbers_alike(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_numbers_alike(v) for v in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def choose_run_dir(given: Mapping[str, Any], *, reuse: bool) -> Path:

@@ -274,3 +274,8 @@ def test_the_hosts_own_names(loaded: Host) -> None:
     assert both <= set(loaded.backbones)
     if loaded.info.generation == "1.0.2":
         assert set(loaded.backbones) == both
+
+
+@pytest.mark.parametrize("name", ["timm/pvt_v2_b0", "timm/tiny_vit_5m_224", "timm/hiera_tiny_224"])
+def test_arguments_that_a_model_refuses_are_not_added(name: str) -> None:
+    assert small_image_kwargs(name, {}, 32) == {}

@@ -52,6 +52,9 @@ def test_checkpoints_are_ordered_by_progress(tmp_path: Path) -> None:
 def test_digest_follows_what_changes_the_numbers(make_config: MakeConfig) -> None:
     given = prepare(make_config("simclr")).given
     assert run_digest(given) == run_digest({**given, "auto_resume": {"enabled": True}})
+    epochs = given["max_epochs"]
+    assert run_digest(given) == run_digest({**given, "max_epochs": float(epochs)})
+    assert run_digest(given) != run_digest({**given, "max_epochs": epochs + 1})
     assert run_digest(given) != run_digest({**given, "seed": given["seed"] + 1})
     assert run_digest(given) != run_digest({**given, "method_kwargs": {}})
 
