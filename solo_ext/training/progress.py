@@ -27,11 +27,13 @@ class EpochLines(Callback):
         self._begin = time.monotonic()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # On every rank: reading them reduces them over the processes.
+        metrics = trainer.callback_metrics
         if not trainer.is_global_zero:
             return
         shown = {
             key.removesuffix("_epoch"): float(value)
-            for key, value in trainer.callback_metrics.items()
+            for key, value in metrics.items()
             if key.endswith("_epoch") or key.startswith("val_")
         }
         seconds = f"  {time.monotonic() - self._begin:.1f} s" if self._begin else ""

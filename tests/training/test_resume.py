@@ -17,6 +17,7 @@ from solo_ext.training.pretrain import pretrain, resume
 from solo_ext.training.run_dir import METRICS, checkpoints, read_config
 
 MakeConfig = Callable[..., dict[str, Any]]
+KillAt = Callable[[int], Callback]
 METHODS = (
     "debiased",
     "simclr",
@@ -31,21 +32,6 @@ METHODS = (
 )
 STEPS = 6
 """Steps per epoch: 48 images in batches of 8."""
-
-
-class Killed(Exception):
-    """Stands for a process that ends between two steps."""
-
-
-class KillAt(Callback):
-    """Ends the run before the batch that follows ``step`` steps."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        if trainer.fit_loop.epoch_loop.total_batch_idx >= self.step:
-            raise Killed
 
 
 def config_of(make_config: MakeConfig, images: Path, method: str, **changes: Any) -> dict[str, Any]:
@@ -100,15 +86,15 @@ def assert_same_run(a: Path, b: Path) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("step", [STEPS + 2, STEPS], ids=["within-epoch", "between-epochs"])
 def test_resumed_equals_uninterrupted(
-    method: str, step: int, make_config: MakeConfig, images: Path, tmp_path: Path
+    method: str, step: int, make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: KillAt
 ) -> None:
     config = config_of(make_config, images, method)
     pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
-    with pytest.raises(Killed):
+    with pytest.raises(RuntimeError, match="killed"):
         pretrain(
             prepare(config),
             run_dir=tmp_path / "parts",
-            callbacks=[KillAt(step)],
+            callbacks=[kill_at(step)],
             show_progress=False,
         )
     assert checkpoints(tmp_path / "parts")[-1].step == (None if step == STEPS else step)
@@ -118,50 +104,54 @@ def test_resumed_equals_uninterrupted(
 
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 2)], ids=str)
 def test_number_of_workers_may_change(
-    workers: tuple[int, int], make_config: MakeConfig, images: Path, tmp_path: Path
+    workers: tuple[int, int], make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: KillAt
 ) -> None:
     """The same run with and without worker processes, stopped within an epoch or not."""
     first, second = (
         config_of(make_config, images, "debiased", data={"num_workers": n}) for n in workers
     )
     pretrain(prepare(first), run_dir=tmp_path / "whole", show_progress=False)
-    with pytest.raises(Killed):
+    with pytest.raises(RuntimeError, match="killed"):
         pretrain(
             prepare(second),
             run_dir=tmp_path / "parts",
-            callbacks=[KillAt(STEPS + 3)],
+            callbacks=[kill_at(STEPS + 3)],
             show_progress=False,
         )
     resume(tmp_path / "parts")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_accumulated_gradients(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
+def test_accumulated_gradients(
+    make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: KillAt
+) -> None:
     """Momentum networks move with the optimiser; checkpoints fall on its steps only."""
     config = config_of(make_config, images, "byol", accumulate_grad_batches=2)
     pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
-    with pytest.raises(Killed):
+    with pytest.raises(RuntimeError, match="killed"):
         pretrain(
             prepare(config),
             run_dir=tmp_path / "parts",
-            callbacks=[KillAt(STEPS + 3)],
+            callbacks=[kill_at(STEPS + 3)],
             show_progress=False,
         )
     resume(tmp_path / "parts")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_metrics_are_not_repeated(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
+def test_metrics_are_not_repeated(
+    make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: KillAt
+) -> None:
     """Lines past the checkpoint are dropped before the resumed run writes them again."""
     config = config_of(
         make_config, images, "debiased", checkpoint={"every_n_steps": 4}, log_every_n_steps=1
     )
     pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
-    with pytest.raises(Killed):
+    with pytest.raises(RuntimeError, match="killed"):
         pretrain(
             prepare(config),
             run_dir=tmp_path / "parts",
-            callbacks=[KillAt(STEPS + 4)],
+            callbacks=[kill_at(STEPS + 4)],
             show_progress=False,
         )
     resume(tmp_path / "parts")
@@ -210,12 +200,12 @@ def test_torn_checkpoint_is_named(make_config: MakeConfig, images: Path, tmp_pat
 
 
 def test_auto_resume_finds_the_run_of_the_config(
-    make_config: MakeConfig, images: Path, tmp_path: Path
+    make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: KillAt
 ) -> None:
     folders = {"checkpoint": {"dir": str(tmp_path)}, "auto_resume": {"enabled": True}}
     config = config_of(make_config, images, "debiased", **folders)
-    with pytest.raises(Killed):
-        pretrain(prepare(config), callbacks=[KillAt(STEPS + 2)], show_progress=False)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(prepare(config), callbacks=[kill_at(STEPS + 2)], show_progress=False)
     (stopped,) = (tmp_path / "debiased").iterdir()
     done = pretrain(prepare(config), show_progress=False)
     assert done.run_dir == stopped
