@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -109,7 +110,7 @@ def _pretrain(args: argparse.Namespace) -> Any:
         folder = Path(args.config_path) if args.config_path else None
         prepared = prepare(compose(args.config_name, args.overrides, folder))
         result = pretrain(prepared, run_dir=Path(args.run_dir) if args.run_dir else None)
-    if not args.json:
+    if not args.json and int(os.environ.get("LOCAL_RANK", 0)) == 0:
         console = _console()
         console.print(f"run directory  {result.run_dir}")
         console.print(

@@ -44,6 +44,10 @@ class MultiCrop:
     def __init__(self, transforms: Sequence[Transform], counts: Sequence[int]) -> None:
         self.transforms, self.counts = list(transforms), list(counts)
 
+    def __repr__(self) -> str:
+        pairs = zip(self.counts, self.transforms, strict=True)
+        return "\n".join(f"{count} x {transform}" for count, transform in pairs)
+
     def __call__(self, image: Image.Image) -> list[Tensor]:
         return [
             transform(image)

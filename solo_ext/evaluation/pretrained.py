@@ -101,7 +101,8 @@ def load_pretrained(path: Path) -> Pretrained:
     backbone, features_dim = build_backbone(
         loaded.backbones,
         cfg["backbone"]["name"],
-        cfg["backbone"].get("kwargs") or {},
+        # The checkpoint brings the weights; nothing is to be fetched.
+        {k: v for k, v in (cfg["backbone"].get("kwargs") or {}).items() if k != "pretrained"},
         method=cfg.get("method"),
         dataset=cfg["data"]["dataset"],
     )

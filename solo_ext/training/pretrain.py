@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import logging
+import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -22,6 +24,7 @@ from omegaconf import OmegaConf
 
 from solo_ext import host
 from solo_ext.config.check import check_run, trainer_arguments
+from solo_ext.data.datasets import TrainingViews
 from solo_ext.data.loaders import fixed_loader, pretrain_loader
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.online import OnlineEvaluation
@@ -41,6 +44,8 @@ from solo_ext.training.run_dir import (
     run_digest,
     write_text,
 )
+
+_RUN_DIR = "SOLO_EXT_RUN_DIR"
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,11 @@ def pretrain(
         UserError: a checkpoint that cannot be used, or a logger that is not installed.
     """
     given, cfg = prepared.given, prepared.cfg
-    if run_dir is None:
-        run_dir = choose_run_dir(given, reuse=given["auto_resume"]["enabled"])
+    if run_dir is None and _RUN_DIR in os.environ:
+        # Rank 0 started this process: the directory is there by now, and must be the same.
+        run_dir = Path(os.environ[_RUN_DIR])
+    elif run_dir is None:
+        run_dir = choose_run_dir(given)
     resume = _checkpoint_to_resume(given, run_dir)
     loader = pretrain_loader(given, prepared.train)
     val_loader = None if prepared.val is None else fixed_loader(given, prepared.val)
@@ -96,7 +104,8 @@ def pretrain(
         memory_format=torch.channels_last if _channels_last(given) else torch.contiguous_format
     )
     start = _start_of(resume)
-    stem = f"{cfg.name}-{run_dir.name}"
+    named_after = run_dir.name.startswith(f"{cfg.name}-")
+    stem = run_dir.name if named_after else f"{cfg.name}-{run_dir.name}"
     own: list[Callback] = [RunState(loader), *callbacks, *_online(prepared)]
     if show_progress:
         own.append(progress_callback(given["method"]))
@@ -114,8 +123,11 @@ def pretrain(
     trainer = _trainer(given, run_dir, own, _loggers(given, run_dir, start))
     if trainer.is_global_zero:
         _write_records(run_dir, prepared)
+    if given["debug_augmentations"]:
+        print(cast(TrainingViews, loader.dataset).transform)
     begin = time.monotonic()
-    trainer.fit(model, loader, val_loader, ckpt_path=None if resume is None else str(resume))
+    with _announced(run_dir):
+        trainer.fit(model, loader, val_loader, ckpt_path=None if resume is None else str(resume))
     seconds = time.monotonic() - begin
     if trainer.interrupted:
         raise KeyboardInterrupt
@@ -126,6 +138,19 @@ def pretrain(
     return PretrainResult(
         run_dir, found[-1].path if found else None, trainer.current_epoch, **timing
     )
+
+
+@contextlib.contextmanager
+def _announced(run_dir: Path) -> Iterator[None]:
+    """Tells processes that Lightning starts for other ranks which directory this run has."""
+    held = os.environ.get(_RUN_DIR)
+    os.environ[_RUN_DIR] = str(run_dir.absolute())
+    try:
+        yield
+    finally:
+        del os.environ[_RUN_DIR]
+        if held is not None:
+            os.environ[_RUN_DIR] = held
 
 
 def resume(run_dir: Path, *, callbacks: Sequence[Callback] = ()) -> PretrainResult:
@@ -180,14 +205,6 @@ def _online(prepared: Prepared) -> list[Callback]:
 
 
 def _checkpoint_to_resume(given: dict[str, Any], run_dir: Path) -> Path | None:
-    named = given["resume_from_checkpoint"]
-    if named is not None:
-        path = Path(named)
-        if not path.is_file():
-            raise ConfigError(
-                "resume_from_checkpoint", named, "no such file", "give a .ckpt file of this run"
-            )
-        return path
     found = checkpoints(run_dir)
     # Checked again, so that a run of an earlier version gets the defaults of this one.
     if found and run_digest(check_run(read_config(run_dir))) != run_digest(given):
@@ -195,7 +212,15 @@ def _checkpoint_to_resume(given: dict[str, Any], run_dir: Path) -> Path | None:
             f"run directory {str(run_dir)!r} holds a run of another config; name a new one, or "
             "resume that run with `solo-ext pretrain --resume RUN_DIR`"
         )
-    return found[-1].path if found else None
+    if found:
+        # A run that began with another's checkpoint has come further than that by now.
+        return found[-1].path
+    named = given["resume_from_checkpoint"]
+    if named is not None and not Path(named).is_file():
+        raise ConfigError(
+            "resume_from_checkpoint", named, "no such file", "give a .ckpt file of this run"
+        )
+    return None if named is None else Path(named)
 
 
 def _start_of(checkpoint: Path | None) -> int:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,20 +60,27 @@ def _numbers_alike(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def choose_run_dir(given: Mapping[str, Any], *, reuse: bool) -> Path:
+def choose_run_dir(given: Mapping[str, Any]) -> Path:
     """``<checkpoint.dir>/<method>/<name>-<digest>``; numbered on where that is taken.
+
+    With ``auto_resume.enabled`` the latest directory of the config is taken again, unless its
+    last checkpoint is older than ``auto_resume.max_hours``.
 
     Args:
         given: the checked config.
-        reuse: take the existing directory, to resume in it.
     """
     parent = Path(given["checkpoint"]["dir"]) / given["method"]
     stem = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', given['name'])}-{run_digest(given)}"
     path: Path = parent / stem
     number = 1
-    while path.exists() and not reuse:
+    latest = path
+    while path.exists():
         number += 1
-        path = parent / f"{stem}-{number}"
+        latest, path = path, parent / f"{stem}-{number}"
+    automatic = given["auto_resume"]
+    found = checkpoints(latest) if automatic["enabled"] and latest.exists() else []
+    if found and time.time() - found[-1].path.stat().st_mtime < 3600 * automatic["max_hours"]:
+        return latest
     return path
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 
 from solo_ext.errors import UserError
 from solo_ext.training.prepare import prepare
@@ -47,11 +49,53 @@ def test_digest_follows_what_changes_the_numbers(make_config: MakeConfig) -> Non
 
 def test_run_dirs_do_not_collide(make_config: MakeConfig, tmp_path: Path) -> None:
     given = prepare(make_config("simclr", checkpoint={"dir": str(tmp_path)})).given
-    first = choose_run_dir(given, reuse=False)
+    automatic = {**given, "auto_resume": {"enabled": True, "max_hours": 2.0}}
+    first = choose_run_dir(given)
+    assert choose_run_dir(automatic) == first
     first.mkdir(parents=True)
-    assert choose_run_dir(given, reuse=True) == first
-    second = choose_run_dir(given, reuse=False)
+    second = choose_run_dir(given)
     assert second.name == f"{first.name}-2"
+    assert choose_run_dir(automatic) == second, "there is nothing to resume in the first"
+    checkpoint = first / "tiny-x-ep=0.ckpt"
+    checkpoint.touch()
+    assert choose_run_dir(automatic) == first
+    second.mkdir()
+    (second / "tiny-x-ep=0.ckpt").touch()
+    assert choose_run_dir(automatic) == second, "the latest is meant"
+    old = time.time() - 3 * 3600
+    os.utime(second / "tiny-x-ep=0.ckpt", (old, old))
+    assert choose_run_dir(automatic).name == f"{first.name}-3"
+
+
+def test_a_named_checkpoint_only_begins_a_run(
+    make_config: MakeConfig, tmp_path: Path, kill_at: KillAt
+) -> None:
+    """Resuming does not go back to `resume_from_checkpoint`."""
+    config = make_config("simclr", checkpoint={"every_n_steps": 1}, max_epochs=4)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(
+            prepare(config), run_dir=tmp_path / "a", callbacks=[kill_at(1)], show_progress=False
+        )
+    (begin,) = checkpoints(tmp_path / "a")
+    other = prepare({**config, "resume_from_checkpoint": str(begin.path)})
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(other, run_dir=tmp_path / "b", callbacks=[kill_at(5)], show_progress=False)
+    (further,) = checkpoints(tmp_path / "b")
+    assert further.step == 5
+    started: list[int] = []
+    watch = LambdaCallback(
+        on_train_batch_start=lambda trainer, *_: started.append(trainer.global_step)
+    )
+    resume(tmp_path / "b", callbacks=[watch])
+    assert started == [5, 6, 7]
+
+
+def test_checkpoints_are_named_once(make_config: MakeConfig, tmp_path: Path) -> None:
+    """An automatic directory bears the run's name already."""
+    config = make_config("simclr", checkpoint={"dir": str(tmp_path)})
+    result = pretrain(prepare(config), show_progress=False)
+    assert result.checkpoint is not None
+    assert result.checkpoint.name == f"{result.run_dir.name}-ep=0.ckpt"
 
 
 def test_files_of_a_run(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
