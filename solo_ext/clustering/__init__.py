@@ -1,0 +1,14 @@
+"""Euclidean k-means on torch, faiss or flash-kmeans, and the concentration of its clusters."""
+
+from solo_ext.clustering.backends import resolve_backend
+from solo_ext.clustering.concentration import cluster_concentration
+from solo_ext.clustering.fit import Clustering, kmeans
+from solo_ext.clustering.multi_granularity import multi_granularity_kmeans
+
+__all__ = [
+    "Clustering",
+    "cluster_concentration",
+    "kmeans",
+    "multi_granularity_kmeans",
+    "resolve_backend",
+]

@@ -1,0 +1,147 @@
+"""k-means: the start, the restarts and the final assignment around a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from solo_ext.clustering.assignment import assign, distances_to
+from solo_ext.clustering.backends import BACKENDS, resolve_backend
+from solo_ext.clustering.exact import exact_scale, on_grid
+from solo_ext.clustering.precision import PRECISIONS, Precision, matmul_precision
+from solo_ext.clustering.rows import Rows, rows_of
+
+
+class Clustering(NamedTuple):
+    """Clusters of rows.
+
+    Attributes:
+        means: (K, D) means of the clusters, not normalised; the same on every rank.
+        assignments: (n,) int64 in [0, K), nearest mean of each row of this rank.
+        distances: (n,) Euclidean distance of each row of this rank to that mean.
+        objective: Mean squared distance over the rows of all ranks.
+        iterations: Steps done; fewer than asked for where nothing changed any more.
+        backend: Name of the backend that ran.
+    """
+
+    means: Tensor
+    assignments: Tensor
+    distances: Tensor
+    objective: float
+    iterations: int
+    backend: str
+
+
+@torch.no_grad()
+def kmeans(
+    features: Tensor,
+    num_clusters: int,
+    *,
+    init: Tensor | None = None,
+    iterations: int = 20,
+    restarts: int = 1,
+    seed: int = 0,
+    backend: str = "auto",
+    sharded: bool = False,
+    row_ids: Tensor | None = None,
+    precision: Precision = "medium",
+) -> Clustering:
+    """Clusters rows by Lloyd's algorithm with Euclidean distances.
+
+    Looks for means that make ``(1 / N) sum_i min_k |x_i - m_k|^2`` small. Cold, the first means are
+    K distinct rows, drawn by ``seed`` on the CPU: the same on every device, rank and backend; the
+    global generators are neither read nor moved. Warm, they are ``init``: with the means of the
+    last epoch 5 iterations do the work of several restarts. With the torch backend all ways of
+    dealing the rows out to ranks give the same means. Beside the features it needs a bounded tile
+    of scores, never an N x K matrix.
+
+    Args:
+        features: (n, D), floating and finite; with ``sharded`` the rows of this rank, n >= 0.
+            Half precision is read as it is and computed with in fp32.
+        num_clusters: K, from 1 to the number of rows of all ranks.
+        init: (K, D) first means, for example of the last epoch; rank 0's count.
+        iterations: Most steps of Lloyd's algorithm, >= 1.
+        restarts: Cold starts of which the lowest objective is kept, >= 1.
+        seed: Of the cold starts.
+        backend: "auto", "torch", "faiss" or "flash", see
+            :func:`solo_ext.clustering.resolve_backend`.
+        sharded: Whether every rank holds a share of the rows. All ranks must call.
+        row_ids: (n,) numbers of the rows among all: 0 to N - 1, each on one rank. By default rank
+            by rank, in order. They make a cold start independent of which rank holds which row.
+        precision: Of the torch backend's products during the steps, as in
+            ``torch.set_float32_matmul_precision``; the final assignment is always "highest".
+            "medium" is made for features whose spread is not small beside their norm.
+
+    Returns:
+        The clustering. Means and distances are fp64 for fp64 features, else fp32.
+
+    Raises:
+        ValueError: Features, K, init, row numbers or an option as described are not.
+        ConfigError: A backend that is unknown or cannot run.
+
+    Source:
+        Lloyd, IEEE Transactions on Information Theory 28 (2), 1982.
+    """
+    _check_options(num_clusters, iterations, restarts, precision)
+    rows = rows_of(features, row_ids, sharded)
+    if num_clusters > rows.total:
+        raise ValueError(
+            f"num_clusters={num_clusters}: there are only {rows.total} rows; ask for at most that "
+            "many clusters"
+        )
+    name = resolve_backend(backend, rows.features.device, sharded=rows.shared)
+    if init is None:
+        starts = _drawn(rows, num_clusters, restarts, seed)
+    else:
+        starts = iter([_checked_init(rows, init, num_clusters, restarts)])
+    best: Clustering | None = None
+    for start in starts:
+        means, done = BACKENDS[name](rows, start, iterations, precision)
+        found = _assigned(rows, means, done, name)
+        if best is None or found.objective < best.objective:
+            best = found
+    assert best is not None
+    return best
+
+
+def _drawn(rows: Rows, num_clusters: int, restarts: int, seed: int) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(restarts):
+        yield rows.select(torch.randperm(rows.total, generator=generator)[:num_clusters])
+
+
+def _assigned(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
+    with matmul_precision("highest"), torch.autocast(means.device.type, enabled=False):
+        assignments = assign(rows.features, means)
+    distances = distances_to(rows.features, means, assignments)
+    squares = distances.double().square()
+    largest = rows.max(squares.amax() if len(squares) else squares.new_zeros(()))
+    scale = exact_scale(float(largest), rows.total)
+    objective = float(rows.sum(on_grid(squares, scale).sum())) / scale / rows.total
+    return Clustering(means, assignments, distances, objective, done, backend)
+
+
+def _check_options(num_clusters: int, iterations: int, restarts: int, precision: str) -> None:
+    numbers = {"num_clusters": num_clusters, "iterations": iterations, "restarts": restarts}
+    for option, value in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{option}={value!r}: must be an integer of at least 1")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
+
+
+def _checked_init(rows: Rows, init: Tensor, num_clusters: int, restarts: int) -> Tensor:
+    if restarts != 1:
+        raise ValueError(
+            f"restarts={restarts}: with init every start would be the same; pass one of the two"
+        )
+    shape = (num_clusters, rows.features.shape[1])
+    if tuple(init.shape) != shape or not init.isfinite().all():
+        raise ValueError(
+            f"init has the shape {tuple(init.shape)}; pass finite means of the shape {shape}, one "
+            "for each cluster"
+        )
+    return rows.from_first(init.detach().to(rows.features.device, rows.dtype, copy=True))

@@ -1,0 +1,46 @@
+"""The precision of fp32 matrix products, for the length of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+
+Precision = Literal["highest", "high", "medium"]
+"""As in ``torch.set_float32_matmul_precision``."""
+
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+_CPU = {"highest": "ieee", "high": "tf32", "medium": "bf16"}
+_CUDA = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
+
+
+@contextmanager
+def matmul_precision(precision: Precision) -> Iterator[None]:
+    """Sets the precision of fp32 matrix products and gives back the old one, also on an error.
+
+    Args:
+        precision: "highest": fp32; "high": TF32 where there is hardware for it; "medium": TF32 on
+            CUDA, oneDNN with leave to multiply in bf16 on a CPU that knows bf16. Without AMX
+            oneDNN stays with fp32, but is up to twice as fast as the library that "highest"
+            takes. fp64 products are not concerned.
+    """
+    if not hasattr(torch.backends.mkldnn, "matmul"):
+        # torch before 2.9, which knows only one setting for all devices.
+        whole = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(whole)
+        return
+    # Per device, because reading the single setting fails where a user has set these.
+    cpu, cuda = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+    before = cpu.fp32_precision, cuda.fp32_precision
+    try:
+        cpu.fp32_precision, cuda.fp32_precision = _CPU[precision], _CUDA[precision]
+        yield
+    finally:
+        cpu.fp32_precision, cuda.fp32_precision = before

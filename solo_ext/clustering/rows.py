@@ -1,0 +1,172 @@
+"""The rows that are clustered: all of them, or one rank's share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from solo_ext.clustering.assignment import tile_rows
+from solo_ext.distributed import gather, rank, world_size
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of this process and what all processes know about all rows.
+
+    Attributes:
+        features: (n, D) rows of this process.
+        ids: (n,) int64, their numbers among all rows.
+        counts: Number of rows of every rank; of this process alone if it is not shared.
+        largest: Largest absolute value of all rows.
+        shared: Whether the rows of the other ranks count too.
+    """
+
+    features: Tensor
+    ids: Tensor
+    counts: tuple[int, ...]
+    largest: float
+    shared: bool
+
+    @property
+    def total(self) -> int:
+        """Number of rows of all ranks."""
+        return sum(self.counts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in: fp64 for fp64 features, else fp32."""
+        return torch.float64 if self.features.dtype == torch.float64 else torch.float32
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Adds up ``x`` of all ranks, in place."""
+        if self.shared:
+            dist.all_reduce(x)
+        return x
+
+    def max(self, x: Tensor) -> Tensor:
+        """Takes the maximum of ``x`` of all ranks, in place."""
+        if self.shared:
+            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        return x
+
+    def from_first(self, x: Tensor) -> Tensor:
+        """Copies ``x`` of rank 0 to all ranks, in place."""
+        if self.shared:
+            dist.broadcast(x, src=0)
+        return x
+
+    def select(self, wanted: Tensor) -> Tensor:
+        """Rows by their numbers, on every rank.
+
+        Args:
+            wanted: (K,) int64 numbers in [0, total), each at most once.
+
+        Returns:
+            (K, D) in the dtype of the computation.
+        """
+        place = torch.full((self.total,), -1, dtype=torch.int64)
+        place[wanted] = torch.arange(len(wanted))
+        place = place.to(self.ids.device).index_select(0, self.ids)
+        own = (place >= 0).nonzero()[:, 0]
+        found = self.features.new_zeros(len(wanted), self.features.shape[1], dtype=self.dtype)
+        found[place.index_select(0, own)] = self.features.index_select(0, own).to(self.dtype)
+        # Every row is on one rank and zero on the others: the sum is that row.
+        return self.sum(found)
+
+    def collect(self) -> Tensor:
+        """All rows in the order of their numbers, on rank 0; the other ranks get no rows.
+
+        Returns:
+            (total, D) on rank 0, (0, D) elsewhere.
+        """
+        if not self.shared:
+            return torch.empty_like(self.features).index_copy_(0, self.ids, self.features)
+        if rank() != 0:
+            if len(self.features):
+                dist.send(self.ids, dst=0)
+                dist.send(self.features.contiguous(), dst=0)
+            return self.features[:0]
+        joined = self.features.new_empty(self.total, self.features.shape[1])
+        joined[self.ids] = self.features
+        for source, count in enumerate(self.counts):
+            if source and count:
+                ids = self.ids.new_empty(count)
+                part = self.features.new_empty(count, self.features.shape[1])
+                dist.recv(ids, src=source)
+                dist.recv(part, src=source)
+                joined[ids] = part
+        return joined
+
+
+def rows_of(features: Tensor, row_ids: Tensor | None, sharded: bool) -> Rows:
+    """Checks the rows and finds out about those of the other ranks.
+
+    Args:
+        features: (n, D), floating; n may be 0 on a rank.
+        row_ids: (n,) integers; by default rank by rank, in order.
+        sharded: Whether every rank holds a share of the rows.
+
+    Returns:
+        The rows.
+
+    Raises:
+        ValueError: Features that are not 2-D, floating or finite; row numbers that are not 0 to
+            N - 1, each once. On all ranks alike if only the values are wrong.
+    """
+    if features.ndim != 2 or not features.is_floating_point():
+        raise ValueError(
+            f"features have the shape {tuple(features.shape)} and the dtype {features.dtype}; "
+            "pass a floating (n, D) matrix"
+        )
+    shared = sharded and world_size() > 1
+    count = torch.tensor([len(features)], device=features.device)
+    counts = tuple(int(c) for c in (gather(count) if shared else count))
+    first = sum(counts[: rank()]) if shared else 0
+    ids = torch.arange(first, first + len(features), device=features.device)
+    if row_ids is not None:
+        if row_ids.shape != ids.shape or row_ids.is_floating_point():
+            raise ValueError(
+                f"row_ids have the shape {tuple(row_ids.shape)} and the dtype {row_ids.dtype}; "
+                f"pass one integer for each of the {len(features)} rows of features"
+            )
+        ids = row_ids.to(ids)
+    rows = Rows(features.detach(), ids, counts, _largest(features, shared), shared)
+    if row_ids is not None:
+        _check_ids(rows)
+    return rows
+
+
+def _largest(features: Tensor, shared: bool) -> float:
+    size = tile_rows(max(1, features.shape[1]), features.device)
+    largest = torch.zeros((), dtype=torch.float64, device=features.device)
+    broken = torch.zeros((), dtype=torch.int64, device=features.device)
+    for start in range(0, len(features), size):
+        tile = features[start : start + size].abs().amax(1)
+        broken += (~tile.isfinite()).sum()
+        largest = torch.maximum(largest, tile.amax().double())
+    # NaN has no place in a maximum over ranks.
+    largest = largest.nan_to_num(0.0, posinf=0.0)
+    if shared:
+        dist.all_reduce(broken)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    if broken:
+        raise ValueError(
+            f"features: {int(broken)} rows hold NaN or infinity; every value must be finite. A "
+            "network that diverges gives such features: lower the learning rate"
+        )
+    return float(largest)
+
+
+def _check_ids(rows: Rows) -> None:
+    valid = rows.ids[(rows.ids >= 0) & (rows.ids < rows.total)]
+    seen = rows.sum(torch.bincount(valid, minlength=rows.total))
+    missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
+    if missing or repeated:
+        raise ValueError(
+            f"row_ids: of the numbers 0 to {rows.total - 1}, {missing} are missing and {repeated} "
+            "occur more than once; number all rows once, over all ranks. A sampler that repeats "
+            "rows to fill up the last batch does not"
+        )

@@ -1,0 +1,101 @@
+"""What each of two gloo processes computes for ``test_distributed_kmeans.py``.
+
+A module of its own because a spawned process imports the function that it runs by name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from solo_ext.clustering import kmeans
+
+RANKS = 2
+ROWS, CLUSTERS = 900, 25
+
+DEALS = ["in order", "alternating", "shuffled", "one has all"]
+
+
+def features() -> Tensor:
+    """Returns all rows, (900, 12) fp32."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(ROWS, 12, generator=generator)
+
+
+def share(deal: str, rank: int) -> Tensor:
+    """Numbers of a rank's rows."""
+    numbers = torch.arange(ROWS)
+    if deal == "alternating":
+        return numbers[rank::RANKS]
+    if deal == "shuffled":
+        numbers = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
+    cut = 0 if deal == "one has all" else 617
+    return numbers[:cut] if rank == 0 else numbers[cut:]
+
+
+def options(start: str) -> dict[str, Any]:
+    """Arguments of each kind of start."""
+    if start == "cold":
+        return {"iterations": 6}
+    if start == "restarts":
+        return {"iterations": 2, "restarts": 3}
+    # Most clusters begin empty: the refills must agree too.
+    init = features()[:CLUSTERS].clone()
+    init[5:] = 1e3
+    return {"init": init, "iterations": 6}
+
+
+def refusals(rank: int) -> dict[str, str]:
+    """Messages where the mistake is on one rank, or shows only over both."""
+    x = features()[share("in order", rank)]
+    broken = x.clone()
+    broken[:3] = float("nan") if rank == 0 else 0.0
+    found = {}
+    for name, call in {
+        "nan": lambda: kmeans(broken, 4, sharded=True),
+        "too many": lambda: kmeans(x, ROWS + 1, sharded=True),
+        "ids": lambda: kmeans(x, 4, sharded=True, row_ids=torch.arange(len(x))),
+    }.items():
+        try:
+            call()
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def run(rank: int, folder: str) -> None:
+    """Computes everything as one of the processes and saves it."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS
+    )
+    found: dict[str, Any] = {}
+    for deal in DEALS:
+        ids = share(deal, rank)
+        x = features()[ids]
+        for start in ("cold", "restarts", "warm"):
+            result = kmeans(x, CLUSTERS, sharded=True, row_ids=ids, **options(start))
+            found[f"{deal}, {start}"] = tuple(result)
+    x = features()[share("in order", rank)]
+    found["no ids"] = tuple(kmeans(x, CLUSTERS, sharded=True, iterations=6))
+    found["alone"] = tuple(kmeans(features(), CLUSTERS, iterations=6))
+    # Every rank brings its own; that of rank 0 counts.
+    init = features()[:CLUSTERS] + rank
+    found["own init"] = tuple(kmeans(x, CLUSTERS, sharded=True, init=init, iterations=6))
+    found["refusals"] = refusals(rank)
+    try:
+        import faiss  # noqa: F401
+    except ImportError:
+        pass
+    else:
+        ids = share("shuffled", rank)
+        result = kmeans(
+            features()[ids], CLUSTERS, sharded=True, row_ids=ids, backend="faiss", iterations=6
+        )
+        found["faiss"] = tuple(result)
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
