@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext import distributed
+from solo_ext.losses.precision import full_precision, without_autocast
 
 
 class InBatchLogits(NamedTuple):
@@ -50,9 +50,8 @@ def in_batch_logits(z1: Tensor, z2: Tensor, temperature: float) -> InBatchLogits
         )
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: must be above 0")
-    dtype = torch.float64 if z1.dtype == torch.float64 else torch.float32
-    with _without_autocast(z1.device):
-        local = F.normalize(torch.stack((z1.to(dtype), z2.to(dtype))), dim=-1)
+    with without_autocast(z1.device):
+        local = F.normalize(torch.stack(full_precision(z1, z2)), dim=-1)
         # (N, 2, D) gathers rank by rank; (2, G, D) keeps each view's rows together.
         joined = distributed.gather_with_gradient(local.transpose(0, 1)).transpose(0, 1)
         count, total = z1.shape[0], joined.shape[1]
@@ -63,10 +62,3 @@ def in_batch_logits(z1: Tensor, z2: Tensor, temperature: float) -> InBatchLogits
         positive = logits.gather(1, other).squeeze(1)
         negatives = logits.scatter(1, torch.cat((own, other), 1), float("-inf"))
     return InBatchLogits(positive, negatives, 2 * total - 2)
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    # Devices without autocast, meta among them, refuse even to have it switched off.
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()

@@ -1,0 +1,66 @@
+"""InfoNCE against given negatives, a queue for example."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.kernels import table_logsumexp
+from solo_ext.losses.precision import full_precision, without_autocast
+from solo_ext.losses.registry import LOSSES
+
+
+@LOSSES.register(
+    "info_nce_loss_func",
+    paper="Momentum Contrast for Unsupervised Visual Representation Learning",
+    year=2019,
+    arxiv="1911.05722",
+)
+def info_nce_loss_func(
+    query: Tensor, positive: Tensor, negatives: Tensor, temperature: float = 0.2
+) -> Tensor:
+    """Cross-entropy of each query's positive against negatives that all queries share.
+
+    ``-log(exp(q.k+ / T) / (exp(q.k+ / T) + sum_j exp(q.n_j / T)))``, mean over the queries
+    (Eq. 1).
+
+    Args:
+        query: (N, D); normalised inside.
+        positive: (N, D), row i is of query i; normalised inside.
+        negatives: (K, D), unit rows, used as they are; K may be 0.
+        temperature: T, above 0.
+
+    Returns:
+        Scalar; zero that carries the graph without negatives.
+
+    Raises:
+        ValueError: shapes do not fit, or the temperature is not positive.
+
+    Source:
+        He et al., CVPR 2020, arXiv 1911.05722; van den Oord et al., 2018, arXiv 1807.03748.
+    """
+    _check(query, positive, negatives, temperature)
+    query, positive, negatives = full_precision(query, positive, negatives)
+    with without_autocast(query.device):
+        query, positive = F.normalize(query, dim=1), F.normalize(positive, dim=1)
+        own = (query * positive).sum(1) / temperature
+        if negatives.requires_grad:
+            mass = (query @ negatives.T / temperature).logsumexp(1)
+        else:
+            mass, _ = table_logsumexp(query, negatives, torch.full((), 1 / temperature).to(query))
+        return (torch.logaddexp(own, mass) - own).mean()
+
+
+def _check(query: Tensor, positive: Tensor, negatives: Tensor, temperature: float) -> None:
+    if query.ndim != 2 or query.shape != positive.shape:
+        raise ValueError(
+            f"query and positive must both be (N, D), got {tuple(query.shape)} and "
+            f"{tuple(positive.shape)}"
+        )
+    if negatives.ndim != 2 or negatives.shape[1] != query.shape[1]:
+        raise ValueError(
+            f"negatives must be (K, {query.shape[1]}) like the query, got {tuple(negatives.shape)}"
+        )
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}: must be above 0")

@@ -1,0 +1,149 @@
+"""ProtoNCE: contrast with the prototypes of a clustering."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.kernels import table_logsumexp
+from solo_ext.losses.precision import full_precision, without_autocast
+from solo_ext.losses.registry import LOSSES
+
+Collisions = Literal["paper", "merge"]
+
+
+class ProtoNCETerms(NamedTuple):
+    """The loss and what a user needs to judge it.
+
+    Attributes:
+        loss: scalar mean over the queries.
+        accuracy: scalar in [0, 1], share of queries with no larger logit than that of their own
+            prototype.
+    """
+
+    loss: Tensor
+    accuracy: Tensor
+
+
+def proto_nce_terms(
+    query: Tensor,
+    prototypes: Tensor,
+    concentration: Tensor,
+    positive_ids: Tensor,
+    negative_ids: Tensor | None = None,
+    collisions: Collisions = "paper",
+) -> ProtoNCETerms:
+    """The ProtoNCE loss together with the share of queries that find their prototype.
+
+    Arguments, errors and source as in :func:`proto_nce_loss_func`.
+    """
+    _check(query, prototypes, concentration, positive_ids, collisions)
+    query, prototypes, concentration = full_precision(query, prototypes, concentration)
+    with without_autocast(query.device):
+        query = F.normalize(query, dim=1)
+        own = (query * prototypes[positive_ids]).sum(1) / concentration[positive_ids]
+        if negative_ids is not None or prototypes.requires_grad or concentration.requires_grad:
+            logits = _logits(
+                query, prototypes, concentration, positive_ids, negative_ids, collisions
+            )
+            mass, largest = logits.logsumexp(1), logits.detach().amax(1)
+        else:
+            mass, largest = table_logsumexp(query, prototypes, concentration.reciprocal())
+        # The same product, summed in another order, may differ in its last bits.
+        reached = own.detach() >= largest - 1e-4 * largest.abs().clamp(min=1)
+    return ProtoNCETerms((mass - own).mean(), reached.to(mass.dtype).mean())
+
+
+def _logits(
+    query: Tensor,
+    prototypes: Tensor,
+    concentration: Tensor,
+    positive_ids: Tensor,
+    negative_ids: Tensor | None,
+    collisions: Collisions,
+) -> Tensor:
+    """(N, C) of every query with every column, minus infinity at columns that do not count."""
+    if negative_ids is None:
+        return query @ prototypes.T / concentration
+    ids = torch.cat((positive_ids, negative_ids))
+    logits = query @ prototypes[ids].T / concentration[ids]
+    if collisions == "merge":
+        logits = logits.masked_fill(_repeated(ids, prototypes.shape[0]), float("-inf"))
+    return logits
+
+
+def _repeated(ids: Tensor, size: int) -> Tensor:
+    """(C,) whether the same id stands at an earlier place."""
+    places = torch.arange(ids.shape[0], device=ids.device)
+    first = ids.new_full((size,), ids.shape[0]).scatter_reduce(0, ids, places, "amin")
+    return first[ids] != places
+
+
+@LOSSES.register(
+    "proto_nce_loss_func",
+    paper="Prototypical Contrastive Learning of Unsupervised Representations",
+    year=2020,
+    arxiv="2005.04966",
+)
+def proto_nce_loss_func(
+    query: Tensor,
+    prototypes: Tensor,
+    concentration: Tensor,
+    positive_ids: Tensor,
+    negative_ids: Tensor | None = None,
+    collisions: Collisions = "paper",
+) -> Tensor:
+    """Cross-entropy of each query's own prototype against other prototypes.
+
+    ``-log(exp(q.c_s / phi_s) / sum_j exp(q.c_j / phi_j))``, s the prototype of the query, phi_j
+    the concentration of prototype j, which divides its own column; mean over the queries (second
+    term of Eq. 11, one clustering).
+
+    Args:
+        query: (N, D); normalised inside.
+        prototypes: (K, D) normalised means, used as they are.
+        concentration: (K,), above 0.
+        positive_ids: (N,) whole numbers in [0, K), the cluster of each query.
+        negative_ids: ``None``: j runs over all K prototypes, each one column. Else (R,), and j
+            runs over the batch's positive prototypes in order and then these.
+        collisions: with ``negative_ids``, what queries of one cluster do. ``paper``: every
+            batch-mate's column is a negative, a copy of the query's own prototype too, as in the
+            official code; such a query's loss is at least ln 2. ``merge``: each distinct
+            prototype counts once.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: shapes do not fit, or ``collisions`` is unknown.
+
+    Source:
+        Li et al., ICLR 2021, arXiv 2005.04966.
+    """
+    return proto_nce_terms(
+        query, prototypes, concentration, positive_ids, negative_ids, collisions
+    ).loss
+
+
+def _check(
+    query: Tensor, prototypes: Tensor, concentration: Tensor, ids: Tensor, collisions: str
+) -> None:
+    if query.ndim != 2 or prototypes.ndim != 2 or query.shape[1] != prototypes.shape[1]:
+        raise ValueError(
+            f"query must be (N, D) and prototypes (K, D), got {tuple(query.shape)} and "
+            f"{tuple(prototypes.shape)}"
+        )
+    if concentration.shape != prototypes.shape[:1]:
+        raise ValueError(
+            f"concentration must be ({prototypes.shape[0]},), one per prototype, got "
+            f"{tuple(concentration.shape)}"
+        )
+    if ids.shape != query.shape[:1]:
+        raise ValueError(
+            f"positive_ids must be ({query.shape[0]},), one per query, got {tuple(ids.shape)}"
+        )
+    if collisions not in ("paper", "merge"):
+        raise ValueError(f"collisions={collisions!r}: must be 'paper' or 'merge'")

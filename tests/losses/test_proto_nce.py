@@ -1,0 +1,243 @@
+"""ProtoNCE and InfoNCE against loops over the paper's sums, their limits and properties."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
+from solo_ext.losses.proto_nce import Collisions, proto_nce_terms
+
+K, D = 12, 5
+
+
+def unit(rows: int, seed: int, dim: int = D) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(rows, dim, generator=generator, dtype=torch.float64), dim=1)
+
+
+def concentration(seed: int, count: int = K) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 0.05 + 0.3 * torch.rand(count, generator=generator, dtype=torch.float64)
+
+
+def by_loops(
+    query: Tensor,
+    prototypes: Tensor,
+    phi: Tensor,
+    positives: list[int],
+    negatives: list[int] | None,
+    collisions: str,
+) -> float:
+    """The paper's sum, one query and one prototype after the other."""
+    total = 0.0
+    for i, own in enumerate(positives):
+        columns = list(range(len(prototypes))) if negatives is None else positives + negatives
+        if collisions == "merge":
+            columns = list(dict.fromkeys(columns))
+        exponents = []
+        for j in columns:
+            dot = sum(float(query[i, d]) * float(prototypes[j, d]) for d in range(query.shape[1]))
+            exponents.append(dot / float(phi[j]))
+        dot = sum(float(query[i, d]) * float(prototypes[own, d]) for d in range(query.shape[1]))
+        total += math.log(sum(math.exp(e) for e in exponents)) - dot / float(phi[own])
+    return total / len(positives)
+
+
+IDS = st.lists(st.integers(0, K - 1), min_size=1, max_size=7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    positives=IDS,
+    negatives=st.none() | IDS,
+    collisions=st.sampled_from(["paper", "merge"]),
+    seed=st.integers(0, 99),
+)
+def test_equals_the_loop(
+    positives: list[int], negatives: list[int] | None, collisions: Collisions, seed: int
+) -> None:
+    """On any ids; collisions between queries and with the negatives are among them."""
+    query, prototypes, phi = unit(len(positives), seed), unit(K, seed + 1), concentration(seed)
+    found = proto_nce_loss_func(
+        query,
+        prototypes,
+        phi,
+        torch.tensor(positives),
+        None if negatives is None else torch.tensor(negatives),
+        collisions,
+    )
+    mode = "paper" if negatives is None else collisions
+    expected = by_loops(query, prototypes, phi, positives, negatives, mode)
+    assert float(found) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("collisions", ["paper", "merge"])
+def test_three_batch_mates_in_one_cluster(collisions: Collisions) -> None:
+    positives, negatives = [4, 7, 4, 1, 4], [0, 2, 9]
+    query, prototypes, phi = unit(5, 0), unit(K, 1), concentration(2)
+    ids = torch.tensor(positives), torch.tensor(negatives)
+    found = proto_nce_loss_func(query, prototypes, phi, *ids, collisions)
+    expected = by_loops(query, prototypes, phi, positives, negatives, collisions)
+    assert float(found) == pytest.approx(expected, rel=1e-9)
+    alone = by_loops(query[:1], prototypes, phi, [4], negatives, collisions)
+    assert float(found) > alone / 5
+
+
+def test_paper_collision_costs_ln_2() -> None:
+    """A perfect query cannot get below it, as in the official code; merged, it gets to zero."""
+    prototypes, phi = torch.eye(4, dtype=torch.float64), torch.full((4,), 0.01).double()
+    query, positives, negatives = prototypes[[0, 0]], torch.tensor([0, 0]), torch.tensor([1, 2])
+    args = (query, prototypes, phi, positives, negatives)
+    assert float(proto_nce_loss_func(*args, "paper")) == pytest.approx(math.log(2))
+    assert float(proto_nce_loss_func(*args, "merge")) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_all_negatives_is_every_other_prototype_drawn() -> None:
+    query, prototypes, phi = unit(4, 3), unit(K, 4), concentration(5)
+    positives = torch.tensor([0, 3, 3, 8])
+    others = torch.tensor([j for j in range(K) if j not in (0, 3, 8)])
+    every = proto_nce_loss_func(query, prototypes, phi, positives)
+    drawn = proto_nce_loss_func(query, prototypes, phi, positives, others, "merge")
+    torch.testing.assert_close(every, drawn, rtol=1e-12, atol=1e-12)
+
+
+def test_order_of_negatives_does_not_matter() -> None:
+    query, prototypes, phi = unit(4, 3), unit(K, 4), concentration(5)
+    positives, negatives = torch.tensor([0, 3, 3, 8]), torch.tensor([5, 1, 11])
+    one = proto_nce_loss_func(query, prototypes, phi, positives, negatives)
+    two = proto_nce_loss_func(query, prototypes, phi, positives, negatives.flip(0))
+    torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+
+
+def test_equal_concentrations_are_a_temperature() -> None:
+    query, prototypes = unit(6, 0), unit(K, 1)
+    positives = torch.tensor([1, 2, 3, 4, 5, 6])
+    phi = torch.full((K,), 0.2, dtype=torch.float64)
+    found = proto_nce_loss_func(query, prototypes, phi, positives)
+    expected = F.cross_entropy(query @ prototypes.T / 0.2, positives)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_query_is_normalised_and_prototypes_are_not() -> None:
+    query, prototypes, phi = unit(3, 0), unit(K, 1), concentration(2)
+    ids = torch.tensor([0, 1, 2])
+    found = proto_nce_loss_func(3 * query, prototypes, phi, ids)
+    torch.testing.assert_close(found, proto_nce_loss_func(query, prototypes, phi, ids))
+    assert not torch.isclose(found, proto_nce_loss_func(query, 3 * prototypes, phi, ids))
+
+
+def test_accuracy_is_the_share_of_nearest() -> None:
+    prototypes, phi = torch.eye(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    terms = proto_nce_terms(prototypes[[0, 1, 2, 3]], prototypes, phi, torch.tensor([0, 1, 2, 0]))
+    assert float(terms.accuracy) == 0.75
+    # A batch-mate's copy of one's own prototype is no nearer one.
+    terms = proto_nce_terms(
+        prototypes[[0, 0]], prototypes, phi, torch.tensor([0, 0]), torch.tensor([1])
+    )
+    assert float(terms.accuracy) == 1.0
+
+
+@pytest.mark.parametrize("negatives", [None, torch.tensor([5, 1, 11])])
+@pytest.mark.parametrize("collisions", ["paper", "merge"])
+def test_gradcheck(negatives: Tensor | None, collisions: Collisions) -> None:
+    prototypes, phi, ids = unit(K, 1), concentration(2), torch.tensor([0, 3, 3])
+    query = (2 * unit(3, 0)).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda q: proto_nce_loss_func(q, prototypes, phi, ids, negatives, collisions), query
+    )
+
+
+def test_info_nce_equals_the_loop() -> None:
+    query, key, queue, temperature = unit(4, 0), unit(4, 1), unit(9, 2), 0.2
+    total = 0.0
+    for i in range(4):
+        own = float(query[i] @ key[i]) / temperature
+        others = sum(math.exp(float(query[i] @ n) / temperature) for n in queue)
+        total -= math.log(math.exp(own) / (math.exp(own) + others))
+    found = info_nce_loss_func(3 * query, 2 * key, queue, temperature)
+    assert float(found) == pytest.approx(total / 4, rel=1e-12)
+
+
+def test_info_nce_gradcheck() -> None:
+    queue = unit(9, 2)
+    inputs = (2 * unit(4, 0)).requires_grad_(), (3 * unit(4, 1)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda q, k: info_nce_loss_func(q, k, queue), inputs)
+
+
+def test_info_nce_without_negatives_is_zero_on_the_graph() -> None:
+    query = unit(4, 0).requires_grad_()
+    loss = info_nce_loss_func(query, unit(4, 1), torch.empty(0, D, dtype=torch.float64))
+    assert loss == 0
+    loss.backward()
+    assert query.grad is not None
+    assert (query.grad == 0).all()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 0.01, 100.0])
+def test_extreme_concentrations_stay_finite(scale: float) -> None:
+    query, prototypes = unit(4, 0).float().requires_grad_(), unit(K, 1).float()
+    phi = torch.full((K,), scale)
+    loss = proto_nce_loss_func(query, prototypes, phi, torch.tensor([0, 1, 1, 2]))
+    loss.backward()
+    assert loss.isfinite()
+    assert query.grad is not None
+    assert query.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_collapsed_batch(rows: int) -> None:
+    query = torch.ones(rows, D, requires_grad=True)
+    prototypes, ids = F.normalize(torch.ones(K, D), dim=1), torch.zeros(rows, dtype=torch.long)
+    loss = proto_nce_loss_func(query, prototypes, torch.full((K,), 0.2), ids)
+    loss = loss + info_nce_loss_func(query, query.detach(), prototypes)
+    loss.backward()
+    assert loss.isfinite()
+    assert query.grad is not None
+    assert query.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_computes_in_fp32(dtype: torch.dtype) -> None:
+    query, prototypes = unit(4, 0).to(dtype), unit(K, 1).float()
+    phi, ids = concentration(2).float(), torch.tensor([0, 1, 1, 2])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        proto = proto_nce_loss_func(query, prototypes, phi, ids)
+        info = info_nce_loss_func(query, query, prototypes)
+    assert proto.dtype == info.dtype == torch.float32
+    assert torch.equal(proto, proto_nce_loss_func(query.float(), prototypes, phi, ids))
+    assert torch.equal(info, info_nce_loss_func(query.float(), query.float(), prototypes))
+
+
+def test_refuses_what_does_not_fit() -> None:
+    query, prototypes, phi, ids = unit(3, 0), unit(K, 1), concentration(2), torch.tensor([0, 1, 2])
+    with pytest.raises(ValueError, match=r"query must be \(N, D\).*\(3, 4\)"):
+        proto_nce_loss_func(query[:, :4], prototypes, phi, ids)
+    with pytest.raises(ValueError, match=r"concentration must be \(12,\).*\(11,\)"):
+        proto_nce_loss_func(query, prototypes, phi[1:], ids)
+    with pytest.raises(ValueError, match=r"positive_ids must be \(3,\).*\(2,\)"):
+        proto_nce_loss_func(query, prototypes, phi, ids[1:])
+    with pytest.raises(ValueError, match="collisions='merged': must be 'paper' or 'merge'"):
+        proto_nce_loss_func(query, prototypes, phi, ids, ids, "merged")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"query and positive.*\(3, 5\).*\(2, 5\)"):
+        info_nce_loss_func(query, query[1:], prototypes)
+    with pytest.raises(ValueError, match=r"negatives must be \(K, 5\).*\(12, 4\)"):
+        info_nce_loss_func(query, query, prototypes[:, 1:])
+    with pytest.raises(ValueError, match=r"temperature=0\.0: must be above 0"):
+        info_nce_loss_func(query, query, prototypes, 0.0)
+
+
+def test_runs_on_meta_tensors() -> None:
+    """Nothing asks for a value: no synchronisation with the host in a training step."""
+    query, prototypes = torch.empty(4, D, device="meta"), torch.empty(K, D, device="meta")
+    phi, ids = torch.empty(K, device="meta"), torch.empty(4, dtype=torch.long, device="meta")
+    for collisions in ("paper", "merge"):
+        assert proto_nce_loss_func(query, prototypes, phi, ids, ids, collisions).shape == ()  # type: ignore[arg-type]
+    assert proto_nce_loss_func(query, prototypes, phi, ids).shape == ()
+    assert info_nce_loss_func(query, query, prototypes).shape == ()
