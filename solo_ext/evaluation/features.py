@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from solo_ext.modules.modes import eval_mode
 
 
 # Not inference_mode: a tensor that a module caches under it could never be trained through again.
@@ -47,7 +48,7 @@ def extract_features(
     features: list[Tensor] = []
     targets: list[Tensor] = []
     backbone.to(device)
-    with _eval_mode(backbone):
+    with eval_mode(backbone):
         for batch in loader:
             images, labels = _images_and_targets(batch)
             output = backbone(images.to(device, memory_format=memory_format))
@@ -65,18 +66,6 @@ def extract_features(
             "backbone and its input normalisation."
         )
     return joined, torch.cat(targets)
-
-
-@contextmanager
-def _eval_mode(backbone: nn.Module) -> Iterator[None]:
-    # Not backbone.train(mode): it would thaw submodules that were frozen in eval mode.
-    modes = [(module, module.training) for module in backbone.modules()]
-    backbone.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _length(loader: Iterable[Any]) -> int:

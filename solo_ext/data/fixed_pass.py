@@ -1,0 +1,105 @@
+"""A pass over a training set under the evaluation transform, with sample indices."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from solo_ext.data.datasets import FixedViews, TrainingViews, open_images, targets_of
+from solo_ext.data.transforms import MultiCrop, Transform, eval_transform, statistics
+from solo_ext.errors import ConfigError
+
+
+def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
+    """The training set that a trainer's batches index.
+
+    Args:
+        trainer: a Trainer that has started to fit.
+        cfg: the run's config; DALI's loader has no data set, its images are read from there.
+    """
+    loader = trainer.train_dataloader
+    if hasattr(loader, "dataset"):
+        return loader.dataset
+    data = {**cfg["data"], "format": "image_folder", "dataset": "custom"}
+    return TrainingViews(open_images(data, "train"), MultiCrop([], []), 0)
+
+
+class IndexedViews(Dataset[tuple[int, Tensor]]):
+    """``(index, view)`` of every sample of a training set.
+
+    Args:
+        dataset: the training set of ``solo-ext pretrain`` or of solo-learn's own script.
+        transform: without chance, in place of the data set's own.
+
+    Raises:
+        ConfigError: the data set is of neither kind.
+    """
+
+    def __init__(self, dataset: Any, transform: Transform) -> None:
+        if isinstance(dataset, TrainingViews):
+            self.views: Any = FixedViews(dataset.images, transform)
+        elif hasattr(dataset, "transform"):
+            # solo-learn's data sets: torchvision's, with the index in front.
+            self.views = copy.copy(dataset)
+            self.views.transform = transform
+        else:
+            raise ConfigError(
+                "data",
+                type(dataset).__name__,
+                "a data set without the attribute `transform` cannot be read under another one",
+                "use image folders or one of torchvision's data sets",
+            )
+
+    def __len__(self) -> int:
+        return len(self.views)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor]:
+        # Both kinds end in (view, target).
+        return index, self.views[index][-2]
+
+
+def fixed_pass_loader(
+    cfg: Mapping[str, Any], dataset: Any, indices: Sequence[int], batch_size: int
+) -> DataLoader[Any]:
+    """Batches ``(indices, views)`` of some samples at the size of pretraining, each once.
+
+    Args:
+        cfg: a config with ``augmentations`` and ``data``.
+        dataset: the training set, as :class:`IndexedViews` takes it.
+        indices: the samples.
+        batch_size: images per batch.
+    """
+    first = cfg["augmentations"][0]
+    transform = eval_transform(first["crop_size"], *statistics(cfg["data"]["dataset"], first))
+    return DataLoader(
+        Subset(IndexedViews(dataset, transform), indices),
+        batch_size=batch_size,
+        num_workers=cfg["data"]["num_workers"],
+        pin_memory=torch.cuda.is_available(),
+        # A loader without one draws from the global generator.
+        generator=torch.Generator(),
+    )
+
+
+def labels_of(dataset: Any) -> Tensor | None:
+    """Labels of a training set by sample index, ``None`` where it has none.
+
+    Args:
+        dataset: as :class:`IndexedViews` takes it.
+    """
+    if isinstance(dataset, TrainingViews):
+        found: Sequence[int] | None = targets_of(dataset.images)
+    elif hasattr(dataset, "samples"):
+        # Before `targets`: solo-learn takes its fraction of the former only.
+        found = [label for _, label in dataset.samples]
+    else:
+        found = getattr(dataset, "targets", getattr(dataset, "labels", None))
+    if found is None:
+        return None
+    labels = torch.as_tensor(found)
+    return None if (labels < 0).any() else labels
