@@ -28,6 +28,7 @@ KWARGS: dict[str, dict[str, Any]] = {
     "nnbyol": {"pred_hidden_dim": 16, "queue_size": 48},
     "nnclr": {"temperature": 0.2, "pred_hidden_dim": 16, "queue_size": 48},
     "nnsiam": {"pred_hidden_dim": 16, "queue_size": 48},
+    "pcl": {"queue_size": 48, "num_prototypes": [3, 6], "warmup_epochs": 0},
     "ressl": {"temperature_q": 0.1, "temperature_k": 0.04, "queue_size": 48},
     "simclr": {"temperature": 0.2},
     "simsiam": {"pred_hidden_dim": 16},
@@ -43,7 +44,7 @@ KWARGS: dict[str, dict[str, Any]] = {
     "vicreg": {},
     "wmse": {"whitening_size": 24, "whitening_eps": 0.1},
 }
-"""``method_kwargs`` of the built-ins, without the sizes of the projector."""
+"""``method_kwargs`` without the sizes of the projector."""
 
 MakeConfig = Callable[..., dict[str, Any]]
 

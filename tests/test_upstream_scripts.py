@@ -33,21 +33,41 @@ def script(name: str, *arguments: str, data: Path) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint folder of `main_pretrain.py --config-name solo_ext/digits/debiased`."""
-    scratch = tmp_path_factory.mktemp("upstream")
+def pretrained(method: str, scratch: Path, *overrides: str) -> Path:
+    """The checkpoint folder of `main_pretrain.py --config-name solo_ext/digits/METHOD`."""
     script(
         "main_pretrain.py",
         "--config-name",
-        "solo_ext/digits/debiased",
-        "max_epochs=1",
+        f"solo_ext/digits/{method}",
         "accelerator=cpu",
         f"checkpoint.dir={scratch}",
+        *overrides,
         data=scratch / "data",
     )
-    (found,) = (scratch / "debiased").iterdir()
-    return found
+    return max((scratch / method).iterdir(), key=lambda path: path.stat().st_mtime)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretrained("debiased", tmp_path_factory.mktemp("upstream"), "max_epochs=1")
+
+
+@pytest.mark.parametrize("e_step", ["exact", "bank"])
+def test_main_pretrain_runs_the_e_step_and_resumes(tmp_path: Path, e_step: str) -> None:
+    settings = ("method_kwargs.warmup_epochs=1", f"method_kwargs.e_step={e_step}")
+    first = pretrained("pcl", tmp_path, "max_epochs=2", *settings)
+    (checkpoint,) = first.glob("*.ckpt")
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    assert state["prototypes.assignments"].shape == (3, 1400)
+    assert state["prototypes.assignments"].amax(1).tolist() > [15, 40, 80]
+    assert state["prototypes._extra_state"][0] == 1, "the epoch of the E-step"
+    again = pretrained(
+        "pcl", tmp_path, "max_epochs=3", *settings, f"resume_from_checkpoint='{checkpoint}'"
+    )
+    (checkpoint,) = again.glob("*ep=2.ckpt")
+    resumed = torch.load(checkpoint, weights_only=True)["state_dict"]
+    assert resumed["prototypes._extra_state"][0] == 2
+    assert not torch.equal(resumed["prototypes.means_0"], state["prototypes.means_0"])
 
 
 def test_main_pretrain_trains(folder: Path) -> None:

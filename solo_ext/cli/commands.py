@@ -92,10 +92,12 @@ def _doctor(args: argparse.Namespace) -> Any:
 
 
 def _pretrain(args: argparse.Namespace) -> Any:
+    from solo_ext.cli.messages import show_messages
     from solo_ext.config.compose import compose
     from solo_ext.training.prepare import check_folder, prepare
     from solo_ext.training.pretrain import pretrain, resume
 
+    show_messages()
     if args.run_dir is not None:
         check_folder("--run-dir", args.run_dir)
     if args.resume is not None:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
@@ -84,10 +84,20 @@ def _is_plain(hint: Any) -> bool:
 
 @functools.cache
 def _model_of(kwargs_type: type) -> TypeAdapter[Any]:
-    """A strict pydantic model with the fields of a dataclass."""
+    """Checks against :func:`_section_of` a dataclass."""
+    return TypeAdapter(_section_of(kwargs_type))
+
+
+def _section_of(kwargs_type: type) -> type[Section]:
+    """A strict pydantic model with the fields of a dataclass, and of those within it."""
     hints = get_type_hints(kwargs_type, include_extras=True)
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(kwargs_type):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            section = _section_of(cast(type, hint))
+            fields[field.name] = (section, section(**dataclasses.asdict(cast(Any, field.default))))
+            continue
         if field.default_factory is not dataclasses.MISSING:
             default: Any = Field(default_factory=field.default_factory)
         elif field.default is dataclasses.MISSING:
@@ -95,8 +105,8 @@ def _model_of(kwargs_type: type) -> TypeAdapter[Any]:
         else:
             # So that a default of 0 and a 0 out of YAML become the same 0.0.
             default = Field(field.default, validate_default=True)
-        fields[field.name] = (hints[field.name], default)
-    return TypeAdapter(create_model(kwargs_type.__name__, __base__=Section, **fields))
+        fields[field.name] = (hint, default)
+    return create_model(kwargs_type.__name__, __base__=Section, **fields)
 
 
 def validated(adapter: TypeAdapter[Any], given: Mapping[str, Any], *, prefix: str = "") -> Any:

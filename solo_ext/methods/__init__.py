@@ -1,6 +1,7 @@
 """Methods: modules that assemble losses, heads and state behind solo-learn's interface."""
 
 from solo_ext.methods.debiased import Debiased
+from solo_ext.methods.pcl import PCL
 from solo_ext.methods.registry import METHODS
 
-__all__ = ["METHODS", "Debiased"]
+__all__ = ["METHODS", "PCL", "Debiased"]

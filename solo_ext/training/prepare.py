@@ -81,6 +81,8 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     if hasattr(method, "kwargs_type"):
         # What the method itself refuses, before anything is built.
         cfg = method.add_and_assert_specific_cfg(cfg)
+    if hasattr(method, "check_size"):
+        method.check_size(cfg, len(train))
     return Prepared(given, cfg, train, val, method)
 
 

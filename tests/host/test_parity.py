@@ -31,7 +31,17 @@ pytestmark = [
     ),
 ]
 STEPS = 4
-METHODS = ("byol", "debiased", "deepclusterv2", "dino", "mocov2plus", "nnclr", "simclr", "simsiam")
+METHODS = (
+    "byol",
+    "debiased",
+    "deepclusterv2",
+    "dino",
+    "mocov2plus",
+    "nnclr",
+    "pcl",
+    "simclr",
+    "simsiam",
+)
 Results = dict[str, Any]
 
 

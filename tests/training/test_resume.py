@@ -29,15 +29,28 @@ METHODS = (
     "simsiam",
     "dino",
     "wmse",
+    "pcl",
+    "pcl-bank",
+    "pcl-drawn",
 )
 STEPS = 6
 """Steps per epoch: 48 images in batches of 8."""
 
 
+PCL: dict[str, dict[str, Any]] = {
+    "pcl": {"symmetric": True},
+    # Batches of 7 leave samples out of every epoch, which the bank then lacks.
+    "pcl-bank": {"e_step": "bank", "e_step_every": 2},
+    "pcl-drawn": {"num_prototypes": [20, 30], "num_negatives": 12, "collisions": "paper"},
+}
+
+
 def config_of(make_config: MakeConfig, images: Path, method: str, **changes: Any) -> dict[str, Any]:
-    kwargs = {"queue_size": 16} if method in ("mocov2plus", "nnclr", "swav") else {}
+    kwargs: dict[str, Any] = {"queue_size": 16} if method in ("mocov2plus", "nnclr", "swav") else {}
     if method == "wmse":
         kwargs = {"whitening_size": 8, "whitening_eps": 0.5}
+    if method in PCL:
+        kwargs = {"num_prototypes": [3, 6], "queue_size": 20, "warmup_epochs": 1, **PCL[method]}
     settings: dict[str, Any] = {
         "method_kwargs": kwargs,
         "optimizer": {"batch_size": 8, "lr": 0.05},
@@ -47,9 +60,11 @@ def config_of(make_config: MakeConfig, images: Path, method: str, **changes: Any
     }
     if method == "dino":
         settings["method_kwargs"] = {"warmup_teacher_temperature_epochs": 2}
+    if method == "pcl-bank":
+        settings["optimizer"]["batch_size"] = 7
     for key, value in changes.items():
         settings[key] = {**settings.get(key, {}), **value} if isinstance(value, dict) else value
-    return make_config(method, **settings)
+    return make_config(method.partition("-")[0], **settings)
 
 
 def final(run_dir: Path) -> dict[str, Any]:

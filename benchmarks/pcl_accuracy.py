@@ -1,0 +1,180 @@
+"""Do prototypes help at small scale? PCL against itself without them, MoCo v2+ and baselines.
+
+    python benchmarks/pcl_accuracy.py digits --out runs/pcl_accuracy
+    python benchmarks/pcl_accuracy.py cifar10_cpu --budget max_epochs=10 --out runs/pcl_accuracy
+
+Every run of a data set has the same budget, backbone, augmentation, optimiser and momentum. A row
+that is already in OUT is not measured again, a run that was stopped goes on. kNN: k = 20,
+temperature 0.07; linear: penalty chosen on held-out training images; few: linear on 10 labels per
+class, mean of 5 draws; NMI: k-means (cold, best of 5 starts) on the momentum embeddings of the
+training images against their labels, at every granularity; baselines cluster what they have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from scipy.stats import t as student_t
+from sklearn.metrics import normalized_mutual_info_score
+from torch import Tensor, nn
+
+from solo_ext import host
+from solo_ext.clustering import multi_granularity_kmeans
+from solo_ext.config.compose import compose
+from solo_ext.data.loaders import fixed_loader
+from solo_ext.evaluation.features import extract_features
+from solo_ext.evaluation.linear import few_label_probe, linear_probe
+from solo_ext.host.backbones import build_backbone
+from solo_ext.modules.knn import knn_accuracy
+from solo_ext.training.prepare import Prepared, prepare
+from solo_ext.training.pretrain import pretrain
+from solo_ext.training.records import environment
+from solo_ext.training.run_dir import write_text
+
+ROWS: dict[str, tuple[str, list[str]]] = {
+    "pcl": ("pcl", []),
+    "pcl-weight-0.1": ("pcl", ["method_kwargs.proto_weight=0.1"]),
+    "pcl-bank": ("pcl", ["method_kwargs.e_step=bank"]),
+    "pcl-weight-0": ("pcl", ["method_kwargs.proto_weight=0"]),
+    "mocov2plus": ("mocov2plus", []),
+}
+BASELINES = ("random-backbone", "raw-pixels")
+DEFAULT = ("pcl", "pcl-weight-0", "mocov2plus", *BASELINES)
+
+
+class RawPixels(nn.Module):
+    """The image itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+def features_of(run: Prepared, network: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Train features and targets, test features and targets."""
+    assert run.val is not None
+    train, train_targets = extract_features(network, fixed_loader(run.given, run.train))
+    test, test_targets = extract_features(network, fixed_loader(run.given, run.val))
+    return train, train_targets, test, test_targets
+
+
+def nmi_of(embeddings: Tensor, targets: Tensor, sizes: list[int]) -> dict[str, float]:
+    """NMI with the labels at every granularity."""
+    unit = F.normalize(embeddings, dim=1)
+    found = multi_granularity_kmeans(unit, sizes, restarts=5, backend="torch")
+    pairs = zip(sizes, found, strict=True)
+    return {
+        f"nmi_{k}": float(normalized_mutual_info_score(targets.numpy(), c.assignments.numpy()))
+        for k, c in pairs
+    }
+
+
+def measure(
+    run: Prepared, network: nn.Module, embedder: nn.Module | None, sizes: list[int]
+) -> dict[str, float]:
+    """Every number of a row."""
+    features = train, train_targets, test, test_targets = features_of(run, network)
+    scores = knn_accuracy(test, test_targets, train, train_targets, ks=(20,), temperatures=(0.07,))
+    embedded = train
+    if embedder is not None:
+        embedded, _ = extract_features(embedder, fixed_loader(run.given, run.train))
+    mean, _, _ = few_label_probe(*features, per_class=10, draws=5)
+    return {
+        "knn": scores[20, 0.07][1],
+        "linear": linear_probe(*features).accuracy,
+        "few": mean,
+        **nmi_of(embedded, train_targets, sizes),
+    }
+
+
+def row(name: str, args: argparse.Namespace, seed: int, folder: Path) -> dict[str, Any]:
+    """Trains where there is something to train, then measures."""
+    base, changes = ROWS.get(name, ("pcl", []))
+    run = prepare(compose(f"{args.dataset}/{base}", [f"seed={seed}", *changes, *args.budget]))
+    reference = prepare(compose(f"{args.dataset}/pcl"))
+    sizes = reference.given["method_kwargs"]["num_prototypes"]
+    pl.seed_everything(seed, verbose=False)
+    seconds = None
+    if name == "raw-pixels":
+        scores = measure(run, RawPixels(), None, sizes)
+    elif name == "random-backbone":
+        section = run.given["backbone"]
+        made = build_backbone(
+            host.load().backbones,
+            section["name"],
+            section["kwargs"],
+            method="pcl",
+            dataset=run.given["data"]["dataset"],
+        )
+        scores = measure(run, made[0], None, sizes)
+    else:
+        result = pretrain(run, run_dir=folder / f"run-{name}-{seed}")
+        assert result.checkpoint is not None
+        method: Any = run.method(run.cfg)
+        method.load_state_dict(torch.load(result.checkpoint, weights_only=True)["state_dict"])
+        momentum = nn.Sequential(method.momentum_backbone, method.momentum_projector)
+        scores = measure(run, method.backbone, momentum, sizes)
+        seconds = result.seconds
+    budget = {"epochs": run.given["max_epochs"], "images": len(run.train)}
+    return {"row": name, "seed": seed, "seconds": seconds, **budget, "scores": scores}
+
+
+def interval(values: list[float]) -> str:
+    """Mean and half-width of the 95 % interval of the mean over seeds (Student's t)."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}"
+    half = student_t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.mean(values):.2f} ± {half:.2f}"
+
+
+def report(records: list[dict[str, Any]]) -> str:
+    """A table of means, and of differences to weight 0 paired by seed."""
+    names = list(dict.fromkeys(r["row"] for r in records))
+    keys = list(records[0]["scores"])
+    lines = [f"| | seeds | {' | '.join(keys)} |", "|---" * (len(keys) + 2) + "|"]
+    by = {(r["row"], r["seed"]): r["scores"] for r in records}
+    for name in names:
+        held = [scores for (row_name, _), scores in by.items() if row_name == name]
+        cells = [interval([s[key] for s in held]) for key in keys]
+        lines.append(f"| {name} | {len(held)} | {' | '.join(cells)} |")
+    for name in names:
+        seeds = [s for n, s in by if n == name and ("pcl-weight-0", s) in by]
+        if name in (*BASELINES, "pcl-weight-0") or not seeds:
+            continue
+        cells = [
+            interval([by[name, s][key] - by["pcl-weight-0", s][key] for s in seeds]) for key in keys
+        ]
+        lines.append(f"| {name} minus pcl-weight-0 | {len(seeds)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measures what is missing, then prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dataset", choices=("digits", "cifar10_cpu"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rows", nargs="+", choices=(*ROWS, *BASELINES), default=DEFAULT)
+    parser.add_argument("--budget", nargs="*", default=[], metavar="KEY=VALUE", help="of all rows")
+    args = parser.parse_args()
+    folder = args.out / args.dataset
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in args.seeds:
+        for name in args.rows:
+            file = folder / f"{name}-{seed}.json"
+            if not file.is_file():
+                done = row(name, args, seed, folder)
+                write_text(file, json.dumps(done, indent=1))
+    write_text(folder / "environment.json", json.dumps(environment(host.load().info), indent=1))
+    found = [json.loads(f.read_text()) for f in sorted(folder.glob("*-[0-9]*.json"))]
+    print(report(found))
+
+
+if __name__ == "__main__":
+    main()

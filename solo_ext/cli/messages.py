@@ -1,0 +1,26 @@
+"""What the library reports while it works, on standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at the time: progress bars replace it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def show_messages() -> None:
+    """Prints the messages of the ``solo_ext`` loggers from now on; repeating it changes nothing."""
+    logger = logging.getLogger("solo_ext")
+    logger.setLevel(logging.INFO)
+    if not any(isinstance(handler, _Stderr) for handler in logger.handlers):
+        logger.addHandler(_Stderr())

@@ -1,0 +1,214 @@
+"""Prototypical contrastive learning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from solo_ext import distributed
+from solo_ext.clustering import resolve_backend
+from solo_ext.data.fixed_pass import training_set
+from solo_ext.errors import UserError
+from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
+from solo_ext.losses.info_nce import info_nce_loss_func
+from solo_ext.losses.proto_nce import proto_nce_terms
+from solo_ext.methods.pcl_kwargs import PCLKwargs, check_size, settle
+from solo_ext.methods.prototype_refresh import refresh_prototypes
+from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
+from solo_ext.modules.cluster_prototypes import ClusterPrototypes
+from solo_ext.modules.feature_bank import FeatureBank
+from solo_ext.modules.feature_queue import FeatureQueue
+from solo_ext.modules.heads import projector
+from solo_ext.modules.state import keep_out_of_broadcast
+
+
+@METHODS.register(
+    "pcl",
+    paper="Prototypical Contrastive Learning of Unsupervised Representations",
+    year=2020,
+    arxiv="2005.04966",
+)
+class PCL(BaseMomentumMethod):
+    """MoCo with prototypes of several clusterings (Li et al., ICLR 2021, arXiv 2005.04966).
+
+    ``InfoNCE + proto_weight / M * sum_m ProtoNCE_m`` (Eq. 11). Before an epoch, from
+    ``warmup_epochs`` on, the E-step clusters the momentum embeddings of the training set.
+
+    Logs ``train_info_nce_loss``, ``train_proto_nce_loss``, and per granularity
+    ``train_proto_acc_<K>``, the share of queries nearest to their own prototype, and
+    ``train_collisions_<K>``, the share of those with a batch-mate in their cluster; ``e_step/...``
+    as :func:`solo_ext.methods.prototype_refresh.refresh_prototypes` says.
+
+    Args:
+        cfg: solo-learn main's config; ``method_kwargs`` as in :class:`PCLKwargs`.
+    """
+
+    kwargs_type = PCLKwargs
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__(cfg)
+        kwargs = self.cfg.method_kwargs
+        self.temperature: float = kwargs.temperature
+        self.proto_weight: float = kwargs.proto_weight
+        self.symmetric: bool = kwargs.symmetric
+        if not self.symmetric:
+            # The online backbone is given the first view only.
+            self.num_crops = self.num_large_crops = 1
+        hidden = (kwargs.proj_hidden_dim or self.features_dim) if kwargs.head == "v2" else 0
+        dim = kwargs.proj_output_dim
+        self.projector, self.momentum_projector = (
+            projector(self.features_dim, hidden, dim, batch_norm=False) for _ in range(2)
+        )
+        initialize_momentum_params(self.projector, self.momentum_projector)
+        views = range(2 if self.symmetric else 1)
+        self.queues = nn.ModuleList(FeatureQueue(kwargs.queue_size, dim) for _ in views)
+        self.prototypes = ClusterPrototypes(kwargs.num_prototypes, dim)
+        self.bank = FeatureBank(dim) if kwargs.e_step == "bank" else None
+        self._written: tuple[Tensor, list[Tensor]] | None = None
+        keep_out_of_broadcast(self)
+
+    @staticmethod
+    def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
+        """Fills in the defaults and refuses what the method cannot do."""
+        cfg = BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
+        require_two_views(cfg)
+        return settle(fill_method_kwargs(cfg, PCLKwargs))
+
+    check_size = staticmethod(check_size)
+
+    @property
+    def learnable_params(self) -> list[dict[str, Any]]:
+        """Adds the projector."""
+        extra = {"name": "projector", "params": self.projector.parameters()}
+        return [*super().learnable_params, extra]
+
+    @property
+    def momentum_pairs(self) -> list[tuple[Any, Any]]:
+        """Adds the projectors."""
+        return [*super().momentum_pairs, (self.projector, self.momentum_projector)]
+
+    def forward(self, X: Tensor) -> dict[str, Any]:
+        """Adds the embeddings ``z`` (N, D)."""
+        out: dict[str, Any] = super().forward(X)
+        return {**out, "z": self.projector(out["feats"])}
+
+    @torch.no_grad()
+    def momentum_forward(self, X: Tensor) -> dict[str, Any]:
+        """Adds the embeddings ``z`` (N, D)."""
+        out: dict[str, Any] = super().momentum_forward(X)
+        return {**out, "z": self.momentum_projector(out["feats"])}
+
+    def on_train_start(self) -> None:
+        """Sizes the state by the training set and settles on a k-means backend."""
+        super().on_train_start()
+        size = len(training_set(self.trainer, self.cfg))
+        check_size(self.cfg, size)
+        for held in (self.prototypes.assignments.T, () if self.bank is None else self.bank.value):
+            if len(held) not in (0, size):
+                raise UserError(
+                    f"the checkpoint is of a training set of {len(held)} images, this one has "
+                    f"{size}; resume with the data of the checkpoint"
+                )
+        if self.bank is not None and not len(self.bank.value):
+            self.bank.resize_(size)
+        wanted = self.prototypes.backend or self.cfg.method_kwargs.kmeans.backend
+        sharded = distributed.world_size() > 1
+        self.prototypes.backend = resolve_backend(wanted, self.device, sharded=sharded)
+
+    def on_train_epoch_start(self) -> None:
+        """Runs the E-step where it is due."""
+        super().on_train_epoch_start()
+        kwargs, epoch = self.cfg.method_kwargs, self.current_epoch
+        since = epoch - kwargs.warmup_epochs
+        fresh = self.prototypes.epoch < 0
+        if not self.proto_weight or since < 0 or not (fresh or since % kwargs.e_step_every == 0):
+            return
+        metrics = refresh_prototypes(self)
+        self.prototypes.epoch = epoch
+        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, rank_zero_only=True)
+
+    def training_step(  # type: ignore[override]
+        self, batch: Sequence[Any], batch_idx: int
+    ) -> Tensor:
+        """InfoNCE, and ProtoNCE after warm-up, plus the online classifier's loss."""
+        indices, crops, targets = batch
+        if self.symmetric:
+            out = super().training_step(batch, batch_idx)
+            keys = out["momentum_z"]
+        else:
+            # Not the momentum method's own step, which sends every view through both networks.
+            first = [indices, [crops[0]], targets]
+            out = super(BaseMomentumMethod, self).training_step(first, batch_idx)
+            keys = [self.momentum_forward(crops[1])["z"]]
+        keys = [F.normalize(key.float(), dim=1) for key in keys]
+        loss, metrics = self.contrast(out["z"], keys[::-1], indices)
+        self._written = (indices, keys)
+        self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
+        return loss + out["loss"]  # type: ignore[no-any-return]
+
+    def contrast(
+        self, queries: Sequence[Tensor], keys: Sequence[Tensor], indices: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The method's loss, the mean over its directions.
+
+        Args:
+            queries: (N, D) each, one per direction.
+            keys: (N, D) each, unit rows of the other view.
+            indices: (N,) sample indices.
+
+        Returns:
+            Scalar, and what to log.
+        """
+        # The key of a query's direction is of the other view, and so is its queue.
+        queues = [cast(FeatureQueue, queue).value for queue in self.queues][::-1]
+        pairs = zip(queries, keys, queues, strict=True)
+        info = torch.stack([info_nce_loss_func(*pair, self.temperature) for pair in pairs]).mean()
+        if self.prototypes.epoch < 0 or not self.proto_weight:
+            return info, {"train_info_nce_loss": info}
+        found = [self._proto_nce(m, queries, indices) for m in range(len(self.prototypes.names))]
+        proto = torch.stack([terms["proto_nce_loss"] for terms in found]).mean()
+        metrics = {"train_info_nce_loss": info, "train_proto_nce_loss": proto}
+        for name, terms in zip(self.prototypes.names, found, strict=True):
+            metrics[f"train_proto_acc_{name}"] = terms["acc"]
+            metrics[f"train_collisions_{name}"] = terms["collisions"]
+        return info + self.proto_weight * proto, metrics
+
+    def _proto_nce(self, m: int, queries: Sequence[Tensor], indices: Tensor) -> dict[str, Tensor]:
+        """ProtoNCE at one granularity, the mean over the directions."""
+        ids = self.prototypes.assignments[m, indices]
+        table = self.prototypes.prototypes[m], self.prototypes.concentration[m]
+        drawn = self._draw_negatives(m, ids), self.cfg.method_kwargs.collisions
+        terms = [proto_nce_terms(query, *table, ids, *drawn) for query in queries]
+        shared = (ids.unsqueeze(0) == ids.unsqueeze(1)).sum(1) > 1
+        return {
+            "proto_nce_loss": torch.stack([t.loss for t in terms]).mean(),
+            "acc": torch.stack([t.accuracy for t in terms]).mean(),
+            "collisions": shared.float().mean(),
+        }
+
+    def _draw_negatives(self, m: int, positives: Tensor) -> Tensor | None:
+        """(R,) distinct prototypes that are no positive of the batch, or ``None`` for all."""
+        count = self.cfg.method_kwargs.num_negatives
+        if count is None:
+            return None
+        lots = torch.rand(self.prototypes.num_prototypes[m], device=positives.device)
+        return lots.index_fill(0, positives, -1.0).topk(count).indices
+
+    def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
+        """Moves the momentum networks, then writes the step's keys into queue and bank."""
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        if self._written is None:
+            return
+        indices, keys = self._written
+        self._written = None
+        keys = [distributed.gather(key) for key in keys]
+        for queue, key in zip(self.queues, keys, strict=True):
+            cast(FeatureQueue, queue).update_(key)
+        if self.bank is not None:
+            mean = torch.stack(keys).mean(0)
+            self.bank.update_(distributed.gather(indices), F.normalize(mean, dim=1))

@@ -1,0 +1,135 @@
+"""The E-step of a method in training: features of the whole training set to prototypes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from solo_ext import distributed
+from solo_ext.clustering.e_step import Granularity, e_step
+from solo_ext.data.fixed_pass import fixed_pass_loader, labels_of, training_set
+from solo_ext.modules.modes import eval_mode
+
+if TYPE_CHECKING:
+    from solo_ext.methods.pcl import PCL
+
+logger = logging.getLogger(__name__)
+_BATCHES_AT_ONCE = 4
+
+
+def refresh_prototypes(method: PCL) -> dict[str, float]:
+    """Runs the E-step and puts its result into ``method.prototypes``.
+
+    Every rank embeds, or takes from the bank, every world-size-th sample; k-means shares them out
+    likewise.
+
+    Returns:
+        What to log: per granularity objective, concentration, empty and singleton clusters, and
+        normalised mutual information with the labels where there are labels; seconds.
+    """
+    begin = time.monotonic()
+    kwargs, state = method.cfg.method_kwargs, method.prototypes
+    dataset = training_set(method.trainer, method.cfg)
+    ids = torch.arange(distributed.rank(), len(dataset), distributed.world_size())
+    features = _features(method, dataset, ids)
+    embedded = time.monotonic()
+    warm = state.epoch >= 0
+    found = e_step(
+        features,
+        ids.to(method.device),
+        len(dataset),
+        state.num_prototypes,
+        temperature=kwargs.temperature,
+        alpha=kwargs.alpha,
+        init=state.means if warm else None,
+        iterations=kwargs.kmeans.warm_iterations if warm else kwargs.kmeans.iterations,
+        restarts=1 if warm else kwargs.kmeans.restarts,
+        seed=method.cfg.get("seed") or 0,
+        backend=state.backend,
+    )
+    state.update_(
+        [g.means for g in found],
+        [g.prototypes for g in found],
+        [g.concentration for g in found],
+        torch.stack([g.assignments for g in found]),
+    )
+    done = time.monotonic()
+    seconds = {
+        "e_step/seconds_features": embedded - begin,
+        "e_step/seconds_kmeans": done - embedded,
+    }
+    metrics = _metrics(found, state.names, labels_of(dataset)) | seconds
+    _report(method, metrics)
+    return metrics
+
+
+def _features(method: PCL, dataset: Any, ids: Tensor) -> Tensor:
+    """(n_local, D) unit features of the samples ``ids``."""
+    device = method.device
+    if method.bank is None:
+        return _embed(method, dataset, ids)
+    features = method.bank.value[ids.to(device)]
+    # Samples that training has not met: all before its first epoch, the remainder of a batch later.
+    missing = (~method.bank.filled[ids.to(device)]).nonzero().squeeze(1)
+    if len(missing):
+        features[missing] = _embed(method, dataset, ids[missing.cpu()])
+    return F.normalize(features, dim=1)
+
+
+@torch.no_grad()
+def _embed(method: PCL, dataset: Any, ids: Tensor) -> Tensor:
+    cfg: Any = OmegaConf.to_container(method.cfg, resolve=True)
+    batch_size = _BATCHES_AT_ONCE * cfg["optimizer"]["batch_size"]
+    loader = fixed_pass_loader(cfg, dataset, ids.tolist(), batch_size)
+    place = torch.full((len(dataset),), -1)
+    place[ids] = torch.arange(len(ids))
+    features = torch.zeros(len(ids), cfg["method_kwargs"]["proj_output_dim"], device=method.device)
+    with (
+        eval_mode(method.momentum_backbone, method.momentum_projector),
+        method.trainer.precision_plugin.forward_context(),
+    ):
+        for indices, images in loader:
+            embedded = method.momentum_forward(images.to(method.device))["z"]
+            features[place[indices].to(method.device)] = F.normalize(embedded.float(), dim=1)
+    return features
+
+
+def _metrics(found: list[Granularity], names: list[str], labels: Tensor | None) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for name, g in zip(names, found, strict=True):
+        metrics |= {
+            f"e_step/objective_{name}": g.objective,
+            f"e_step/concentration_min_{name}": float(g.concentration.min()),
+            f"e_step/concentration_mean_{name}": float(g.concentration.mean()),
+            f"e_step/concentration_max_{name}": float(g.concentration.max()),
+            f"e_step/empty_{name}": g.empty,
+            f"e_step/singletons_{name}": g.singletons,
+        }
+        if labels is not None:
+            # Imported here: it takes most of a second.
+            from sklearn.metrics import normalized_mutual_info_score
+
+            score = normalized_mutual_info_score(labels.numpy(), g.assignments.cpu().numpy())
+            metrics[f"e_step/nmi_{name}"] = float(score)
+    return metrics
+
+
+def _report(method: PCL, metrics: dict[str, float]) -> None:
+    if distributed.rank():
+        return
+    sizes = "+".join(str(k) for k in method.prototypes.num_prototypes)
+    objectives = ", ".join(
+        f"{value:.4f}" for key, value in metrics.items() if key.startswith("e_step/objective_")
+    )
+    logger.info(
+        f"E-step before epoch {method.current_epoch + 1}: {sizes} prototypes by "
+        f"{method.prototypes.backend} k-means, objective {objectives}; features "
+        f"{metrics['e_step/seconds_features']:.1f} s, k-means "
+        f"{metrics['e_step/seconds_kmeans']:.1f} s"
+    )

@@ -1,0 +1,496 @@
+"""The method ``pcl`` on the installed host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from solo_ext import host
+from solo_ext.config.compose import compose, shipped_configs
+from solo_ext.data.datasets import FixedViews
+from solo_ext.data.transforms import eval_transform, statistics
+from solo_ext.errors import ConfigError
+from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
+from solo_ext.methods import METHODS, PCL
+from solo_ext.methods.pcl_kwargs import PCLKwargs
+from solo_ext.training.prepare import Prepared, prepare
+from solo_ext.training.pretrain import pretrain, resume
+from solo_ext.training.run_dir import METRICS, checkpoints
+
+MakeConfig = Callable[..., dict[str, Any]]
+IMAGES, BATCH = 48, 24
+
+
+class Watch(Callback):
+    """Calls back with the method at every E-step and after every batch."""
+
+    def __init__(self, batch_end: Callable[[PCL, Any], None] | None = None) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self.batch_end = batch_end
+
+    def on_train_batch_start(self, trainer: Any, method: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            state = method.prototypes
+            self.seen.append(
+                {
+                    "epoch": trainer.current_epoch,
+                    "e_step": state.epoch,
+                    "assignments": state.assignments.clone(),
+                    "means": [m.clone() for m in state.means],
+                    "prototypes": [p.clone() for p in state.prototypes],
+                    "concentration": [c.clone() for c in state.concentration],
+                    "features": by_hand(method, trainer.train_dataloader.dataset.images),
+                }
+            )
+
+    def on_train_batch_end(self, trainer: Any, method: Any, *rest: Any) -> None:
+        if self.batch_end is not None:
+            self.batch_end(method, rest[1])
+
+
+@torch.no_grad()
+def by_hand(method: PCL, images: Any) -> Tensor:
+    """Momentum embeddings of all images in order, one at a time."""
+    first = method.cfg.augmentations[0]
+    transform = eval_transform(first.crop_size, *statistics("custom", first))
+    networks = method.momentum_backbone, method.momentum_projector
+    modes = [network.training for network in networks]
+    for network in networks:
+        network.eval()
+    views = FixedViews(images, transform)
+    rows = [networks[1](networks[0](views[i][0].unsqueeze(0))) for i in range(len(images))]
+    for network, mode in zip(networks, modes, strict=True):
+        network.train(mode)
+    return F.normalize(torch.cat(rows), dim=1)
+
+
+def run(config: dict[str, Any], tmp_path: Path, *callbacks: Callback) -> PCL:
+    prepared = prepare(config)
+    result = pretrain(prepared, run_dir=tmp_path, callbacks=callbacks, show_progress=False)
+    assert result.checkpoint is not None
+    method = PCL(prepared.cfg)
+    method.load_state_dict(torch.load(result.checkpoint, weights_only=True)["state_dict"])
+    return method
+
+
+def made(make_config: MakeConfig, **kwargs: Any) -> Prepared:
+    return prepare(make_config("pcl", method_kwargs=kwargs))
+
+
+def with_prototypes(prepared: Prepared) -> PCL:
+    """A method with random prototypes, as after an E-step."""
+    torch.manual_seed(0)
+    method = PCL(prepared.cfg)
+    sizes = method.prototypes.num_prototypes
+    means = [torch.randn(k, 8) for k in sizes]
+    assignments = torch.stack([torch.randint(0, k, (IMAGES,)) for k in sizes])
+    unit = [F.normalize(m, dim=1) for m in means]
+    concentration = [0.1 + torch.rand(k) for k in sizes]
+    method.prototypes.update_(means, unit, concentration, assignments)
+    method.prototypes.epoch = 0
+    return method
+
+
+def test_is_there_by_name(make_config: MakeConfig) -> None:
+    assert made(make_config).method is PCL is METHODS["pcl"].target
+    assert host.load().methods["pcl"] is PCL
+    assert issubclass(PCL, host.BaseMomentumMethod)
+
+
+def test_defaults_are_those_of_the_official_code() -> None:
+    given = prepare_kwargs({})
+    assert given.pop("kmeans") == {
+        "backend": "auto",
+        "iterations": 20,
+        "warm_iterations": 5,
+        "restarts": 1,
+    }
+    assert given == {
+        "head": "v2",
+        "proj_hidden_dim": None,
+        "proj_output_dim": 128,
+        "temperature": 0.2,
+        "queue_size": 16384,
+        "num_prototypes": [25000, 50000, 100000],
+        "proto_weight": 1.0,
+        "warmup_epochs": 20,
+        "alpha": 10.0,
+        "e_step": "exact",
+        "e_step_every": 1,
+        "num_negatives": None,
+        "collisions": "auto",
+        "symmetric": False,
+    }
+
+
+def prepare_kwargs(given: dict[str, Any]) -> dict[str, Any]:
+    from solo_ext.config.check import check_method_kwargs
+
+    return check_method_kwargs(PCLKwargs, given)
+
+
+@pytest.mark.parametrize("head", ["v1", "v2"])
+def test_heads(make_config: MakeConfig, head: str) -> None:
+    method = PCL(made(make_config, head=head, proj_hidden_dim=None).cfg)
+    shapes = [tuple(p.shape) for p in method.projector.parameters()]
+    assert shapes == {"v1": [(8, 8), (8,)], "v2": [(8, 8), (8,), (8, 8), (8,)]}[head]
+    assert not any("BatchNorm" in type(layer).__name__ for layer in method.projector.modules())
+    for one, two in zip(
+        method.projector.parameters(), method.momentum_projector.parameters(), strict=True
+    ):
+        assert torch.equal(one, two)
+        assert not two.requires_grad
+
+
+def test_e_step_by_definition(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
+    """Every sample stands at its index, next to its nearest mean; from the momentum encoder."""
+    watch = Watch()
+    config = make_config("pcl", method_kwargs={"symmetric": True}, max_epochs=3)
+    run(config, tmp_path, watch)
+    assert [s["e_step"] for s in watch.seen] == [0, 1, 2]
+    for seen in watch.seen:
+        features = seen["features"]
+        assert features.shape == (IMAGES, 8)
+        for m, k in enumerate((3, 6)):
+            distances = torch.cdist(features, seen["means"][m])
+            chosen = distances.gather(1, seen["assignments"][m].unsqueeze(1)).squeeze(1)
+            torch.testing.assert_close(chosen, distances.amin(1), atol=1e-4, rtol=1e-4)
+            assert seen["means"][m].shape == (k, 8)
+            unit = F.normalize(seen["means"][m], dim=1)
+            torch.testing.assert_close(seen["prototypes"][m], unit)
+            assert float(seen["concentration"][m].mean()) == pytest.approx(0.2, rel=0.02)
+    assert not torch.equal(watch.seen[0]["means"][1], watch.seen[1]["means"][1])
+
+
+@pytest.mark.parametrize(
+    ("warmup", "every", "expected"),
+    [(0, 1, [0, 1, 2, 3]), (1, 1, [-1, 1, 2, 3]), (1, 2, [-1, 1, 1, 3]), (9, 1, [-1] * 4)],
+)
+def test_e_step_is_run_when_it_is_due(
+    make_config: MakeConfig, tmp_path: Path, warmup: int, every: int, expected: list[int]
+) -> None:
+    watch = Watch()
+    kwargs = {"warmup_epochs": warmup, "e_step_every": every}
+    run(make_config("pcl", method_kwargs=kwargs, max_epochs=4), tmp_path, watch)
+    assert [s["e_step"] for s in watch.seen] == expected
+
+
+def test_weight_0_runs_no_e_step(make_config: MakeConfig, tmp_path: Path) -> None:
+    watch = Watch()
+    run(make_config("pcl", method_kwargs={"proto_weight": 0.0}), tmp_path, watch)
+    assert [s["e_step"] for s in watch.seen] == [-1]
+
+
+def test_weight_0_is_moco_v2_plus(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Symmetric and without prototypes it is the host's method, step by step."""
+    losses: dict[str, list[float]] = {"mocov2plus": [], "pcl": []}
+    start: dict[str, Tensor] = {}
+
+    class Same(Callback):
+        def on_train_start(self, trainer: Any, method: Any) -> None:
+            if not start:
+                start.update({k: v.clone() for k, v in method.state_dict().items()})
+                return
+            state = method.state_dict()
+            shared = {k: v for k, v in start.items() if not k.startswith("queue")}
+            assert shared.keys() < state.keys()
+            method.load_state_dict(state | shared)
+            for view, queue in enumerate(method.queues):
+                queue.value.copy_(start["queue"][view].T)
+
+        def on_train_batch_end(self, trainer: Any, method: Any, outputs: Any, *_: Any) -> None:
+            losses[method.cfg.method].append(float(outputs["loss"]))
+
+    ours = {"proto_weight": 0.0, "symmetric": True, "temperature": 0.2}
+    for name, kwargs in (("mocov2plus", {}), ("pcl", ours)):
+        config = make_config(name, method_kwargs=kwargs, optimizer={"lr": 0.03}, max_epochs=4)
+        pretrain(prepare(config), run_dir=tmp_path / name, callbacks=[Same()], show_progress=False)
+    assert len(losses["pcl"]) == 8
+    assert losses["pcl"] == pytest.approx(losses["mocov2plus"], rel=1e-4)
+    assert len({round(loss, 3) for loss in losses["pcl"]}) > 4
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("drawn", [None, 2])
+def test_step_is_the_sum_of_its_terms(
+    make_config: MakeConfig, symmetric: bool, drawn: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"proto_weight": 0.3, "num_prototypes": [40, 30], "collisions": "merge"}
+    method = with_prototypes(made(make_config, symmetric=symmetric, **settings)).eval()
+    # Six samples: more prototypes than the batch has, for the negatives to be drawn from.
+    method.cfg.method_kwargs.num_negatives = drawn
+    logged: dict[str, Tensor] = {}
+    monkeypatch.setattr(method, "log_dict", lambda metrics, **_: logged.update(metrics))
+    indices, targets = torch.tensor([5, 40, 7, 0, 33, 12]), torch.tensor([0, 1, 2, 0, 1, 2])
+    views = [torch.randn(6, 3, 16, 16) for _ in range(2)]
+    torch.manual_seed(1)
+    loss = method.training_step([indices, views, targets], 0)
+
+    directions = [(0, 1, method.queues[-1])]
+    if symmetric:
+        directions.append((1, 0, method.queues[0]))
+    outs = [method(view) for view in views]
+    keys = [F.normalize(method.momentum_forward(view)["z"], dim=1) for view in views]
+    info = [
+        info_nce_loss_func(outs[q]["z"], keys[k], queue.value, 0.2) for q, k, queue in directions
+    ]
+    proto = []
+    torch.manual_seed(1)
+    for m in range(2):
+        ids = method.prototypes.assignments[m, indices]
+        negatives = method._draw_negatives(m, ids)
+        if drawn is not None:
+            assert negatives is not None
+            assert len(set(negatives.tolist()) - set(ids.tolist())) == drawn
+        proto += [
+            proto_nce_loss_func(
+                outs[q]["z"],
+                method.prototypes.prototypes[m],
+                method.prototypes.concentration[m],
+                ids,
+                negatives,
+                "merge",
+            )
+            for q, _, _ in directions
+        ]
+    classify = [F.cross_entropy(outs[q]["logits"], targets) for q, _, _ in directions]
+    expected = sum(info) / len(info) + 0.3 * sum(proto) / len(proto)
+    expected = expected + sum(classify) / len(classify)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(logged["train_proto_nce_loss"], sum(proto) / len(proto))
+    assert {"train_proto_acc_40", "train_collisions_30", "train_info_nce_loss"} <= set(logged)
+
+
+def test_gradients_go_to_the_online_networks_alone(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config("pcl", method_kwargs={"symmetric": True})
+    config["backbone"]["kwargs"]["zero_init_last"] = False
+    method = with_prototypes(prepare(config))
+    monkeypatch.setattr(method, "log_dict", lambda *_, **__: None)
+    views = [torch.randn(6, 3, 16, 16) for _ in range(2)]
+    method.training_step([torch.arange(6), views, torch.zeros(6).long()], 0).backward()
+    for name, parameter in method.named_parameters():
+        learns = not name.startswith("momentum")
+        assert (parameter.grad is not None and bool(parameter.grad.any())) == learns, name
+
+
+def test_queue_and_bank_take_the_step_s_keys(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Row by index in the bank, in order in the queue; after the step, not before."""
+    steps: list[tuple[Tensor, list[Tensor]]] = []
+
+    def note(method: PCL, batch: Any) -> None:
+        # Callbacks run before the method's own hook: the keys are not written yet.
+        assert method._written is not None
+        indices, keys = method._written
+        assert torch.equal(indices, batch[0])
+        assert not (method.queues[0].value.unsqueeze(0) == keys[0].unsqueeze(1)).all(2).any()
+        steps.append((indices.clone(), [k.clone() for k in keys]))
+
+    kwargs = {"e_step": "bank", "symmetric": True, "warmup_epochs": 9, "queue_size": 60}
+    method = run(make_config("pcl", method_kwargs=kwargs, max_epochs=2), tmp_path, Watch(note))
+    assert len(steps) == 4
+    for view, queue in enumerate(method.queues):
+        written = torch.cat([keys[view] for _, keys in steps])
+        assert torch.equal(queue.value, expected_ring(written, 60))
+        assert queue.pointer == 96 % 60
+    assert method.bank is not None
+    assert method.bank.filled.all()
+    for index, keys in last_keys(steps).items():
+        expected = F.normalize(torch.stack(keys).mean(0), dim=0)
+        torch.testing.assert_close(method.bank.value[index], expected)
+
+
+def expected_ring(written: Tensor, size: int) -> Tensor:
+    ring = torch.empty(size, written.shape[1])
+    for place, row in enumerate(written):
+        ring[place % size] = row
+    return ring
+
+
+def last_keys(steps: list[tuple[Tensor, list[Tensor]]]) -> dict[int, list[Tensor]]:
+    return {
+        int(index): [key[row] for key in keys]
+        for indices, keys in steps
+        for row, index in enumerate(indices)
+    }
+
+
+def test_bank_is_clustered_without_a_pass(make_config: MakeConfig, tmp_path: Path) -> None:
+    """What training met comes from the bank; what it did not meet is embedded."""
+    banks: list[tuple[Tensor, Tensor]] = []
+
+    def note(method: PCL, batch: Any) -> None:
+        assert method.bank is not None
+        banks.append((method.bank.value.clone(), method.bank.filled.clone()))
+
+    class Before(Callback):
+        def on_train_epoch_start(self, trainer: Any, method: Any) -> None:
+            banks.append((method.bank.value.clone(), method.bank.filled.clone()))
+
+    watch, before = Watch(), Before()
+    config = make_config("pcl", method_kwargs={"e_step": "bank"}, max_epochs=2)
+    config["optimizer"]["batch_size"] = 20
+    run(config, tmp_path, watch, before)
+    (_, empty), (bank, filled) = banks
+    assert not empty.any()
+    assert int(filled.sum()) == 40
+    cold, warm = watch.seen
+    assert cold["e_step"] == 0, "an empty bank is filled by a pass"
+    features = torch.where(filled.unsqueeze(1), bank, warm["features"])
+    distances = torch.cdist(features, warm["means"][0])
+    chosen = distances.gather(1, warm["assignments"][0].unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(chosen, distances.amin(1), atol=1e-4, rtol=1e-4)
+
+
+def test_records(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="solo_ext"):
+        run(make_config("pcl", method_kwargs={"num_prototypes": [3, 40, 3]}), tmp_path)
+    (line,) = [
+        record
+        for record in map(json.loads, (tmp_path / METRICS).read_text().splitlines())
+        if "e_step/objective_3" in record
+    ]
+    for name in ("3", "40", "3_2"):
+        for key in ("objective", "empty", "singletons", "nmi"):
+            assert line[f"e_step/{key}_{name}"] >= 0
+        low, mean, high = (line[f"e_step/concentration_{k}_{name}"] for k in ("min", "mean", "max"))
+        assert 0 < low <= mean <= high
+        assert mean == pytest.approx(0.2, rel=0.02)
+        assert 0 <= line[f"train_proto_acc_{name}"] <= 1
+        assert 0 <= line[f"train_collisions_{name}"] <= 1
+    assert line["e_step/singletons_40"] > 20
+    assert line["train_collisions_3"] > line["train_collisions_40"]
+    (message,) = caplog.messages
+    assert message.startswith("E-step before epoch 1: 3+40+3 prototypes by torch k-means")
+
+
+@pytest.mark.parametrize(
+    ("batch", "coarsest", "expected"), [(256, 25000, "paper"), (256, 250, "merge")]
+)
+def test_collisions_follow_k_and_the_batch(
+    make_config: MakeConfig, batch: int, coarsest: int, expected: str
+) -> None:
+    cfg = made(make_config).cfg
+    cfg.method_kwargs.num_prototypes = [coarsest, 100000]
+    cfg.method_kwargs.collisions = "auto"
+    cfg.optimizer.batch_size = batch
+    assert PCL.add_and_assert_specific_cfg(cfg).method_kwargs.collisions == expected
+
+
+def test_step_s_loss_runs_on_meta_tensors(make_config: MakeConfig) -> None:
+    """No value is asked for: no synchronisation with the host in a step."""
+    for kwargs in ({}, {"num_negatives": 4, "num_prototypes": [40, 48], "symmetric": True}):
+        prepared = made(make_config, **{"e_step": "bank", **kwargs})
+        method = with_prototypes(prepared).to("meta")
+        views = 2 if method.symmetric else 1
+        z = [torch.empty(BATCH, 8, device="meta", requires_grad=True) for _ in range(views)]
+        indices = torch.empty(BATCH, dtype=torch.long, device="meta")
+        loss, _ = method.contrast(z, [x.detach() for x in z], indices)
+        loss.backward()
+        assert loss.device.type == "meta"
+        assert method.bank is not None
+        method.bank.resize_(IMAGES)
+        method.bank.update_(indices, z[0])
+        method.queues[0].update_(z[0])
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "more prototypes than images": (
+        {"method_kwargs": {"num_prototypes": [3, 49]}},
+        r"num_prototypes=\[3, 49\]: the training set has 48 images",
+    ),
+    "no prototypes": ({"method_kwargs": {"num_prototypes": []}}, "num_prototypes.*a list of 1"),
+    "a number for a list": ({"method_kwargs": {"num_prototypes": 3}}, "num_prototypes=3.*a list"),
+    "zero prototypes": (
+        {"method_kwargs": {"num_prototypes": [3, 0]}},
+        "num_prototypes.1=0.*above 0",
+    ),
+    "broken prototypes": ({"method_kwargs": {"num_prototypes": [2.5]}}, "an integer above 0"),
+    "too many negatives": (
+        {"method_kwargs": {"num_prototypes": [30], "num_negatives": 7}},
+        "num_negatives=7: of 30 prototypes up to 24 are positives of the batch; allowed: up to 6",
+    ),
+    "no negatives left": (
+        {"method_kwargs": {"num_negatives": 1}},
+        "num_negatives=1: of 3 prototypes up to 24 .*take null",
+    ),
+    "misspelt backend": (
+        {"method_kwargs": {"kmeans": {"backend": "fais"}}},
+        "kmeans.backend='fais'.*did you mean 'faiss'",
+    ),
+    "misspelt k-means key": (
+        {"method_kwargs": {"kmeans": {"bakcend": "torch"}}},
+        "kmeans.bakcend.*did you mean 'backend'",
+    ),
+    "flash without a GPU": (
+        {"method_kwargs": {"kmeans": {"backend": "flash"}}},
+        "backend='flash'",
+    ),
+    "momentum classifier that sees half": (
+        {"momentum": {"classifier": True}},
+        "momentum.classifier=true.*symmetric",
+    ),
+    "small crops": (
+        {"augmentations": [{"crop_size": 16, "num_crops": 2}, {"crop_size": 8, "num_crops": 2}]},
+        "2 large and 2 small crops",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_training(make_config: MakeConfig, case: str) -> None:
+    changes, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        prepare(make_config("pcl", **changes))
+
+
+def test_data_without_indices_is_refused(make_config: MakeConfig) -> None:
+    """As solo-learn's own script would hand DALI's batches over."""
+    cfg = made(make_config).cfg
+    cfg.data.format = "dali"
+    cfg.dali = {"device": "gpu", "encode_indexes_into_labels": False}
+    with pytest.raises(ConfigError, match=r"encode_indexes_into_labels=false.*sample index"):
+        PCL(cfg)
+    cfg.dali.encode_indexes_into_labels = True
+    PCL(cfg)
+    cfg.data.fraction = 0.5
+    with pytest.raises(ConfigError, match=r"data.fraction=0\.5"):
+        PCL(cfg)
+
+
+def test_resumed_run_keeps_its_backend(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where `auto` would by now choose another."""
+    config = make_config("pcl", max_epochs=2, checkpoint={"keep_prev": True})
+    run(config, tmp_path)
+    first, last = checkpoints(tmp_path)
+    last.path.unlink()
+    state = torch.load(first.path, weights_only=True)
+    assert bytes(state["state_dict"]["prototypes._extra_state"][1:].tolist()) == b"torch"
+    asked: list[str] = []
+
+    def note(name: str, *_: Any, **__: Any) -> str:
+        asked.append(name)
+        return name
+
+    monkeypatch.setattr("solo_ext.methods.pcl.resolve_backend", note)
+    resume(tmp_path)
+    assert asked == ["torch"]
+
+
+@pytest.mark.parametrize("name", [n for n in shipped_configs() if "/pcl" in n])
+def test_shipped_configs_name_what_there_is(name: str) -> None:
+    given = compose(name)
+    assert prepare_kwargs(given["method_kwargs"])["queue_size"] >= given["optimizer"]["batch_size"]
+    datasets = {n.partition("/")[0] for n in shipped_configs() if n.endswith("/pcl")}
+    assert datasets >= {"digits", "cifar10", "cifar100", "imagenette", "imagenet100", "imagenet"}
