@@ -62,7 +62,7 @@ def test_main_pretrain_runs_the_e_step_and_resumes(tmp_path: Path, e_step: str) 
     assert state["prototypes.assignments"].amax(1).tolist() > [15, 40, 80]
     assert state["prototypes._extra_state"][0] == 1, "the epoch of the E-step"
     again = pretrained(
-        "pcl", tmp_path, "max_epochs=3", *settings, f"resume_from_checkpoint='{checkpoint}'"
+        "pcl", tmp_path, "max_epochs=3", *settings, f"+resume_from_checkpoint='{checkpoint}'"
     )
     (checkpoint,) = again.glob("*ep=2.ckpt")
     resumed = torch.load(checkpoint, weights_only=True)["state_dict"]

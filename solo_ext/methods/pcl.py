@@ -11,13 +11,12 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext import distributed
-from solo_ext.clustering import resolve_backend
 from solo_ext.data.fixed_pass import training_set
 from solo_ext.errors import UserError
 from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
-from solo_ext.methods.pcl_kwargs import PCLKwargs, check_size, settle
+from solo_ext.methods.pcl_kwargs import PCLKwargs, check_size, settle, settled_backend
 from solo_ext.methods.prototype_refresh import refresh_prototypes
 from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
 from solo_ext.modules.cluster_prototypes import ClusterPrototypes
@@ -117,8 +116,7 @@ class PCL(BaseMomentumMethod):
         if self.bank is not None and not len(self.bank.value):
             self.bank.resize_(size)
         wanted = self.prototypes.backend or self.cfg.method_kwargs.kmeans.backend
-        sharded = distributed.world_size() > 1
-        self.prototypes.backend = resolve_backend(wanted, self.device, sharded=sharded)
+        self.prototypes.backend = settled_backend(wanted, self.device)
 
     def on_train_epoch_start(self) -> None:
         """Runs the E-step where it is due."""

@@ -9,6 +9,7 @@ import torch
 from annotated_types import MinLen
 from omegaconf import DictConfig
 
+from solo_ext import distributed
 from solo_ext.clustering import resolve_backend
 from solo_ext.config.types import (
     NonNegativeFloat,
@@ -124,9 +125,21 @@ def settle(cfg: DictConfig) -> DictConfig:
     if kwargs.collisions == "auto":
         kwargs.collisions = "merge" if (batch - 1) / coarsest > RARE else "paper"
     if kwargs.kmeans.backend != "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        resolve_backend(kwargs.kmeans.backend, torch.device(device))
+        settled_backend(kwargs.kmeans.backend, "cuda" if torch.cuda.is_available() else "cpu")
     return cfg
+
+
+def settled_backend(name: str, device: torch.device | str) -> str:
+    """The k-means backend that ``name`` means on a device.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    try:
+        return resolve_backend(name, device, sharded=distributed.world_size() > 1)
+    except ConfigError as error:
+        key = "method_kwargs.kmeans.backend"
+        raise ConfigError(key, error.value, error.problem, error.remedy) from None
 
 
 def check_size(cfg: DictConfig, num_samples: int) -> None:

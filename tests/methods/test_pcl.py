@@ -433,7 +433,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "flash without a GPU": (
         {"method_kwargs": {"kmeans": {"backend": "flash"}}},
-        "backend='flash'",
+        "method_kwargs.kmeans.backend='flash': needs features on CUDA",
     ),
     "momentum classifier that sees half": (
         {"momentum": {"classifier": True}},
@@ -479,11 +479,11 @@ def test_resumed_run_keeps_its_backend(
     assert bytes(state["state_dict"]["prototypes._extra_state"][1:].tolist()) == b"torch"
     asked: list[str] = []
 
-    def note(name: str, *_: Any, **__: Any) -> str:
+    def note(name: str, *_: Any) -> str:
         asked.append(name)
         return name
 
-    monkeypatch.setattr("solo_ext.methods.pcl.resolve_backend", note)
+    monkeypatch.setattr("solo_ext.methods.pcl.settled_backend", note)
     resume(tmp_path)
     assert asked == ["torch"]
 
