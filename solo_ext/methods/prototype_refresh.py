@@ -4,26 +4,48 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from omegaconf import OmegaConf
-from torch import Tensor
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
 
 from solo_ext import distributed
 from solo_ext.clustering.e_step import Granularity, e_step
 from solo_ext.data.fixed_pass import fixed_pass_loader, labels_of, training_set
+from solo_ext.modules.cluster_prototypes import ClusterPrototypes
+from solo_ext.modules.feature_bank import FeatureBank
 from solo_ext.modules.modes import eval_mode
-
-if TYPE_CHECKING:
-    from solo_ext.methods.pcl import PCL
 
 logger = logging.getLogger(__name__)
 _BATCHES_AT_ONCE = 4
 
 
-def refresh_prototypes(method: PCL) -> dict[str, float]:
+class Clustered(Protocol):
+    """A method in training whose momentum embeddings can be clustered."""
+
+    cfg: DictConfig
+    prototypes: ClusterPrototypes
+    bank: FeatureBank | None
+    momentum_backbone: nn.Module
+    momentum_projector: nn.Module
+
+    @property
+    def trainer(self) -> Any: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def current_epoch(self) -> int: ...
+
+    def momentum_forward(self, X: Tensor) -> dict[str, Any]:
+        """Embeddings ``z`` (N, D), among others."""
+        ...
+
+
+def refresh_prototypes(method: Clustered) -> dict[str, float]:
     """Runs the E-step and puts its result into ``method.prototypes``.
 
     Every rank embeds, or takes from the bank, every world-size-th sample; k-means shares them out
@@ -69,7 +91,7 @@ def refresh_prototypes(method: PCL) -> dict[str, float]:
     return metrics
 
 
-def _features(method: PCL, dataset: Any, ids: Tensor) -> Tensor:
+def _features(method: Clustered, dataset: Any, ids: Tensor) -> Tensor:
     """(n_local, D) unit features of the samples ``ids``."""
     device = method.device
     if method.bank is None:
@@ -83,7 +105,7 @@ def _features(method: PCL, dataset: Any, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _embed(method: PCL, dataset: Any, ids: Tensor) -> Tensor:
+def _embed(method: Clustered, dataset: Any, ids: Tensor) -> Tensor:
     cfg: Any = OmegaConf.to_container(method.cfg, resolve=True)
     batch_size = _BATCHES_AT_ONCE * cfg["optimizer"]["batch_size"]
     loader = fixed_pass_loader(cfg, dataset, ids.tolist(), batch_size)
@@ -120,7 +142,7 @@ def _metrics(found: list[Granularity], names: list[str], labels: Tensor | None) 
     return metrics
 
 
-def _report(method: PCL, metrics: dict[str, float]) -> None:
+def _report(method: Clustered, metrics: dict[str, float]) -> None:
     if distributed.rank():
         return
     sizes = "+".join(str(k) for k in method.prototypes.num_prototypes)
