@@ -15,7 +15,12 @@ from solo_ext.host.mends import MENDS
 from solo_ext.training.records import PACKAGES, package_version
 
 _EXTRAS = {
-    "faiss": ("faiss", "faster k-means on the CPU", "pip install 'solo-ext[faiss]'"),
+    "faiss": ("faiss", "k-means by faiss", "pip install 'solo-ext[faiss]'"),
+    "flash-kmeans": (
+        "flash_kmeans",
+        "k-means on one CUDA device",
+        "pip install 'solo-ext[flash-kmeans]'",
+    ),
     "dali": (
         "nvidia.dali",
         "loading on the GPU",

@@ -48,21 +48,23 @@ class _TableLogSumExp(torch.autograd.Function):
         shared = scale.ndim == 0
         scaled = query * scale if shared else query
         largest = query.new_full(query.shape[:1], float("-inf"))
-        total = torch.zeros_like(largest)
-        mean = torch.zeros_like(query)
+        total, mean = torch.zeros_like(largest), torch.zeros_like(query)
         for begin in range(0, table.shape[0], tile):
             rows = table[begin : begin + tile]
             logits = scaled @ rows.T
             if not shared:
                 logits *= scale[begin : begin + tile]
-            grown = torch.maximum(largest, logits.amax(1))
-            decay = (largest - grown).exp_()
+            grown = torch.maximum(largest, logits.amax(1)) if begin else logits.amax(1)
             weights = logits.sub_(grown.unsqueeze(1)).exp_()
-            total = total * decay + weights.sum(1)
+            decay = (largest - grown).exp_() if begin else None
+            total = weights.sum(1) if decay is None else total * decay + weights.sum(1)
             if wanted:
                 if not shared:
                     weights *= scale[begin : begin + tile]
-                mean.mul_(decay.unsqueeze(1)).addmm_(weights, rows)
+                if decay is None:
+                    mean = weights @ rows
+                else:
+                    mean.mul_(decay.unsqueeze(1)).addmm_(weights, rows)
             largest = grown
         if wanted:
             # At least 1, but for an empty table.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -24,6 +25,8 @@ from solo_ext.modules.feature_bank import FeatureBank
 from solo_ext.modules.feature_queue import FeatureQueue
 from solo_ext.modules.heads import projector
 from solo_ext.modules.state import keep_out_of_broadcast
+
+logger = logging.getLogger(__name__)
 
 
 @METHODS.register(
@@ -105,6 +108,13 @@ class PCL(BaseMomentumMethod):
     def on_train_start(self) -> None:
         """Sizes the state by the training set and settles on a k-means backend."""
         super().on_train_start()
+        kwargs = self.cfg.method_kwargs
+        if kwargs.num_negatives is not None and self.trainer.is_global_zero:
+            logger.info(
+                f"{kwargs.num_negatives} prototypes are drawn as negatives; collisions: "
+                f"{kwargs.collisions}, for batches of {self.batch_size} and "
+                f"{min(kwargs.num_prototypes)} prototypes at the coarsest"
+            )
         size = len(training_set(self.trainer, self.cfg))
         check_size(self.cfg, size)
         for held in (self.prototypes.assignments.T, () if self.bank is None else self.bank.value):
@@ -115,7 +125,7 @@ class PCL(BaseMomentumMethod):
                 )
         if self.bank is not None and not len(self.bank.value):
             self.bank.resize_(size)
-        wanted = self.prototypes.backend or self.cfg.method_kwargs.kmeans.backend
+        wanted = self.prototypes.backend or kwargs.kmeans.backend
         self.prototypes.backend = settled_backend(wanted, self.device)
 
     def on_train_epoch_start(self) -> None:

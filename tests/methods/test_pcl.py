@@ -373,6 +373,18 @@ def test_records(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCapt
     assert message.startswith("E-step before epoch 1: 3+40+3 prototypes by torch k-means")
 
 
+def test_collisions_are_reported(
+    make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kwargs = {"num_prototypes": [30, 40], "num_negatives": 5}
+    with caplog.at_level("INFO", logger="solo_ext"):
+        run(make_config("pcl", method_kwargs=kwargs), tmp_path)
+    assert caplog.messages[0] == (
+        "5 prototypes are drawn as negatives; collisions: merge, for batches of 24 and 30 "
+        "prototypes at the coarsest"
+    )
+
+
 @pytest.mark.parametrize(
     ("batch", "coarsest", "expected"), [(256, 25000, "paper"), (256, 250, "merge")]
 )
