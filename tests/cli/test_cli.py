@@ -346,3 +346,33 @@ def test_interruption(command: Command, monkeypatch: pytest.MonkeyPatch) -> None
     result = command("pretrain", "--config-name", "digits/debiased")
     assert (result.code, result.out) == (130, "")
     assert result.lines == ["solo-ext: interrupted; resume with --resume"]
+
+
+PCL = (
+    "pretrain",
+    "--config-name=digits/pcl",
+    "accelerator=cpu",
+    "backbone.kwargs.channels=[8,8,8,8]",
+    "data.fraction=0.2",
+    "optimizer.batch_size=64",
+    "max_epochs=1",
+    "method_kwargs.warmup_epochs=0",
+)
+
+
+def test_e_step_is_reported(command: Command) -> None:
+    """Once each, on standard error, however often the command ran in this process."""
+    for _ in range(2):
+        result = command(*PCL, "--json")
+        (line,) = [text for text in result.err.splitlines() if "E-step" in text]
+        assert line.startswith("E-step before epoch 1: 20+50+100 prototypes by torch k-means")
+        assert document(result)["epochs"] == 1
+
+
+def test_more_prototypes_than_images(command: Command) -> None:
+    result = command(*PCL, "method_kwargs.num_prototypes=[50,300]")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
+        "solo-ext: method_kwargs.num_prototypes=[50, 300]: the training set has 280 images; "
+        "allowed: numbers up to 280\n"
+    )
