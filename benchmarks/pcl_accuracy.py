@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=(*ROWS, *BASELINES), default=DEFAULT)
     parser.add_argument("--budget", nargs="*", default=[], metavar="KEY=VALUE", help="of all rows")
     args = parser.parse_args()
-    folder = args.out / args.dataset
+    folder = args.out / "-".join([args.dataset, *args.budget])
     folder.mkdir(parents=True, exist_ok=True)
     for seed in args.seeds:
         for name in args.rows:

@@ -7,6 +7,7 @@ known that the program is solo-learn's.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -26,3 +27,7 @@ class SoloExtSearchPath(SearchPathPlugin):
             from solo_ext import register
 
             register()
+        if Path(sys.argv[0]).name == "main_pretrain.py":
+            from solo_ext.messages import show_messages
+
+            show_messages()

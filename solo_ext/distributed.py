@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def world_size() -> int:
@@ -47,6 +47,16 @@ def gather_with_gradient(x: Tensor) -> Tensor:
     if world_size() == 1:
         return x
     return _GatherWithGradient.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@torch.no_grad()
+def broadcast_buffers(*modules: nn.Module) -> None:
+    """Gives every rank the buffers of rank 0; running statistics differ between ranks."""
+    if world_size() == 1:
+        return
+    for module in modules:
+        for buffer in module.buffers():
+            dist.broadcast(buffer, 0)
 
 
 @torch.no_grad()

@@ -92,8 +92,8 @@ def _doctor(args: argparse.Namespace) -> Any:
 
 
 def _pretrain(args: argparse.Namespace) -> Any:
-    from solo_ext.cli.messages import show_messages
     from solo_ext.config.compose import compose
+    from solo_ext.messages import show_messages
     from solo_ext.training.prepare import check_folder, prepare
     from solo_ext.training.pretrain import pretrain, resume
 

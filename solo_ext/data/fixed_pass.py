@@ -21,9 +21,21 @@ def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
     Args:
         trainer: a Trainer that has started to fit.
         cfg: the run's config; DALI's loader has no data set, its images are read from there.
+
+    Raises:
+        ConfigError: a data set that cannot be read under another transform.
     """
     loader = trainer.train_dataloader
     if hasattr(loader, "dataset"):
+        if not isinstance(loader.dataset, TrainingViews) and not hasattr(
+            loader.dataset, "transform"
+        ):
+            raise ConfigError(
+                "data",
+                type(loader.dataset).__name__,
+                "a data set without the attribute `transform` cannot be read under another one",
+                "use image folders or one of torchvision's data sets",
+            )
         return loader.dataset
     data = {**cfg["data"], "format": "image_folder", "dataset": "custom"}
     return TrainingViews(open_images(data, "train"), MultiCrop([], []), 0)
@@ -35,25 +47,15 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
     Args:
         dataset: the training set of ``solo-ext pretrain`` or of solo-learn's own script.
         transform: without chance, in place of the data set's own.
-
-    Raises:
-        ConfigError: the data set is of neither kind.
     """
 
     def __init__(self, dataset: Any, transform: Transform) -> None:
         if isinstance(dataset, TrainingViews):
             self.views: Any = FixedViews(dataset.images, transform)
-        elif hasattr(dataset, "transform"):
+        else:
             # solo-learn's data sets: torchvision's, with the index in front.
             self.views = copy.copy(dataset)
             self.views.transform = transform
-        else:
-            raise ConfigError(
-                "data",
-                type(dataset).__name__,
-                "a data set without the attribute `transform` cannot be read under another one",
-                "use image folders or one of torchvision's data sets",
-            )
 
     def __len__(self) -> int:
         return len(self.views)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.data import Sampler
 
 from solo_ext import distributed
@@ -72,6 +73,15 @@ def mix(*parts: int) -> int:
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
     return state >> 1
+
+
+def draw(shape: tuple[int, ...], *seeds: int, device: torch.device) -> Tensor:
+    """Uniform numbers in [0, 1) from several seeds alone, drawn on the device."""
+    if device.type == "meta":
+        return torch.empty(shape, device=device)
+    return torch.rand(
+        shape, generator=torch.Generator(device).manual_seed(mix(*seeds)), device=device
+    )
 
 
 _MASK = (1 << 64) - 1

@@ -48,7 +48,7 @@ def info_nce_loss_func(
         if negatives.requires_grad:
             mass = (query @ negatives.T / temperature).logsumexp(1)
         else:
-            mass, _ = table_logsumexp(query, negatives, torch.full((), 1 / temperature).to(query))
+            mass, _ = table_logsumexp(query, negatives, query.new_full((), 1 / temperature))
         return (torch.logaddexp(own, mass) - own).mean()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -13,11 +12,12 @@ from torch import Tensor, nn
 
 from solo_ext import distributed
 from solo_ext.data.fixed_pass import training_set
+from solo_ext.data.sampler import draw, mix
 from solo_ext.errors import UserError
 from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
-from solo_ext.methods.pcl_kwargs import PCLKwargs, check_size, settle, settled_backend
+from solo_ext.methods.pcl_kwargs import PCLKwargs, check_size, kept_backend, report_settings, settle
 from solo_ext.methods.prototype_refresh import refresh_prototypes
 from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
 from solo_ext.modules.cluster_prototypes import ClusterPrototypes
@@ -25,8 +25,6 @@ from solo_ext.modules.feature_bank import FeatureBank
 from solo_ext.modules.feature_queue import FeatureQueue
 from solo_ext.modules.heads import projector
 from solo_ext.modules.state import keep_out_of_broadcast
-
-logger = logging.getLogger(__name__)
 
 
 @METHODS.register(
@@ -42,7 +40,7 @@ class PCL(BaseMomentumMethod):
     ``warmup_epochs`` on, the E-step clusters the momentum embeddings of the training set.
 
     Logs ``train_info_nce_loss``, ``train_proto_nce_loss``, and per granularity
-    ``train_proto_acc_<K>``, the share of queries nearest to their own prototype, and
+    ``train_proto_acc_<K>``, the share of queries whose own prototype has the largest logit, and
     ``train_collisions_<K>``, the share of those with a batch-mate in their cluster; ``e_step/...``
     as :func:`solo_ext.methods.prototype_refresh.refresh_prototypes` says.
 
@@ -70,8 +68,10 @@ class PCL(BaseMomentumMethod):
         views = range(2 if self.symmetric else 1)
         self.queues = nn.ModuleList(FeatureQueue(kwargs.queue_size, dim) for _ in views)
         self.prototypes = ClusterPrototypes(kwargs.num_prototypes, dim)
-        self.bank = FeatureBank(dim) if kwargs.e_step == "bank" else None
+        banked = kwargs.e_step == "bank" and self.proto_weight > 0
+        self.bank = FeatureBank(dim) if banked else None
         self._written: tuple[Tensor, list[Tensor]] | None = None
+        self._draw_seed = 0
         keep_out_of_broadcast(self)
 
     @staticmethod
@@ -108,13 +108,6 @@ class PCL(BaseMomentumMethod):
     def on_train_start(self) -> None:
         """Sizes the state by the training set and settles on a k-means backend."""
         super().on_train_start()
-        kwargs = self.cfg.method_kwargs
-        if kwargs.num_negatives is not None and self.trainer.is_global_zero:
-            logger.info(
-                f"{kwargs.num_negatives} prototypes are drawn as negatives; collisions: "
-                f"{kwargs.collisions}, for batches of {self.batch_size} and "
-                f"{min(kwargs.num_prototypes)} prototypes at the coarsest"
-            )
         size = len(training_set(self.trainer, self.cfg))
         check_size(self.cfg, size)
         for held in (self.prototypes.assignments.T, () if self.bank is None else self.bank.value):
@@ -125,8 +118,9 @@ class PCL(BaseMomentumMethod):
                 )
         if self.bank is not None and not len(self.bank.value):
             self.bank.resize_(size)
-        wanted = self.prototypes.backend or kwargs.kmeans.backend
-        self.prototypes.backend = settled_backend(wanted, self.device)
+        self.prototypes.backend = kept_backend(self.cfg, self.prototypes.backend, self.device)
+        if self.trainer.is_global_zero:
+            report_settings(self.cfg, self.prototypes.backend)
 
     def on_train_epoch_start(self) -> None:
         """Runs the E-step where it is due."""
@@ -138,7 +132,7 @@ class PCL(BaseMomentumMethod):
             return
         metrics = refresh_prototypes(self)
         self.prototypes.epoch = epoch
-        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, rank_zero_only=True)
+        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
@@ -154,6 +148,9 @@ class PCL(BaseMomentumMethod):
             out = super(BaseMomentumMethod, self).training_step(first, batch_idx)
             keys = [self.momentum_forward(crops[1])["z"]]
         keys = [F.normalize(key.float(), dim=1) for key in keys]
+        # Drawn anew at every step and rank, and the same again when it is resumed here.
+        place = distributed.rank(), self.current_epoch, batch_idx
+        self._draw_seed = mix(self.cfg.get("seed") or 0, *place)
         loss, metrics = self.contrast(out["z"], keys[::-1], indices)
         self._written = (indices, keys)
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
@@ -204,7 +201,8 @@ class PCL(BaseMomentumMethod):
         count = self.cfg.method_kwargs.num_negatives
         if count is None:
             return None
-        lots = torch.rand(self.prototypes.num_prototypes[m], device=positives.device)
+        size = self.prototypes.num_prototypes[m]
+        lots = draw((size,), self._draw_seed, m, device=positives.device)
         return lots.index_fill(0, positives, -1.0).topk(count).indices
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:

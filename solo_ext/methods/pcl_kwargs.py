@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import field
 from typing import Annotated, Literal
 
@@ -20,6 +21,7 @@ from solo_ext.config.types import (
 )
 from solo_ext.errors import ConfigError
 
+logger = logging.getLogger(__name__)
 RARE = 0.05
 """Share of anchors with a batch-mate in their cluster up to which `auto` leaves them be."""
 
@@ -142,6 +144,48 @@ def settled_backend(name: str, device: torch.device | str) -> str:
         raise ConfigError(key, error.value, error.problem, error.remedy) from None
 
 
+def kept_backend(cfg: DictConfig, kept: str, device: torch.device) -> str:
+    """The k-means backend of a run: what the config names, else the one it has run with.
+
+    Args:
+        cfg: the config.
+        kept: that of the checkpoint, empty where there is none.
+        device: where the features are.
+
+    Raises:
+        ConfigError: the config names one that is not there.
+    """
+    named = cfg.method_kwargs.kmeans.backend
+    if named != "auto" or not kept:
+        return settled_backend(named, device)
+    try:
+        return settled_backend(kept, device)
+    except ConfigError as error:
+        taken = settled_backend("auto", device)
+        logger.warning(f"k-means backend of this run, {kept!r}: {error.problem}; taking {taken!r}")
+        return taken
+
+
+def report_settings(cfg: DictConfig, backend: str) -> None:
+    """Says what was decided for the user, and what will not do what they may think."""
+    kwargs = cfg.method_kwargs
+    if not kwargs.proto_weight:
+        return
+    negatives = "all prototypes are negatives"
+    if kwargs.num_negatives is not None:
+        negatives = (
+            f"{kwargs.num_negatives} prototypes are drawn as negatives, collisions: "
+            f"{kwargs.collisions} (batch {cfg.optimizer.batch_size}, {min(kwargs.num_prototypes)} "
+            "prototypes at the coarsest)"
+        )
+    logger.info(f"{cfg.method}: k-means by {backend}; {negatives}")
+    if kwargs.warmup_epochs >= cfg.max_epochs:
+        logger.warning(
+            f"method_kwargs.warmup_epochs={kwargs.warmup_epochs} of max_epochs={cfg.max_epochs}: "
+            "the prototypes will never be used"
+        )
+
+
 def check_size(cfg: DictConfig, num_samples: int) -> None:
     """Refuses more prototypes than samples.
 
@@ -149,6 +193,8 @@ def check_size(cfg: DictConfig, num_samples: int) -> None:
         ConfigError: with both numbers.
     """
     largest = max(cfg.method_kwargs.num_prototypes)
+    if not cfg.method_kwargs.proto_weight:
+        return
     if largest > num_samples:
         raise ConfigError(
             "method_kwargs.num_prototypes",

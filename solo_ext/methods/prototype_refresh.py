@@ -93,15 +93,19 @@ def refresh_prototypes(method: Clustered) -> dict[str, float]:
 
 def _features(method: Clustered, dataset: Any, ids: Tensor) -> Tensor:
     """(n_local, D) unit features of the samples ``ids``."""
-    device = method.device
-    if method.bank is None:
+    # DDP brings buffers into line at its next forward pass only, which this one is not.
+    distributed.broadcast_buffers(method.momentum_backbone, method.momentum_projector)
+    bank = method.bank
+    if bank is None:
         return _embed(method, dataset, ids)
-    features = method.bank.value[ids.to(device)]
+    if distributed.world_size() == 1 and bank.filled.all():
+        return bank.value.float()
+    features = bank.value[ids.to(method.device)].float()
     # Samples that training has not met: all before its first epoch, the remainder of a batch later.
-    missing = (~method.bank.filled[ids.to(device)]).nonzero().squeeze(1)
+    missing = (~bank.filled[ids.to(method.device)]).nonzero().squeeze(1)
     if len(missing):
         features[missing] = _embed(method, dataset, ids[missing.cpu()])
-    return F.normalize(features, dim=1)
+    return features
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ class ClusterPrototypes(State):
         num_prototypes: K of each granularity.
         assignments: (M, n) cluster of every sample, by sample index.
         epoch: epoch of the last E-step, -1 before the first.
-        backend: name of the k-means backend that the run uses, empty before the first E-step.
+        backend: name of the k-means backend that the run uses, empty before it starts.
 
     Args:
         num_prototypes: K of each granularity, above 0.

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext import host
 from solo_ext.config.compose import compose, shipped_configs
@@ -20,7 +21,7 @@ from solo_ext.data.transforms import eval_transform, statistics
 from solo_ext.errors import ConfigError
 from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
 from solo_ext.methods import METHODS, PCL
-from solo_ext.methods.pcl_kwargs import PCLKwargs
+from solo_ext.methods.pcl_kwargs import PCLKwargs, kept_backend
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.pretrain import pretrain, resume
 from solo_ext.training.run_dir import METRICS, checkpoints
@@ -231,7 +232,6 @@ def test_step_is_the_sum_of_its_terms(
     monkeypatch.setattr(method, "log_dict", lambda metrics, **_: logged.update(metrics))
     indices, targets = torch.tensor([5, 40, 7, 0, 33, 12]), torch.tensor([0, 1, 2, 0, 1, 2])
     views = [torch.randn(6, 3, 16, 16) for _ in range(2)]
-    torch.manual_seed(1)
     loss = method.training_step([indices, views, targets], 0)
 
     directions = [(0, 1, method.queues[-1])]
@@ -243,7 +243,6 @@ def test_step_is_the_sum_of_its_terms(
         info_nce_loss_func(outs[q]["z"], keys[k], queue.value, 0.2) for q, k, queue in directions
     ]
     proto = []
-    torch.manual_seed(1)
     for m in range(2):
         ids = method.prototypes.assignments[m, indices]
         negatives = method._draw_negatives(m, ids)
@@ -369,7 +368,8 @@ def test_records(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCapt
         assert 0 <= line[f"train_collisions_{name}"] <= 1
     assert line["e_step/singletons_40"] > 20
     assert line["train_collisions_3"] > line["train_collisions_40"]
-    (message,) = caplog.messages
+    settings, message = caplog.messages
+    assert settings == "pcl: k-means by torch; all prototypes are negatives"
     assert message.startswith("E-step before epoch 1: 3+40+3 prototypes by torch k-means")
 
 
@@ -380,9 +380,18 @@ def test_collisions_are_reported(
     with caplog.at_level("INFO", logger="solo_ext"):
         run(make_config("pcl", method_kwargs=kwargs), tmp_path)
     assert caplog.messages[0] == (
-        "5 prototypes are drawn as negatives; collisions: merge, for batches of 24 and 30 "
-        "prototypes at the coarsest"
+        "pcl: k-means by torch; 5 prototypes are drawn as negatives, collisions: merge (batch 24, "
+        "30 prototypes at the coarsest)"
     )
+
+
+def test_prototypes_that_are_never_used_are_a_warning(
+    make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(make_config("pcl", method_kwargs={"warmup_epochs": 1}), tmp_path)
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "method_kwargs.warmup_epochs=1 of max_epochs=1: the prototypes will never be used"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -398,6 +407,28 @@ def test_collisions_follow_k_and_the_batch(
     assert PCL.add_and_assert_specific_cfg(cfg).method_kwargs.collisions == expected
 
 
+def test_all_state_is_kept_out_of_ddp_s_broadcast(make_config: MakeConfig) -> None:
+    method = PCL(made(make_config, e_step="bank", symmetric=True).cfg)
+    kept_out = set(method._ddp_params_and_buffers_to_ignore)
+    state = ("queues.", "prototypes.", "bank.")
+    assert kept_out == {name for name, _ in method.named_buffers() if name.startswith(state)}
+    assert len(kept_out) == 2 + 3 * 2 + 1 + 2
+
+
+class OnDevice(TorchDispatchMode):
+    """Refuses to make a tensor anywhere else: a copy between devices waits for both."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            assert not isinstance(tensor, Tensor) or tensor.device == self.device, func
+        return out
+
+
 def test_step_s_loss_runs_on_meta_tensors(make_config: MakeConfig) -> None:
     """No value is asked for: no synchronisation with the host in a step."""
     for kwargs in ({}, {"num_negatives": 4, "num_prototypes": [40, 48], "symmetric": True}):
@@ -406,8 +437,9 @@ def test_step_s_loss_runs_on_meta_tensors(make_config: MakeConfig) -> None:
         views = 2 if method.symmetric else 1
         z = [torch.empty(BATCH, 8, device="meta", requires_grad=True) for _ in range(views)]
         indices = torch.empty(BATCH, dtype=torch.long, device="meta")
-        loss, _ = method.contrast(z, [x.detach() for x in z], indices)
-        loss.backward()
+        with OnDevice(torch.device("meta")):
+            loss, _ = method.contrast(z, [x.detach() for x in z], indices)
+            loss.backward()
         assert loss.device.type == "meta"
         assert method.bank is not None
         method.bank.resize_(IMAGES)
@@ -495,9 +527,23 @@ def test_resumed_run_keeps_its_backend(
         asked.append(name)
         return name
 
-    monkeypatch.setattr("solo_ext.methods.pcl.settled_backend", note)
+    monkeypatch.setattr("solo_ext.methods.pcl_kwargs.settled_backend", note)
     resume(tmp_path)
     assert asked == ["torch"]
+
+
+def test_backend_that_is_gone(make_config: MakeConfig, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the config names none, another takes over and says so; what it names is obeyed."""
+    cfg, cpu = made(make_config).cfg, torch.device("cpu")
+    assert kept_backend(cfg, "flash", cpu) == "torch"
+    (message,) = caplog.messages
+    assert message.startswith("k-means backend of this run, 'flash': needs features on CUDA")
+    assert message.endswith("taking 'torch'")
+    cfg.method_kwargs.kmeans.backend = "torch"
+    assert kept_backend(cfg, "flash", cpu) == "torch"
+    cfg.method_kwargs.kmeans.backend = "flash"
+    with pytest.raises(ConfigError, match=r"method_kwargs\.kmeans\.backend='flash'"):
+        kept_backend(cfg, "torch", cpu)
 
 
 @pytest.mark.parametrize("name", [n for n in shipped_configs() if "/pcl" in n])

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,7 +15,6 @@ from torch import multiprocessing
 
 from solo_ext.config.compose import compose
 from solo_ext.data.sampler import EpochSampler
-from solo_ext.methods import PCL
 from solo_ext.training.prepare import prepare
 
 HERE = Path(__file__).parent
@@ -25,14 +24,16 @@ ranks: Any = importlib.import_module("pcl_two_ranks")
 sys.path.remove(str(HERE))
 
 SMALL = [
-    "max_epochs=1",
+    "max_epochs=2",
     "method_kwargs.warmup_epochs=0",
-    "method_kwargs.e_step=bank",
     "backbone.kwargs.channels=[8,8,8,8]",
     "data.fraction=0.2",
     "accelerator=cpu",
     "limit_train_batches=2",
+    # Validation would bring the ranks' batch norm into line again.
+    "data.val_path=null",
 ]
+SAMPLES = 280
 
 
 @pytest.fixture(scope="module")
@@ -68,73 +69,99 @@ def test_ddp_leaves_the_bank_alone(results: list[dict[str, Any]], rank: int) -> 
     assert held["filled"].nonzero().squeeze(1).tolist() == own.tolist()
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """Checkpoints of the same run in one process and in two."""
-    root = tmp_path_factory.mktemp("runs")
-    found = {}
-    for devices, batch in ((1, 60), (2, 30)):
-        command = [sys.executable, "-m", "solo_ext.cli.main", "pretrain", "--config-name"]
-        command += ["digits/pcl", *SMALL, f"devices={devices}", f"optimizer.batch_size={batch}"]
-        command += ["--run-dir", str(root / str(devices))]
-        if devices > 1:
-            command.append("strategy=ddp")
-        environment = {**os.environ, "SOLO_EXT_DATA": str(root), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=240, cwd=root
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        (checkpoint,) = (root / str(devices)).glob("*.ckpt")
-        found[devices] = torch.load(checkpoint, weights_only=True)["state_dict"]
+class Run(NamedTuple):
+    """What the ranks noted at each epoch's first batch, and the checkpoint."""
+
+    ranks: list[list[dict[str, Any]]]
+    state: dict[str, Any]
+    given: dict[str, Any]
+
+
+def run(folder: Path, devices: int, *overrides: str) -> Run:
+    """Trains the same run in one process or in two."""
+    folder.mkdir()
+    words = [*SMALL, f"devices={devices}", f"optimizer.batch_size={60 // devices}", *overrides]
+    if devices > 1:
+        words.append("strategy=ddp")
+    command = [sys.executable, str(HERE / "pcl_run.py"), str(folder), *words]
+    environment = {**os.environ, "SOLO_EXT_DATA": str(folder.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    notes = [torch.load(folder / f"rank-{rank}.pt") for rank in range(devices)]
+    (checkpoint,) = (folder / "run").glob("*.ckpt")
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SOLO_EXT_DATA", str(root))
-        found[0] = {"prepared": prepare(compose("digits/pcl", SMALL))}
-    return found
+        patch.setenv("SOLO_EXT_DATA", str(folder.parent))
+        return Run(notes, state, prepare(compose("digits/pcl", words)).given)
 
 
-def test_run_of_two_ranks_clusters_alike(runs: dict[int, dict[str, Any]]) -> None:
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
+    root = tmp_path_factory.mktemp("exact")
+    return {devices: run(root / str(devices), devices) for devices in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def drawn_and_banked(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = tmp_path_factory.mktemp("bank")
+    drawn = ("method_kwargs.num_prototypes=[50,60]", "method_kwargs.num_negatives=9")
+    return run(root / "2", 2, "method_kwargs.e_step=bank", "max_epochs=1", *drawn)
+
+
+def test_run_of_two_ranks_clusters_alike(exact: dict[int, Run]) -> None:
     """Before the first step: the same weights, hence the same features and clusters."""
-    one, two = runs[1], runs[2]
-    assert one["prototypes.assignments"].shape == (3, 280)
-    assert torch.equal(one["prototypes.assignments"], two["prototypes.assignments"])
-    for m in range(3):
-        for name in ("means", "prototypes", "concentration"):
-            key = f"prototypes.{name}_{m}"
-            torch.testing.assert_close(one[key], two[key], rtol=1e-4, atol=1e-5)
+    (alone,), both = exact[1].ranks, exact[2].ranks
+    assert alone[0]["assignments"].shape == (3, SAMPLES)
+    for notes in both:
+        assert notes[0]["epoch"] == 0
+        assert torch.equal(notes[0]["assignments"], alone[0]["assignments"])
+        for one, two in zip(notes[0]["means"], alone[0]["means"], strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
-def test_bank_and_queue_hold_the_keys_of_both_ranks(runs: dict[int, dict[str, Any]]) -> None:
-    seed = runs[0]["prepared"].given["seed"]
-    shares = [[s.sample for s in EpochSampler(280, seed, 2, rank)][:60] for rank in (0, 1)]
-    filled = runs[2]["bank.filled"].nonzero().squeeze(1).tolist()
+def test_ranks_cluster_what_one_network_embeds(exact: dict[int, Run]) -> None:
+    """Running statistics of batch norm, which the ranks' batches moved apart, included."""
+    first, second = (notes[1] for notes in exact[2].ranks)
+    assert first["epoch"] == second["epoch"] == 1
+    assert torch.equal(first["assignments"], second["assignments"])
+    for one, two in zip(first["weights"], second["weights"], strict=True):
+        assert one.keys() == two.keys()
+        for key in one:
+            assert torch.equal(one[key], two[key]), key
+    before = exact[2].ranks[0][0]["weights"][0]
+    assert not torch.equal(before["bn1.running_mean"], first["weights"][0]["bn1.running_mean"])
+
+
+def test_loss_of_two_ranks_is_that_of_one(exact: dict[int, Run]) -> None:
+    """Given the features: in value and gradient, ProtoNCE included."""
+    ((alone, _),) = exact[1].ranks
+    both = [notes[0]["fixed"] for notes in exact[2].ranks]
+    for found in both:
+        torch.testing.assert_close(found["loss"], alone["fixed"]["loss"])
+    assert alone["fixed"]["loss"] > 5
+    for view, expected in enumerate(alone["fixed"]["gradients"]):
+        joined = torch.cat([found["gradients"][view] for found in both])
+        torch.testing.assert_close(joined, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_bank_and_queue_hold_the_keys_of_both_ranks(drawn_and_banked: Run) -> None:
+    state, seed = drawn_and_banked.state, drawn_and_banked.given["seed"]
+    shares = [[s.sample for s in EpochSampler(SAMPLES, seed, 2, rank)][:60] for rank in (0, 1)]
+    filled = state["bank.filled"].nonzero().squeeze(1).tolist()
     assert filled == sorted(shares[0] + shares[1])
-    norms = runs[2]["bank.value"].norm(dim=1)
-    torch.testing.assert_close(norms, runs[2]["bank.filled"].float())
+    norms = state["bank.value"].norm(dim=1)
+    torch.testing.assert_close(norms, state["bank.filled"].float())
     # Step by step, rank by rank; the bank holds the mean of both views' keys.
     order = [shares[rank][step * 30 : step * 30 + 30] for step in (0, 1) for rank in (0, 1)]
-    keys = [runs[2][f"queues.{view}.value"][:120] for view in (0, 1)]
+    keys = [state[f"queues.{view}.value"][:120] for view in (0, 1)]
     mean = torch.nn.functional.normalize(torch.stack(keys).mean(0), dim=1)
     rows = [sample for part in order for sample in part]
-    torch.testing.assert_close(runs[2]["bank.value"][rows], mean)
-    assert runs[2]["queues.0._extra_state"].tolist() == [120]
+    torch.testing.assert_close(state["bank.value"][rows], mean)
+    assert state["queues.0._extra_state"].tolist() == [120]
 
 
-def test_loss_of_two_ranks_is_that_of_one(runs: dict[int, dict[str, Any]]) -> None:
-    """Given the features: the mean over the ranks' halves, in value and gradient."""
-    method = PCL(runs[0]["prepared"].cfg)
-    method.load_state_dict(runs[1])
-    generator = torch.Generator().manual_seed(0)
-    z = [torch.randn(40, 128, generator=generator) for _ in range(4)]
-    queries = [x.clone().requires_grad_() for x in z[:2]]
-    indices = torch.randperm(280, generator=generator)[:40]
-    whole, _ = method.contrast(queries, z[2:], indices)
-    expected = torch.autograd.grad(whole, queries)
-    halves = (slice(0, 20), slice(20, 40))
-    parts = [
-        method.contrast([q[h] for q in queries], [k[h] for k in z[2:]], indices[h])[0]
-        for h in halves
-    ]
-    mean = torch.stack(parts).mean()
-    torch.testing.assert_close(mean, whole)
-    for one, two in zip(torch.autograd.grad(mean, queries), expected, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-7)
+def test_every_rank_and_step_draws_its_own_negatives(drawn_and_banked: Run) -> None:
+    lots = [lot for notes in drawn_and_banked.ranks for lot in notes[0]["lots"]]
+    assert len(set(lots)) == len(lots) == 4
