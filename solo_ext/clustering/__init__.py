@@ -2,12 +2,15 @@
 
 from solo_ext.clustering.backends import resolve_backend
 from solo_ext.clustering.concentration import cluster_concentration
+from solo_ext.clustering.e_step import Granularity, e_step
 from solo_ext.clustering.fit import Clustering, kmeans
 from solo_ext.clustering.multi_granularity import multi_granularity_kmeans
 
 __all__ = [
     "Clustering",
+    "Granularity",
     "cluster_concentration",
+    "e_step",
     "kmeans",
     "multi_granularity_kmeans",
     "resolve_backend",

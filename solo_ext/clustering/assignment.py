@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Elements of a tile of scores: on a CPU it should stay in the cache, on CUDA it should fill the
@@ -11,6 +12,9 @@ _TILE = {"cpu": 2**19, "cuda": 2**24}
 _MOST_ROWS = {"cpu": 2**12, "cuda": 2**15}
 _FEWEST_ROWS = 256
 _ROW_BLOCK = 64
+# Scores that are first looked at together. A maximum without its place is several times faster on a
+# CPU than one with it.
+_GROUP = 32
 
 
 def tile_rows(width: int, device: torch.device) -> int:
@@ -31,10 +35,6 @@ def tile_rows(width: int, device: torch.device) -> int:
 def assign(features: Tensor, means: Tensor) -> Tensor:
     """Index of the nearest mean of every row.
 
-    ``argmax_k x . (m_k - c) - |m_k - c|^2 / 2 - c . (m_k - c)`` with the centre c of the means,
-    which is ``argmin_k |x - m_k|^2`` for any c; taking c out keeps the rounding of the product in
-    proportion to the spread of the means instead of to their distance from the origin.
-
     Args:
         features: (n, D), floating.
         means: (K, D), fp32 or fp64; the dtype of the products.
@@ -42,29 +42,66 @@ def assign(features: Tensor, means: Tensor) -> Tensor:
     Returns:
         (n,) int64; of equally near means the first.
     """
-    n, k = len(features), len(means)
-    centre = means.double().mean(0)
+    return search(features, means, means.double().mean(0))[1]
+
+
+def search(
+    features: Tensor, means: Tensor, centre: Tensor, wanted: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Largest score of every row and the mean that has it, which is the nearest.
+
+    ``max_k x . (m_k - c) - |m_k - c|^2 / 2 - c . (m_k - c)`` is at ``argmin_k |x - m_k|^2`` for any
+    centre c; one amid the means keeps the rounding of the product in proportion to the spread of
+    the means instead of to their distance from the origin.
+
+    Args:
+        features: (n, D), floating.
+        means: (K, D), fp32 or fp64; the dtype of the products.
+        centre: (D,) fp64. Scores with the same one can be compared.
+        wanted: (m,) int64 numbers of the rows to look at; by default all.
+
+    Returns:
+        The scores (m,) and the means (m,), int64; of equal scores the first.
+    """
+    n = len(features) if wanted is None else len(wanted)
     centred = means.double() - centre
     bias = -(centred.square().sum(1) / 2 + centred @ centre).to(means.dtype)
-    weight = centred.to(means.dtype).T
-    rows = tile_rows(k, features.device)
-    scores = means.new_empty(rows, k)
-    best = means.new_empty(rows)
+    weight = centred.to(means.dtype)
+    if features.device.type == "cpu" and len(means) > 2 * _GROUP:
+        fill = -len(means) % _GROUP
+        weight = F.pad(weight, (0, 0, 0, fill))
+        bias = F.pad(bias, (0, fill), value=-torch.inf)
+    rows = tile_rows(len(weight), features.device)
+    scores = means.new_empty(rows, len(weight))
+    best = means.new_empty(n)
     found = torch.empty(n, dtype=torch.int64, device=features.device)
-    nearest = torch.empty(rows, dtype=torch.int64, device=features.device)
     # The library may sum in another order for another number of rows. All tiles have the same
     # number, so that a row's nearest mean does not depend on how many rows are beside it.
     padded = means.new_zeros(rows, features.shape[1])
     for start in range(0, n, rows):
-        tile = features[start : start + rows].to(means.dtype)
+        own = slice(start, start + rows)
+        tile = features[own] if wanted is None else features.index_select(0, wanted[own])
+        tile = tile.to(means.dtype)
         count = len(tile)
         if count < rows:
             padded[:count] = tile
             tile = padded
-        torch.addmm(bias, tile, weight, out=scores)
-        torch.max(scores, dim=1, out=(best, nearest))
-        found[start : start + count] = nearest[:count]
-    return found
+        torch.addmm(bias, tile, weight.T, out=scores)
+        value, index = _first_largest(scores)
+        best[own], found[own] = value[:count], index[:count]
+    return best, found
+
+
+def _first_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    width = scores.shape[1]
+    if scores.device.type != "cpu" or width <= 2 * _GROUP or width % _GROUP:
+        best, found = scores.max(dim=1)
+        return best, found
+    grouped = scores.view(len(scores), -1, _GROUP)
+    best, group = grouped.amax(2).max(dim=1)
+    place = group[:, None, None].expand(-1, 1, _GROUP)
+    within = grouped.gather(1, place)[:, 0].max(dim=1).indices
+    return best, group * _GROUP + within
 
 
 def distances_to(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class Backend(Protocol):
     """Moves means (K, D) for at most ``iterations`` steps; returns them and the steps done."""
 
     def __call__(
-        self, rows: Rows, means: Tensor, iterations: int, precision: Precision
+        self, rows: Rows, means: Tensor, iterations: int, precision: Precision, relocate: bool
     ) -> tuple[Tensor, int]: ...
 
 

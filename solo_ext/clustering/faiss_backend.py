@@ -13,7 +13,11 @@ from solo_ext.distributed import rank
 
 
 def faiss_lloyd(
-    rows: Rows, means: Tensor, iterations: int, precision: Precision = "highest"
+    rows: Rows,
+    means: Tensor,
+    iterations: int,
+    precision: Precision = "highest",
+    relocate: bool = False,
 ) -> tuple[Tensor, int]:
     """Moves the means by ``faiss.Kmeans``, on all rows, without subsampling.
 
@@ -26,6 +30,7 @@ def faiss_lloyd(
         means: (K, D) first means, the same on every rank.
         iterations: Most steps, >= 1.
         precision: Not used.
+        relocate: Not used.
 
     Returns:
         The means (K, D) and the number of steps done.

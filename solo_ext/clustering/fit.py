@@ -48,13 +48,16 @@ def kmeans(
     sharded: bool = False,
     row_ids: Tensor | None = None,
     precision: Precision = "medium",
+    relocate: bool | None = None,
 ) -> Clustering:
     """Clusters rows by Lloyd's algorithm with Euclidean distances.
 
     Looks for means that make ``(1 / N) sum_i min_k |x_i - m_k|^2`` small. Cold, the first means are
     K distinct rows, drawn by ``seed`` on the CPU: the same on every device, rank and backend; the
     global generators are neither read nor moved. Warm, they are ``init``: with the means of the
-    last epoch 5 iterations do the work of several restarts. With the torch backend all ways of
+    last epoch 5 iterations do the work of several restarts, because the torch backend then also
+    relocates: after every step it merges clusters that cost little to merge and splits others that
+    gain more, which Lloyd's steps from good means cannot do. With that backend all ways of
     dealing the rows out to ranks give the same means. Beside the features it needs a bounded tile
     of scores, never an N x K matrix.
 
@@ -74,6 +77,7 @@ def kmeans(
         precision: Of the torch backend's products during the steps, as in
             ``torch.set_float32_matmul_precision``; the final assignment is always "highest".
             "medium" is made for features whose spread is not small beside their norm.
+        relocate: Whether the torch backend relocates; by default in warm starts only.
 
     Returns:
         The clustering. Means and distances are fp64 for fp64 features, else fp32.
@@ -97,9 +101,10 @@ def kmeans(
         starts = _drawn(rows, num_clusters, restarts, seed)
     else:
         starts = iter([_checked_init(rows, init, num_clusters, restarts)])
+    relocate = init is not None if relocate is None else relocate
     best: Clustering | None = None
     for start in starts:
-        means, done = BACKENDS[name](rows, start, iterations, precision)
+        means, done = BACKENDS[name](rows, start, iterations, precision, relocate)
         found = _assigned(rows, means, done, name)
         if best is None or found.objective < best.objective:
             best = found

@@ -14,7 +14,11 @@ from solo_ext.distributed import rank
 
 
 def flash_lloyd(
-    rows: Rows, means: Tensor, iterations: int, precision: Precision = "highest"
+    rows: Rows,
+    means: Tensor,
+    iterations: int,
+    precision: Precision = "highest",
+    relocate: bool = False,
 ) -> tuple[Tensor, int]:
     """Moves the means by the Triton kernels of flash-kmeans.
 
@@ -27,6 +31,7 @@ def flash_lloyd(
         means: (K, D) first means, the same on every rank.
         iterations: Most steps, >= 1.
         precision: Of the step that refills; the kernels have their own.
+        relocate: Not used.
 
     Returns:
         The means (K, D) and the number of steps done.

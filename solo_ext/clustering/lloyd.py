@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from solo_ext.clustering.assignment import assign, tile_rows
+from solo_ext.clustering.assignment import tile_rows
 from solo_ext.clustering.exact import exact_scale, on_grid
+from solo_ext.clustering.nearest import Nearest
 from solo_ext.clustering.precision import Precision, matmul_precision
+from solo_ext.clustering.relocation import Relocation
 from solo_ext.clustering.rows import Rows
 
 _PERTURBATION = 1 / 1024
@@ -16,13 +18,14 @@ _PERTURBATION = 1 / 1024
 class _Sums:
     """Sums and sizes of the clusters, kept up to date by the rows that move."""
 
-    def __init__(self, rows: Rows, num_clusters: int) -> None:
+    def __init__(self, rows: Rows, num_clusters: int, relocate: bool) -> None:
         like, width = rows.features, rows.features.shape[1]
         self._rows = rows
         self._scale = exact_scale(rows.largest, rows.total)
         self._sums = like.new_zeros(num_clusters, width, dtype=torch.float64)
         self._sizes = like.new_zeros(num_clusters, dtype=torch.int64)
         self._assignments: Tensor | None = None
+        self._relocation = Relocation(rows, num_clusters, self._scale) if relocate else None
 
     def move(self, assignments: Tensor) -> int:
         """Moves the rows to the clusters (n,) given; returns how many of all ranks moved."""
@@ -47,11 +50,21 @@ class _Sums:
         self._assignments = assignments
         return int(self._rows.sum(torch.tensor(len(moved), device=features.device)))
 
-    def means(self, old: Tensor) -> Tensor:
-        """Means (K, D) of the clusters; an empty one splits a large one, or keeps its old mean."""
-        means = self._sums / self._sizes.clamp_min(1)[:, None] / self._scale
-        means = torch.where(self._sizes[:, None] > 0, means, old.double())
-        return _refilled(means, self._sizes).to(old.dtype)
+    def means(self, old: Tensor, settled: bool) -> Tensor:
+        """Means (K, D) of the clusters, some of them relocated.
+
+        An empty one that no relocation takes splits a large one, or keeps its old mean. Where the
+        rows are ``settled`` and nothing is relocated, these are the old means.
+        """
+        sums, sizes = self._sums, self._sizes
+        if self._relocation is not None and self._assignments is not None:
+            # The rows follow in the next step; the sums here stay those of their clusters.
+            sums, sizes = self._relocation(self._assignments, sums, sizes)
+        if settled and sums is self._sums:
+            return old
+        means = sums / sizes.clamp_min(1)[:, None] / self._scale
+        means = torch.where(sizes[:, None] > 0, means, old.double())
+        return _refilled(means, sizes).to(old.dtype)
 
 
 def _refilled(means: Tensor, sizes: Tensor) -> Tensor:
@@ -71,7 +84,11 @@ def _refilled(means: Tensor, sizes: Tensor) -> Tensor:
 
 
 def lloyd(
-    rows: Rows, means: Tensor, iterations: int, precision: Precision = "highest"
+    rows: Rows,
+    means: Tensor,
+    iterations: int,
+    precision: Precision = "highest",
+    relocate: bool = False,
 ) -> tuple[Tensor, int]:
     """Moves the means until no row changes its cluster, or for ``iterations`` steps.
 
@@ -82,11 +99,15 @@ def lloyd(
     set to ``m (1 + e)`` and ``m (1 - e)``, e = 1/1024 in even coordinates and -1/1024 in odd ones;
     every empty cluster has a donor of its own, of two rows or more.
 
+    With ``relocate`` every step ends with :class:`solo_ext.clustering.relocation.Relocation`, which
+    goes on where the steps alone would stop, and takes empty clusters first.
+
     Args:
         rows: The rows.
         means: (K, D) first means, in the dtype of ``rows``, the same on every rank.
         iterations: Most steps, >= 1.
         precision: Of the products.
+        relocate: Whether to move prototypes to where they lower the objective more.
 
     Returns:
         The means (K, D) and the number of steps done.
@@ -94,15 +115,14 @@ def lloyd(
     Source:
         Lloyd, IEEE Transactions on Information Theory 28 (2), 1982.
     """
-    sums = _Sums(rows, len(means))
     done = 0
     moving = True
     with matmul_precision(precision), torch.autocast(means.device.type, enabled=False):
+        nearest, sums = Nearest(rows.features), _Sums(rows, len(means), relocate)
         while moving and done < iterations:
             done += 1
-            moving = sums.move(assign(rows.features, means)) > 0
-            if moving:
-                updated = sums.means(means)
-                moving = not torch.equal(updated, means)
-                means = updated
+            settled = sums.move(nearest(means)) == 0
+            updated = sums.means(means, settled)
+            moving = not torch.equal(updated, means)
+            means = updated
     return means, done

@@ -22,6 +22,7 @@ def multi_granularity_kmeans(
     sharded: bool = False,
     row_ids: Tensor | None = None,
     precision: Precision = "medium",
+    relocate: bool | None = None,
 ) -> list[Clustering]:
     """Clusters the same rows independently for several numbers of clusters.
 
@@ -38,6 +39,7 @@ def multi_granularity_kmeans(
         sharded: As in ``kmeans``.
         row_ids: As in ``kmeans``.
         precision: As in ``kmeans``.
+        relocate: As in ``kmeans``.
 
     Returns:
         One clustering for each number, in the order of the list.
@@ -65,6 +67,7 @@ def multi_granularity_kmeans(
             sharded=sharded,
             row_ids=row_ids,
             precision=precision,
+            relocate=relocate,
         )
         for position, count in enumerate(num_clusters)
     ]

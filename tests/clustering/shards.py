@@ -17,6 +17,7 @@ from solo_ext.clustering import kmeans
 RANKS = 2
 ROWS, CLUSTERS = 900, 25
 
+STARTS = ["cold", "restarts", "refilled", "warm", "relocated"]
 DEALS = ["in order", "alternating", "shuffled", "one has all"]
 
 
@@ -40,13 +41,19 @@ def share(deal: str, rank: int) -> Tensor:
 def options(start: str) -> dict[str, Any]:
     """Arguments of each kind of start."""
     if start == "cold":
-        return {"iterations": 6}
+        return {"num_clusters": CLUSTERS, "iterations": 6}
     if start == "restarts":
-        return {"iterations": 2, "restarts": 3}
+        return {"num_clusters": CLUSTERS, "iterations": 2, "restarts": 3}
+    if start == "relocated":
+        # Crowded prototypes, more than are tried at a time.
+        init = features()[:150].clone()
+        init[50:] = init[50] + 0.1 * init[50:]
+        return {"num_clusters": 150, "init": init, "iterations": 6}
     # Most clusters begin empty: the refills must agree too.
     init = features()[:CLUSTERS].clone()
     init[5:] = 1e3
-    return {"init": init, "iterations": 6}
+    relocate = start == "warm"
+    return {"num_clusters": CLUSTERS, "init": init, "iterations": 6, "relocate": relocate}
 
 
 def refusals(rank: int) -> dict[str, str]:
@@ -77,8 +84,8 @@ def run(rank: int, folder: str) -> None:
     for deal in DEALS:
         ids = share(deal, rank)
         x = features()[ids]
-        for start in ("cold", "restarts", "warm"):
-            result = kmeans(x, CLUSTERS, sharded=True, row_ids=ids, **options(start))
+        for start in STARTS:
+            result = kmeans(x, sharded=True, row_ids=ids, **options(start))
             found[f"{deal}, {start}"] = tuple(result)
     x = features()[share("in order", rank)]
     found["no ids"] = tuple(kmeans(x, CLUSTERS, sharded=True, iterations=6))

@@ -40,12 +40,19 @@ def check(results: list[dict[str, Any]], name: str, deal: str, alone: Clustering
         assert found.iterations == alone.iterations
 
 
-@pytest.mark.parametrize("start", ["cold", "restarts", "warm"])
+@pytest.mark.parametrize("start", shards.STARTS)
 @pytest.mark.parametrize("deal", shards.DEALS)
 def test_two_processes_equal_one(results: list[dict[str, Any]], deal: str, start: str) -> None:
-    alone = kmeans(shards.features(), shards.CLUSTERS, **shards.options(start))
-    assert torch.bincount(alone.assignments, minlength=shards.CLUSTERS).min() > 0
+    alone = kmeans(shards.features(), **shards.options(start))
+    assert torch.bincount(alone.assignments, minlength=len(alone.means)).min() > 0
     check(results, f"{deal}, {start}", deal, alone)
+
+
+def test_the_relocated_start_relocates() -> None:
+    options = shards.options("relocated")
+    found = kmeans(shards.features(), **options)
+    plain = kmeans(shards.features(), **options, relocate=False)
+    assert found.objective < plain.objective
 
 
 def test_ranks_number_their_rows_in_order(results: list[dict[str, Any]]) -> None:

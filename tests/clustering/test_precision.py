@@ -1,12 +1,12 @@
 """The precision of products is set for the steps alone and given back."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from solo_ext.clustering import fit, kmeans, lloyd
+from solo_ext.clustering import fit, kmeans, nearest
 from solo_ext.clustering.precision import matmul_precision
 
 if not hasattr(torch.backends.mkldnn, "matmul"):
@@ -45,14 +45,18 @@ def test_sets_and_restores(name: str, expected: Setting, before: Setting) -> Non
 
 def test_last_assignment_is_at_the_highest(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[Setting]] = {"steps": [], "last": []}
-    real = lloyd.assign
+    search, assign = nearest.search, fit.assign
 
-    def watched(where: str, features: Tensor, means: Tensor) -> Tensor:
-        seen[where].append(setting())
-        return real(features, means)
+    def in_steps(*arguments: Any) -> Any:
+        seen["steps"].append(setting())
+        return search(*arguments)
 
-    monkeypatch.setattr(lloyd, "assign", lambda *a: watched("steps", *a))
-    monkeypatch.setattr(fit, "assign", lambda *a: watched("last", *a))
+    def at_last(*arguments: Any) -> Any:
+        seen["last"].append(setting())
+        return assign(*arguments)
+
+    monkeypatch.setattr(nearest, "search", in_steps)
+    monkeypatch.setattr(fit, "assign", at_last)
     before = setting()
     kmeans(torch.rand(50, 3), 4, iterations=2, precision="medium", backend="torch")
     assert seen == {"steps": [("bf16", "tf32")] * 2, "last": [("ieee", "ieee")]}
@@ -60,10 +64,10 @@ def test_last_assignment_is_at_the_highest(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(features: Tensor, means: Tensor) -> Tensor:
+    def broken(*arguments: Any) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(lloyd, "assign", broken)
+    monkeypatch.setattr(nearest, "search", broken)
     before = setting()
     with pytest.raises(RuntimeError, match="broken"):
         kmeans(torch.rand(50, 3), 4, backend="torch")
