@@ -155,8 +155,8 @@ def main() -> None:
     """Runs both races and prints them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--steps", type=int, default=27)
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=18)
+    parser.add_argument("--epochs", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = {}

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solo_ext.clustering.precision import Precision
 from solo_ext.clustering.rows import Rows
 from solo_ext.distributed import rank
+from solo_ext.precision import Precision
 
 
 def faiss_lloyd(

@@ -11,8 +11,8 @@ from torch import Tensor
 from solo_ext.clustering.assignment import assign, distances_to
 from solo_ext.clustering.backends import BACKENDS, resolve_backend
 from solo_ext.clustering.exact import exact_scale, on_grid
-from solo_ext.clustering.precision import PRECISIONS, Precision, matmul_precision
 from solo_ext.clustering.rows import Rows, rows_of
+from solo_ext.precision import PRECISIONS, Precision, matmul_precision
 
 
 class Clustering(NamedTuple):

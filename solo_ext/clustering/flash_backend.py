@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from solo_ext.clustering.lloyd import lloyd
-from solo_ext.clustering.precision import Precision
 from solo_ext.clustering.rows import Rows
 from solo_ext.distributed import rank
+from solo_ext.precision import Precision
 
 
 def flash_lloyd(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from solo_ext.clustering.fit import Clustering, kmeans
-from solo_ext.clustering.precision import Precision
+from solo_ext.precision import Precision
 
 
 def multi_granularity_kmeans(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from solo_ext.precision import matmul_precision
 
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Switches autocast off inside the block, on devices that have it."""
-    # Devices without autocast, meta among them, refuse even to have it switched off.
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+
+@contextmanager
+def without_autocast(device: torch.device) -> Iterator[None]:
+    """Switches autocast, and products of less than fp32, off inside the block."""
+    with matmul_precision("highest"):
+        # Devices without autocast, meta among them, refuse even to have it switched off.
+        if not torch.amp.is_autocast_available(device.type):
+            yield
+            return
+        with torch.autocast(device.type, enabled=False):
+            yield
 
 
 def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:

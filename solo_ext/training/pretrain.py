@@ -148,7 +148,7 @@ def _announced(run_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[_RUN_DIR]
+        os.environ.pop(_RUN_DIR, None)
         if held is not None:
             os.environ[_RUN_DIR] = held
 

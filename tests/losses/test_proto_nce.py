@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from solo_ext.kernels import table_logsumexp
 from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
 from solo_ext.losses.proto_nce import Collisions, proto_nce_terms
 
@@ -241,3 +242,28 @@ def test_runs_on_meta_tensors() -> None:
         assert proto_nce_loss_func(query, prototypes, phi, ids, ids, collisions).shape == ()  # type: ignore[arg-type]
     assert proto_nce_loss_func(query, prototypes, phi, ids).shape == ()
     assert info_nce_loss_func(query, query, prototypes).shape == ()
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_products_are_fp32_whatever_the_setting(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product in TF32 or bf16 beside a sum in fp32 would make losses below zero."""
+    seen: list[str] = []
+
+    def noting(*args: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(torch.backends.cuda.matmul.fp32_precision)
+        return table_logsumexp(*args)
+
+    for module in ("info_nce", "proto_nce"):
+        monkeypatch.setattr(f"solo_ext.losses.{module}.table_logsumexp", noting)
+    query, prototypes = unit(4, 0).float(), unit(K, 1).float()
+    held = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        info_nce_loss_func(query, query, prototypes)
+        proto_nce_loss_func(query, prototypes, concentration(2).float(), torch.arange(4))
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(held)
+    assert seen == ["ieee", "ieee"]
