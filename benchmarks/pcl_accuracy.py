@@ -133,12 +133,17 @@ def interval(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f} ± {half:.2f}"
 
 
+def in_percent(scores: dict[str, float]) -> dict[str, float]:
+    """NMI times 100, beside accuracies."""
+    return {k: 100 * v if k.startswith("nmi") else v for k, v in scores.items()}
+
+
 def report(records: list[dict[str, Any]]) -> str:
     """A table of means, and of differences to weight 0 paired by seed."""
     names = list(dict.fromkeys(r["row"] for r in records))
     keys = list(records[0]["scores"])
     lines = [f"| | seeds | {' | '.join(keys)} |", "|---" * (len(keys) + 2) + "|"]
-    by = {(r["row"], r["seed"]): r["scores"] for r in records}
+    by = {(r["row"], r["seed"]): in_percent(r["scores"]) for r in records}
     for name in names:
         held = [scores for (row_name, _), scores in by.items() if row_name == name]
         cells = [interval([s[key] for s in held]) for key in keys]
