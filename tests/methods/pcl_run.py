@@ -16,6 +16,8 @@ from torch import Tensor
 
 from solo_ext import distributed
 from solo_ext.config.compose import compose
+from solo_ext.modules.feature_bank import FeatureBank
+from solo_ext.modules.state import keep_out_of_broadcast
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain
 
@@ -50,6 +52,15 @@ class Notes(Callback):
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen = folder, []
 
+    def setup(self, trainer: Any, method: Any, stage: str) -> None:
+        # A bank whose rows differ between ranks, which a broadcast would make alike.
+        method.probe = FeatureBank(1)
+        method.probe.resize_(2)
+        keep_out_of_broadcast(method)
+
+    def on_train_start(self, trainer: Any, method: Any) -> None:
+        method.probe.value.fill_(1 + trainer.global_rank)
+
     def on_train_batch_start(self, trainer: Any, method: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx:
             return
@@ -68,6 +79,7 @@ class Notes(Callback):
         self.seen[-1].setdefault("lots", []).append(method._draw_seed)
 
     def on_train_end(self, trainer: Any, method: Any) -> None:
+        self.seen[-1]["probe"] = method.probe.value.clone()
         torch.save(self.seen, self.folder / f"rank-{trainer.global_rank}.pt")
 
 

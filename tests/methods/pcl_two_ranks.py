@@ -6,17 +6,13 @@ A module of its own because a spawned process imports the function that it runs 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from solo_ext.clustering.e_step import Granularity, e_step
-from solo_ext.modules.feature_bank import FeatureBank
-from solo_ext.modules.state import keep_out_of_broadcast
 
 RANKS, SAMPLES, DIM = 2, 301, 16
 SIZES = [4, 30, 300]
@@ -40,33 +36,6 @@ def steps(ids: Tensor) -> list[list[Granularity]]:
     return found
 
 
-class Wrapped(nn.Module):
-    """A network with a bank, as DDP wraps a method."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.network = nn.Sequential(nn.Linear(DIM, 4), nn.BatchNorm1d(4))
-        self.bank = FeatureBank(DIM)
-        self.bank.resize_(SAMPLES)
-        keep_out_of_broadcast(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.network(x)  # type: ignore[no-any-return]
-
-
-def bank_after_a_step(rank: int) -> dict[str, Any]:
-    """What a rank's bank and batch norm hold after a forward pass under DDP."""
-    torch.manual_seed(0)
-    wrapped = DistributedDataParallel(Wrapped())
-    own = torch.arange(rank, SAMPLES, RANKS)
-    bank = wrapped.module.bank
-    bank.update_(own, features()[own])
-    for _ in range(2):
-        # The second pass begins with the broadcast of what the first one changed.
-        wrapped(features()[own]).sum().backward()
-    return {"value": bank.value, "filled": bank.filled}
-
-
 def run(rank: int, folder: str) -> None:
     """Computes everything as one of the processes and saves it."""
     torch.set_num_threads(1)
@@ -75,5 +44,5 @@ def run(rank: int, folder: str) -> None:
     )
     ids = torch.arange(rank, SAMPLES, RANKS)
     found = [[vars(g) for g in granularities] for granularities in steps(ids)]
-    torch.save({"steps": found, "bank": bank_after_a_step(rank)}, Path(folder) / f"{rank}.pt")
+    torch.save({"steps": found}, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()

@@ -60,15 +60,6 @@ def test_e_step_of_two_ranks_is_that_of_one(results: list[dict[str, Any]]) -> No
     assert alone[0][2].singletons > 200
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ddp_leaves_the_bank_alone(results: list[dict[str, Any]], rank: int) -> None:
-    """Rows that one rank alone has written are still there after a forward pass."""
-    own = torch.arange(rank, ranks.SAMPLES, ranks.RANKS)
-    held = results[rank]["bank"]
-    assert torch.equal(held["value"][own], ranks.features()[own])
-    assert held["filled"].nonzero().squeeze(1).tolist() == own.tolist()
-
-
 class Run(NamedTuple):
     """What the ranks noted at each epoch's first batch, and the checkpoint."""
 
@@ -132,6 +123,12 @@ def test_ranks_cluster_what_one_network_embeds(exact: dict[int, Run]) -> None:
             assert torch.equal(one[key], two[key]), key
     before = exact[2].ranks[0][0]["weights"][0]
     assert not torch.equal(before["bn1.running_mean"], first["weights"][0]["bn1.running_mean"])
+
+
+def test_ddp_leaves_state_alone(exact: dict[int, Run]) -> None:
+    """What a rank has written is still there after forward passes."""
+    for rank, notes in enumerate(exact[2].ranks):
+        assert notes[-1]["probe"].tolist() == [[1 + rank]] * 2
 
 
 def test_loss_of_two_ranks_is_that_of_one(exact: dict[int, Run]) -> None:
