@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.clustering import cluster_concentration
 from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
+from solo_ext.modules.feature_bank import FeatureBank
 from solo_ext.modules.feature_queue import FeatureQueue
 
 VECTORS = json.loads((Path(__file__).parent.parent / "oracles" / "pcl.json").read_text())
@@ -106,12 +106,13 @@ def test_padded_samples_count_once(
     case: dict[str, Any], dtype: torch.dtype, tolerance: float
 ) -> None:
     """A sample that two ranks embedded is overwritten by an equal row, not added to."""
-    ranks = case["inputs"].values()
-    table = torch.zeros(3, 2, dtype=dtype)
-    for rows in ranks:
+    bank = FeatureBank(2).to(dtype)
+    bank.resize_(3)
+    for rows in case["inputs"].values():
         indices = torch.tensor([int(i) for i in rows])
-        table[indices] = F.normalize(torch.tensor(list(rows.values()), dtype=dtype), dim=1)
-    close(table, case["expected"]["fixed"], tolerance)
+        bank.update_(indices, torch.tensor(list(rows.values()), dtype=dtype))
+    close(bank.value, case["expected"]["fixed"], tolerance)
+    assert bank.filled.all()
 
 
 @DTYPES

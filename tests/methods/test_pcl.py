@@ -15,13 +15,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext import host
-from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.data.datasets import FixedViews
 from solo_ext.data.transforms import eval_transform, statistics
-from solo_ext.errors import ConfigError
 from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
 from solo_ext.methods import METHODS, PCL
-from solo_ext.methods.pcl_kwargs import PCLKwargs, kept_backend
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.pretrain import pretrain, resume
 from solo_ext.training.run_dir import METRICS, checkpoints
@@ -104,38 +101,6 @@ def test_is_there_by_name(make_config: MakeConfig) -> None:
     assert made(make_config).method is PCL is METHODS["pcl"].target
     assert host.load().methods["pcl"] is PCL
     assert issubclass(PCL, host.BaseMomentumMethod)
-
-
-def test_defaults_are_those_of_the_official_code() -> None:
-    given = prepare_kwargs({})
-    assert given.pop("kmeans") == {
-        "backend": "auto",
-        "iterations": 20,
-        "warm_iterations": 5,
-        "restarts": 1,
-    }
-    assert given == {
-        "head": "v2",
-        "proj_hidden_dim": None,
-        "proj_output_dim": 128,
-        "temperature": 0.2,
-        "queue_size": 16384,
-        "num_prototypes": [25000, 50000, 100000],
-        "proto_weight": 1.0,
-        "warmup_epochs": 20,
-        "alpha": 10.0,
-        "e_step": "exact",
-        "e_step_every": 1,
-        "num_negatives": None,
-        "collisions": "auto",
-        "symmetric": False,
-    }
-
-
-def prepare_kwargs(given: dict[str, Any]) -> dict[str, Any]:
-    from solo_ext.config.check import check_method_kwargs
-
-    return check_method_kwargs(PCLKwargs, given)
 
 
 @pytest.mark.parametrize("head", ["v1", "v2"])
@@ -394,19 +359,6 @@ def test_prototypes_that_are_never_used_are_a_warning(
     ]
 
 
-@pytest.mark.parametrize(
-    ("batch", "coarsest", "expected"), [(256, 25000, "paper"), (256, 250, "merge")]
-)
-def test_collisions_follow_k_and_the_batch(
-    make_config: MakeConfig, batch: int, coarsest: int, expected: str
-) -> None:
-    cfg = made(make_config).cfg
-    cfg.method_kwargs.num_prototypes = [coarsest, 100000]
-    cfg.method_kwargs.collisions = "auto"
-    cfg.optimizer.batch_size = batch
-    assert PCL.add_and_assert_specific_cfg(cfg).method_kwargs.collisions == expected
-
-
 def test_all_state_is_kept_out_of_ddp_s_broadcast(make_config: MakeConfig) -> None:
     method = PCL(made(make_config, e_step="bank", symmetric=True).cfg)
     kept_out = set(method._ddp_params_and_buffers_to_ignore)
@@ -447,70 +399,6 @@ def test_step_s_loss_runs_on_meta_tensors(make_config: MakeConfig) -> None:
         method.queues[0].update_(z[0])
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "more prototypes than images": (
-        {"method_kwargs": {"num_prototypes": [3, 49]}},
-        r"num_prototypes=\[3, 49\]: the training set has 48 images",
-    ),
-    "no prototypes": ({"method_kwargs": {"num_prototypes": []}}, "num_prototypes.*a list of 1"),
-    "a number for a list": ({"method_kwargs": {"num_prototypes": 3}}, "num_prototypes=3.*a list"),
-    "zero prototypes": (
-        {"method_kwargs": {"num_prototypes": [3, 0]}},
-        "num_prototypes.1=0.*above 0",
-    ),
-    "broken prototypes": ({"method_kwargs": {"num_prototypes": [2.5]}}, "an integer above 0"),
-    "too many negatives": (
-        {"method_kwargs": {"num_prototypes": [30], "num_negatives": 7}},
-        "num_negatives=7: of 30 prototypes up to 24 are positives of the batch; allowed: up to 6",
-    ),
-    "no negatives left": (
-        {"method_kwargs": {"num_negatives": 1}},
-        "num_negatives=1: of 3 prototypes up to 24 .*take null",
-    ),
-    "misspelt backend": (
-        {"method_kwargs": {"kmeans": {"backend": "fais"}}},
-        "kmeans.backend='fais'.*did you mean 'faiss'",
-    ),
-    "misspelt k-means key": (
-        {"method_kwargs": {"kmeans": {"bakcend": "torch"}}},
-        "kmeans.bakcend.*did you mean 'backend'",
-    ),
-    "flash without a GPU": (
-        {"method_kwargs": {"kmeans": {"backend": "flash"}}},
-        "method_kwargs.kmeans.backend='flash': needs features on CUDA",
-    ),
-    "momentum classifier that sees half": (
-        {"momentum": {"classifier": True}},
-        "momentum.classifier=true.*symmetric",
-    ),
-    "small crops": (
-        {"augmentations": [{"crop_size": 16, "num_crops": 2}, {"crop_size": 8, "num_crops": 2}]},
-        "2 large and 2 small crops",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_before_training(make_config: MakeConfig, case: str) -> None:
-    changes, message = REFUSED[case]
-    with pytest.raises(ConfigError, match=message):
-        prepare(make_config("pcl", **changes))
-
-
-def test_data_without_indices_is_refused(make_config: MakeConfig) -> None:
-    """As solo-learn's own script would hand DALI's batches over."""
-    cfg = made(make_config).cfg
-    cfg.data.format = "dali"
-    cfg.dali = {"device": "gpu", "encode_indexes_into_labels": False}
-    with pytest.raises(ConfigError, match=r"encode_indexes_into_labels=false.*sample index"):
-        PCL(cfg)
-    cfg.dali.encode_indexes_into_labels = True
-    PCL(cfg)
-    cfg.data.fraction = 0.5
-    with pytest.raises(ConfigError, match=r"data.fraction=0\.5"):
-        PCL(cfg)
-
-
 def test_resumed_run_keeps_its_backend(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -530,25 +418,3 @@ def test_resumed_run_keeps_its_backend(
     monkeypatch.setattr("solo_ext.methods.pcl_kwargs.settled_backend", note)
     resume(tmp_path)
     assert asked == ["torch"]
-
-
-def test_backend_that_is_gone(make_config: MakeConfig, caplog: pytest.LogCaptureFixture) -> None:
-    """Where the config names none, another takes over and says so; what it names is obeyed."""
-    cfg, cpu = made(make_config).cfg, torch.device("cpu")
-    assert kept_backend(cfg, "flash", cpu) == "torch"
-    (message,) = caplog.messages
-    assert message.startswith("k-means backend of this run, 'flash': needs features on CUDA")
-    assert message.endswith("taking 'torch'")
-    cfg.method_kwargs.kmeans.backend = "torch"
-    assert kept_backend(cfg, "flash", cpu) == "torch"
-    cfg.method_kwargs.kmeans.backend = "flash"
-    with pytest.raises(ConfigError, match=r"method_kwargs\.kmeans\.backend='flash'"):
-        kept_backend(cfg, "torch", cpu)
-
-
-@pytest.mark.parametrize("name", [n for n in shipped_configs() if "/pcl" in n])
-def test_shipped_configs_name_what_there_is(name: str) -> None:
-    given = compose(name)
-    assert prepare_kwargs(given["method_kwargs"])["queue_size"] >= given["optimizer"]["batch_size"]
-    datasets = {n.partition("/")[0] for n in shipped_configs() if n.endswith("/pcl")}
-    assert datasets >= {"digits", "cifar10", "cifar100", "imagenette", "imagenet100", "imagenet"}
