@@ -12,7 +12,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import multiprocessing
 
 from solo_ext import host
 
@@ -106,3 +108,20 @@ def make_config(images: Path) -> MakeConfig:
         return config
 
     return make
+
+
+@pytest.fixture(scope="session")
+def in_processes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Any], list[dict[str, Any]]]:
+    """``in_processes(module)``: what ``module.run`` saved as each of ``module.RANKS`` processes."""
+
+    def compute(module: Any) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("ranks")
+        with pytest.MonkeyPatch.context() as patch:
+            # Spawned processes find the module by its name, on the path that they inherit.
+            patch.syspath_prepend(Path(module.__file__).parent)
+            multiprocessing.spawn(module.run, (str(folder),), nprocs=module.RANKS)
+        return [torch.load(folder / f"{rank}.pt") for rank in range(module.RANKS)]
+
+    return compute

@@ -2,30 +2,26 @@
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import multiprocessing
 
 from solo_ext.clustering import Clustering, kmeans
 
+InProcesses = Callable[[Any], list[dict[str, Any]]]
 HERE = Path(__file__).parent
-# Spawned processes find the module by its name, on the path that they inherit.
 sys.path.insert(0, str(HERE))
 shards: Any = importlib.import_module("shards")
 sys.path.remove(str(HERE))
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(in_processes: InProcesses) -> list[dict[str, Any]]:
     """What each of the two processes found."""
-    folder = tmp_path_factory.mktemp("shards")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(HERE)
-        multiprocessing.spawn(shards.run, (str(folder),), nprocs=shards.RANKS)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(shards.RANKS)]
+    return in_processes(shards)
 
 
 def check(results: list[dict[str, Any]], name: str, deal: str, alone: Clustering) -> None:

@@ -6,19 +6,19 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import multiprocessing
 
 from solo_ext.config.compose import compose
 from solo_ext.data.sampler import EpochSampler
 from solo_ext.training.prepare import prepare
 
+InProcesses = Callable[[Any], list[dict[str, Any]]]
 HERE = Path(__file__).parent
-# Spawned processes find the module by its name, on the path that they inherit.
 sys.path.insert(0, str(HERE))
 ranks: Any = importlib.import_module("pcl_two_ranks")
 sys.path.remove(str(HERE))
@@ -37,13 +37,9 @@ SAMPLES = 280
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(in_processes: InProcesses) -> list[dict[str, Any]]:
     """What each of the two processes computed."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(HERE)
-        multiprocessing.spawn(ranks.run, (str(folder),), nprocs=ranks.RANKS)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks.RANKS)]
+    return in_processes(ranks)
 
 
 def test_e_step_of_two_ranks_is_that_of_one(results: list[dict[str, Any]]) -> None:
