@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext import distributed
-from solo_ext.losses.precision import full_precision, without_autocast
+from solo_ext.losses.precision import full_precision, full_precision_products
 
 
 class InBatchLogits(NamedTuple):
@@ -50,7 +50,7 @@ def in_batch_logits(z1: Tensor, z2: Tensor, temperature: float) -> InBatchLogits
         )
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: must be above 0")
-    with without_autocast(z1.device):
+    with full_precision_products(z1.device):
         local = F.normalize(torch.stack(full_precision(z1, z2)), dim=-1)
         # (N, 2, D) gathers rank by rank; (2, G, D) keeps each view's rows together.
         joined = distributed.gather_with_gradient(local.transpose(0, 1)).transpose(0, 1)

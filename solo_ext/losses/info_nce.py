@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.kernels import table_logsumexp
-from solo_ext.losses.precision import full_precision, without_autocast
+from solo_ext.losses.precision import full_precision, full_precision_products
 from solo_ext.losses.registry import LOSSES
 
 
@@ -42,7 +42,7 @@ def info_nce_loss_func(
     """
     _check(query, positive, negatives, temperature)
     query, positive, negatives = full_precision(query, positive, negatives)
-    with without_autocast(query.device):
+    with full_precision_products(query.device):
         query, positive = F.normalize(query, dim=1), F.normalize(positive, dim=1)
         own = (query * positive).sum(1) / temperature
         if negatives.requires_grad:

@@ -12,7 +12,7 @@ from solo_ext.precision import matmul_precision
 
 
 @contextmanager
-def without_autocast(device: torch.device) -> Iterator[None]:
+def full_precision_products(device: torch.device) -> Iterator[None]:
     """Switches autocast, and products of less than fp32, off inside the block."""
     with matmul_precision("highest"):
         # Devices without autocast, meta among them, refuse even to have it switched off.

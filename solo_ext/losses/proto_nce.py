@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.kernels import table_logsumexp
-from solo_ext.losses.precision import full_precision, without_autocast
+from solo_ext.losses.precision import full_precision, full_precision_products
 from solo_ext.losses.registry import LOSSES
 
 Collisions = Literal["paper", "merge"]
@@ -42,7 +42,7 @@ def proto_nce_terms(
     """
     _check(query, prototypes, concentration, positive_ids, collisions)
     query, prototypes, concentration = full_precision(query, prototypes, concentration)
-    with without_autocast(query.device):
+    with full_precision_products(query.device):
         query = F.normalize(query, dim=1)
         own = (query * prototypes[positive_ids]).sum(1) / concentration[positive_ids]
         if negative_ids is not None or prototypes.requires_grad or concentration.requires_grad:
