@@ -44,3 +44,15 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
         yield
     finally:
         cpu.fp32_precision, cuda.fp32_precision = before
+
+
+@contextmanager
+def full_precision_products(device: torch.device) -> Iterator[None]:
+    """Switches autocast, and products of less than fp32, off inside the block."""
+    with matmul_precision("highest"):
+        # Devices without autocast, meta among them, refuse even to have it switched off.
+        if not torch.amp.is_autocast_available(device.type):
+            yield
+            return
+        with torch.autocast(device.type, enabled=False):
+            yield

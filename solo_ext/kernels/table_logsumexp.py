@@ -1,80 +1,170 @@
-"""Log-sum-exp of similarities to a large constant table."""
+"""Log-sum-exp of similarities to a large table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_TILE_BYTES = {"cpu": 2**20, "cuda": 2**25}
+from solo_ext.kernels.tiles import tile_rows
+from solo_ext.precision import full_precision_products
 
 
 def table_logsumexp(
-    query: Tensor, table: Tensor, scale: Tensor, tile: int | None = None
+    query: Tensor,
+    table: Tensor,
+    scale: Tensor,
+    tile: int | None = None,
+    *,
+    log_weight: Tensor | None = None,
+    powers: Sequence[float] | None = None,
+    compute_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-sum-exp over the rows of a table, without the matrix of similarities.
 
-    ``lse_i = log sum_j exp(scale_j q_i . t_j)``. The table is read once, tile by tile; the
-    gradient ``sum_j softmax_ij scale_j t_j`` is made along the way, so that memory does not grow
-    with K and nothing of the table is kept for the backward pass: it may be overwritten before.
+    ``lse_i = log sum_j w_j exp(p scale_j q_i . t_j)``. The table is read once, tile by tile; the
+    query's gradient ``sum_j softmax_ij p scale_j t_j`` is made along the way, so that memory does
+    not grow with K and nothing of a constant table is kept for the backward pass: it may be
+    overwritten before. The gradient of a table that learns is made in the backward pass, tile by
+    tile, for it needs the rows' weights in the loss.
 
     Args:
-        query: (N, D), fp32 or fp64; the only input that gets a gradient.
+        query: (N, D), fp32 or fp64.
         table: (K, D), of the query's dtype.
-        scale: (K,) or scalar, inverse temperatures.
+        scale: (K,) or scalar, inverse temperatures, without gradient.
         tile: rows of the table at a time; by default what suits the device's cache.
+        log_weight: (K,) log w, without gradient; minus infinity leaves a row out; all zero by
+            default.
+        powers: (E,) values of p above 0, all computed from the same similarities; 1 by default.
+        compute_dtype: of the factors of matrix products, ``torch.bfloat16`` for example; sums and
+            exponentials stay in the query's dtype, which is also the default.
 
     Returns:
-        ``lse`` (N,), minus infinity for K = 0, and the largest ``scale_j q_i . t_j`` (N,), without
-        gradient.
+        ``lse`` (N,), or (E, N) where ``powers`` are given; minus infinity where no row has
+        weight. And the largest ``scale_j q_i . t_j`` (N,), without gradient; of rows without
+        weight, too.
 
     Raises:
         RuntimeError: it is differentiated twice.
     """
     if tile is None:
-        budget = _TILE_BYTES.get(query.device.type, _TILE_BYTES["cuda"])
-        tile = max(budget // (query.element_size() * max(query.shape[0], 1)), 64)
-    return _TableLogSumExp.apply(query, table, scale, tile)  # type: ignore[no-any-return, no-untyped-call]
+        tile = tile_rows(query, query.shape[0], 64)
+    if not torch.is_grad_enabled():
+        query, table = query.detach(), table.detach()
+    settings = tile, tuple(powers or (1.0,)), compute_dtype
+    lse, largest = _TableLogSumExp.apply(query, table, scale, log_weight, *settings)  # type: ignore[no-untyped-call]
+    return lse if powers is not None else lse[0], largest
+
+
+def product(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """``a @ b`` with factors of ``dtype`` and a result of the dtype of ``a``."""
+    return a @ b if dtype is None else (a.to(dtype) @ b.to(dtype)).to(a.dtype)
+
+
+class _Sum:
+    """Running log-sum-exp of one power, and the weighted mean of the rows."""
+
+    def __init__(self, query: Tensor, wanted: bool) -> None:
+        self.largest = query.new_full(query.shape[:1], float("-inf"))
+        self.total = torch.zeros_like(self.largest)
+        self.mean = torch.zeros_like(query) if wanted else None
+
+    def absorb(
+        self, logits: Tensor, rows: Tensor, scale: Tensor | None, dtype: torch.dtype | None
+    ) -> None:
+        """Adds a tile of logits, which is overwritten."""
+        grown = torch.maximum(self.largest, logits.amax(1))
+        # Rows without weight leave minus infinity, which cannot be subtracted from itself.
+        shift = grown.clamp(min=torch.finfo(grown.dtype).min)
+        weights = logits.sub_(shift.unsqueeze(1)).exp_()
+        decay = (self.largest - shift).exp_()
+        self.total = (self.total * decay).add_(weights.sum(1))
+        if self.mean is not None:
+            if scale is not None:
+                weights *= scale
+            if dtype is None:
+                self.mean.mul_(decay.unsqueeze(1)).addmm_(weights, rows)
+            else:
+                self.mean.mul_(decay.unsqueeze(1)).add_(product(weights, rows, dtype))
+        self.largest = grown
+
+    def value(self) -> Tensor:
+        return self.largest + self.total.log()
 
 
 class _TableLogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, table: Tensor, scale: Tensor, tile: int
+        ctx: Any,
+        query: Tensor,
+        table: Tensor,
+        scale: Tensor,
+        log_weight: Tensor | None,
+        tile: int,
+        powers: tuple[float, ...],
+        dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor]:
-        wanted = ctx.needs_input_grad[0]
-        shared = scale.ndim == 0
-        scaled = query * scale if shared else query
+        wanted, learns = ctx.needs_input_grad[:2]
+        sums = [_Sum(query, wanted) for _ in powers]
         largest = query.new_full(query.shape[:1], float("-inf"))
-        total, mean = torch.zeros_like(largest), torch.zeros_like(query)
+        scaled = query * scale if scale.ndim == 0 else query
         for begin in range(0, table.shape[0], tile):
-            rows = table[begin : begin + tile]
-            logits = scaled @ rows.T
-            if not shared:
-                logits *= scale[begin : begin + tile]
-            grown = torch.maximum(largest, logits.amax(1)) if begin else logits.amax(1)
-            weights = logits.sub_(grown.unsqueeze(1)).exp_()
-            decay = (largest - grown).exp_() if begin else None
-            total = weights.sum(1) if decay is None else total * decay + weights.sum(1)
-            if wanted:
-                if not shared:
-                    weights *= scale[begin : begin + tile]
-                if decay is None:
-                    mean = weights @ rows
-                else:
-                    mean.mul_(decay.unsqueeze(1)).addmm_(weights, rows)
-            largest = grown
-        if wanted:
-            # At least 1, but for an empty table.
-            mean /= total.clamp(min=1).unsqueeze(1)
-            ctx.save_for_backward(mean * scale if shared else mean)
+            part = slice(begin, begin + tile)
+            rows, own_scale = table[part], None if scale.ndim == 0 else scale[part]
+            logits = product(scaled, rows.T, dtype)
+            if own_scale is not None:
+                logits *= own_scale
+            for power, held in zip(powers, sums, strict=True):
+                raised = logits * power if len(powers) > 1 or power != 1 else logits
+                if log_weight is not None or len(powers) > 1:
+                    largest = torch.maximum(largest, logits.amax(1))
+                if log_weight is not None:
+                    raised = raised + log_weight[part]
+                held.absorb(raised, rows, own_scale, dtype)
+        if log_weight is None and len(powers) == 1:
+            largest = sums[0].largest / powers[0]
+        lse = torch.stack([held.value() for held in sums])
+        slopes = [scale * power if scale.ndim == 0 else power for power in powers]
+        means = [
+            # At least 1 at the largest, but for an empty table.
+            held.mean / held.total.clamp(min=1).unsqueeze(1) * slope
+            for held, slope in zip(sums, slopes, strict=True)
+            if held.mean is not None
+        ]
+        ctx.means = torch.stack(means) if means else None
+        if learns:
+            ctx.save_for_backward(query, table, scale, log_weight, lse)
+            ctx.settings = tile, powers, dtype
         ctx.mark_non_differentiable(largest)
-        return largest + total.log(), largest
+        return lse, largest
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, None, None, None]:
-        (mean,) = ctx.saved_tensors
-        return grad.unsqueeze(1) * mean, None, None, None
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        to_query = None if ctx.means is None else (grad.unsqueeze(2) * ctx.means).sum(0)
+        to_table = None
+        if ctx.needs_input_grad[1]:
+            # The forward pass's precision is its caller's affair; here there is no caller.
+            with full_precision_products(grad.device):
+                to_table = _table_gradient(ctx, grad)
+        return to_query, to_table, None, None, None, None, None
+
+
+def _table_gradient(ctx: Any, grad: Tensor) -> Tensor:
+    query, table, scale, log_weight, lse = ctx.saved_tensors
+    tile, powers, dtype = ctx.settings
+    found = torch.empty_like(table)
+    lse = lse.clamp(min=torch.finfo(lse.dtype).min)
+    for begin in range(0, table.shape[0], tile):
+        part = slice(begin, begin + tile)
+        own_scale = scale if scale.ndim == 0 else scale[part]
+        logits = product(query, table[part].T, dtype) * own_scale
+        weights = torch.zeros_like(logits)
+        for power, mass, g in zip(powers, lse, grad, strict=True):
+            raised = logits * power if log_weight is None else logits * power + log_weight[part]
+            weights += (raised - mass.unsqueeze(1)).exp_().mul_(power * g.unsqueeze(1))
+        found[part] = product((weights * own_scale).T, query, dtype)
+    return found

@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.losses.in_batch import in_batch_logits
+from solo_ext.losses.batch_of_views import batch_of_views
+from solo_ext.losses.core import ContrastiveTerms, contrastive
+from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.precision import full_precision, full_precision_products
 from solo_ext.losses.registry import LOSSES
 
 
-class DebiasedTerms(NamedTuple):
-    """The loss and what a user needs to judge it.
+def estimated_terms(
+    z1: Tensor,
+    z2: Tensor,
+    temperature: float,
+    estimator: NegativeMass,
+    more_positives: Tensor | None = None,
+) -> ContrastiveTerms:
+    """Two views against each other and the batch, by an estimate of the negatives' mass.
 
-    Attributes:
-        loss: scalar mean over the anchors.
-        floored: scalar in [0, 1], share of anchors whose estimate sits on its floor and whose
-            negatives therefore get no gradient.
+    Args:
+        z1: (N, D) first view; normalised inside.
+        z2: (N, D) second view; normalised inside.
+        temperature: above 0.
+        estimator: of the mass.
+        more_positives: (N, M - 1, D) further views of the images, which only make the estimate
+            better; normalised inside.
+
+    Raises:
+        ValueError: shapes do not fit, or a setting is out of range.
     """
-
-    loss: Tensor
-    floored: Tensor
-
-
-def debiased_terms(
-    z1: Tensor, z2: Tensor, temperature: float = 0.5, tau_plus: float = 0.1
-) -> DebiasedTerms:
-    """The debiased loss together with the share of anchors on the floor.
-
-    Arguments, errors and source as in :func:`debiased_loss_func`.
-    """
-    if not 0 <= tau_plus < 1:
-        raise ValueError(f"tau_plus={tau_plus}: must lie in [0, 1)")
-    positive, negatives, count = in_batch_logits(z1, z2, temperature)
-    if count == 0:
-        # The sum of no negatives is zero: log(exp(s+) / exp(s+)), still on the graph.
-        return DebiasedTerms((positive - positive).mean(), positive.new_zeros(()))
-    mass = negatives.logsumexp(dim=1)
-    # All exponentials are taken relative to the larger of the two, so that none overflows and
-    # the difference below loses nothing that the original form would keep.
-    pivot = torch.maximum(mass, positive).detach()
-    own = (positive - pivot).exp()
-    estimate = ((mass - pivot).exp() - tau_plus * count * own) / (1 - tau_plus)
-    floor = (math.log(count) - 1 / temperature - pivot).exp()
-    total = own + torch.maximum(estimate, floor)
-    loss = total.log() - (positive - pivot)
-    return DebiasedTerms(loss.mean(), (estimate <= floor).to(loss.dtype).mean().detach())
+    batch = batch_of_views((z1, z2))
+    if more_positives is None:
+        return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
+    if more_positives.ndim != 3 or more_positives.shape[::2] != z1.shape:
+        raise ValueError(
+            f"more_positives must be ({z1.shape[0]}, M - 1, {z1.shape[1]}), got "
+            f"{tuple(more_positives.shape)}"
+        )
+    with full_precision_products(z1.device):
+        extra = F.normalize(full_precision(more_positives)[0].to(batch.anchors), dim=2)
+    return contrastive(
+        **batch._asdict(),
+        estimator=estimator,
+        temperature=temperature,
+        extra_positives=extra.repeat(2, 1, 1),
+    )
 
 
 @LOSSES.register(
@@ -57,14 +57,18 @@ def debiased_terms(
     arxiv="2007.00224",
 )
 def debiased_loss_func(
-    z1: Tensor, z2: Tensor, temperature: float = 0.5, tau_plus: float = 0.1
+    z1: Tensor,
+    z2: Tensor,
+    temperature: float = 0.5,
+    tau_plus: float = 0.1,
+    more_positives: Tensor | None = None,
 ) -> Tensor:
     """Contrastive loss whose negatives are corrected for those of the anchor's own class.
 
     ``-log(exp(s+) / (exp(s+) + N g))`` with
-    ``g = max((mean_k exp(s_k) - tau_plus exp(s+)) / (1 - tau_plus), exp(-1 / temperature))``
-    (Eq. 7 and 8, one positive), s the cosine over the temperature, k over the N = 2B - 2 other
-    samples of both views; mean over the 2B anchors. ``tau_plus=0`` is NT-Xent.
+    ``g = max((mean_k exp(s_k) - tau_plus mean_m exp(s_m)) / (1 - tau_plus), exp(-1 / T))``
+    (Eq. 7 and 8), s the cosine over the temperature T, k over the N = 2B - 2 other samples of both
+    views, m over the M positives; mean over the 2B anchors. ``tau_plus=0`` is NT-Xent.
 
     Args:
         z1: (B, D) first view; normalised inside.
@@ -73,14 +77,17 @@ def debiased_loss_func(
             ``tau_plus=0.1`` sit on the floor.
         tau_plus: in [0, 1), the share of negatives that are of the anchor's class; 1 / number
             of classes where these are balanced.
+        more_positives: (B, M - 1, D) further views of the images, of which the estimate takes
+            the mean together with the positive; normalised inside. ``None`` is M = 1.
 
     Returns:
         Scalar; zero that carries the graph for B = 1, where there is no negative.
 
     Raises:
-        ValueError: shapes differ or are not (B, D), or a setting is out of range.
+        ValueError: shapes do not fit, or a setting is out of range.
 
     Source:
         Chuang et al., NeurIPS 2020, arXiv 2007.00224.
     """
-    return debiased_terms(z1, z2, temperature, tau_plus).loss
+    estimator = NegativeMass(tau_plus)
+    return estimated_terms(z1, z2, temperature, estimator, more_positives).loss

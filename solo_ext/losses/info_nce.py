@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.kernels import table_logsumexp
+from solo_ext.losses.core import contrastive
 from solo_ext.losses.precision import full_precision, full_precision_products
 from solo_ext.losses.registry import LOSSES
 
@@ -18,7 +18,11 @@ from solo_ext.losses.registry import LOSSES
     arxiv="1911.05722",
 )
 def info_nce_loss_func(
-    query: Tensor, positive: Tensor, negatives: Tensor, temperature: float = 0.2
+    query: Tensor,
+    positive: Tensor,
+    negatives: Tensor,
+    temperature: float = 0.2,
+    compute_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Cross-entropy of each query's positive against negatives that all queries share.
 
@@ -30,6 +34,8 @@ def info_nce_loss_func(
         positive: (N, D), row i is of query i; normalised inside.
         negatives: (K, D), unit rows, used as they are; K may be 0.
         temperature: T, above 0.
+        compute_dtype: of the factors of the products with constant negatives, ``torch.bfloat16``
+            for example; fp32 by default.
 
     Returns:
         Scalar; zero that carries the graph without negatives.
@@ -40,19 +46,24 @@ def info_nce_loss_func(
     Source:
         He et al., CVPR 2020, arXiv 1911.05722; van den Oord et al., 2018, arXiv 1807.03748.
     """
-    _check(query, positive, negatives, temperature)
-    query, positive, negatives = full_precision(query, positive, negatives)
+    shapes(query, positive, negatives)
     with full_precision_products(query.device):
-        query, positive = F.normalize(query, dim=1), F.normalize(positive, dim=1)
-        own = (query * positive).sum(1) / temperature
-        if negatives.requires_grad:
-            mass = (query @ negatives.T / temperature).logsumexp(1)
-        else:
-            mass, _ = table_logsumexp(query, negatives, query.new_full((), 1 / temperature))
-        return (torch.logaddexp(own, mass) - own).mean()
+        query, positive = (F.normalize(x, dim=1) for x in full_precision(query, positive))
+    return contrastive(
+        query,
+        positive.unsqueeze(1),
+        negatives,
+        temperature=temperature,
+        compute_dtype=compute_dtype,
+    ).loss
 
 
-def _check(query: Tensor, positive: Tensor, negatives: Tensor, temperature: float) -> None:
+def shapes(query: Tensor, positive: Tensor, negatives: Tensor) -> None:
+    """Refuses what does not fit together.
+
+    Raises:
+        ValueError: with the shapes.
+    """
     if query.ndim != 2 or query.shape != positive.shape:
         raise ValueError(
             f"query and positive must both be (N, D), got {tuple(query.shape)} and "
@@ -62,5 +73,3 @@ def _check(query: Tensor, positive: Tensor, negatives: Tensor, temperature: floa
         raise ValueError(
             f"negatives must be (K, {query.shape[1]}) like the query, got {tuple(negatives.shape)}"
         )
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature}: must be above 0")

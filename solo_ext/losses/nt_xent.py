@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from solo_ext.losses.in_batch import in_batch_logits
+from solo_ext.losses.batch_of_views import batch_of_views
+from solo_ext.losses.core import contrastive
 from solo_ext.losses.registry import LOSSES
 
 
@@ -35,6 +35,5 @@ def nt_xent_loss_func(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tenso
     Source:
         Chen et al., ICML 2020, arXiv 2002.05709.
     """
-    positive, negatives, _ = in_batch_logits(z1, z2, temperature)
-    mass = torch.cat((positive.unsqueeze(1), negatives), dim=1).logsumexp(dim=1)
-    return (mass - positive).mean()
+    batch = batch_of_views((z1, z2))
+    return contrastive(**batch._asdict(), temperature=temperature).loss

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
-from solo_ext.precision import matmul_precision
+from solo_ext.precision import full_precision_products
 
-
-@contextmanager
-def full_precision_products(device: torch.device) -> Iterator[None]:
-    """Switches autocast, and products of less than fp32, off inside the block."""
-    with matmul_precision("highest"):
-        # Devices without autocast, meta among them, refuse even to have it switched off.
-        if not torch.amp.is_autocast_available(device.type):
-            yield
-            return
-        with torch.autocast(device.type, enabled=False):
-            yield
+__all__ = ["full_precision", "full_precision_products"]
 
 
 def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:

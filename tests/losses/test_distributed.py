@@ -24,10 +24,12 @@ def results(in_processes: InProcesses) -> list[dict[str, Any]]:
     return in_processes(ranks)
 
 
-@pytest.mark.parametrize("index", range(len(ranks.CASES)), ids=[str(c) for c in ranks.CASES])
+@pytest.mark.parametrize(
+    "index", range(len(ranks.CASES)), ids=["-".join(map(str, c)) for c in ranks.CASES]
+)
 def test_two_processes_equal_one(results: list[dict[str, Any]], index: int) -> None:
     case = ranks.CASES[index]
-    alone = ranks.step(case, ranks.network(), ranks.joined_batch(case))
+    alone = ranks.step(case, ranks.network())
     found = [ranks.Step(*result["steps"][index]) for result in results]
     loss = torch.stack([step.loss for step in found]).mean()
     torch.testing.assert_close(loss, alone.loss, rtol=0, atol=1e-12)

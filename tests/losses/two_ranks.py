@@ -5,34 +5,126 @@ A module of its own because a spawned process imports the function that it runs 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solo_ext import distributed
-from solo_ext.losses import nt_xent_loss_func
-from solo_ext.losses.debiased import debiased_terms
+from solo_ext.kernels import MixDraws
+from solo_ext.losses.batch_of_views import batch_of_views
+from solo_ext.losses.core import contrastive
+from solo_ext.losses.debiased import estimated_terms
+from solo_ext.losses.info_nce import info_nce_loss_func
+from solo_ext.losses.mixing import Mixing, draw_mixes
+from solo_ext.losses.mochi import mochi_loss_func
+from solo_ext.losses.negative_mass import PLAIN, NegativeMass
+from solo_ext.losses.nnclr_symmetric import nnclr_terms
+from solo_ext.losses.nt_xent import nt_xent_loss_func
 
-RANKS = 2
+RANKS, VIEWS = 2, 3
+
+
+class Local(NamedTuple):
+    """What a process holds of a batch."""
+
+    views: list[Tensor]
+    """(N, 5) each."""
+    mixing: Mixing
+    """For the anchors of the first view."""
+    joint: Mixing
+    """For the anchors of all views."""
+
+
+Found = tuple[Tensor, Tensor]
+"""Loss, and share of anchors on the floor."""
+
+
+def nt_xent(given: Local, temperature: float) -> Found:
+    return nt_xent_loss_func(*given.views[:2], temperature), torch.zeros(())
+
+
+def pair(given: Local, temperature: float, estimator: NegativeMass, more: bool = False) -> Found:
+    """Two views, and the third as a further sample of the positive."""
+    z1, z2, z3 = given.views
+    further = z3.unsqueeze(1) if more else None
+    terms = estimated_terms(z1, z2, temperature, estimator, further)
+    return terms.loss, terms.floored
+
+
+def of_views(
+    given: Local, temperature: float, estimator: NegativeMass, mixes: bool = False
+) -> Found:
+    terms = contrastive(
+        **batch_of_views(given.views)._asdict(),
+        estimator=estimator,
+        mixing=given.joint if mixes else None,
+        temperature=temperature,
+    )
+    return terms.loss, terms.floored
+
+
+def nnclr(
+    given: Local,
+    temperature: float,
+    symmetric: bool,
+    estimator: NegativeMass = PLAIN,
+    mixes: bool = False,
+) -> Found:
+    mixing = given.mixing if mixes else None
+    loss, rows = nnclr_terms(*given.views[:2], temperature, symmetric, estimator, mixing)
+    return loss, rows.floored
+
+
+def queue() -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return F.normalize(torch.randn(12, 5, generator=generator, dtype=torch.float64), dim=1)
+
+
+def info_nce(given: Local, temperature: float) -> Found:
+    return info_nce_loss_func(*given.views[:2], queue(), temperature), torch.zeros(())
+
+
+def mochi(given: Local, temperature: float) -> Found:
+    loss = mochi_loss_func(
+        *given.views[:2], queue(), temperature, given.mixing.num_hard, draws=given.mixing.draws
+    )
+    return loss, torch.zeros(())
+
+
+LOSSES: dict[str, Callable[[Local, float], Found]] = {
+    "nt_xent": nt_xent,
+    "debiased without prior": partial(pair, estimator=NegativeMass()),
+    "debiased": partial(pair, estimator=NegativeMass(0.1)),
+    "hard": partial(pair, estimator=NegativeMass(0.1, 1.0)),
+    "hard, detached": partial(pair, estimator=NegativeMass(0.1, 1.0, True)),
+    "hard, more positives": partial(pair, estimator=NegativeMass(0.1, 1.0), more=True),
+    "three views": partial(of_views, estimator=PLAIN),
+    "three views, hard": partial(of_views, estimator=NegativeMass(0.1, 0.5)),
+    "three views, mixed": partial(of_views, estimator=NegativeMass(0.1, 0.5), mixes=True),
+    "nnclr": partial(nnclr, symmetric=True),
+    "nnclr, row": partial(nnclr, symmetric=False),
+    "nnclr, hard": partial(nnclr, symmetric=True, estimator=NegativeMass(0.1, 0.5)),
+    "nnclr, mixed": partial(nnclr, symmetric=True, mixes=True),
+    "info_nce": info_nce,
+    "mochi": mochi,
+}
 
 
 class Case(NamedTuple):
-    """A loss on a batch; ``tau_plus=None`` is NT-Xent."""
+    """A loss on a batch of so many images in each process."""
 
     batch: int
     temperature: float
-    tau_plus: float | None
+    loss: str
 
 
-CASES = [
-    Case(batch, temperature, tau_plus)
-    for batch in (1, 2, 7)
-    for temperature in (0.1, 0.5)
-    for tau_plus in (None, 0.0, 0.1)
-]
+CASES = [Case(b, t, name) for b in (1, 2, 7) for t in (0.1, 0.5) for name in LOSSES]
 
 
 class Step(NamedTuple):
@@ -50,20 +142,31 @@ def network() -> nn.Module:
 
 
 def joined_batch(case: Case) -> Tensor:
-    """Returns (2, ranks * batch, 6): both views of the whole batch."""
+    """Returns (views, ranks * batch, 6): all views of the whole batch."""
     generator = torch.Generator().manual_seed(case.batch)
     rows = torch.randn(1, RANKS * case.batch, 6, generator=generator, dtype=torch.float64)
-    noise = torch.randn(2, RANKS * case.batch, 6, generator=generator, dtype=torch.float64)
+    noise = torch.randn(VIEWS, RANKS * case.batch, 6, generator=generator, dtype=torch.float64)
     return rows + noise
 
 
-def step(case: Case, model: nn.Module, views: Tensor) -> Step:
-    """Runs forward and backward on (2, N, 6)."""
-    z1, z2 = model(views.flatten(0, 1)).chunk(2)
-    if case.tau_plus is None:
-        loss, floored = nt_xent_loss_func(z1, z2, case.temperature), torch.zeros(())
-    else:
-        loss, floored = debiased_terms(z1, z2, case.temperature, case.tau_plus)
+def mixings(case: Case, own: slice) -> tuple[Mixing, Mixing]:
+    """A process's part of the draws for the whole batch."""
+    generator = torch.Generator().manual_seed(case.batch)
+    anchors = torch.empty(VIEWS * RANKS * case.batch, 5, dtype=torch.float64)
+    # No more than there are other images.
+    hard = min(3, RANKS * case.batch - 1)
+    draws = draw_mixes(anchors, hard, 4, 2, generator)
+    by_view = [x.unflatten(0, (VIEWS, -1))[:, own] for x in draws]
+    first = MixDraws(*(x[0] for x in by_view))
+    return Mixing(hard, first), Mixing(hard, MixDraws(*(x.flatten(0, 1) for x in by_view)))
+
+
+def step(case: Case, model: nn.Module, own: slice = slice(None)) -> Step:
+    """Runs forward and backward on a part of the batch."""
+    inputs = joined_batch(case)[:, own]
+    views = model(inputs.flatten(0, 1)).chunk(VIEWS)
+    local = Local(list(views), *mixings(case, own))
+    loss, floored = LOSSES[case.loss](local, case.temperature)
     loss.backward()
     gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     return Step(loss.detach(), floored, gradients)
@@ -112,7 +215,7 @@ def run(rank: int, folder: str) -> None:
     steps = []
     for case in CASES:
         own = slice(rank * case.batch, (rank + 1) * case.batch)
-        done = step(case, network(), joined_batch(case)[:, own])
+        done = step(case, network(), own)
         for gradient in done.gradients:
             # What DDP does to parameters; its import alone takes seconds.
             dist.all_reduce(gradient)

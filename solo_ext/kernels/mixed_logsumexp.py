@@ -1,0 +1,197 @@
+"""Log-sum-exp over a queue and mixtures of its hardest rows, none of which is ever made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from solo_ext.kernels.tiles import tile_rows
+
+
+class MixDraws(NamedTuple):
+    """What MoCHi draws for each query; indices into its hardest negatives, hardest first.
+
+    Attributes:
+        pair_indices: (N, s, 2) whole numbers, the two negatives of each mixture.
+        alpha: (N, s) in (0, 1), the share of the first.
+        single_indices: (N, s') the negative that is mixed with the query.
+        beta: (N, s') in (0, 0.5), the share of the query.
+    """
+
+    pair_indices: Tensor
+    alpha: Tensor
+    single_indices: Tensor
+    beta: Tensor
+
+    def rows(self, part: slice) -> MixDraws:
+        """The draws of some of the queries, with indices that index."""
+        pairs, alpha, singles, beta = (x[part] for x in self)
+        return MixDraws(pairs.long(), alpha, singles.long(), beta)
+
+
+class MixedLogSumExp(NamedTuple):
+    """What :func:`mixed_logsumexp` gives.
+
+    Attributes:
+        lse: (E, N).
+        hardest: (N,) mean similarity of the mined rows, without gradient.
+        mixed: (N,) mean similarity of the mixtures, without gradient.
+    """
+
+    lse: Tensor
+    hardest: Tensor
+    mixed: Tensor
+
+
+def mixed_logsumexp(
+    query: Tensor,
+    table: Tensor,
+    inverse_temperature: float,
+    draws: MixDraws,
+    num_hard: int,
+    powers: Sequence[float] = (1.0,),
+    *,
+    own: Tensor | None = None,
+    with_table: bool = True,
+    ranked: bool = True,
+    tile: int | None = None,
+) -> MixedLogSumExp:
+    """Log-sum-exp over all rows of a table and over normalised mixtures of its hardest rows.
+
+    A mixture's similarity needs none of its coordinates: that of
+    ``h = (alpha n_i + (1 - alpha) n_j) / |.|`` is ``(alpha q.n_i + (1 - alpha) q.n_j) / |.|``, and
+    ``|.|^2 = alpha^2 + (1 - alpha)^2 + 2 alpha (1 - alpha) n_i.n_j``; likewise with the query in
+    place of n_i. Mixtures are constants to the gradient, which is a weighted sum of the table's
+    rows and is made in the forward pass.
+
+    Args:
+        query: (N, D) unit rows, fp32 or fp64; the only input that gets a gradient.
+        table: (K, D) unit rows, of the query's dtype, K at least ``num_hard`` + m.
+        inverse_temperature: factor of the similarities.
+        draws: of the mixtures, at least one for each query.
+        num_hard: how many of the most similar rows are mixed.
+        powers: (E,) as in :func:`solo_ext.kernels.table_logsumexp`.
+        own: (N, m) rows of the table that are no negatives of the query; none by default.
+        with_table: whether the rows themselves are summed too, or the mixtures alone.
+        ranked: whether indices go from the hardest down, which takes a sort; else they mean the
+            hardest rows in some order, all the same to random indices.
+        tile: queries at a time; by default what suits the device's cache.
+
+    Raises:
+        RuntimeError: it is differentiated twice.
+    """
+    if tile is None:
+        widest = max(table.shape[0], draws.alpha.shape[1] * query.shape[1])
+        tile = tile_rows(query, widest, 8, share=6)
+    draws = draws._replace(alpha=draws.alpha.to(query.dtype), beta=draws.beta.to(query.dtype))
+    query = query if torch.is_grad_enabled() else query.detach()
+    settings = inverse_temperature, num_hard, tuple(powers), with_table, ranked, tile
+    return MixedLogSumExp(*_Mixed.apply(query, table, own, *draws, *settings))  # type: ignore[no-untyped-call]
+
+
+class _Mixtures(NamedTuple):
+    """Similarities of the mixtures of some queries, and what each depends on."""
+
+    cosine: Tensor  # (n, s + s')
+    columns: Tensor  # (n, 2 s + s') rows of the table
+    shares: Tensor  # (n, 2 s + s') their shares in the normalised mixture
+    of_query: Tensor  # (n, s') share of the query
+
+
+def _mix(logits: Tensor, table: Tensor, top: Tensor, draws: MixDraws) -> _Mixtures:
+    count, pairs = draws.alpha.shape
+    alpha, beta = draws.alpha, draws.beta
+    columns = top.gather(1, draws.pair_indices.flatten(1))
+    first, second = logits.gather(1, columns).view(count, pairs, 2).unbind(2)
+    # |a + b|^2 of unit rows: one pass over them, without a copy of either; nor does the norm,
+    # other than a product, make one of their sum.
+    both = F.embedding_bag(columns.view(-1, 2), table, mode="sum")
+    product = (torch.linalg.vector_norm(both, dim=1).square() / 2 - 1).view(count, pairs)
+    other = 1 - alpha
+    # Opposite rows mixed half and half have no direction: the similarity is then zero.
+    tiny = torch.finfo(logits.dtype).eps
+    length = (alpha**2 + other**2 + 2 * alpha * other * product).clamp(min=tiny).rsqrt()
+    alpha, other = alpha * length, other * length
+
+    single = top.gather(1, draws.single_indices)
+    near = logits.gather(1, single)
+    rest = 1 - beta
+    # beta < 1/2: at least 1 - 2 beta above zero.
+    length = (beta**2 + rest**2 + 2 * beta * rest * near).clamp(min=tiny).rsqrt()
+    beta, rest = beta * length, rest * length
+    return _Mixtures(
+        torch.cat((alpha * first + other * second, beta + rest * near), 1),
+        torch.cat((columns, single), 1),
+        torch.cat((torch.stack((alpha, other), 2).flatten(1), rest), 1),
+        beta,
+    )
+
+
+class _Mixed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        table: Tensor,
+        own: Tensor | None,
+        pair_indices: Tensor,
+        alpha: Tensor,
+        single_indices: Tensor,
+        beta: Tensor,
+        inverse_temperature: float,
+        num_hard: int,
+        powers: tuple[float, ...],
+        with_table: bool,
+        ranked: bool,
+        tile: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wanted = ctx.needs_input_grad[0]
+        draws = MixDraws(pair_indices, alpha, single_indices, beta)
+        pairs = alpha.shape[1]
+        masses, means, hardest, mixed = [], [], [], []
+        for begin in range(0, query.shape[0], tile):
+            part = slice(begin, begin + tile)
+            rows = query[part]
+            logits = rows @ table.T
+            if own is not None:
+                logits.scatter_(1, own[part], float("-inf"))
+            values, top = logits.topk(num_hard, dim=1, sorted=ranked)
+            made = _mix(logits, table, top, draws.rows(part))
+            hardest.append(values.mean(1))
+            mixed.append(made.cosine.mean(1))
+            largest = torch.maximum(values.amax(1), made.cosine.amax(1)).unsqueeze(1)
+            block_masses, block_means = [], []
+            for power in powers:
+                factor = inverse_temperature * power
+                if with_table:
+                    weights = ((logits - largest) * factor).exp_()
+                else:
+                    weights = torch.zeros_like(logits)
+                mixtures = ((made.cosine - largest) * factor).exp_()
+                total = weights.sum(1) + mixtures.sum(1)
+                block_masses.append(total.log() + largest.squeeze(1) * factor)
+                if wanted:
+                    of_pairs, of_singles = mixtures[:, :pairs], mixtures[:, pairs:]
+                    spread = torch.cat((of_pairs.repeat_interleave(2, 1), of_singles), 1)
+                    weights.scatter_add_(1, made.columns, spread * made.shares)
+                    towards = (of_singles * made.of_query).sum(1, keepdim=True)
+                    mean = (weights @ table).add_(towards * rows)
+                    block_means.append(mean.mul_((factor / total).unsqueeze(1)))
+            masses.append(torch.stack(block_masses))
+            if wanted:
+                means.append(torch.stack(block_means))
+        ctx.means = torch.cat(means, 1) if wanted else None
+        found = torch.cat(masses, 1), torch.cat(hardest), torch.cat(mixed)
+        ctx.mark_non_differentiable(*found[1:])
+        return found
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        to_query = None if ctx.means is None else (grad.unsqueeze(2) * ctx.means).sum(0)
+        return to_query, *[None] * 12

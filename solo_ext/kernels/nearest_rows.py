@@ -1,0 +1,113 @@
+"""Nearest rows of a large constant table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from solo_ext.kernels.tiles import tile_rows
+from solo_ext.precision import full_precision_products
+
+
+class NearestRows(NamedTuple):
+    """What :func:`nearest_rows` finds, most similar first.
+
+    Attributes:
+        index: (N, k) rows of the table.
+        similarity: (N, k) dot products with the query, fp32 (fp64 for fp64 queries); minus
+            infinity where too few rows were allowed, and the index is then any row.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # in place of tuple's method of that name
+    similarity: Tensor
+
+
+@torch.no_grad()
+def nearest_rows(
+    query: Tensor,
+    table: Tensor,
+    k: int = 1,
+    *,
+    query_ids: Tensor | None = None,
+    table_ids: Tensor | None = None,
+    tile: int | None = None,
+) -> NearestRows:
+    """Finds the rows of a table with the largest dot product with each query.
+
+    ``argmax_j q_i . t_j`` over the rows that are not of the query's own id; of equally similar
+    rows the one that comes first. The table is read once, tile by tile, so that memory does not
+    grow with K. Products are of fp32 under autocast too. There is no gradient.
+
+    Args:
+        query: (N, D); look up the views of a batch in one call, which reads the table once.
+        table: (K, D), unit rows for the neighbours by cosine.
+        k: rows to find, in [1, K]. Each one beyond the first costs a further look at every tile.
+        query_ids: (N,) whole numbers; rows of the same id, such as earlier embeddings of the same
+            image, are no neighbours of a query.
+        table_ids: (K,) ids of the rows; with ``query_ids`` only.
+        tile: rows of the table at a time; by default what suits the device's cache.
+
+    Returns:
+        The rows and their similarities.
+
+    Raises:
+        ValueError: shapes do not fit, k is out of range, or ids are given of one side only.
+    """
+    _check(query, table, k, query_ids, table_ids)
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    query = query.to(dtype)
+    if tile is None:
+        tile = tile_rows(query, query.shape[0], 64)
+    index = torch.empty(query.shape[0], 0, dtype=torch.long, device=query.device)
+    found = NearestRows(index, query.new_empty(query.shape[0], 0))
+    with full_precision_products(query.device):
+        for begin in range(0, table.shape[0], tile):
+            part = slice(begin, begin + tile)
+            similarity = query @ table[part].to(dtype).T
+            if query_ids is not None and table_ids is not None:
+                same = query_ids.unsqueeze(1) == table_ids[part]
+                similarity.masked_fill_(same, float("-inf"))
+            found = _merge(found, _of_tile(similarity, k, begin), k)
+    return found
+
+
+def _of_tile(similarity: Tensor, k: int, begin: int) -> list[NearestRows]:
+    """The k best columns (N, 1) each, best first; overwrites the similarities."""
+    found: list[NearestRows] = []
+    # Not topk, which takes any of equal values.
+    for _ in range(k):
+        if found:
+            similarity.scatter_(1, found[-1].index - begin, float("-inf"))
+        value, place = similarity.max(1, keepdim=True)
+        found.append(NearestRows(place + begin, value))
+    return found
+
+
+def _merge(held: NearestRows, new: list[NearestRows], k: int) -> NearestRows:
+    """The k best of both; what is held comes from earlier rows and wins among equals."""
+    index, similarity = (torch.cat(columns, 1) for columns in zip(held, *new, strict=True))
+    order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return NearestRows(index.gather(1, order), similarity.gather(1, order))
+
+
+def _check(
+    query: Tensor, table: Tensor, k: int, query_ids: Tensor | None, table_ids: Tensor | None
+) -> None:
+    if query.ndim != 2 or table.ndim != 2 or query.shape[1] != table.shape[1]:
+        raise ValueError(
+            f"query must be (N, D) and table (K, D), got {tuple(query.shape)} and "
+            f"{tuple(table.shape)}"
+        )
+    if not 1 <= k <= table.shape[0]:
+        raise ValueError(f"k={k}: must lie in [1, {table.shape[0]}], the rows of the table")
+    if (query_ids is None) != (table_ids is None):
+        raise ValueError("query_ids and table_ids: give both, or neither")
+    if query_ids is None or table_ids is None:
+        return
+    if query_ids.shape != query.shape[:1] or table_ids.shape != table.shape[:1]:
+        raise ValueError(
+            f"query_ids must be ({query.shape[0]},) and table_ids ({table.shape[0]},), got "
+            f"{tuple(query_ids.shape)} and {tuple(table_ids.shape)}"
+        )

@@ -1,0 +1,202 @@
+"""The fused log-sum-exp over mixtures against mixtures that are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.kernels.mixed_logsumexp import MixDraws, MixedLogSumExp, mixed_logsumexp
+from solo_ext.losses.mixing import draw_mixes
+
+N, K, D, HARD = 5, 11, 4, 4
+PeakBytes = Callable[[Callable[[], Any]], int]
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, MixDraws]:
+    generator = torch.Generator().manual_seed(0)
+    query, table = (
+        F.normalize(torch.randn(rows, D, generator=generator, dtype=torch.float64), dim=1).to(dtype)
+        for rows in (N, K)
+    )
+    own = torch.stack([torch.randperm(K, generator=generator)[:2] for _ in range(N)])
+    return query.requires_grad_(), table, own, draw_mixes(query, HARD, 6, 3, generator)
+
+
+def plain(
+    query: Tensor,
+    table: Tensor,
+    factor: float,
+    draws: MixDraws,
+    num_hard: int,
+    powers: tuple[float, ...] = (1.0,),
+    *,
+    own: Tensor | None = None,
+    with_table: bool = True,
+) -> MixedLogSumExp:
+    """Every mixture of every query as a row."""
+    cosine = query @ table.T
+    if own is not None:
+        cosine = cosine.scatter(1, own, float("-inf"))
+    with torch.no_grad():
+        values, top = cosine.topk(num_hard, dim=1)
+        hard = table[top]
+
+        def chosen(indices: Tensor) -> Tensor:
+            return hard.gather(1, indices.unsqueeze(2).expand(-1, -1, table.shape[1]))
+
+        first, second = (chosen(indices) for indices in draws.pair_indices.unbind(2))
+        alpha, beta = draws.alpha.unsqueeze(2), draws.beta.unsqueeze(2)
+        pairs = alpha * first + (1 - alpha) * second
+        singles = beta * query.unsqueeze(1) + (1 - beta) * chosen(draws.single_indices)
+        made = F.normalize(torch.cat((pairs, singles), 1), dim=2)
+    mixed = torch.einsum("nd,nsd->ns", query, made)
+    every = torch.cat((cosine, mixed), 1) if with_table else mixed
+    lse = torch.stack([(p * factor * every).logsumexp(1) for p in powers])
+    return MixedLogSumExp(lse, values.mean(1), mixed.detach().mean(1))
+
+
+def slope(lse: Tensor, query: Tensor) -> Tensor:
+    """Gradient of a sum in which every log-sum-exp has a weight of its own."""
+    each = torch.arange(1.0, lse.numel() + 1, dtype=lse.dtype).view_as(lse)
+    return torch.autograd.grad((lse * each).sum(), query)[0]
+
+
+@pytest.mark.parametrize("tile", [1, 2, 5, 100, None])
+@pytest.mark.parametrize("powers", [(1.0,), (0.4,), (1.7, 0.7), (3.0, 1.0, 0.5)])
+@pytest.mark.parametrize("factor", [2.0, 100.0])
+@pytest.mark.parametrize("excludes", [False, True])
+@pytest.mark.parametrize("with_table", [False, True])
+def test_equals_the_plain_form(
+    tile: int | None, powers: tuple[float, ...], factor: float, excludes: bool, with_table: bool
+) -> None:
+    query, table, own, draws = inputs()
+    settings: Any = {"own": own if excludes else None, "with_table": with_table}
+    found = mixed_logsumexp(query, table, factor, draws, HARD, powers, tile=tile, **settings)
+    expected = plain(query, table, factor, draws, HARD, powers, **settings)
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)
+    assert found.lse.shape == (len(powers), N)
+    assert not found.hardest.requires_grad
+    assert not found.mixed.requires_grad
+    torch.testing.assert_close(
+        slope(found.lse, query), slope(expected.lse, query), rtol=1e-8, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize(("pairs", "singles"), [(6, 0), (0, 3)])
+def test_one_kind_of_mixture(pairs: int, singles: int) -> None:
+    query, table, _, _ = inputs()
+    draws = draw_mixes(query, HARD, pairs, singles)
+    found, expected = (f(query, table, 3.0, draws, HARD) for f in (mixed_logsumexp, plain))
+    torch.testing.assert_close(found.lse, expected.lse)
+    torch.testing.assert_close(slope(found.lse, query), slope(expected.lse, query))
+
+
+@pytest.mark.parametrize("powers", [(1.0,), (1.7, 0.7)])
+def test_mixtures_are_constants(powers: tuple[float, ...]) -> None:
+    """The gradient is that of the formula with the mixtures held fixed, row by row."""
+    query, table, own, draws = inputs()
+    found = mixed_logsumexp(query, table, 3.0, draws, HARD, powers, own=own)
+    ours = slope(found.lse, query)
+    step = 1e-6
+    with torch.no_grad():
+        # Mixtures of the unmoved query, compared by a table that holds them.
+        for row in range(N):
+            keep = [k for k in range(K) if k not in own[row].tolist()]
+            hard = table[keep][(table[keep] @ query[row]).argsort(descending=True)[:HARD]]
+            i, j = draws.pair_indices[row].unbind(1)
+            alpha, beta = draws.alpha[row].unsqueeze(1), draws.beta[row].unsqueeze(1)
+            made = torch.cat(
+                (
+                    alpha * hard[i] + (1 - alpha) * hard[j],
+                    beta * query[row] + (1 - beta) * hard[draws.single_indices[row]],
+                )
+            )
+            rows = torch.cat((table[keep], F.normalize(made, dim=1)))
+            for axis in range(D):
+                shifted = [query[row].clone(), query[row].clone()]
+                shifted[0][axis] += step
+                shifted[1][axis] -= step
+                up, down = (
+                    sum(
+                        (row + 1 + N * e) * (p * 3.0 * rows @ q).logsumexp(0)
+                        for e, p in enumerate(powers)
+                    )
+                    for q in shifted
+                )
+                assert float((up - down) / (2 * step)) == pytest.approx(
+                    ours[row, axis].item(), rel=1e-6, abs=1e-7
+                )
+
+
+def test_large_similarities_do_not_overflow() -> None:
+    query, table, _, draws = inputs(torch.float32)
+    found = mixed_logsumexp(query, table, 1e4, draws, HARD, (3.0, 2.0))
+    assert found.lse.isfinite().all()
+    assert slope(found.lse, query).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_opposite_rows_mixed_half_and_half(dtype: torch.dtype) -> None:
+    """Their mixture has no direction: finite, and similar to nothing."""
+    row = F.normalize(torch.ones(1, D, dtype=dtype), dim=1)
+    query = row.clone().requires_grad_()
+    half = torch.full((1, 1), 0.5, dtype=dtype)
+    pair = torch.tensor([[[0, 1]]])
+    draws = MixDraws(pair, half, pair[:, :0, 0], half[:, :0])
+    found = mixed_logsumexp(query, torch.cat((row, -row)), 5.0, draws, 2, with_table=False)
+    torch.testing.assert_close(found.lse, torch.zeros_like(found.lse), rtol=0, atol=1e-2)
+    assert slope(found.lse, query).isfinite().all()
+
+
+def test_single_precision_keeps_up() -> None:
+    query, table, own, draws = inputs()
+    single = query.detach().float().requires_grad_()
+    exact = mixed_logsumexp(query, table, 10.0, draws, HARD, (1.7, 0.7), own=own)
+    # Draws of fp64 serve, too.
+    found = mixed_logsumexp(single, table.float(), 10.0, draws, HARD, (1.7, 0.7), own=own)
+    assert found.lse.dtype == found.mixed.dtype == torch.float32
+    torch.testing.assert_close(found.lse.double(), exact.lse, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        slope(found.lse, single).double(), slope(exact.lse, query), rtol=1e-4, atol=1e-3
+    )
+
+
+def test_table_may_be_overwritten_before_the_backward_pass() -> None:
+    query, table, _, draws = inputs()
+    expected = slope(mixed_logsumexp(query, table, 3.0, draws, HARD).lse, query)
+    lse = mixed_logsumexp(query, table, 3.0, draws, HARD).lse
+    table.zero_()
+    assert torch.equal(slope(lse, query), expected)
+
+
+def test_second_derivative_is_refused() -> None:
+    query, table, _, draws = inputs()
+    lse = mixed_logsumexp(query, table, 3.0, draws, HARD).lse
+    (first,) = torch.autograd.grad(lse.square().sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_no_gradient_where_none_is_wanted() -> None:
+    query, table, _, draws = inputs()
+    lse = mixed_logsumexp(query, table, 3.0, draws, HARD).lse
+    constant = mixed_logsumexp(query.detach(), table, 3.0, draws, HARD).lse
+    assert not constant.requires_grad
+    assert torch.equal(lse, constant)
+
+
+def test_memory_is_a_twenty_fifth_of_the_plain_form_s(peak_bytes: PeakBytes) -> None:
+    query = F.normalize(torch.randn(128, 128), dim=1).requires_grad_()
+    table = F.normalize(torch.randn(16384, 128), dim=1)
+    draws = draw_mixes(query, 1024, 1024, 128)
+
+    def of(form: Callable[..., MixedLogSumExp]) -> int:
+        return peak_bytes(lambda: form(query, table, 5.0, draws, 1024).lse.sum().backward())
+
+    assert of(mixed_logsumexp) * 25 <= of(plain)

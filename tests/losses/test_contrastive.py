@@ -1,0 +1,314 @@
+"""The shared contrastive loss against its formula, anchor by anchor and sample by sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.kernels import MixDraws
+from solo_ext.losses.batch_of_views import batch_of_views
+from solo_ext.losses.core import contrastive
+from solo_ext.losses.mixing import Mixing, draw_mixes
+from solo_ext.losses.negative_mass import PLAIN, NegativeMass
+
+N, K, D, HARD = 3, 8, 4, 3
+ESTIMATORS = {
+    "plain": PLAIN,
+    "debiased": NegativeMass(0.1),
+    "mostly floored": NegativeMass(0.6),
+    "concentrated": NegativeMass(0.0, 1.5),
+    "hard": NegativeMass(0.1, 0.7),
+    "hard, detached": NegativeMass(0.2, 0.7, detach_weights=True),
+}
+MIXES = {"none": None, "no draws": (0, 0), "pairs": (4, 0), "with anchor": (0, 3), "both": (4, 3)}
+
+
+class Expected(NamedTuple):
+    """What the formulas say."""
+
+    losses: Tensor
+    floored: float
+    hardness: float
+    mined: float
+    mixed: float
+
+
+def mean_of_exponentials(logits: list[Tensor], beta: float, detached: bool) -> Tensor:
+    """Mean of exp(s), weighted by exp(beta s)."""
+    weights = [(beta * s).exp() for s in logits]
+    if detached:
+        weights = [w.detach() for w in weights]
+    total = sum(w * s.exp() for w, s in zip(weights, logits, strict=True))
+    return torch.as_tensor(total / sum(weights))
+
+
+def mixtures(anchor: Tensor, negatives: list[Tensor], mixing: Mixing, row: int) -> list[Tensor]:
+    """Eq. 4 and 5 of MoCHi as written; constants."""
+    draws, made = mixing.draws, []
+    for (i, j), share in zip(draws.pair_indices[row].tolist(), draws.alpha[row], strict=True):
+        made.append(share * negatives[i] + (1 - share) * negatives[j])
+    for j, share in zip(draws.single_indices[row].tolist(), draws.beta[row], strict=True):
+        made.append(share * anchor + (1 - share) * negatives[j])
+    return [(h / h.norm()).detach() for h in made]
+
+
+def mean(values: Sequence[Any]) -> float:
+    return float(sum(float(v) for v in values) / len(values)) if values else math.nan
+
+
+def reference(
+    anchors: Tensor,
+    positives: Tensor,
+    candidates: Tensor,
+    own: Tensor | None,
+    estimator: NegativeMass,
+    mixing: Mixing | None,
+    temperature: float,
+    extra: Tensor | None = None,
+) -> Expected:
+    """The loss by its formulas, on scalars that carry a gradient."""
+    losses, floored, hardness, mined, mixed = [], [], [], [], []
+    for row, anchor in enumerate(anchors):
+        excluded = [] if own is None else own[row].tolist()
+        negatives = [c for k, c in enumerate(candidates) if k not in excluded]
+        if mixing is not None and mixing.count:
+            ranked = sorted(negatives, key=lambda c: -(anchor @ c).item())[: mixing.num_hard]
+            made = mixtures(anchor, ranked, mixing, row)
+            mined += [(anchor @ c).item() for c in ranked]
+            mixed += [(anchor @ h).item() for h in made]
+            negatives = negatives + made
+        logits = [anchor @ c / temperature for c in negatives]
+        targets = [anchor @ p / temperature for p in positives[row]]
+        samples = targets + [
+            anchor @ p / temperature for p in ([] if extra is None else extra[row])
+        ]
+        negative, positive = (
+            mean_of_exponentials(s, estimator.beta, estimator.detach_weights)
+            for s in (logits, samples)
+        )
+        estimate = (negative - estimator.tau_plus * positive) / (1 - estimator.tau_plus)
+        floor = torch.tensor(math.exp(-1 / temperature), dtype=anchors.dtype)
+        floored.append(bool(estimate <= floor))
+        estimate = floor if floored[-1] else estimate
+        hardness.append(temperature * estimate.detach().log())
+        mass = len(negatives) * estimate
+        losses.append(torch.stack([-(s.exp() / (s.exp() + mass)).log() for s in targets]))
+    return Expected(torch.stack(losses), mean(floored), mean(hardness), mean(mined), mean(mixed))
+
+
+def unit(*shape: int, generator: torch.Generator) -> Tensor:
+    rows = torch.randn(*shape, D, generator=generator, dtype=torch.float64)
+    return F.normalize(rows, dim=-1).requires_grad_()
+
+
+def make_mixing(mixes: str, anchors: Tensor, generator: torch.Generator) -> Mixing | None:
+    numbers = MIXES[mixes]
+    if numbers is None:
+        return None
+    return Mixing(HARD, draw_mixes(anchors, HARD, *numbers, generator=generator))
+
+
+def check(found: Any, expected: Expected, inputs: list[Tensor]) -> None:
+    """Compares values, and the gradients of the mean."""
+    torch.testing.assert_close(found.loss, expected.losses.mean(), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.losses, expected.losses.detach(), rtol=1e-10, atol=1e-12)
+    for name in ("floored", "hardness", "mined", "mixed"):
+        value = getattr(found, name)
+        assert not value.requires_grad
+        assert value.item() == pytest.approx(getattr(expected, name), rel=1e-9, nan_ok=True), name
+    assert not found.losses.requires_grad
+    ours = torch.autograd.grad(found.loss, inputs, allow_unused=True)
+    theirs = torch.autograd.grad(expected.losses.mean(), inputs, allow_unused=True)
+    for a, b in zip(ours, theirs, strict=True):
+        zero = torch.zeros(())
+        torch.testing.assert_close(
+            zero if a is None else a,
+            torch.zeros_like(zero if a is None else a) if b is None else b,
+            rtol=1e-8,
+            atol=1e-11,
+        )
+
+
+@pytest.mark.parametrize("mixes", MIXES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("pool", ["queue", "learnable", "own columns", "queue with own columns"])
+@pytest.mark.parametrize(("count", "further"), [(1, 0), (2, 0), (1, 2), (2, 1)])
+def test_equals_the_loop(count: int, further: int, pool: str, estimator: str, mixes: str) -> None:
+    generator = torch.Generator().manual_seed(len(mixes) + 10 * count)
+    anchors, positives = unit(N, generator=generator), unit(N, count, generator=generator)
+    candidates, extra = unit(K, generator=generator), unit(N, further, generator=generator)
+    own = torch.stack([torch.randperm(K, generator=generator)[:2] for _ in range(N)])
+    settings: Any = {
+        "own": own if "own" in pool else None,
+        "estimator": ESTIMATORS[estimator],
+        "mixing": make_mixing(mixes, anchors, generator),
+        "temperature": 0.4,
+    }
+    inputs = [anchors, positives]
+    if pool.startswith("queue"):
+        candidates = candidates.detach()
+    else:
+        inputs.append(candidates)
+    if further:
+        inputs.append(extra)
+        settings["extra_positives"] = extra
+    found = contrastive(anchors, positives, candidates, **settings)
+    expected = reference(
+        anchors,
+        positives,
+        candidates,
+        settings["own"],
+        settings["estimator"],
+        settings["mixing"],
+        settings["temperature"],
+        extra if further else None,
+    )
+    check(found, expected, inputs)
+
+
+@pytest.mark.parametrize("mixes", ["none", "both"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_views_against_each_other(number: int, estimator: str, mixes: str) -> None:
+    """Straight from the views: anchors are all of them, negatives those of other images."""
+    generator = torch.Generator().manual_seed(number)
+    views = [5 * unit(N, generator=generator).detach().requires_grad_() for _ in range(number)]
+    batch = batch_of_views(views)
+    rows = [
+        (v, i, F.normalize(z, dim=0)) for v, view in enumerate(views) for i, z in enumerate(view)
+    ]
+    everything = torch.stack([row for *_, row in rows])
+    positives = torch.stack(
+        [torch.stack([row for u, j, row in rows if j == i and u != v]) for v, i, _ in rows]
+    )
+    own = torch.tensor([[k for k, (_, j, _) in enumerate(rows) if j == i] for _, i, _ in rows])
+    mixing = make_mixing(mixes, everything, generator)
+    found = contrastive(
+        **batch._asdict(), estimator=ESTIMATORS[estimator], mixing=mixing, temperature=0.4
+    )
+    expected = reference(everything, positives, everything, own, ESTIMATORS[estimator], mixing, 0.4)
+    check(found, expected, views)
+
+
+@pytest.mark.parametrize("pool", ["queue", "learnable"])
+def test_precision_is_the_anchors(pool: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    exact = [unit(*shape, generator=generator) for shape in ((N,), (N, 2), (K,), (N, 1))]
+    if pool == "queue":
+        exact[2] = exact[2].detach()
+    found = []
+    for dtype, others in ((torch.float32, torch.float64), (torch.float64, torch.bfloat16)):
+        anchors = exact[0].to(dtype)
+        for positives, candidates, extra in (
+            (x.to(others) for x in exact[1:]),
+            (x.to(others).to(dtype) for x in exact[1:]),
+        ):
+            terms = contrastive(
+                anchors,
+                positives,
+                candidates,
+                estimator=ESTIMATORS["hard"],
+                temperature=0.4,
+                extra_positives=extra,
+            )
+            assert terms.loss.dtype == dtype
+            found.append(terms.loss)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[2], found[3])
+
+
+def test_what_is_unranked_is_mixed_all_the_same() -> None:
+    """Without a rank the indices mean the same rows, in another order."""
+    generator = torch.Generator().manual_seed(0)
+    anchors, positives = unit(N, generator=generator), unit(N, 1, generator=generator)
+    queue = unit(K, generator=generator).detach()
+    pair = torch.tensor([[0, 1], [0, 2], [1, 2], [1, 0], [2, 0], [2, 1]]).expand(N, -1, -1)
+    half = torch.full((N, 6), 0.5, dtype=torch.float64)
+    single = torch.arange(HARD).expand(N, -1)
+    draws = MixDraws(pair, half, single, half[:, :HARD] / 2)
+    ranked, unranked = (
+        contrastive(
+            anchors, positives, queue, mixing=Mixing(HARD, draws, ranked=order), temperature=0.4
+        )
+        for order in (True, False)
+    )
+    torch.testing.assert_close(ranked.loss, unranked.loss, rtol=1e-12, atol=0)
+    assert ranked.mined == pytest.approx(unranked.mined.item())
+
+
+@pytest.mark.parametrize("excluded", [0, 2])
+def test_more_hard_ones_than_there_are_are_all(excluded: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    anchors, positives = unit(N, generator=generator), unit(N, 1, generator=generator)
+    queue = unit(K, generator=generator).detach()
+    own = torch.arange(excluded).expand(N, -1) if excluded else None
+    draws = draw_mixes(anchors, K - excluded, 5, 5, generator)
+    fits, all_rows, many = (
+        contrastive(
+            anchors, positives, queue, own=own, mixing=Mixing(number, draws), temperature=0.4
+        )
+        for number in (K - excluded, K, 1000)
+    )
+    assert fits.mined.isfinite()
+    for other in (all_rows, many):
+        assert torch.equal(fits.loss, other.loss)
+        assert torch.equal(fits.mined, other.mined)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"anchors": torch.ones(3)}, r"anchors must be \(N, D\)"),
+        ({"positives": torch.ones(3, 4)}, r"positives \(N, P, D\), got \(3, 4\) and \(3, 4\)"),
+        ({"positives": torch.ones(2, 1, 4)}, r"\(2, 1, 4\)"),
+        ({"positives": torch.ones(3, 1, 5)}, r"\(3, 1, 5\)"),
+        ({"positives": torch.ones(3, 0, 4)}, "at least one"),
+        ({"candidates": torch.ones(5, 3)}, r"candidates must be \(K, 4\).*\(5, 3\)"),
+        ({"own": torch.zeros(2, 1, dtype=torch.long)}, r"own must be \(3, m\), got \(2, 1\)"),
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"temperature": math.nan}, "temperature=nan"),
+        ({"mixing": Mixing(2, draw_mixes(torch.ones(2, 4), 2, 1, 1))}, "draws for 2 anchors"),
+        ({"extra_positives": torch.ones(3, 4)}, r"extra_positives must be \(3, M, 4\)"),
+        ({"extra_positives": torch.ones(2, 1, 4)}, r"got \(2, 1, 4\)"),
+    ],
+)
+def test_refuses_what_does_not_fit(changes: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "anchors": torch.ones(3, 4),
+        "positives": torch.ones(3, 1, 4),
+        "candidates": torch.ones(5, 4),
+        "temperature": 0.1,
+        **changes,
+    }
+    with pytest.raises(ValueError, match=message):
+        contrastive(**arguments)
+
+
+@pytest.mark.parametrize("pool", ["queue", "own columns"])
+def test_no_negatives_give_a_zero_on_the_graph(pool: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    anchors, positives = unit(2, generator=generator), unit(2, 3, generator=generator)
+    candidates = unit(0 if pool == "queue" else 2, generator=generator)
+    extra = unit(2, 1, generator=generator)
+    terms = contrastive(
+        anchors,
+        positives,
+        candidates,
+        own=None if pool == "queue" else torch.tensor([[0, 1], [1, 0]]),
+        estimator=NegativeMass(0.1, 1.0),
+        mixing=Mixing(4, draw_mixes(anchors, 4, 2, 2)),
+        temperature=0.1,
+        extra_positives=extra,
+    )
+    assert terms.loss.item() == terms.floored.item() == 0
+    assert torch.equal(terms.losses, torch.zeros(2, 3, dtype=torch.float64))
+    assert all(math.isnan(value) for value in terms[3:])
+    for gradient in torch.autograd.grad(terms.loss, [anchors, positives, candidates, extra]):
+        assert not gradient.any()
