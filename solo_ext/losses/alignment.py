@@ -1,0 +1,48 @@
+"""How far positive pairs are apart."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from solo_ext.losses.distances import row_distances
+from solo_ext.losses.precision import full_precision
+from solo_ext.losses.registry import LOSSES
+
+
+@LOSSES.register(
+    "alignment_loss_func",
+    paper="Understanding Contrastive Representation Learning through Alignment and Uniformity "
+    "on the Hypersphere",
+    year=2020,
+    arxiv="2005.10242",
+)
+def alignment_loss_func(x: Tensor, y: Tensor, alpha: float = 2) -> Tensor:
+    """Mean distance of positive pairs, to a power.
+
+    ``|x_i - y_i|^alpha``, mean over the pairs.
+
+    Args:
+        x: (N, D), of unit length in the paper; used as it is.
+        y: (N, D), row i is paired with row i of ``x``.
+        alpha: above 0.
+
+    Returns:
+        Scalar. Equal rows have gradient 0.
+
+    Raises:
+        ValueError: shapes differ or are not (N, D), or alpha is not positive.
+
+    Source:
+        Wang and Isola, ICML 2020, arXiv 2005.10242.
+    """
+    if x.ndim != 2 or x.shape != y.shape:
+        raise ValueError(f"x and y must both be (N, D), got {tuple(x.shape)} and {tuple(y.shape)}")
+    if not alpha > 0:
+        raise ValueError(f"alpha={alpha}: must be above 0")
+    x, y = full_precision(x, y)
+    distances = row_distances(x, y)
+    # Below 1 the slope of the power at 0 is infinite.
+    apart = distances > 0
+    powers = torch.where(apart, distances, 1.0).pow(alpha)
+    return torch.where(apart, powers, 0.0).mean()
