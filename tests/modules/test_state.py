@@ -52,8 +52,9 @@ def test_queue_starts_as_random_directions() -> None:
 def test_queue_writes_in_place() -> None:
     queue = FeatureQueue(4, 2)
     held = queue.value
-    queue.update_(torch.ones(3, 2, requires_grad=True))
-    assert queue.value.data_ptr() == held.data_ptr()
+    for _ in range(2):
+        queue.update_(torch.ones(3, 2, requires_grad=True))
+    assert queue.value is held
     assert not queue.value.requires_grad
 
 
@@ -65,6 +66,61 @@ def test_queue_goes_on_after_a_checkpoint() -> None:
         one.update_(rows(4, 5, 6))
     assert other.value.squeeze(1).tolist() == [6, 2, 3, 4, 5]
     assert other.pointer == queue.pointer == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "updates", "filled", "age"),
+    [
+        (5, 1, 0, 0.0, 0.0),
+        (5, 2, 1, 0.4, 0.0),
+        (5, 2, 2, 0.8, 0.5),
+        (6, 2, 7, 1.0, 1.0),
+        (5, 2, 4, 1.0, (0 + 0 + 1 + 1 + 2) / 5),
+        (5, 7, 3, 1.0, 0.0),
+        (8, 3, 5, 1.0, (3 * 0 + 3 * 1 + 2 * 2) / 8),
+    ],
+)
+def test_queue_knows_how_much_it_holds_and_how_old(
+    size: int, batch: int, updates: int, filled: float, age: float
+) -> None:
+    queue = FeatureQueue(size, 1)
+    for _ in range(updates):
+        queue.update_(torch.zeros(batch, 1))
+    assert (queue.written, queue.updates) == (batch * updates, updates)
+    assert queue.filled == pytest.approx(filled)
+    assert queue.age == pytest.approx(age)
+    numbers = (queue.pointer, queue.written, queue.updates, queue.filled, queue.age)
+    assert not any(isinstance(number, Tensor) for number in numbers)
+
+
+def test_queue_of_uneven_batches_has_the_age_of_equal_ones() -> None:
+    queue, even = FeatureQueue(20, 1), FeatureQueue(20, 1)
+    for uneven, size in ((0, 3), (5, 3), (4, 3)):
+        queue.update_(torch.zeros(uneven, 1))
+        even.update_(torch.zeros(size, 1))
+    assert (queue.written, queue.updates) == (even.written, even.updates) == (9, 3)
+    assert queue.age == even.age == 1.0
+    empty = FeatureQueue(20, 1)
+    empty.update_(torch.zeros(0, 1))
+    assert (empty.updates, empty.filled, empty.age) == (1, 0.0, 0.0)
+
+
+def test_queue_counts_go_through_a_checkpoint() -> None:
+    queue, other = FeatureQueue(5, 1), FeatureQueue(5, 1)
+    for _ in range(4):
+        queue.update_(rows(1, 2))
+    other.load_state_dict(through_a_file(queue))
+    assert (other.pointer, other.written, other.updates) == (3, 8, 4)
+    assert other.age == queue.age > 0
+
+
+def test_queue_takes_checkpoints_that_hold_the_pointer_alone() -> None:
+    queue = FeatureQueue(5, 1)
+    queue.update_(rows(1, 2))
+    state = queue.state_dict() | {"_extra_state": torch.tensor([3])}
+    queue.load_state_dict(state)
+    assert (queue.pointer, queue.written, queue.updates) == (3, 0, 0)
+    assert queue.filled == queue.age == 0
 
 
 def test_bank_is_keyed_by_sample() -> None:
