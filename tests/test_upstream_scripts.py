@@ -70,6 +70,38 @@ def test_main_pretrain_runs_the_e_step_and_resumes(tmp_path: Path, e_step: str) 
     assert not torch.equal(resumed["prototypes.means_0"], state["prototypes.means_0"])
 
 
+COMBINATIONS = {
+    "hard_negative": ("+method_kwargs.negatives=queue", "+method_kwargs.queue_size=300"),
+    "mochi": ("method_kwargs.mixing.warmup_epochs=0",),
+    "nnclr_symmetric": (),
+    "metric": (
+        "method_kwargs.loss=arcface_loss_func",
+        "~method_kwargs.loss_kwargs",
+        "method_kwargs.classes=cluster",
+        "+method_kwargs.clusters={num_prototypes: [20], warmup_epochs: 0}",
+    ),
+}
+
+
+@pytest.mark.parametrize("method", COMBINATIONS)
+def test_main_pretrain_runs_and_resumes(tmp_path: Path, method: str) -> None:
+    settings = COMBINATIONS[method]
+    first = pretrained(method, tmp_path, "max_epochs=1", *settings)
+    (checkpoint,) = first.glob("*.ckpt")
+    again = pretrained(
+        method, tmp_path, "max_epochs=2", *settings, f"+resume_from_checkpoint='{checkpoint}'"
+    )
+    (checkpoint,) = again.glob("*ep=1.ckpt")
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    if method == "mochi":
+        assert state["queues.0._extra_state"][1] == 2 * 1400
+    if method == "nnclr_symmetric":
+        assert (state["support_set.indices"] >= 0).all()
+    if method == "metric":
+        assert state["prototypes._extra_state"][0] == 1, "the epoch of the E-step"
+    assert ("momentum_backbone" in str(list(state))) == (method in ("hard_negative", "mochi"))
+
+
 def test_main_pretrain_trains(folder: Path) -> None:
     """The names are those that main_knn.py and main_umap.py look for."""
     args = json.loads((folder / "args.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -88,18 +89,27 @@ def _model_of(kwargs_type: type) -> TypeAdapter[Any]:
     return TypeAdapter(_section_of(kwargs_type))
 
 
-def _section_of(kwargs_type: type) -> type[Section]:
-    """A strict pydantic model with the fields of a dataclass, and of those within it."""
+def _section_of(kwargs_type: type, preset: Any = None) -> type[Section]:
+    """A strict pydantic model with the fields of a dataclass, and of those within it.
+
+    Args:
+        kwargs_type: the dataclass.
+        preset: an instance, whose values take the place of the dataclass's own defaults.
+    """
     hints = get_type_hints(kwargs_type, include_extras=True)
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(kwargs_type):
         hint = hints[field.name]
+        held = field.default if preset is None else getattr(preset, field.name)
         if dataclasses.is_dataclass(hint):
-            section = _section_of(cast(type, hint))
-            fields[field.name] = (section, section(**dataclasses.asdict(cast(Any, field.default))))
+            # What a config leaves out of the section keeps the preset's value.
+            section = _section_of(cast(type, hint), held)
+            fields[field.name] = (section, section())
             continue
-        if field.default_factory is not dataclasses.MISSING:
-            default: Any = Field(default_factory=field.default_factory)
+        if preset is not None:
+            default: Any = Field(default_factory=functools.partial(copy.copy, held))
+        elif field.default_factory is not dataclasses.MISSING:
+            default = Field(default_factory=field.default_factory)
         elif field.default is dataclasses.MISSING:
             default = ...
         else:

@@ -11,14 +11,16 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext import distributed
-from solo_ext.data.fixed_pass import training_set
 from solo_ext.data.sampler import draw, mix
-from solo_ext.errors import UserError
 from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
-from solo_ext.methods.pcl_kwargs import PCLKwargs, check_size, kept_backend, report_settings, settle
-from solo_ext.methods.prototype_refresh import refresh_prototypes
+from solo_ext.methods.pcl_kwargs import KEY, PCLKwargs, check_size, report_settings, settle
+from solo_ext.methods.prototype_refresh import (
+    e_step_is_due,
+    refresh_prototypes,
+    start_prototypes,
+)
 from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
 from solo_ext.modules.cluster_prototypes import ClusterPrototypes
 from solo_ext.modules.feature_bank import FeatureBank
@@ -105,33 +107,32 @@ class PCL(BaseMomentumMethod):
         out: dict[str, Any] = super().momentum_forward(X)
         return {**out, "z": self.momentum_projector(out["feats"])}
 
+    @property
+    def embedder(self) -> list[nn.Module]:
+        """The networks whose embeddings are clustered."""
+        return [self.momentum_backbone, self.momentum_projector]
+
+    def embed(self, X: Tensor) -> Tensor:
+        """Embeddings (N, D) that are clustered."""
+        z: Tensor = self.momentum_forward(X)["z"]
+        return z
+
     def on_train_start(self) -> None:
         """Sizes the state by the training set and settles on a k-means backend."""
         super().on_train_start()
-        size = len(training_set(self.trainer, self.cfg))
-        check_size(self.cfg, size)
-        for held in (self.prototypes.assignments.T, () if self.bank is None else self.bank.value):
-            if len(held) not in (0, size):
-                raise UserError(
-                    f"the checkpoint is of a training set of {len(held)} images, this one has "
-                    f"{size}; resume with the data of the checkpoint"
-                )
-        if self.bank is not None and not len(self.bank.value):
-            self.bank.resize_(size)
-        self.prototypes.backend = kept_backend(self.cfg, self.prototypes.backend, self.device)
+        # Random until they are filled, and left out of what DDP brings into line.
+        distributed.broadcast_buffers(*self.queues)
+        start_prototypes(self, self.cfg.method_kwargs, KEY)
         if self.trainer.is_global_zero:
             report_settings(self.cfg, self.prototypes.backend)
 
     def on_train_epoch_start(self) -> None:
         """Runs the E-step where it is due."""
         super().on_train_epoch_start()
-        kwargs, epoch = self.cfg.method_kwargs, self.current_epoch
-        since = epoch - kwargs.warmup_epochs
-        fresh = self.prototypes.epoch < 0
-        if not self.proto_weight or since < 0 or not (fresh or since % kwargs.e_step_every == 0):
+        settings = self.cfg.method_kwargs
+        if not self.proto_weight or not e_step_is_due(self, settings):
             return
-        metrics = refresh_prototypes(self)
-        self.prototypes.epoch = epoch
+        metrics = refresh_prototypes(self, settings, self.temperature)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
     def training_step(  # type: ignore[override]

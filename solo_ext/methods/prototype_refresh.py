@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from solo_ext import distributed
 from solo_ext.clustering.e_step import Granularity, e_step
 from solo_ext.data.fixed_pass import fixed_pass_loader, labels_of, training_set
+from solo_ext.errors import UserError
+from solo_ext.methods.e_step_kwargs import kept_backend
 from solo_ext.modules.cluster_prototypes import ClusterPrototypes
 from solo_ext.modules.feature_bank import FeatureBank
 from solo_ext.modules.modes import eval_mode
@@ -23,13 +25,20 @@ _BATCHES_AT_ONCE = 4
 
 
 class Clustered(Protocol):
-    """A method in training whose momentum embeddings can be clustered."""
+    """A method in training whose embeddings can be clustered."""
 
     cfg: DictConfig
     prototypes: ClusterPrototypes
     bank: FeatureBank | None
-    momentum_backbone: nn.Module
-    momentum_projector: nn.Module
+
+    @property
+    def embedder(self) -> list[nn.Module]:
+        """The networks behind :meth:`embed`."""
+        ...
+
+    def embed(self, X: Tensor) -> Tensor:
+        """Embeddings (N, D) of images, of any scale."""
+        ...
 
     @property
     def trainer(self) -> Any: ...
@@ -40,13 +49,48 @@ class Clustered(Protocol):
     @property
     def current_epoch(self) -> int: ...
 
-    def momentum_forward(self, X: Tensor) -> dict[str, Any]:
-        """Embeddings ``z`` (N, D), among others."""
-        ...
+
+def start_prototypes(method: Clustered, settings: Any, key: str) -> None:
+    """Sizes the state by the training set and settles on a k-means backend.
+
+    Args:
+        method: that starts to train.
+        settings: :class:`solo_ext.methods.e_step_kwargs.EStepKwargs`.
+        key: of the settings in the config.
+
+    Raises:
+        ConfigError: too few samples, or a backend that is not there.
+        UserError: a checkpoint of another training set.
+    """
+    size = len(training_set(method.trainer, method.cfg))
+    state, bank = method.prototypes, method.bank
+    # Also where solo-learn's own script started the run, without our checks before it.
+    cast(Any, method).check_size(method.cfg, size)
+    for held in (state.assignments.T, () if bank is None else bank.value):
+        if len(held) not in (0, size):
+            raise UserError(
+                f"the checkpoint is of a training set of {len(held)} images, this one has {size}; "
+                "resume with the data of the checkpoint"
+            )
+    if bank is not None and not len(bank.value):
+        bank.resize_(size)
+    state.backend = kept_backend(settings, key, state.backend, method.device)
 
 
-def refresh_prototypes(method: Clustered) -> dict[str, float]:
+def e_step_is_due(method: Clustered, settings: Any) -> bool:
+    """Whether the epoch that begins is to begin with an E-step."""
+    since = method.current_epoch - settings.warmup_epochs
+    fresh = method.prototypes.epoch < 0
+    return bool(since >= 0 and (fresh or since % settings.e_step_every == 0))
+
+
+def refresh_prototypes(method: Clustered, settings: Any, temperature: float) -> dict[str, float]:
     """Runs the E-step and puts its result into ``method.prototypes``.
+
+    Args:
+        method: in training.
+        settings: :class:`solo_ext.methods.e_step_kwargs.EStepKwargs`.
+        temperature: mean of the concentrations.
 
     Every rank embeds, or takes from the bank, every world-size-th sample; k-means shares them out
     likewise.
@@ -56,7 +100,7 @@ def refresh_prototypes(method: Clustered) -> dict[str, float]:
         normalised mutual information with the labels where there are labels; seconds.
     """
     begin = time.monotonic()
-    kwargs, state = method.cfg.method_kwargs, method.prototypes
+    state = method.prototypes
     dataset = training_set(method.trainer, method.cfg)
     ids = torch.arange(distributed.rank(), len(dataset), distributed.world_size())
     features = _features(method, dataset, ids)
@@ -67,11 +111,11 @@ def refresh_prototypes(method: Clustered) -> dict[str, float]:
         ids.to(method.device),
         len(dataset),
         state.num_prototypes,
-        temperature=kwargs.temperature,
-        alpha=kwargs.alpha,
+        temperature=temperature,
+        alpha=settings.alpha,
         init=state.means if warm else None,
-        iterations=kwargs.kmeans.warm_iterations if warm else kwargs.kmeans.iterations,
-        restarts=1 if warm else kwargs.kmeans.restarts,
+        iterations=settings.kmeans.warm_iterations if warm else settings.kmeans.iterations,
+        restarts=1 if warm else settings.kmeans.restarts,
         seed=method.cfg.get("seed") or 0,
         backend=state.backend,
     )
@@ -81,6 +125,7 @@ def refresh_prototypes(method: Clustered) -> dict[str, float]:
         [g.concentration for g in found],
         torch.stack([g.assignments for g in found]),
     )
+    state.epoch = method.current_epoch
     done = time.monotonic()
     seconds = {
         "e_step/seconds_features": embedded - begin,
@@ -94,7 +139,7 @@ def refresh_prototypes(method: Clustered) -> dict[str, float]:
 def _features(method: Clustered, dataset: Any, ids: Tensor) -> Tensor:
     """(n_local, D) unit features of the samples ``ids``."""
     # DDP brings buffers into line at its next forward pass only, which this one is not.
-    distributed.broadcast_buffers(method.momentum_backbone, method.momentum_projector)
+    distributed.broadcast_buffers(*method.embedder)
     bank = method.bank
     if bank is None:
         return _embed(method, dataset, ids)
@@ -117,11 +162,11 @@ def _embed(method: Clustered, dataset: Any, ids: Tensor) -> Tensor:
     place[ids] = torch.arange(len(ids))
     features = torch.zeros(len(ids), cfg["method_kwargs"]["proj_output_dim"], device=method.device)
     with (
-        eval_mode(method.momentum_backbone, method.momentum_projector),
+        eval_mode(*method.embedder),
         method.trainer.precision_plugin.forward_context(),
     ):
         for indices, images in loader:
-            embedded = method.momentum_forward(images.to(method.device))["z"]
+            embedded = method.embed(images.to(method.device))
             features[place[indices].to(method.device)] = F.normalize(embedded.float(), dim=1)
     return features
 

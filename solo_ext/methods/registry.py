@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -9,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from solo_ext.errors import ConfigError
 from solo_ext.registry import Registry
 
+logger = logging.getLogger("solo_ext.methods")
 METHODS: Registry[type[Any]] = Registry("method")
 
 
@@ -29,17 +31,55 @@ def fill_method_kwargs(cfg: DictConfig, kwargs_type: type) -> DictConfig:
     return cfg
 
 
-def require_two_views(cfg: DictConfig) -> None:
+def require_two_views(cfg: DictConfig, small: bool = False) -> None:
     """Refuses anything but two large crops.
 
+    Args:
+        cfg: the config.
+        small: whether small crops beside them are welcome.
+
     Raises:
-        ConfigError: another number of large crops, or any small crop.
+        ConfigError: another number of large crops, or a small crop that is not welcome.
     """
-    large, small = cfg.data.num_large_crops, cfg.data.num_small_crops
-    if (large, small) != (2, 0):
+    counts = cfg.data.num_large_crops, cfg.data.num_small_crops
+    if counts[0] != 2 or (counts[1] and not small):
+        remedy = "give num_crops: 2 in all, of one crop_size"
+        if small:
+            remedy = (
+                "give the largest crop_size num_crops: 2 in all; smaller ones may be any number"
+            )
         raise ConfigError(
             "augmentations",
-            f"{large} large and {small} small crops",
+            f"{counts[0]} large and {counts[1]} small crops",
             f"{cfg.method} compares two views",
-            "give num_crops: 2 in all, of one crop_size",
+            remedy,
+        )
+
+
+def require_indices(cfg: DictConfig, purpose: str) -> None:
+    """Refuses data without the true index of every sample.
+
+    Args:
+        cfg: the config.
+        purpose: what the method does with them.
+
+    Raises:
+        ConfigError: DALI without indices, or with those of a fraction of the images.
+    """
+    if cfg.data.get("format") != "dali":
+        return
+    encoded = (cfg.get("dali") or {}).get("encode_indexes_into_labels")
+    if not encoded:
+        raise ConfigError(
+            "dali.encode_indexes_into_labels",
+            encoded,
+            f"{cfg.method} {purpose} by sample index, which DALI's batches then lack",
+            "set it to true",
+        )
+    if cfg.data.get("fraction", -1) > 0:
+        raise ConfigError(
+            "data.fraction",
+            cfg.data.fraction,
+            "DALI numbers the samples of a fraction in an order of its own",
+            "use all images, or data.format=image_folder",
         )

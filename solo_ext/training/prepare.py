@@ -137,12 +137,17 @@ def _method_kwargs(given: dict[str, Any], method: type[Any]) -> dict[str, Any]:
 
 def _momentum(given: dict[str, Any], method: type[Any]) -> dict[str, Any] | None:
     section: dict[str, Any] | None = given["momentum"]
-    if not issubclass(method, host.BaseMomentumMethod):
+    uses_momentum = getattr(method, "uses_momentum", None)
+    if not issubclass(method, host.BaseMomentumMethod) or (
+        uses_momentum is not None and not uses_momentum(given["method_kwargs"])
+    ):
         if section is not None:
             raise ConfigError(
                 "momentum",
                 section,
-                f"{given['method']} has no momentum backbone",
+                f"{given['method']} with these method_kwargs has no momentum backbone"
+                if uses_momentum
+                else f"{given['method']} has no momentum backbone",
                 "remove the section, on the command line with ~momentum",
             )
         return None

@@ -97,8 +97,8 @@ KEYS = {
     ),
     "hydra's": config("hydra.run.dir=elsewhere", says=("hydra=", "unknown key")),
     "kwarg of another method": config(
-        "method_kwargs.queue_size=10",
-        says=("method_kwargs.queue_size=10: unknown key", "allowed: proj_batch_norm"),
+        "method_kwargs.num_negatives=10",
+        says=("method_kwargs.num_negatives=10: unknown key", "did you mean 'negatives'"),
     ),
     "required, missing": config(
         "~optimizer.lr", says=("optimizer.lr=null", "required", "a number")
@@ -250,7 +250,7 @@ VALUES = {
         "val_check_interval=100", says=("val_check_interval=100", "4 batches")
     ),
     "momentum without a momentum backbone": config(
-        "momentum.base_tau=0.9", says=("momentum=", "debiased has no momentum", "~momentum")
+        "momentum.base_tau=0.9", says=("momentum=", "has no momentum backbone", "~momentum")
     ),
     "three crops": config("augmentations.0.num_crops=3", says=("augmentations=", "3 large", "two")),
     "three crops of a built-in": of_method(

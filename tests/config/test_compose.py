@@ -65,6 +65,7 @@ def of_the_data_at_hand(name: str, root: Path) -> list[str]:
     return [
         *(() if folder == "cifar10_cpu" else ("data.dataset=custom", *paths)),
         *(smaller if "/pcl" in name else ()),
+        *(("method_kwargs.clusters.num_prototypes=[9]",) if "/metric" in name else ()),
         *(("method_kwargs.num_negatives=null",) if name == "imagenet/pcl_v1" else ()),
     ]
 

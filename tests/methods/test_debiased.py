@@ -1,6 +1,7 @@
 """The method ``debiased`` on the installed host."""
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,8 @@ from solo_ext.config.compose import compose
 from solo_ext.data.loaders import pretrain_loader
 from solo_ext.errors import ConfigError
 from solo_ext.losses import debiased_loss_func
-from solo_ext.losses.debiased import debiased_terms
+from solo_ext.losses.debiased import estimated_terms
+from solo_ext.losses.negative_mass import NegativeMass
 from solo_ext.methods import METHODS, Debiased
 from solo_ext.methods.debiased import DebiasedKwargs
 from solo_ext.training.prepare import Prepared, prepare
@@ -29,6 +31,19 @@ TINY = [
     "method_kwargs.proj_hidden_dim=16",
     "method_kwargs.proj_output_dim=12",
 ]
+DEFAULTS = {
+    "proj_hidden_dim": 512,
+    "proj_output_dim": 128,
+    "proj_layers": 2,
+    "proj_batch_norm": True,
+    "proj_last_batch_norm": False,
+    "pred_hidden_dim": 0,
+    "positives": "view",
+    "negatives": "batch",
+    "temperature": 0.5,
+    "tau_plus": 0.1,
+    "beta": 0.0,
+}
 Prepare = Callable[..., Prepared]
 
 
@@ -70,9 +85,8 @@ def by_definition(method: Debiased, batch: list[Any]) -> tuple[Tensor, Tensor]:
     """Returns the debiased loss and the classifier's loss of a batch."""
     _, views, targets = batch
     outs = [method(view) for view in views]
-    contrastive = debiased_loss_func(
-        outs[0]["z"], outs[1]["z"], method.temperature, method.tau_plus
-    )
+    tau_plus = method.cfg.method_kwargs.tau_plus
+    contrastive = debiased_loss_func(outs[0]["z"], outs[1]["z"], method.temperature, tau_plus)
     losses = [F.cross_entropy(out["logits"], targets, ignore_index=-1) for out in outs]
     return contrastive, torch.stack(losses).mean()
 
@@ -87,14 +101,9 @@ def test_is_there_by_name(prepared: Prepare) -> None:
 def test_defaults_are_those_of_the_paper(cfg: DictConfig) -> None:
     cfg.method_kwargs = {}
     method = make_method(cfg)
-    assert dict(method.cfg.method_kwargs) == {
-        "proj_hidden_dim": 512,
-        "proj_output_dim": 128,
-        "proj_batch_norm": True,
-        "temperature": 0.5,
-        "tau_plus": 0.1,
-    }
-    assert (method.temperature, method.tau_plus) == (0.5, 0.1)
+    kwargs = method.cfg.method_kwargs
+    assert {name: kwargs[name] for name in DEFAULTS} == DEFAULTS
+    assert (method.temperature, method.estimator) == (0.5, NegativeMass(0.1))
     assert method(torch.randn(2, 3, 32, 32))["z"].shape == (2, 128)
     del cfg["method_kwargs"]
     assert make_method(cfg).temperature == 0.5
@@ -103,7 +112,7 @@ def test_defaults_are_those_of_the_paper(cfg: DictConfig) -> None:
 def test_takes_its_settings(prepared: Prepare) -> None:
     settings = {"temperature": 0.7, "tau_plus": 0.03, "proj_output_dim": 5, "proj_hidden_dim": 6}
     method = make_method(prepared(*(f"method_kwargs.{k}={v}" for k, v in settings.items())).cfg)
-    assert (method.temperature, method.tau_plus) == (0.7, 0.03)
+    assert (method.temperature, method.estimator.tau_plus) == (0.7, 0.03)
     assert method(torch.randn(2, 3, 32, 32))["z"].shape == (2, 5)
     assert method.projector[0].out_features == 6
 
@@ -144,8 +153,9 @@ def test_step_is_the_sum_of_both_losses(
     torch.testing.assert_close(logged["train_debiased_loss"], contrastive)
     torch.testing.assert_close(logged["train_class_loss"], classification)
     z1, z2 = (method(view)["z"] for view in batch[1])
-    floored = debiased_terms(z1, z2, temperature, tau_plus).floored
-    assert logged["train_floored"].item() == pytest.approx(floored.item())
+    floored = estimated_terms(z1, z2, temperature, NegativeMass(tau_plus)).floored
+    assert logged.get("train_floored", torch.zeros(())).item() == pytest.approx(floored.item())
+    assert ("train_floored" in logged) == (tau_plus > 0)
 
 
 def test_gradients_go_where_they_should(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,14 +216,36 @@ def test_a_trainer_runs_it(prepared: Prepare, tmp_path: Path) -> None:
     assert all(not torch.equal(p, before[name]) for name, p in method.named_parameters())
 
 
-@pytest.mark.parametrize(("large", "small"), [(1, 0), (3, 0), (2, 1), (2, 6), (0, 2)])
-def test_refuses_other_than_two_views(cfg: DictConfig, large: int, small: int) -> None:
+@pytest.mark.parametrize(("large", "small"), [(1, 0), (3, 0), (1, 1), (3, 6), (0, 2)])
+def test_refuses_other_than_two_large_views(cfg: DictConfig, large: int, small: int) -> None:
     """Also from upstream's script, which gets no further than the constructor."""
     cfg.data.num_large_crops, cfg.data.num_small_crops = large, small
     with pytest.raises(ConfigError, match="two views") as caught:
         Debiased(cfg)
     assert caught.value.key == "augmentations"
     assert f"{large} large and {small} small" in str(caught.value)
+
+
+def test_small_crops_are_further_positives(
+    cfg: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimate takes the mean over all other crops of the image, M of the paper."""
+    cfg.data.num_small_crops, cfg.method_kwargs.tau_plus = 1, 0.1
+    method, (indices, views, targets) = make_method(cfg), make_batch(crops=3)
+    views[2] = views[2][:, :, :16, :16]
+    logged: dict[str, Tensor] = {}
+    monkeypatch.setattr(method, "log_dict", lambda metrics, **_: logged.update(metrics))
+    method.training_step([indices, views, targets], 0)
+    unit = [F.normalize(method(view)["z"], dim=1) for view in views]
+    losses = []
+    for v, row in itertools.product(range(3), range(len(targets))):
+        similar = [(z @ unit[v][row] / 0.5).exp() for z in unit]
+        positives = torch.stack([s[row] for u, s in enumerate(similar) if u != v])
+        negatives = torch.cat([torch.cat((s[:row], s[row + 1 :])) for s in similar])
+        estimate = (negatives.mean() - 0.1 * positives.mean()) / 0.9
+        mass = len(negatives) * estimate.clamp(min=math.exp(-2))
+        losses.append((-(positives / (positives + mass)).log()).mean())
+    torch.testing.assert_close(logged["train_debiased_loss"], torch.stack(losses).mean())
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -272,6 +304,7 @@ MISTAKES = [
     ({"temperature": 0.0}, "method_kwargs.temperature", "above 0"),
     ({"temperature": "0.5"}, "method_kwargs.temperature", "number"),
     ({"proj_output_dim": 0}, "method_kwargs.proj_output_dim", "above 0"),
+    ({"mixing": {"num_hrad": 3}}, "method_kwargs.mixing.num_hrad", "did you mean 'num_hard'"),
     ({"proj_hidden_dim": 1.5}, "method_kwargs.proj_hidden_dim", "integer"),
     ({"proj_batch_norm": 3}, "method_kwargs.proj_batch_norm", "true or false"),
 ]

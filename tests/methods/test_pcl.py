@@ -415,6 +415,6 @@ def test_resumed_run_keeps_its_backend(
         asked.append(name)
         return name
 
-    monkeypatch.setattr("solo_ext.methods.pcl_kwargs.settled_backend", note)
+    monkeypatch.setattr("solo_ext.methods.e_step_kwargs.settled_backend", note)
     resume(tmp_path)
     assert asked == ["torch"]

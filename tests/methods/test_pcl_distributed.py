@@ -152,7 +152,7 @@ def test_bank_and_queue_hold_the_keys_of_both_ranks(drawn_and_banked: Run) -> No
     mean = torch.nn.functional.normalize(torch.stack(keys).mean(0), dim=1)
     rows = [sample for part in order for sample in part]
     torch.testing.assert_close(state["bank.value"][rows], mean)
-    assert state["queues.0._extra_state"].tolist() == [120]
+    assert state["queues.0._extra_state"].tolist() == [120, 120, 2]
 
 
 def test_every_rank_and_step_draws_its_own_negatives(drawn_and_banked: Run) -> None:

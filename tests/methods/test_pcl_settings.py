@@ -12,7 +12,8 @@ from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.errors import ConfigError
 from solo_ext.methods import PCL
-from solo_ext.methods.pcl_kwargs import PCLKwargs, kept_backend
+from solo_ext.methods.e_step_kwargs import kept_backend
+from solo_ext.methods.pcl_kwargs import KEY, PCLKwargs
 from solo_ext.training.prepare import Prepared, prepare
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -131,16 +132,16 @@ def test_data_without_indices_is_refused(make_config: MakeConfig) -> None:
 
 def test_backend_that_is_gone(make_config: MakeConfig, caplog: pytest.LogCaptureFixture) -> None:
     """Where the config names none, another takes over and says so; what it names is obeyed."""
-    cfg, cpu = made(make_config).cfg, torch.device("cpu")
-    assert kept_backend(cfg, "flash", cpu) == "torch"
+    settings, cpu = made(make_config).cfg.method_kwargs, torch.device("cpu")
+    assert kept_backend(settings, KEY, "flash", cpu) == "torch"
     (message,) = caplog.messages
     assert message.startswith("k-means backend of this run, 'flash': needs features on CUDA")
     assert message.endswith("taking 'torch'")
-    cfg.method_kwargs.kmeans.backend = "torch"
-    assert kept_backend(cfg, "flash", cpu) == "torch"
-    cfg.method_kwargs.kmeans.backend = "flash"
+    settings.kmeans.backend = "torch"
+    assert kept_backend(settings, KEY, "flash", cpu) == "torch"
+    settings.kmeans.backend = "flash"
     with pytest.raises(ConfigError, match=r"method_kwargs\.kmeans\.backend='flash'"):
-        kept_backend(cfg, "torch", cpu)
+        kept_backend(settings, KEY, "torch", cpu)
 
 
 @pytest.mark.parametrize("name", [n for n in shipped_configs() if "/pcl" in n])

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from solo_ext.errors import UserError
+from solo_ext.modules.class_weights import ClassWeights
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain, resume
 from solo_ext.training.run_dir import METRICS, checkpoints, read_config
@@ -32,6 +33,12 @@ METHODS = (
     "pcl",
     "pcl-bank",
     "pcl-drawn",
+    "hard_negative",
+    "hard_negative-queue",
+    "hard_negative-prototypes",
+    "mochi",
+    "nnclr_symmetric",
+    "metric",
 )
 STEPS = 6
 """Steps per epoch: 48 images in batches of 8."""
@@ -45,12 +52,33 @@ PCL: dict[str, dict[str, Any]] = {
 }
 
 
+CLUSTERS = {"num_prototypes": [3, 6], "warmup_epochs": 1}
+MIXES = {"num_hard": 6, "num_pair_mixes": 4, "num_query_mixes": 3, "warmup_epochs": 1}
+CONTRASTIVE: dict[str, dict[str, Any]] = {
+    "hard_negative-queue": {"negatives": "queue", "queue_size": 20},
+    "hard_negative-prototypes": {
+        "positives": "prototype",
+        "clusters": {**CLUSTERS, "e_step": "bank"},
+        "mixing": MIXES,
+    },
+    "mochi": {"queue_size": 20, "mixing": MIXES},
+    "nnclr_symmetric": {"support_set": {"size": 30, "top_k": 2, "exclude_own": True}},
+    # Every epoch's clusters continue those of the one before.
+    "metric": {
+        "loss": "arcface_loss_func",
+        "classes": "cluster",
+        "clusters": {"num_prototypes": [5], "warmup_epochs": 0},
+    },
+}
+
+
 def config_of(make_config: MakeConfig, images: Path, method: str, **changes: Any) -> dict[str, Any]:
     kwargs: dict[str, Any] = {"queue_size": 16} if method in ("mocov2plus", "nnclr", "swav") else {}
     if method == "wmse":
         kwargs = {"whitening_size": 8, "whitening_eps": 0.5}
     if method in PCL:
         kwargs = {"num_prototypes": [3, 6], "queue_size": 20, "warmup_epochs": 1, **PCL[method]}
+    kwargs = CONTRASTIVE.get(method, kwargs)
     settings: dict[str, Any] = {
         "method_kwargs": kwargs,
         "optimizer": {"batch_size": 8, "lr": 0.05},
@@ -117,6 +145,40 @@ def test_resumed_equals_uninterrupted(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_clusters_are_rematched_as_before(
+    make_config: MakeConfig,
+    images: Path,
+    tmp_path: Path,
+    kill_at: KillAt,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Class weights and their momentum move with the clusters, in a resumed run too."""
+    moves: list[list[int]] = []
+    rematch = ClassWeights.rematch_
+
+    def note(self: ClassWeights, match: torch.Tensor, state: Any) -> None:
+        moves.append(match.tolist())
+        assert state["momentum_buffer"].shape == self.weight.shape
+        rematch(self, match, state)
+
+    monkeypatch.setattr(ClassWeights, "rematch_", note)
+    config = config_of(make_config, images, "metric")
+    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    assert len(moves) == 2
+    assert any(move != sorted(move) for move in moves)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(
+            prepare(config),
+            run_dir=tmp_path / "parts",
+            callbacks=[kill_at(2 * STEPS)],
+            show_progress=False,
+        )
+    resume(tmp_path / "parts")
+    # Killed within the third epoch, whose checkpoint is of before its clusters.
+    assert moves[2:] == [*moves[:2], moves[1]]
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 2)], ids=str)
 def test_number_of_workers_may_change(
     workers: tuple[int, int], make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: KillAt
@@ -174,7 +236,7 @@ def test_metrics_are_not_repeated(
     def steps(run: str) -> list[tuple[int, float]]:
         lines = (tmp_path / run / METRICS).read_text().splitlines()
         records = [json.loads(line) for line in lines]
-        key = "train_debiased_loss_step"
+        key = "train_class_loss_step"
         return [(r["step"], r[key]) for r in records if key in r]
 
     assert steps("parts") == steps("whole")

@@ -1,0 +1,214 @@
+"""Settings that the contrastive methods share."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Literal
+
+from omegaconf import DictConfig
+
+from solo_ext.config.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ProbabilityBelowOne,
+    method_kwargs,
+)
+from solo_ext.errors import ConfigError
+from solo_ext.methods.e_step_kwargs import (
+    EStepKwargs,
+    check_backend,
+    check_prototypes,
+    warn_of_late_start,
+)
+from solo_ext.methods.registry import logger, require_indices
+
+CLUSTERS = "method_kwargs.clusters"
+"""Where the settings of the E-step stand in the config."""
+
+
+@method_kwargs
+class MixingKwargs:
+    """``method_kwargs.mixing``: MoCHi's synthetic negatives; none by default.
+
+    Attributes:
+        num_hard: negatives most similar to the query, which are mixed.
+        num_pair_mixes: mixtures of two of them.
+        num_query_mixes: mixtures of one with the query.
+        warmup_epochs: epochs without mixtures.
+    """
+
+    num_hard: PositiveInt = 1024
+    num_pair_mixes: NonNegativeInt = 0
+    num_query_mixes: NonNegativeInt = 0
+    warmup_epochs: NonNegativeInt = 10
+
+
+@method_kwargs
+class SupportSetKwargs:
+    """``method_kwargs.support_set``: where nearest neighbours are looked up.
+
+    Attributes:
+        size: number of past embeddings, of the first view.
+        top_k: neighbours of each embedding, all of them positives.
+        exclude_own: leave out the image's own earlier embedding, which is the nearest where the
+            set holds much of the training set.
+    """
+
+    size: PositiveInt = 98304
+    top_k: PositiveInt = 1
+    exclude_own: bool = False
+
+
+@method_kwargs
+class ContrastiveKwargs:
+    """``method_kwargs`` of :class:`solo_ext.methods.contrastive.Contrastive`.
+
+    Attributes:
+        proj_hidden_dim: width of the projector's hidden layers.
+        proj_output_dim: D of the embeddings.
+        proj_layers: linear layers of the projector.
+        proj_batch_norm: batch norm after its hidden layers.
+        proj_last_batch_norm: and after its last.
+        pred_hidden_dim: width of the hidden layer of a predictor on the side of the queries; 0 is
+            none.
+        temperature: above 0.
+        positives: ``view``: the image's other views; ``nearest_neighbor``: the support set's rows
+            nearest to them; ``prototype``: the means of the image's clusters.
+        negatives: ``batch``: the other images' views; ``queue``: past embeddings of a momentum
+            encoder, one queue per large crop.
+        queue_size: of each.
+        tau_plus: in [0, 1), prior share of negatives of the anchor's class; above 0 debiases.
+        beta: 0 or more; above 0 negatives weigh the more the more similar they are.
+        detach_weights: no gradient through those weights.
+        symmetric: nearest neighbours against negatives of the batch: contrast predictions with
+            neighbours too, not only neighbours with predictions.
+        mixing: as :class:`MixingKwargs`.
+        support_set: as :class:`SupportSetKwargs`.
+        clusters: of ``prototype``, as :class:`solo_ext.methods.e_step_kwargs.EStepKwargs`; during
+            its warm-up epochs the positives are views.
+        compute_dtype: of products with a queue that is not mixed.
+    """
+
+    proj_hidden_dim: PositiveInt = 2048
+    proj_output_dim: PositiveInt = 128
+    proj_layers: PositiveInt = 2
+    proj_batch_norm: bool = True
+    proj_last_batch_norm: bool = False
+    pred_hidden_dim: NonNegativeInt = 0
+    temperature: PositiveFloat = 0.2
+    positives: Literal["view", "nearest_neighbor", "prototype"] = "view"
+    negatives: Literal["batch", "queue"] = "batch"
+    queue_size: PositiveInt = 65536
+    tau_plus: ProbabilityBelowOne = 0.0
+    beta: NonNegativeFloat = 0.0
+    detach_weights: bool = False
+    symmetric: bool = True
+    mixing: MixingKwargs = MixingKwargs()
+    support_set: SupportSetKwargs = SupportSetKwargs()
+    clusters: EStepKwargs = EStepKwargs()
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+def settle(cfg: DictConfig) -> DictConfig:
+    """Checks what the settings need of each other and of the data.
+
+    Raises:
+        ConfigError: naming the first that does not fit.
+    """
+    kwargs = cfg.method_kwargs
+    mixes = kwargs.mixing.num_pair_mixes + kwargs.mixing.num_query_mixes
+    if mixes and kwargs.negatives == "queue" and kwargs.mixing.num_hard > kwargs.queue_size:
+        raise ConfigError(
+            "method_kwargs.mixing.num_hard",
+            kwargs.mixing.num_hard,
+            f"the queue has {kwargs.queue_size} rows",
+            f"allowed: up to {kwargs.queue_size}",
+        )
+    if kwargs.compute_dtype != "float32" and (mixes or kwargs.negatives != "queue"):
+        raise ConfigError(
+            "method_kwargs.compute_dtype",
+            kwargs.compute_dtype,
+            "it is for products with a queue that is not mixed",
+            "take float32",
+        )
+    if kwargs.pred_hidden_dim and (kwargs.positives, kwargs.negatives) == ("view", "batch"):
+        raise ConfigError(
+            "method_kwargs.pred_hidden_dim",
+            kwargs.pred_hidden_dim,
+            "views that are anchor, positive and negative at once have no side for a predictor",
+            "take 0, or other positives or negatives",
+        )
+    if kwargs.positives == "nearest_neighbor":
+        _settle_support_set(cfg, kwargs.support_set)
+    if kwargs.positives == "prototype":
+        require_indices(cfg, "looks clusters up")
+        check_backend(kwargs.clusters, CLUSTERS)
+    return cfg
+
+
+def _settle_support_set(cfg: DictConfig, settings: Any) -> None:
+    if settings.top_k > settings.size:
+        raise ConfigError(
+            "method_kwargs.support_set.top_k",
+            settings.top_k,
+            f"the support set has {settings.size} rows",
+            f"allowed: up to {settings.size}",
+        )
+    if settings.exclude_own:
+        require_indices(cfg, "leaves the image's own earlier embedding out")
+
+
+def check_size(cfg: DictConfig, num_samples: int) -> None:
+    """Refuses more prototypes than samples.
+
+    Raises:
+        ConfigError: with both numbers.
+    """
+    if cfg.method_kwargs.positives == "prototype":
+        check_prototypes(cfg, cfg.method_kwargs.clusters, CLUSTERS, num_samples)
+
+
+def report_settings(cfg: DictConfig, num_samples: int | None) -> None:
+    """Says what will not do what a user may think.
+
+    Args:
+        cfg: the config.
+        num_samples: of the training set, where a support set is to be compared with it.
+    """
+    kwargs = cfg.method_kwargs
+    support = kwargs.support_set
+    if kwargs.positives == "nearest_neighbor" and num_samples and not support.exclude_own:
+        share = min(support.size / num_samples, 1)
+        if share > 0.5:
+            logger.warning(
+                f"method_kwargs.support_set.size={support.size} holds {share:.0%} of the "
+                f"{num_samples} training images: an image's nearest neighbour will mostly be its "
+                "own earlier embedding (watch train_nn_own); take exclude_own: true or a smaller "
+                "size"
+            )
+    if kwargs.positives == "prototype":
+        warn_of_late_start(cfg, kwargs.clusters, CLUSTERS)
+    mixing = kwargs.mixing
+    if mixing.num_pair_mixes + mixing.num_query_mixes and mixing.warmup_epochs >= cfg.max_epochs:
+        logger.warning(
+            f"method_kwargs.mixing.warmup_epochs={mixing.warmup_epochs} of "
+            f"max_epochs={cfg.max_epochs}: no negatives will ever be mixed"
+        )
+
+
+def warn_of_the_floor(tau_plus: float, beta: float, temperature: float, dim: int) -> None:
+    """Warns where most anchors can be expected on the debiased estimate's floor."""
+    # Where independent directions and a positive at cosine 0.9 already reach the floor, a
+    # trained backbone will too.
+    exponent = (1 + 2 * beta) / (2 * dim * temperature**2) - 0.9 / temperature
+    share = math.exp(min(exponent, 0.0))
+    if tau_plus > share:
+        warnings.warn(
+            f"tau_plus={tau_plus} is large for temperature={temperature}: most anchors will sit on "
+            f"the floor and get no gradient from their negatives (watch train_floored); take "
+            f"tau_plus below {share:.2g} or a higher temperature",
+            stacklevel=3,
+        )

@@ -1,0 +1,164 @@
+"""Runs that Lightning starts once per process, for ``test_contrastive_distributed.py``.
+
+python contrastive_run.py FOLDER, which holds ``configs.json``: runs by name
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+
+from solo_ext import distributed
+from solo_ext.losses.mixing import Mixing, draw_mixes
+from solo_ext.methods import Metric
+from solo_ext.methods import contrastive as module
+from solo_ext.methods.contrastive import Contrastive
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain
+
+ROWS, SAMPLES, DIM = 12, 20, 8
+MIXES = {"num_hard": 5, "num_pair_mixes": 6, "num_query_mixes": 3, "warmup_epochs": 0}
+HARD = {"temperature": 0.5, "tau_plus": 0.1, "beta": 1.0}
+QUEUE = {"negatives": "queue", "queue_size": 30}
+NEAR = {"positives": "nearest_neighbor", "support_set": {"size": 30, "top_k": 2}}
+PROTOTYPES = {"positives": "prototype", "clusters": {"num_prototypes": [3, 4]}}
+MARGIN = {"loss": "arcface_loss_func", "loss_kwargs": {"scale": 8.0}}
+FIXED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "simclr": (Contrastive, {}),
+    "debiased": (Contrastive, {"temperature": 0.5, "tau_plus": 0.1}),
+    "mixed": (Contrastive, {**HARD, "mixing": {**MIXES, "num_hard": 1024}}),
+    "prototypes": (Contrastive, {**HARD, **PROTOTYPES}),
+    "queue": (Contrastive, {**HARD, **QUEUE}),
+    "mochi": (Contrastive, {**QUEUE, "mixing": MIXES}),
+    "nnclr": (Contrastive, NEAR),
+    "one-way": (Contrastive, {**HARD, **NEAR, "symmetric": False}),
+    "mixed neighbours": (Contrastive, {**NEAR, "mixing": {**MIXES, "num_hard": 1024}}),
+    "near and queue": (Contrastive, {**HARD, **NEAR, **QUEUE}),
+    **{
+        f"triplet {m}": (Metric, {"loss": "triplet_loss_func", "mining": m, "classes": "label"})
+        for m in ("semi_hard", "hard", "random")
+    },
+    **{
+        name: (Metric, {"loss": f"{name}_loss_func"})
+        for name in ("nt_xent", "n_pair", "clip", "nce", "bilinear_info_nce", "uniformity")
+    },
+    **{
+        name: (Metric, {"loss": f"{name}_loss_func", "classes": "label"})
+        for name in ("soft_nearest_neighbor", "lifted_structured", "contrastive")
+    },
+    "arcface": (Metric, {**MARGIN, "classes": "label"}),
+    "clusters": (Metric, {**MARGIN, "classes": "cluster", "clusters": {"num_prototypes": [3]}}),
+}
+"""Methods whose loss is computed on given features."""
+
+
+def same_draws(anchors: Tensor, num_hard: int, *counts: Any) -> Any:
+    """For every anchor the same, so that its row and process do not matter."""
+    generator = torch.Generator().manual_seed(num_hard)
+    pairs, singles, _ = counts
+    one = draw_mixes(anchors[:1], num_hard, pairs, singles, generator)
+    return type(one)(*(x.expand(len(anchors), *x.shape[1:]).contiguous() for x in one))
+
+
+def from_the_hardest_down(num_hard: int, draws: Any, ranked: bool) -> Mixing:
+    """The order of the mined rows is that of neither process."""
+    return Mixing(num_hard, draws)
+
+
+def built(cfg: Any, kind: Any, kwargs: dict[str, Any]) -> Any:
+    """A method of 8 dimensions with given clusters."""
+    own = copy.deepcopy(cfg)
+    own.method_kwargs = {"proj_hidden_dim": 16, "proj_output_dim": DIM, **kwargs}
+    if "clusters" in kwargs:
+        own.method_kwargs.clusters.warmup_epochs = 0
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        method = kind(own)
+        sizes = method.prototypes.num_prototypes
+        if sizes:
+            means = [torch.randn(k, DIM) for k in sizes]
+            assignments = torch.stack([torch.randint(0, k, (SAMPLES,)) for k in sizes])
+            unit = [F.normalize(m, dim=1) for m in means]
+            method.prototypes.update_(means, unit, [torch.ones(k) for k in sizes], assignments)
+            method.prototypes.epoch = 0
+    return method
+
+
+def loss_of_fixed_features(method: Any) -> dict[str, Any]:
+    """The loss on this rank's part of a batch, averaged over ranks as DDP would."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(ROWS, DIM, generator=generator)
+    views = images + torch.randn(3, ROWS, DIM, generator=generator)
+    keys = F.normalize(images + 0.3 * torch.randn(2, ROWS, DIM, generator=generator), dim=2)
+    indices = torch.randperm(SAMPLES, generator=generator)[:ROWS]
+    # Of unequal numbers of images, and not the same classes on both ranks.
+    targets = torch.tensor([0, 1, 2, 0, 0, 1, 1, 0, 2, 1, 1, 1])
+    world, rank = distributed.world_size(), distributed.rank()
+    own = slice(rank * ROWS // world, (rank + 1) * ROWS // world)
+    mine = [view[own].clone().requires_grad_() for view in views]
+    if isinstance(method, Metric):
+        loss, _ = method.compare(mine, indices[own], targets[own])
+        learnt = [p for p in method.criterion.parameters() if p.requires_grad]
+    else:
+        local = [key[own] for key in keys]
+        loss, _ = method.contrast(mine, local, indices[own], targets[own])
+        learnt = []
+    gradients = torch.autograd.grad(loss, [*mine, *learnt])
+    shared = [loss.detach(), *gradients[len(mine) :]]
+    for value in shared if world > 1 else ():
+        dist.all_reduce(value)
+    return {
+        "loss": shared[0] / world,
+        "weights": [g / world for g in shared[1:]],
+        "gradients": [g / world for g in gradients[: len(mine)]],
+    }
+
+
+class Notes(Callback):
+    """Saves what this rank wrote and what it holds in the end."""
+
+    def __init__(self, file: Path, fixed: bool) -> None:
+        self.file, self.fixed, self.found = file, fixed, dict[str, Any]()
+        self.written: list[Any] = []
+
+    def setup(self, trainer: Any, method: Any, stage: str) -> None:
+        # The predictor's batch norm, which no setting takes out.
+        if getattr(method, "predictor", None) is not None:
+            method.predictor[1] = nn.Identity()
+
+    def on_train_start(self, trainer: Any, method: Any) -> None:
+        self.found["start"] = {k: v.clone() for k, v in method.state_dict().items()}
+        for name, (kind, kwargs) in FIXED.items() if self.fixed else ():
+            self.found[name] = loss_of_fixed_features(built(method.cfg, kind, kwargs))
+
+    def on_train_batch_end(self, trainer: Any, method: Any, *_: Any) -> None:
+        self.written.append(method._written)
+
+    def on_train_end(self, trainer: Any, method: Any) -> None:
+        state = {k: v.clone() for k, v in method.state_dict().items()}
+        torch.save({**self.found, "state": state, "written": self.written}, self.file)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    setattr(module, "draw_mixes", same_draws)  # noqa: B010
+    setattr(module, "Mixing", from_the_hardest_down)  # noqa: B010
+    for number, (name, config) in enumerate(
+        json.loads((folder / "configs.json").read_text()).items()
+    ):
+        prepared = prepare(config)
+        # The rank is known before the processes have met.
+        rank = int(os.environ.get("LOCAL_RANK", 0))
+        notes = Notes(folder / f"{name}-{rank}.pt", fixed=number == 0)
+        pretrain(prepared, run_dir=folder / name, callbacks=[notes], show_progress=False)

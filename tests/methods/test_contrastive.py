@@ -1,0 +1,258 @@
+"""The contrastive methods by definition: every combination, anchor by anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.losses.core import ContrastiveTerms, contrastive
+from solo_ext.losses.mixing import Mixing, draw_mixes
+from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.methods import contrastive as module
+
+Build = Callable[..., Any]
+INDICES, TARGETS = torch.tensor([3, 11, 7, 0]), torch.tensor([0, 1, 0, 2])
+HARD, MIXES = 3, (5, 4)
+ESTIMATES = {"plain": (0.0, 0.0), "hard": (0.1, 0.7)}
+
+
+class Anchor(NamedTuple):
+    """An anchor with its (P, D) positives and the (K, D) candidates that are its negatives."""
+
+    row: Tensor
+    positives: Tensor
+    candidates: Tensor
+
+
+class Direction(NamedTuple):
+    anchors: list[Anchor]
+    share: float
+    """Of the loss."""
+    mixes: bool
+
+
+def neighbours(method: Any, keys: list[Tensor]) -> list[Tensor]:
+    """(N, k, D) of each key, by comparing with every row."""
+    support, settings = method.support_set, method.cfg.method_kwargs.support_set
+    found = []
+    for key in keys:
+        similar = key @ support.value.T
+        if settings.exclude_own:
+            similar[support.indices == INDICES.unsqueeze(1)] = -9
+        order = similar.sort(dim=1, descending=True).indices[:, : settings.top_k]
+        found.append(support.value[order])
+    return found
+
+
+def positives_of(method: Any, keys: list[Tensor]) -> list[Tensor]:
+    """(N, P, D) positives that stand for each large crop."""
+    state = method.prototypes
+    if method.support_set is not None:
+        return neighbours(method, keys)
+    if state.num_prototypes:
+        pairs = zip(state.prototypes, state.assignments[:, INDICES], strict=True)
+        return [torch.stack([table[ids] for table, ids in pairs], 1)] * len(keys)
+    return [key.unsqueeze(1) for key in keys]
+
+
+def directions(method: Any, queries: list[Tensor], keys: list[Tensor]) -> Iterator[Direction]:
+    """All directions in the order in which mixtures are drawn."""
+    kwargs = method.cfg.method_kwargs
+    unit = [F.normalize(q, dim=1) for q in queries]
+    given, rows = positives_of(method, keys), range(len(INDICES))
+    pairs = [(u, v) for u in range(len(keys)) for v in range(len(unit)) if v != u]
+
+    def but(i: int, *tables: Tensor) -> Tensor:
+        return torch.stack([table[k] for table in tables for k in rows if k != i])
+
+    if kwargs.negatives == "queue":
+        for u, queue in enumerate(method.queues):
+            others = [v for v in range(len(unit)) if v != u]
+            anchors = [Anchor(unit[v][i], given[u][i], queue.value) for v in others for i in rows]
+            yield Direction(anchors, 1 / len(keys), True)
+    elif kwargs.positives == "nearest_neighbor":
+        share = 1 / len(pairs) / kwargs.support_set.top_k / (2 if kwargs.symmetric else 1)
+        for u, v in pairs:
+            for near in given[u].unbind(1):
+                across = [Anchor(near[i], unit[v][i : i + 1], but(i, unit[v])) for i in rows]
+                yield Direction(across, share, True)
+                if kwargs.symmetric:
+                    down = [Anchor(unit[v][i], near[i : i + 1], but(i, near)) for i in rows]
+                    yield Direction(down, share, False)
+    else:
+        anchors = []
+        for v, i in ((v, i) for v in range(len(unit)) for i in rows):
+            views = torch.stack([z[i] for u, z in enumerate(unit) if u != v])
+            positive = views if kwargs.positives == "view" else given[0][i]
+            anchors.append(Anchor(unit[v][i], positive, but(i, *unit)))
+        yield Direction(anchors, 1.0, True)
+
+
+def by_definition(
+    method: Any, queries: list[Tensor], keys: list[Tensor], draws: list[Any]
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss, and the metrics, of anchors contrasted one at a time."""
+    kwargs, left = method.cfg.method_kwargs, list(draws)
+    estimator = NegativeMass(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
+    loss, seen = torch.zeros(()), list[ContrastiveTerms]()
+    for direction in directions(method, queries, keys):
+        drawn = left.pop(0) if left and direction.mixes else None
+        terms = []
+        for number, anchor in enumerate(direction.anchors):
+            part = slice(number, number + 1)
+            terms.append(
+                contrastive(
+                    anchor.row.unsqueeze(0),
+                    anchor.positives.unsqueeze(0),
+                    anchor.candidates,
+                    estimator=estimator,
+                    mixing=None if drawn is None else Mixing(HARD, drawn.rows(part)),
+                    temperature=kwargs.temperature,
+                )
+            )
+        loss = loss + direction.share * torch.stack([t.loss for t in terms]).mean()
+        seen += terms if direction.mixes else []
+    assert not left
+    names = {"hardness": "hardness"}
+    names |= {"floored": "floored"} if kwargs.tau_plus else {}
+    names |= {"mined": "mined_similarity", "mixed": "mixed_similarity"} if draws else {}
+    means = {k: torch.stack([getattr(t, k) for t in seen]).mean().item() for k in names}
+    return loss, {f"train_{name}": means[key] for key, name in names.items()}
+
+
+@pytest.fixture
+def draws(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """All draws of mixtures, which go from the hardest negative down."""
+    seen: list[Any] = []
+
+    def note(*args: Any) -> Any:
+        seen.append(draw_mixes(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(module, "draw_mixes", note)
+    monkeypatch.setattr(module, "Mixing", lambda num, drawn, ranked: Mixing(num, drawn))
+    return seen
+
+
+def settings(positives: str, negatives: str, estimate: str, mixing: bool) -> dict[str, Any]:
+    pairs, singles = MIXES if mixing else (0, 0)
+    mixes = {"num_hard": HARD, "num_pair_mixes": pairs, "num_query_mixes": singles}
+    tau_plus, beta = ESTIMATES[estimate]
+    return {
+        "positives": positives,
+        "negatives": negatives,
+        "queue_size": 9,
+        "temperature": 0.5,
+        "tau_plus": tau_plus,
+        "beta": beta,
+        "mixing": {**mixes, "warmup_epochs": 0},
+        "support_set": {"size": 12, "top_k": 2},
+        "clusters": {"num_prototypes": [3, 4]},
+    }
+
+
+def inputs(views: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Queries of all crops and, of other networks, keys of the two large ones."""
+    keys = [F.normalize(z.detach().roll(1, 1) + 0.3 * z.detach(), dim=1) for z in views[:2]]
+    return views, keys
+
+
+@pytest.mark.parametrize("small", [0, 2])
+@pytest.mark.parametrize("mixing", [False, True], ids=["", "mixing"])
+@pytest.mark.parametrize("estimate", ESTIMATES)
+@pytest.mark.parametrize("negatives", ["batch", "queue"])
+@pytest.mark.parametrize("positives", ["view", "nearest_neighbor", "prototype"])
+def test_loss_is_that_of_each_anchor_by_itself(
+    build: Build,
+    features: Any,
+    gradients: Any,
+    draws: list[Any],
+    positives: str,
+    negatives: str,
+    estimate: str,
+    mixing: bool,
+    small: int,
+) -> None:
+    method = build(small=small, **settings(positives, negatives, estimate, mixing))
+    queries, keys = inputs(features(2 + small))
+    loss, metrics = method.contrast(queries, keys, INDICES, TARGETS)
+    assert bool(draws) == mixing
+    expected, terms = by_definition(method, queries, keys, draws)
+    torch.testing.assert_close(loss, expected)
+    found = gradients(loss, queries), gradients(expected, queries)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    assert all(bool(g.any()) for g in found[0])
+    shown = {k: v for k, v in metrics.items() if k in terms or "_similarity" in k}
+    shown.pop("train_nn_similarity", None)
+    assert {k: v.item() for k, v in shown.items()} == pytest.approx(terms, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"symmetric": False}, {"detach_weights": True}, {"symmetric": False, "negatives": "queue"}],
+    ids=str,
+)
+def test_options(build: Build, features: Any, gradients: Any, changes: dict[str, Any]) -> None:
+    kwargs = settings("nearest_neighbor", "batch", "hard", False) | changes
+    method = build(**kwargs)
+    queries, keys = inputs(features(2))
+    loss, _ = method.contrast(queries, keys, INDICES, TARGETS)
+    expected, _ = by_definition(method, queries, keys, [])
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients(loss, queries), gradients(expected, queries))
+
+
+def test_factors_in_bf16(build: Build, features: Any) -> None:
+    """Near the loss of fp32, and no more than near."""
+    queries, keys = inputs(features(2))
+    exact, narrow = (
+        build(negatives="queue", queue_size=9, compute_dtype=dtype)
+        .contrast(queries, keys, INDICES, TARGETS)[0]
+        .item()
+        for dtype in ("float32", "bfloat16")
+    )
+    assert narrow == pytest.approx(exact, rel=1e-2)
+    assert narrow != pytest.approx(exact, rel=1e-6)
+
+
+def test_own_earlier_embedding_is_left_out(build: Build, features: Any) -> None:
+    """It is the nearest; the number of the image, not its place in the batch, tells it."""
+    queries, keys = inputs(features(2))
+    for exclude in (False, True):
+        support = {"size": 12, "exclude_own": exclude, "top_k": 2}
+        method = build(positives="nearest_neighbor", support_set=support)
+        # Both of the image's earlier embeddings, and another image's.
+        method.support_set.update_(torch.cat(keys), INDICES.repeat(2), TARGETS.repeat(2))
+        loss, metrics = method.contrast(queries, keys, INDICES, TARGETS)
+        expected, _ = by_definition(method, queries, keys, [])
+        torch.testing.assert_close(loss, expected)
+        near = torch.cat(neighbours(method, keys))
+        similar = (torch.cat(keys).unsqueeze(1) * near).sum(2).mean()
+        torch.testing.assert_close(metrics["train_nn_similarity"], similar)
+        assert (metrics["train_nn_own"] > 0.5) == (not exclude)
+        assert (metrics["train_nn_own"] == 0) == exclude
+
+
+def test_neighbours_labels(build: Build, features: Any) -> None:
+    """The share of neighbours with the image's label, where both have one."""
+    queries, keys = inputs(features(2))
+    method = build(positives="nearest_neighbor", support_set={"size": 8})
+    method.support_set.update_(torch.cat(keys), torch.arange(8), torch.tensor([0, 1, 2, 2] * 2))
+    _, metrics = method.contrast(queries, keys, INDICES, TARGETS)
+    assert metrics["train_nn_acc"] == 0.75
+    # Unlabelled images, and neighbours, count neither way.
+    _, metrics = method.contrast(queries, keys, INDICES, torch.tensor([0, -1, 0, 2]))
+    assert metrics["train_nn_acc"] == pytest.approx(2 / 3)
+    method.support_set.labels[0] = method.support_set.labels[4] = -1
+    _, metrics = method.contrast(queries, keys, INDICES, torch.tensor([0, -1, 0, 2]))
+    assert metrics["train_nn_acc"] == 0.5
+    _, metrics = method.contrast(queries, keys, INDICES, torch.full((4,), -1))
+    assert metrics["train_nn_acc"] == 0
+    unlabelled = build(positives="nearest_neighbor", data={"no_labels": True})
+    _, metrics = unlabelled.contrast(queries, keys, INDICES, TARGETS)
+    assert "train_nn_acc" not in metrics

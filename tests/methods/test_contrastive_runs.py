@@ -1,0 +1,141 @@
+"""Short runs of the contrastive presets: what they log, and what is said before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from solo_ext.geometry import effective_rank
+
+MakeConfig = Callable[..., dict[str, Any]]
+Train = Callable[..., dict[str, float]]
+EVERY = {"class_loss_epoch", "acc1_epoch", "acc5_epoch"}
+GEOMETRY = {"hardness", "effective_rank", "alignment", "uniformity"}
+MIXED = {"mined_similarity", "mixed_similarity"}
+QUEUE = {"queue_filled", "queue_age"}
+NEAR = {"nn_acc", "nn_similarity", "nn_own", "support_filled", "support_age"}
+RUNS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
+    "debiased": ("debiased", {}, {"floored"}),
+    "hard_negative": ("hard_negative", {}, {"floored"}),
+    "over a queue": (
+        "hard_negative",
+        {"negatives": "queue", "queue_size": 48},
+        {"floored"} | QUEUE,
+    ),
+    "mochi": ("mochi", {}, MIXED | QUEUE),
+    "nnclr_symmetric": ("nnclr_symmetric", {}, NEAR),
+    "simclr": ("debiased", {"tau_plus": 0.0}, set()),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_logged_names(train: Train, images: Path, name: str) -> None:
+    method, kwargs, more = RUNS[name]
+    logged = train(method, method_kwargs=kwargs, data={"val_path": str(images)})
+    expected = {f"train_{key}" for key in EVERY | GEOMETRY | more | {f"{method}_loss"}}
+    assert {key for key in logged if key.startswith("train_")} == expected
+    assert all(torch.tensor(value).isfinite() for value in logged.values())
+    assert {"val_loss", "val_acc1", "val_acc5"} <= set(logged), "validated without momentum too"
+    assert 1 <= logged["train_effective_rank"] <= 8
+    assert logged["train_uniformity"] < 0 < logged["train_alignment"]
+
+
+def test_state_s_metrics(train: Train) -> None:
+    """Of the state that each step began with: batches of 24, in queues of 60 and 100."""
+    kwargs = {
+        "negatives": "queue",
+        "queue_size": 60,
+        "positives": "nearest_neighbor",
+        "support_set": {"size": 100},
+    }
+    logged = train("hard_negative", method_kwargs=kwargs, max_epochs=2)
+    assert logged["train_queue_filled"] == pytest.approx((48 / 60 + 1) / 2)
+    # Ages 0 and 1, then 0, 1 and half a batch of 2.
+    assert logged["train_queue_age"] == pytest.approx((0.5 + (24 + 12 * 2) / 60) / 2)
+    assert logged["train_support_filled"] == pytest.approx((48 + 72) / 2 / 100)
+    assert logged["train_support_age"] == pytest.approx((0.5 + 1) / 2)
+
+
+def test_geometry_is_that_of_the_last_batch(train: Train) -> None:
+    views: list[Tensor] = []
+
+    class Last(Callback):
+        def on_train_batch_end(self, trainer: Any, method: Any, *_: Any) -> None:
+            views[:] = [F.normalize(z, dim=1) for z in method._last_views]
+
+    logged = train("debiased", Last())
+    one, two = views
+    assert logged["train_alignment"] == pytest.approx((one - two).square().sum(1).mean().item())
+    distances = torch.pdist(one).square()
+    uniformity = (-2 * distances).exp().mean().log().item()
+    assert logged["train_uniformity"] == pytest.approx(uniformity, rel=1e-4)
+    assert logged["train_effective_rank"] == pytest.approx(effective_rank(one).item())
+
+
+def test_unlabelled_data_has_no_neighbour_accuracy(train: Train, images: Path) -> None:
+    data = {"no_labels": True, "train_path": str(images / "0")}
+    logged = train("nnclr_symmetric", data=data, optimizer={"batch_size": 8})
+    assert "train_nn_own" in logged
+    assert "train_nn_acc" not in logged
+
+
+MIXING = {"num_hard": 12, "num_pair_mixes": 8, "num_query_mixes": 4}
+CLUSTERS = {"positives": "prototype", "clusters": {"num_prototypes": [3], "warmup_epochs": 1}}
+SAID: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a large support set": (
+        "nnclr_symmetric",
+        {"support_set": {"size": 30, "exclude_own": False}},
+        "method_kwargs.support_set.size=30 holds 62% of the 48 training images: ",
+    ),
+    "a larger one": (
+        "nnclr_symmetric",
+        {"support_set": {"size": 100}},
+        "method_kwargs.support_set.size=100 holds 100% of the 48 training images: ",
+    ),
+    "late mixing": (
+        "mochi",
+        {"mixing": {**MIXING, "warmup_epochs": 1}},
+        "method_kwargs.mixing.warmup_epochs=1 of max_epochs=1: no negatives will ever be mixed",
+    ),
+    "late prototypes": (
+        "hard_negative",
+        CLUSTERS,
+        "method_kwargs.clusters.warmup_epochs=1 of max_epochs=1: the prototypes will never be used",
+    ),
+}
+UNSAID: dict[str, tuple[str, dict[str, Any]]] = {
+    "no mixing": ("hard_negative", {}),
+    "half the data": ("nnclr_symmetric", {"support_set": {"size": 24}}),
+    "its own left out": ("nnclr_symmetric", {}),
+    "early mixing": ("mochi", {}),
+    "early prototypes": (
+        "hard_negative",
+        {**CLUSTERS, "clusters": {"num_prototypes": [3], "warmup_epochs": 0}},
+    ),
+}
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_warnings_before_the_run(train: Train, caplog: pytest.LogCaptureFixture, case: str) -> None:
+    name, kwargs, message = SAID[case]
+    train(name, method_kwargs=kwargs)
+    (said,) = warnings_of(caplog)
+    assert said.startswith(message)
+
+
+@pytest.mark.parametrize("case", UNSAID)
+def test_no_warnings_otherwise(train: Train, caplog: pytest.LogCaptureFixture, case: str) -> None:
+    name, kwargs = UNSAID[case]
+    train(name, method_kwargs=kwargs)
+    assert warnings_of(caplog) == []

@@ -1,0 +1,259 @@
+"""Settings of the contrastive methods: presets, and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from solo_ext.config.check import check_method_kwargs
+from solo_ext.config.compose import compose, shipped_configs
+from solo_ext.errors import ConfigError
+from solo_ext.methods import METHODS, HardNegative, MoCHi, NNCLRSymmetric
+from solo_ext.methods.contrastive import Contrastive
+from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
+from solo_ext.training.prepare import prepare
+
+MakeConfig = Callable[..., dict[str, Any]]
+Build = Callable[..., Any]
+PRESETS = ("debiased", "hard_negative", "mochi", "nnclr_symmetric")
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "debiased": {"temperature": 0.5, "tau_plus": 0.1, "proj_hidden_dim": 512},
+    "hard_negative": {"temperature": 0.5, "tau_plus": 0.1, "beta": 1.0, "proj_hidden_dim": 512},
+    "mochi": {"negatives": "queue", "queue_size": 65536, "proj_batch_norm": False},
+    "nnclr_symmetric": {
+        "temperature": 0.1,
+        "proj_output_dim": 256,
+        "proj_layers": 3,
+        "proj_last_batch_norm": True,
+        "pred_hidden_dim": 4096,
+        "positives": "nearest_neighbor",
+    },
+}
+
+
+def filled(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    return check_method_kwargs(METHODS[name].target.kwargs_type, given)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_the_shared_settings_with_other_defaults(name: str) -> None:
+    shared = check_method_kwargs(ContrastiveKwargs, {})
+    preset = filled(name, {})
+    other = {key: value for key, value in preset.items() if value != shared[key]}
+    if name == "mochi":
+        mixing = other.pop("mixing")
+        assert mixing == {
+            "num_hard": 1024,
+            "num_pair_mixes": 1024,
+            "num_query_mixes": 128,
+            "warmup_epochs": 10,
+        }
+        assert other.pop("queue_size", 65536) == 65536
+    expected = {k: v for k, v in PUBLISHED[name].items() if v != shared[k]}
+    assert other == expected
+    assert preset.keys() == shared.keys()
+    assert shared["mixing"]["num_pair_mixes"] == shared["mixing"]["num_query_mixes"] == 0
+
+
+def test_a_part_of_a_section_keeps_the_preset_s_rest(make_config: MakeConfig) -> None:
+    assert filled("mochi", {"mixing": {"num_hard": 5}})["mixing"] == {
+        "num_hard": 5,
+        "num_pair_mixes": 1024,
+        "num_query_mixes": 128,
+        "warmup_epochs": 10,
+    }
+    config = make_config("mochi", method_kwargs={"mixing": {"num_hard": 5, "warmup_epochs": 0}})
+    cfg = prepare(config).cfg
+    assert cfg.method_kwargs.mixing.num_pair_mixes == 1024
+    # And again from the constructor, as solo-learn's own script calls it.
+    assert MoCHi(cfg).cfg.method_kwargs.mixing.num_query_mixes == 128
+    clusters = {"clusters": {"kmeans": {"iterations": 3}}}
+    assert filled("debiased", clusters)["clusters"]["kmeans"]["warm_iterations"] == 5
+    assert filled("debiased", clusters)["clusters"]["num_prototypes"] == [25000, 50000, 100000]
+
+
+QUEUE = {"negatives": "queue", "queue_size": 9}
+NEAR = {"positives": "nearest_neighbor"}
+PROTOTYPES = {"positives": "prototype", "clusters": {"num_prototypes": [3]}}
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "more mined than queued": (
+        {**QUEUE, "mixing": {"num_hard": 10, "num_pair_mixes": 1}},
+        "mixing.num_hard",
+        "=10: the queue has 9 rows; allowed: up to 9",
+    ),
+    "a predictor of views": (
+        {"pred_hidden_dim": 4},
+        "pred_hidden_dim",
+        "=4: views that are anchor, positive and negative at once .* take 0, or other positives",
+    ),
+    "more neighbours than rows": (
+        {**NEAR, "support_set": {"size": 3, "top_k": 4}},
+        "support_set.top_k",
+        "=4: the support set has 3 rows; allowed: up to 3",
+    ),
+    "no backend": (
+        {**PROTOTYPES, "clusters": {"num_prototypes": [3], "kmeans": {"backend": "flash"}}},
+        "clusters.kmeans.backend",
+        "='flash': needs features on CUDA",
+    ),
+    "positives": (
+        {"positives": "neighbour"},
+        "positives",
+        "='neighbour': not a valid choice.*nearest_neighbor",
+    ),
+    "negatives": ({"negatives": "memory"}, "negatives", "not a valid choice.*batch, queue"),
+    "misspelt key": ({"tau_pls": 0.1}, "tau_pls", "did you mean 'tau_plus'"),
+    "misspelt mixing": (
+        {"mixing": {"num_pair_mix": 3}},
+        "mixing.num_pair_mix",
+        "did you mean 'num_pair_mixes'",
+    ),
+    "misspelt support": (
+        {"support_set": {"topk": 3}},
+        "support_set.topk",
+        "did you mean 'top_k'",
+    ),
+    "misspelt clusters": (
+        {"clusters": {"e_stp": "bank"}},
+        "clusters.e_stp",
+        "did you mean 'e_step'",
+    ),
+    "misspelt k-means": (
+        {"clusters": {"kmeans": {"bakcend": "torch"}}},
+        "clusters.kmeans.bakcend",
+        "did you mean 'backend'",
+    ),
+    "no neighbour": ({**NEAR, "support_set": {"top_k": 0}}, "support_set.top_k", "above 0"),
+    "nothing mined": ({"mixing": {"num_hard": 0}}, "mixing.num_hard", "above 0"),
+    "fewer than no mixtures": ({"mixing": {"num_query_mixes": -1}}, "mixing.num_query_mixes", "0"),
+    "a prior of 1": ({"tau_plus": 1.0}, "tau_plus", "below 1"),
+    "negative beta": ({"beta": -1.0}, "beta", "0 or more"),
+    "fp16": ({"compute_dtype": "float16"}, "compute_dtype", "allowed: bfloat16, float32"),
+    "no prototypes": (
+        {**PROTOTYPES, "clusters": {"num_prototypes": []}},
+        "clusters.num_prototypes",
+        "a list of 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(make_config: MakeConfig, build: Build, case: str) -> None:
+    """Before a run starts, and by the constructor that solo-learn's own script calls."""
+    given, key, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=rf"method_kwargs\.{key}.*{message}") as caught:
+        prepare(make_config("hard_negative", method_kwargs=given))
+    assert caught.value.key == f"method_kwargs.{key}"
+    with pytest.raises(ConfigError, match=message):
+        build(**given)
+
+
+ALLOWED: dict[str, dict[str, Any]] = {
+    "as many mined as queued": {**QUEUE, "mixing": {"num_hard": 9, "num_query_mixes": 1}},
+    "nothing to mine for": {**QUEUE, "mixing": {"num_hard": 1024}},
+    "more than the batch": {"mixing": {"num_hard": 10**6, "num_pair_mixes": 1}},
+    "a predictor against a queue": {**QUEUE, "pred_hidden_dim": 4},
+    "a predictor of prototypes": {**PROTOTYPES, "pred_hidden_dim": 4},
+    "as many neighbours as rows": {**NEAR, "support_set": {"size": 3, "top_k": 3}},
+    "a support set of no use": {"support_set": {"size": 3, "top_k": 4}},
+    "prototypes of no use": {"clusters": {"num_prototypes": [49]}},
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_allowed(make_config: MakeConfig, case: str) -> None:
+    prepare(make_config("hard_negative", method_kwargs=ALLOWED[case]))
+
+
+def test_more_prototypes_than_images(make_config: MakeConfig) -> None:
+    clusters = {"positives": "prototype", "clusters": {"num_prototypes": [3, 49]}}
+    message = r"clusters\.num_prototypes=\[3, 49\]: the training set has 48 images"
+    with pytest.raises(ConfigError, match=message):
+        prepare(make_config("hard_negative", method_kwargs=clusters))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "purpose"),
+    [
+        ({**NEAR, "support_set": {"exclude_own": True}}, "earlier embedding"),
+        (PROTOTYPES, "clusters"),
+        (NEAR, ""),
+        ({}, ""),
+        ({"support_set": {"exclude_own": True}}, ""),
+    ],
+    ids=str,
+)
+def test_data_without_indices(build: Build, kwargs: dict[str, Any], purpose: str) -> None:
+    """As solo-learn's own script hands DALI's batches over; refused where they are needed."""
+    cfg = build(**kwargs).cfg
+    cfg.data.format = "dali"
+    cfg.dali = {"device": "gpu", "encode_indexes_into_labels": False}
+    if not purpose:
+        Contrastive(cfg)
+        return
+    with pytest.raises(ConfigError, match=f"encode_indexes_into_labels=false.*{purpose}"):
+        Contrastive(cfg)
+    cfg.dali.encode_indexes_into_labels = True
+    Contrastive(cfg)
+
+
+@pytest.mark.parametrize(("beta", "warns"), [(0.0, True), (1.0, True), (5.0, False)])
+def test_hard_negatives_lift_the_estimate_off_its_floor(
+    build: Build, beta: float, warns: bool
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        build(temperature=0.2, tau_plus=0.02, beta=beta, proj_output_dim=128)
+    said = [w for w in caught if "most anchors will sit on the floor" in str(w.message)]
+    assert len(said) == warns
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_two_large_crops(make_config: MakeConfig, name: str) -> None:
+    small = {"crop_size": 8, "num_crops": 3}
+    prepare(make_config(name, augmentations=[{"crop_size": 16, "num_crops": 2}, small]))
+    for crops in ([{"crop_size": 16, "num_crops": 1}, small], [{"crop_size": 16, "num_crops": 3}]):
+        with pytest.raises(ConfigError, match=r"augmentations.*compares two views.*num_crops: 2"):
+            prepare(make_config(name, augmentations=crops))
+
+
+def test_momentum_section_follows_the_negatives(make_config: MakeConfig) -> None:
+    """Refused where nothing would read it, filled in where something does."""
+    section = {"momentum": {"base_tau": 0.9}}
+    for name in ("hard_negative", "debiased", "nnclr_symmetric"):
+        with pytest.raises(ConfigError, match=rf"^momentum=.*{name} with these .*~momentum"):
+            prepare(make_config(name, **section))
+        assert prepare(make_config(name)).given["momentum"] is None
+        queue = {"negatives": "queue", "queue_size": 9}
+        prepared = prepare(make_config(name, method_kwargs=queue, **section))
+        assert prepared.cfg.momentum.base_tau == 0.9
+    assert prepare(make_config("mochi")).given["momentum"]["base_tau"] == 0.99
+    batch = {"negatives": "batch"}
+    with pytest.raises(ConfigError, match="momentum"):
+        prepare(make_config("mochi", method_kwargs=batch, **section))
+
+
+def test_momentum_classifier(make_config: MakeConfig) -> None:
+    config = make_config("mochi", momentum={"classifier": True})
+    method = MoCHi(prepare(config).cfg)
+    assert method.momentum_classifier is not None
+    assert "momentum_classifier" in [group["name"] for group in method.learnable_params]
+    assert HardNegative.uses_momentum(OmegaConf.create(QUEUE))
+    assert not HardNegative.uses_momentum({"negatives": "batch"})
+    assert issubclass(NNCLRSymmetric, Contrastive)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in shipped_configs() if n.rpartition("/")[2] in (*PRESETS, "metric")]
+)
+def test_shipped_configs_name_what_there_is(name: str) -> None:
+    given = compose(name)
+    kwargs = filled(given["method"], given["method_kwargs"])
+    if kwargs.get("negatives") == "queue":
+        assert kwargs["queue_size"] >= given["optimizer"]["batch_size"]
+    datasets = {n.partition("/")[0] for n in shipped_configs() if n.endswith(given["method"])}
+    assert datasets >= {"digits", "cifar10", "cifar100", "stl10", "imagenet100"}

@@ -1,0 +1,184 @@
+"""A training step of the contrastive methods: who is query and key, what is drawn, warm-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.losses.mixing import draw_mixes
+from solo_ext.methods import METHODS
+from solo_ext.methods import contrastive as module
+from solo_ext.methods.contrastive import Contrastive
+
+Build = Callable[..., Any]
+NEAR = {"positives": "nearest_neighbor", "support_set": {"size": 12}, "pred_hidden_dim": 16}
+FROM_QUEUE = {"negatives": "queue", "queue_size": 9}
+MIXES = {"num_hard": 4, "num_pair_mixes": 6, "num_query_mixes": 3, "warmup_epochs": 0}
+
+
+def batch(crops: int = 2) -> list[Any]:
+    """Six random images, two of them without label."""
+    generator = torch.Generator().manual_seed(0)
+    sides = [16, 16, 8, 8][:crops]
+    views = [torch.randn(6, 3, side, side, generator=generator) for side in sides]
+    return [torch.arange(6), views, torch.tensor([0, 1, 2, 0, -1, -1])]
+
+
+@pytest.mark.parametrize("small", [0, 1])
+@pytest.mark.parametrize(
+    "kwargs",
+    [{}, NEAR, FROM_QUEUE, {**NEAR, **FROM_QUEUE}],
+    ids=["batch", "near", "queue", "near, queue"],
+)
+def test_queries_and_keys(
+    build: Build, log: Any, monkeypatch: pytest.MonkeyPatch, kwargs: dict[str, Any], small: int
+) -> None:
+    """Queries: predictions of all crops, keys: embeddings of the large ones, without gradient."""
+    method = build(small=small, **kwargs).eval()
+    # Momentum networks that are not the online ones.
+    for name, p in method.named_parameters():
+        if name.startswith("momentum"):
+            p.data += 0.1 * torch.randn_like(p)
+    logged, given = log(method), batch(2 + small)
+    seen: list[Any] = []
+    contrast = method.contrast
+
+    def note(*args: Any) -> Any:
+        seen.extend(args)
+        return contrast(*args)
+
+    monkeypatch.setattr(method, "contrast", note)
+    loss = method.training_step(given, 0)
+    queries, keys, indices, targets = seen
+    assert indices is given[0]
+    assert targets is given[2]
+    assert len(queries) == 2 + small
+    for view, query in zip(given[1], queries, strict=True):
+        expected = method.projector(method.backbone(view))
+        expected = expected if method.predictor is None else method.predictor(expected)
+        torch.testing.assert_close(query, expected)
+        assert query.requires_grad
+    assert len(keys) == 2
+    for view, key in zip(given[1][:2], keys, strict=True):
+        if kwargs.get("negatives") == "queue":
+            z = method.momentum_projector(method.momentum_backbone(view))
+        else:
+            z = method.projector(method.backbone(view))
+        torch.testing.assert_close(key, F.normalize(z.detach(), dim=1))
+        assert not key.requires_grad
+    classify = [
+        F.cross_entropy(method(view)["logits"], targets, ignore_index=-1) for view in given[1][:2]
+    ]
+    torch.testing.assert_close(logged["train_class_loss"], sum(classify) / 2)
+    torch.testing.assert_close(loss, logged["train_debiased_loss"] + sum(classify) / 2)
+
+
+@pytest.mark.parametrize("kwargs", [NEAR, FROM_QUEUE, {**NEAR, **FROM_QUEUE}], ids=str)
+def test_gradients_go_to_the_online_networks_alone(
+    build: Build, log: Any, kwargs: dict[str, Any]
+) -> None:
+    # timm starts residual branches at zero, which keeps gradients from their first layers.
+    method = build(**kwargs)
+    for name, p in method.named_parameters():
+        if "bn2.weight" in name:
+            p.data.fill_(1.0)
+    log(method)
+    method.training_step(batch(), 0).backward()
+    for name, p in method.named_parameters():
+        assert (p.grad is not None and bool(p.grad.any())) != name.startswith("momentum"), name
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is drawn, in order."""
+    seen: list[Any] = []
+
+    def note(*args: Any) -> Any:
+        seen.append(draw_mixes(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(module, "draw_mixes", note)
+    return seen
+
+
+def test_draws_follow_seed_rank_epoch_and_step(
+    build: Build, log: Any, drawn: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others in each direction, and the same again at the same place."""
+    method = build(**FROM_QUEUE, mixing=MIXES)
+    log(method)
+    place = {"rank": 0, "epoch": 0, "step": 0, "seed": 5}
+    monkeypatch.setattr(Contrastive, "current_epoch", property(lambda _: place["epoch"]))
+    monkeypatch.setattr("solo_ext.distributed.rank", lambda: place["rank"])
+
+    def draws(**changes: int) -> list[Tensor]:
+        place.update({"rank": 0, "epoch": 0, "step": 0, "seed": 5, **changes})
+        method.cfg.seed = place["seed"]
+        drawn.clear()
+        method.training_step(batch(), place["step"])
+        assert len(drawn) == 2
+        return [torch.cat([x.flatten().double() for x in d]) for d in drawn]
+
+    first = draws()
+    for one, two in zip(first, draws(), strict=True):
+        assert torch.equal(one, two)
+    others = [x for k in ("rank", "epoch", "step", "seed") for x in draws(**{k: 1})]
+    every = [*first, *others]
+    assert len({tuple(x.tolist()) for x in every}) == len(every) == 10
+
+
+def test_mining_takes_what_a_small_batch_has(build: Build, log: Any, drawn: list[Any]) -> None:
+    """All other images' crops, and no crop of one's own image."""
+    for kwargs, available in (({}, 10), (NEAR, 5), (FROM_QUEUE, 9)):
+        method = build(**kwargs, mixing={**MIXES, "num_hard": 9 if kwargs is FROM_QUEUE else 1024})
+        logged = log(method)
+        method.training_step(batch(), 0)
+        assert {int(x) for d in drawn for x in d.pair_indices.flatten()} == set(range(available))
+        assert logged["train_mined_similarity"].isfinite()
+        drawn.clear()
+
+
+@pytest.mark.parametrize(("epoch", "mixes"), [(0, False), (1, False), (2, True), (3, True)])
+@pytest.mark.parametrize("negatives", ["batch", "queue"])
+def test_nothing_is_mixed_in_warm_up_epochs(
+    build: Build,
+    features: Any,
+    negatives: str,
+    epoch: int,
+    mixes: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Contrastive, "current_epoch", property(lambda _: epoch))
+    queries, indices = features(2), torch.arange(4)
+    keys = [F.normalize(z.detach(), dim=1) for z in queries]
+    shared = {"negatives": negatives, "queue_size": 9}
+    mixing = build(**shared, mixing={**MIXES, "warmup_epochs": 2})
+    loss, metrics = mixing.contrast(queries, keys, indices, indices)
+    plain = build(**shared)
+    plain.queues = mixing.queues
+    expected, without = plain.contrast(queries, keys, indices, indices)
+    assert (loss.item() > expected.item() + 1e-3) == mixes
+    assert torch.equal(loss, expected) == (not mixes)
+    more = {"train_mined_similarity", "train_mixed_similarity"} if mixes else set()
+    assert set(metrics) == set(without) | more
+
+
+def test_the_floor_is_debiasing_s(build: Build, features: Any) -> None:
+    queries, indices = features(2), torch.arange(4)
+    for kwargs, floor in (({}, False), ({"beta": 1.0}, False), ({"tau_plus": 0.01}, True)):
+        _, metrics = build(**kwargs).contrast(queries, queries, indices, indices)
+        assert set(metrics) == {"train_hardness"} | ({"train_floored"} if floor else set())
+
+
+def test_presets_are_there_by_name() -> None:
+    presets = {"debiased", "hard_negative", "mochi", "nnclr_symmetric"}
+    for name in presets:
+        assert issubclass(METHODS[name].target, Contrastive)
+        assert METHODS[name].year in (2020, 2021)
+        assert METHODS[name].arxiv
+    assert "metric" in METHODS

@@ -1,0 +1,260 @@
+"""Settings of ``metric``: which losses there are, what is refused, other packages' losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.errors import ConfigError
+from solo_ext.losses import LOSSES
+from solo_ext.methods import Metric
+from solo_ext.methods.metric_losses import metric_losses
+from solo_ext.training.prepare import prepare
+
+MakeConfig = Callable[..., dict[str, Any]]
+Build = Callable[..., Any]
+TRIPLET, MARGIN = {"loss": "triplet_loss_func"}, {"loss": "arcface_loss_func"}
+CLUSTER = {"classes": "cluster", "clusters": {"num_prototypes": [3], "warmup_epochs": 0}}
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no such loss": (
+        {"loss": "triplet_los_func"},
+        "loss",
+        "='triplet_los_func': unknown loss; did you mean 'triplet_loss_func'",
+    ),
+    "a loss of a queue": (
+        {"loss": "info_nce_loss_func"},
+        "loss",
+        "it takes query, positive, negatives, .*business of a method of its own",
+    ),
+    "a loss of neighbours": ({"loss": "nnclr_symmetric_loss_func"}, "loss", "nn, p, temperature"),
+    "no such argument": (
+        {**TRIPLET, "loss_kwargs": {"margn": 1.0}},
+        "loss_kwargs.margn",
+        "=1.0: triplet_loss_func takes no such argument; did you mean 'margin'",
+    ),
+    "an argument that is a tensor": (
+        {"loss": "debiased_loss_func", "loss_kwargs": {"more_positives": 1}},
+        "loss_kwargs.more_positives",
+        "takes no such argument",
+    ),
+    "the length of features": (
+        {"loss": "sphereface_loss_func", "classes": "label", "loss_kwargs": {"feature_norm": 1}},
+        "loss_kwargs.feature_norm",
+        "takes no such argument",
+    ),
+    "a margin below 0": (
+        {**TRIPLET, "loss_kwargs": {"margin": -1.0}},
+        "loss_kwargs",
+        r"=\{'margin': -1.0\}: margin=-1.0; must be at least 0",
+    ),
+    "a margin in words": (
+        {**TRIPLET, "loss_kwargs": {"margin": "one"}},
+        "loss_kwargs",
+        "'one'.*see triplet_loss_func",
+    ),
+    "no distance": (
+        {"loss": "soft_nearest_neighbor_loss_func", "loss_kwargs": {"distance": "euclidian"}},
+        "loss_kwargs",
+        "must be 'sqeuclidean' or 'cosine'",
+    ),
+    "a scale of nothing": (
+        {"loss": "clip_loss_func", "loss_kwargs": {"logit_scale": 0}},
+        "loss_kwargs",
+        "logit_scale=0; must be above 0",
+    ),
+    "a temperature of nothing": (
+        {"loss": "nce_loss_func", "loss_kwargs": {"temperature": 0.0}},
+        "loss_kwargs",
+        "temperature=0.0; must be above 0",
+    ),
+    "a class for each image": (
+        {**MARGIN, "classes": "instance"},
+        "classes",
+        "='instance': arcface_loss_func learns a weight per class.*label or cluster",
+    ),
+    "classes of no use": (
+        {"loss": "nt_xent_loss_func", "classes": "label"},
+        "classes",
+        "='label': nt_xent_loss_func compares the crops of an image, whatever its class",
+    ),
+    "clusters of no use": (
+        {"loss": "uniformity_loss_func", **CLUSTER},
+        "classes",
+        "='cluster': uniformity_loss_func compares",
+    ),
+    "several clusterings": (
+        {**TRIPLET, **CLUSTER, "clusters": {"num_prototypes": [3, 4]}},
+        "clusters.num_prototypes",
+        r"=\[3, 4\]: an image has one class; give one number",
+    ),
+    "late weights": (
+        {**MARGIN, **CLUSTER, "clusters": {"num_prototypes": [3], "warmup_epochs": 1}},
+        "clusters.warmup_epochs",
+        "=1: arcface_loss_func needs classes from the first epoch on; take 0",
+    ),
+    "no backend": (
+        {**TRIPLET, **CLUSTER, "clusters": {"kmeans": {"backend": "flash"}}},
+        "clusters.kmeans.backend",
+        "='flash': needs features on CUDA",
+    ),
+    "more clusters than images": (
+        {**TRIPLET, **CLUSTER, "clusters": {"num_prototypes": [49]}},
+        "clusters.num_prototypes",
+        r"=\[49\]: the training set has 48 images",
+    ),
+    "mining": ({**TRIPLET, "mining": "easy"}, "mining", "not a valid choice.*semi_hard"),
+    "less than no uniformity": (
+        {**TRIPLET, "uniformity_weight": -1.0},
+        "uniformity_weight",
+        "0 or more",
+    ),
+    "misspelt key": ({**TRIPLET, "uniformity": 1.0}, "uniformity", "unknown key"),
+    "misspelt clusters": (
+        {**TRIPLET, "clusters": {"num_prototype": [3]}},
+        "clusters.num_prototype",
+        "did you mean 'num_prototypes'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(make_config: MakeConfig, case: str) -> None:
+    given, key, message = REFUSED[case]
+    config = make_config("metric")
+    config["method_kwargs"] = {"proj_hidden_dim": 16, **given}
+    with pytest.raises(ConfigError, match=rf"method_kwargs\.{key}.*{message}") as caught:
+        prepare(config)
+    assert caught.value.key == f"method_kwargs.{key}"
+
+
+def test_a_loss_is_required(make_config: MakeConfig) -> None:
+    config = make_config("metric")
+    config["method_kwargs"] = {"proj_hidden_dim": 16}
+    with pytest.raises(ConfigError, match=r"method_kwargs\.loss.*required"):
+        prepare(config)
+
+
+@pytest.mark.parametrize(
+    "data", [{"no_labels": True}, {"dataset": "stl10"}], ids=["no labels", "stl10"]
+)
+def test_labels_that_are_not_there(build: Build, data: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"classes='label'.*instance or cluster"):
+        build(Metric, data=data, **TRIPLET, classes="label")
+    build(Metric, data=data, **TRIPLET)
+    build(Metric, data=data, **TRIPLET, **CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "purpose"),
+    [
+        ({"loss": "soft_nearest_neighbor_loss_func"}, "tells images apart"),
+        ({**TRIPLET, **CLUSTER}, "looks clusters up"),
+        ({**MARGIN, "classes": "label"}, ""),
+        ({"loss": "nt_xent_loss_func"}, ""),
+    ],
+    ids=str,
+)
+def test_data_without_indices(build: Build, kwargs: dict[str, Any], purpose: str) -> None:
+    """As solo-learn's own script hands DALI's batches over; refused where they are needed."""
+    cfg = build(Metric, **kwargs).cfg
+    cfg.data.format = "dali"
+    cfg.dali = {"device": "gpu", "encode_indexes_into_labels": False}
+    if not purpose:
+        Metric(cfg)
+        return
+    with pytest.raises(ConfigError, match=f"encode_indexes_into_labels=false.*{purpose}"):
+        Metric(cfg)
+
+
+def test_values_are_tried_without_a_trace(build: Build) -> None:
+    """The weights that are drawn next are the same."""
+    shapes = {"loss": "arcface_loss_func", "classes": "label"}
+    one = build(Metric, **shapes)
+    two = build(Metric, **shapes, loss_kwargs={"margin": 0.3})
+    for p, q in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_has_no_momentum(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="metric has no momentum backbone"):
+        prepare(make_config("metric", momentum={"base_tau": 0.9}))
+
+
+@pytest.fixture
+def registered() -> Iterator[Callable[[Any], str]]:
+    """Registers a loss under its own name until the test ends."""
+    names: list[str] = []
+
+    def add(loss: Any) -> str:
+        LOSSES.register(loss.__name__)(loss)
+        names.append(loss.__name__)
+        return names[-1]
+
+    yield add
+    for name in names:
+        del LOSSES._entries[name]
+
+
+def test_losses_of_other_packages(
+    build: Build, features: Any, registered: Callable[[Any], str]
+) -> None:
+    """Found by the names of their arguments."""
+
+    def someones_loss(x: Tensor, targets: Tensor, power: float = 1.0) -> Tensor:
+        return (x.sum(1) * targets).abs().pow(power).mean()
+
+    def odd_loss(matrix: Tensor) -> Tensor:
+        return matrix.sum()
+
+    def empty_loss() -> float:
+        return 0.0
+
+    name = registered(someones_loss)
+    assert name in metric_losses()
+    method = build(Metric, loss=name, loss_kwargs={"power": 2.0}, classes="label")
+    views, targets = features(2), torch.tensor([0, 1, 2, 1])
+    found, _ = method.compare(views, torch.arange(4), targets)
+    unit = torch.cat([F.normalize(z, dim=1) for z in views])
+    torch.testing.assert_close(found, someones_loss(unit, targets.repeat(2), 2.0))
+    for loss in (odd_loss, empty_loss):
+        with pytest.raises(ConfigError, match="business of a method of its own"):
+            build(Metric, loss=registered(loss))
+        assert loss.__name__ not in metric_losses()
+
+
+def test_without_the_package(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning.losses", None)
+    message = r"loss='pml/NCALoss'.*not installed.*solo-ext\[metric\]"
+    with pytest.raises(ConfigError, match=message):
+        build(Metric, loss="pml/NCALoss")
+
+
+def test_losses_of_pytorch_metric_learning(build: Build, features: Any) -> None:
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    views, targets = features(2), torch.tensor([0, 1, 2, 1])
+    unit = torch.cat([F.normalize(z, dim=1) for z in views])
+    kwargs = {"loss": "pml/NTXentLoss", "loss_kwargs": {"temperature": 0.3}}
+    found, _ = build(Metric, **kwargs).compare(views, torch.arange(4), targets)
+    expected = losses.NTXentLoss(temperature=0.3)(unit, torch.arange(4).repeat(2))
+    torch.testing.assert_close(found, expected)
+    # One with weights of its own, as many as there are classes.
+    method = build(Metric, loss="pml/ArcFaceLoss", classes="label")
+    assert method.criterion.module.W.shape == (8, 3)
+    found, _ = method.compare(views, torch.arange(4), targets)
+    torch.testing.assert_close(found, method.criterion.module(unit, targets.repeat(2)))
+    learnt = [id(p) for group in method.learnable_params for p in group["params"]]
+    assert sorted(learnt) == sorted(id(p) for p in method.parameters())
+    with pytest.raises(ConfigError, match=r"no such loss; did you mean 'NTXentLoss'"):
+        build(Metric, loss="pml/NTXenLoss")
+    with pytest.raises(ConfigError, match=r"loss_kwargs=\{\}.*required.*'loss'"):
+        build(Metric, loss="pml/SelfSupervisedLoss")
+    with pytest.raises(ConfigError, match=r"loss_kwargs\.temprature.*did you mean 'temperature'"):
+        build(Metric, loss="pml/NTXentLoss", loss_kwargs={"temprature": 1.0})
