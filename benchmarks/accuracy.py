@@ -1,13 +1,14 @@
-"""Do prototypes help at small scale? PCL against itself without them, MoCo v2+ and baselines.
+"""Accuracy of the methods beside their base methods, a random backbone and raw pixels.
 
-    python benchmarks/pcl_accuracy.py digits --out runs/pcl_accuracy
-    python benchmarks/pcl_accuracy.py cifar10_cpu --budget max_epochs=10 --out runs/pcl_accuracy
+    python benchmarks/accuracy.py digits --out runs/accuracy
+    python benchmarks/accuracy.py cifar10_cpu --budget max_epochs=10 --out runs/accuracy
+    python benchmarks/accuracy.py digits --rows pcl pcl-weight-0 mocov2plus --out runs/accuracy
 
-Every run of a data set has the same budget, backbone, augmentation, optimiser and momentum. A row
-that is already in OUT is not measured again, a run that was stopped goes on. kNN: k = 20,
-temperature 0.07; linear: penalty chosen on held-out training images; few: linear on 10 labels per
-class, mean of 5 draws; NMI: k-means (cold, best of 5 starts) on the momentum embeddings of the
-training images against their labels, at every granularity; baselines cluster what they have.
+Every run of a data set has the same budget, backbone, augmentation and batch size. A row that is
+already in OUT is not measured again, a run that was stopped goes on. kNN: k = 20, temperature
+0.07; linear: penalty chosen on held-out training images; few: linear on 10 labels per class, mean
+of 5 draws. PCL and what it is compared with, NMI: k-means (cold, best of 5 starts) on the momentum
+embeddings of the training images against their labels, at every granularity.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
@@ -38,15 +40,59 @@ from solo_ext.training.pretrain import pretrain
 from solo_ext.training.records import environment
 from solo_ext.training.run_dir import write_text
 
-ROWS: dict[str, tuple[str, list[str]]] = {
-    "pcl": ("pcl", []),
-    "pcl-weight-0.1": ("pcl", ["method_kwargs.proto_weight=0.1"]),
-    "pcl-bank": ("pcl", ["method_kwargs.e_step=bank"]),
-    "pcl-weight-0": ("pcl", ["method_kwargs.proto_weight=0"]),
-    "mocov2plus": ("mocov2plus", []),
+
+class Row(NamedTuple):
+    """What a row of the table trains.
+
+    Attributes:
+        config: name within the data set's folder.
+        changes: of its settings.
+        bases: rows that it is compared with, seed by seed.
+    """
+
+    config: str
+    changes: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+
+
+# The loss of the debiased method without its prior: SimCLR's, with the same head and temperature.
+NT_XENT = "method_kwargs.tau_plus=0"
+OVER_QUEUE = (
+    "method_kwargs.negatives=queue",
+    "method_kwargs.queue_size=2560",
+    "method_kwargs.proj_batch_norm=false",
+    "+momentum.base_tau=0.97",
+    "+momentum.final_tau=0.999",
+)
+ROWS = {
+    "simclr": Row("simclr"),
+    "simclr-0.5": Row("simclr", ("method_kwargs.temperature=0.5",)),
+    "nt-xent-0.5": Row("debiased", (NT_XENT,)),
+    "debiased": Row("debiased", (), ("simclr", "nt-xent-0.5")),
+    "hard_negative": Row("hard_negative", (), ("simclr", "nt-xent-0.5")),
+    "hard_negative-queue": Row("hard_negative", OVER_QUEUE, ("mocov2plus",)),
+    "mocov2plus": Row("mocov2plus"),
+    "mochi": Row("mochi", (), ("mocov2plus",)),
+    "nnclr": Row("nnclr"),
+    "nnclr_symmetric": Row("nnclr_symmetric", (), ("nnclr",)),
+    "nnclr_symmetric-rows": Row("nnclr_symmetric", ("method_kwargs.symmetric=false",), ("nnclr",)),
+    "pcl": Row("pcl", (), ("mocov2plus", "pcl-weight-0")),
+    "pcl-weight-0.1": Row("pcl", ("method_kwargs.proto_weight=0.1",), ("pcl-weight-0",)),
+    "pcl-bank": Row("pcl", ("method_kwargs.e_step=bank",), ("pcl-weight-0",)),
+    "pcl-weight-0": Row("pcl", ("method_kwargs.proto_weight=0",)),
 }
 BASELINES = ("random-backbone", "raw-pixels")
-DEFAULT = ("pcl", "pcl-weight-0", "mocov2plus", *BASELINES)
+DEFAULT = (
+    "simclr",
+    "nt-xent-0.5",
+    "debiased",
+    "hard_negative",
+    "mocov2plus",
+    "mochi",
+    "nnclr",
+    "nnclr_symmetric",
+    *BASELINES,
+)
 
 
 class RawPixels(nn.Module):
@@ -64,10 +110,10 @@ def features_of(run: Prepared, network: nn.Module) -> tuple[Tensor, Tensor, Tens
     return train, train_targets, test, test_targets
 
 
-def nmi_of(embeddings: Tensor, targets: Tensor, sizes: list[int]) -> dict[str, float]:
+def nmi_of(embeddings: Tensor, targets: Tensor, sizes: Sequence[int]) -> dict[str, float]:
     """NMI with the labels at every granularity."""
     unit = F.normalize(embeddings, dim=1)
-    found = multi_granularity_kmeans(unit, sizes, restarts=5, backend="torch")
+    found = multi_granularity_kmeans(unit, list(sizes), restarts=5, backend="torch")
     pairs = zip(sizes, found, strict=True)
     return {
         f"nmi_{k}": float(normalized_mutual_info_score(targets.numpy(), c.assignments.numpy()))
@@ -76,50 +122,52 @@ def nmi_of(embeddings: Tensor, targets: Tensor, sizes: list[int]) -> dict[str, f
 
 
 def measure(
-    run: Prepared, network: nn.Module, embedder: nn.Module | None, sizes: list[int]
+    run: Prepared, network: nn.Module, embedder: nn.Module | None = None, sizes: Sequence[int] = ()
 ) -> dict[str, float]:
     """Every number of a row."""
     features = train, train_targets, test, test_targets = features_of(run, network)
     scores = knn_accuracy(test, test_targets, train, train_targets, ks=(20,), temperatures=(0.07,))
-    embedded = train
-    if embedder is not None:
-        embedded, _ = extract_features(embedder, fixed_loader(run.given, run.train))
     mean, _, _ = few_label_probe(*features, per_class=10, draws=5)
-    return {
+    found = {
         "knn": scores[20, 0.07][1],
         "linear": linear_probe(*features).accuracy,
         "few": mean,
-        **nmi_of(embedded, train_targets, sizes),
     }
+    if embedder is None:
+        return found
+    embedded, _ = extract_features(embedder, fixed_loader(run.given, run.train))
+    return found | nmi_of(embedded, train_targets, sizes)
 
 
-def row(name: str, args: argparse.Namespace, seed: int, folder: Path) -> dict[str, Any]:
+def measured(name: str, args: argparse.Namespace, seed: int, folder: Path) -> dict[str, Any]:
     """Trains where there is something to train, then measures."""
-    base, changes = ROWS.get(name, ("pcl", []))
-    run = prepare(compose(f"{args.dataset}/{base}", [f"seed={seed}", *changes, *args.budget]))
-    reference = prepare(compose(f"{args.dataset}/pcl"))
-    sizes = reference.given["method_kwargs"]["num_prototypes"]
+    row = ROWS.get(name, Row("simclr"))
+    changes = [f"seed={seed}", *row.changes, *args.budget]
+    run = prepare(compose(f"{args.dataset}/{row.config}", changes))
     pl.seed_everything(seed, verbose=False)
     seconds = None
     if name == "raw-pixels":
-        scores = measure(run, RawPixels(), None, sizes)
+        scores = measure(run, RawPixels())
     elif name == "random-backbone":
         section = run.given["backbone"]
         made = build_backbone(
             host.load().backbones,
             section["name"],
             section["kwargs"],
-            method="pcl",
+            method="simclr",
             dataset=run.given["data"]["dataset"],
         )
-        scores = measure(run, made[0], None, sizes)
+        scores = measure(run, made[0])
     else:
         result = pretrain(run, run_dir=folder / f"run-{name}-{seed}")
         assert result.checkpoint is not None
         method: Any = run.method(run.cfg)
         method.load_state_dict(torch.load(result.checkpoint, weights_only=True)["state_dict"])
-        momentum = nn.Sequential(method.momentum_backbone, method.momentum_projector)
-        scores = measure(run, method.backbone, momentum, sizes)
+        clustered: tuple[Any, ...] = ()
+        if row.config == "pcl":
+            momentum = nn.Sequential(method.momentum_backbone, method.momentum_projector)
+            clustered = (momentum, run.given["method_kwargs"]["num_prototypes"])
+        scores = measure(run, method.backbone, *clustered)
         seconds = result.seconds
     budget = {"epochs": run.given["max_epochs"], "images": len(run.train)}
     return {"row": name, "seed": seed, "seconds": seconds, **budget, "scores": scores}
@@ -139,23 +187,26 @@ def in_percent(scores: dict[str, float]) -> dict[str, float]:
 
 
 def report(records: list[dict[str, Any]]) -> str:
-    """A table of means, and of differences to weight 0 paired by seed."""
+    """A table of means, and of differences to the base methods paired by seed."""
     names = list(dict.fromkeys(r["row"] for r in records))
-    keys = list(records[0]["scores"])
-    lines = [f"| | seeds | {' | '.join(keys)} |", "|---" * (len(keys) + 2) + "|"]
     by = {(r["row"], r["seed"]): in_percent(r["scores"]) for r in records}
-    for name in names:
-        held = [scores for (row_name, _), scores in by.items() if row_name == name]
-        cells = [interval([s[key] for s in held]) for key in keys]
-        lines.append(f"| {name} | {len(held)} | {' | '.join(cells)} |")
-    for name in names:
-        seeds = [s for n, s in by if n == name and ("pcl-weight-0", s) in by]
-        if name in (*BASELINES, "pcl-weight-0") or not seeds:
-            continue
-        cells = [
-            interval([by[name, s][key] - by["pcl-weight-0", s][key] for s in seeds]) for key in keys
-        ]
-        lines.append(f"| {name} minus pcl-weight-0 | {len(seeds)} | {' | '.join(cells)} |")
+    keys = list(dict.fromkeys(key for scores in by.values() for key in scores))
+    lines = [f"| | seeds | {' | '.join(keys)} |", "|---" * (len(keys) + 2) + "|"]
+
+    def line(label: str, held: list[dict[str, float]]) -> str:
+        cells = [interval([s[k] for s in held]) if k in held[0] else "" for k in keys]
+        return f"| {label} | {len(held)} | {' | '.join(cells)} |"
+
+    for name in sorted(names, key=[*ROWS, *BASELINES].index):
+        lines.append(line(name, [scores for (n, _), scores in by.items() if n == name]))
+    for name, row in ROWS.items():
+        for base in row.bases:
+            pairs = [(by[n, s], by[base, s]) for n, s in by if n == name and (base, s) in by]
+            if pairs:
+                differences = [
+                    {k: a[k] - b[k] for k in keys if k in a and k in b} for a, b in pairs
+                ]
+                lines.append(line(f"{name} minus {base}", differences))
     return "\n".join(lines)
 
 
@@ -174,7 +225,7 @@ def main() -> None:
         for name in args.rows:
             file = folder / f"{name}-{seed}.json"
             if not file.is_file():
-                done = row(name, args, seed, folder)
+                done = measured(name, args, seed, folder)
                 write_text(file, json.dumps(done, indent=1))
     write_text(folder / "environment.json", json.dumps(environment(host.load().info), indent=1))
     found = [json.loads(f.read_text()) for f in sorted(folder.glob("*-[0-9]*.json"))]
