@@ -27,6 +27,11 @@ from solo_ext.methods.contrastive_kwargs import (
     settle,
     warn_of_the_floor,
 )
+from solo_ext.methods.contrastive_metrics import (
+    neighbour_metrics,
+    queue_metrics,
+    term_metrics,
+)
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
 from solo_ext.methods.registry import fill_method_kwargs, require_two_views
@@ -254,7 +259,8 @@ class Contrastive(BaseMomentumMethod):
         positives: list[Tensor] | None = None
         if self.support_set is not None:
             found = self._neighbours(keys, indices)
-            metrics |= self._neighbour_metrics(found, indices, targets)
+            labels = None if self.cfg.data.get("no_labels") else targets
+            metrics |= neighbour_metrics(found, self.support_set, indices, labels)
             positives = list(found.embeddings.chunk(len(keys)))
         elif kwargs.positives == "prototype" and self.prototypes.epoch >= 0:
             positives = [self._prototypes_of(indices)] * len(keys)
@@ -266,7 +272,10 @@ class Contrastive(BaseMomentumMethod):
         else:
             terms = [self._against_batch(queries, positives)]
         loss = torch.stack([t.loss for t in terms]).mean()
-        return loss, metrics | self._term_metrics(terms) | self._queue_metrics()
+        if len(self.queues):
+            metrics |= queue_metrics("queue", cast(FeatureQueue, self.queues[0]))
+        debiased = self.estimator.tau_plus > 0
+        return loss, metrics | term_metrics(terms, debiased=debiased, mixing=self._mixes)
 
     def _against_batch(
         self, queries: Sequence[Tensor], positives: list[Tensor] | None
@@ -329,10 +338,10 @@ class Contrastive(BaseMomentumMethod):
 
     def _mixing(self, available: int, anchors: Tensor) -> Mixing | None:
         """Draws of mixtures for each anchor, of ``available`` negatives."""
+        if not self._mixes:
+            return None
         settings = self.cfg.method_kwargs.mixing
         counts = settings.num_pair_mixes, settings.num_query_mixes
-        if not sum(counts) or self.current_epoch < settings.warmup_epochs:
-            return None
         generator = None
         if anchors.device.type != "meta":
             self._draw_seed = mix(self._draw_seed)
@@ -354,41 +363,11 @@ class Contrastive(BaseMomentumMethod):
         pairs = zip(self.prototypes.prototypes, ids, strict=True)
         return torch.stack([table[own] for table, own in pairs], dim=1)
 
-    def _neighbour_metrics(
-        self, found: Neighbours, indices: Tensor, targets: Tensor
-    ) -> dict[str, Tensor]:
-        support = self.support_set
-        assert support is not None
-        views = len(found.index) // len(targets)
-        metrics = {"train_nn_similarity": found.similarity.mean()}
-        own = support.indices[found.index] == indices.repeat(views).unsqueeze(1)
-        metrics["train_nn_own"] = own.float().mean()
-        if not self.cfg.data.get("no_labels"):
-            own_label = targets.repeat(views).unsqueeze(1)
-            known = (found.labels >= 0) & (own_label >= 0)
-            same = known & (found.labels == own_label)
-            metrics["train_nn_acc"] = same.sum() / known.sum().clamp(min=1)
-        return metrics | _state_metrics("support", support, found.index.device)
-
-    def _term_metrics(self, terms: list[ContrastiveTerms]) -> dict[str, Tensor]:
-        def mean(name: str) -> Tensor:
-            return torch.stack([getattr(t, name) for t in terms]).mean()
-
-        metrics = {"train_hardness": mean("hardness")}
-        if self.estimator.tau_plus:
-            metrics["train_floored"] = mean("floored")
-        mixing = self.cfg.method_kwargs.mixing
-        mixes = mixing.num_pair_mixes + mixing.num_query_mixes
-        if mixes and self.current_epoch >= mixing.warmup_epochs:
-            metrics["train_mined_similarity"] = mean("mined")
-            metrics["train_mixed_similarity"] = mean("mixed")
-        return metrics
-
-    def _queue_metrics(self) -> dict[str, Tensor]:
-        if not len(self.queues):
-            return {}
-        queue = cast(FeatureQueue, self.queues[0])
-        return _state_metrics("queue", queue, queue.value.device)
+    @property
+    def _mixes(self) -> bool:
+        settings = self.cfg.method_kwargs.mixing
+        some = settings.num_pair_mixes + settings.num_query_mixes > 0
+        return bool(some and self.current_epoch >= settings.warmup_epochs)
 
     def validation_step(
         self, batch: Sequence[Tensor], batch_idx: int, *more: Any, **named: Any
@@ -420,11 +399,3 @@ class Contrastive(BaseMomentumMethod):
         if self._last_views is not None:
             self.log_dict(embedding_metrics(*self._last_views), sync_dist=True)
             self._last_views = None
-
-
-def _state_metrics(name: str, queue: FeatureQueue, device: torch.device) -> dict[str, Tensor]:
-    """What a queue holds; numbers of Python, made on the device without waiting for it."""
-    return {
-        f"train_{name}_filled": torch.full((), queue.filled, device=device),
-        f"train_{name}_age": torch.full((), float(queue.age), device=device),
-    }

@@ -19,7 +19,12 @@ CROPS = [
 
 @pytest.mark.parametrize(
     ("method", "taken"),
-    [("simclr", True), ("nnclr", host.detect().generation == "main"), ("debiased", True), ("pcl", False)],
+    [
+        ("simclr", True),
+        ("nnclr", host.detect().generation == "main"),
+        ("debiased", True),
+        ("pcl", False),
+    ],
 )
 def test_small_crops(method: str, taken: bool, make_config: Callable[..., dict[str, Any]]) -> None:
     config = {**make_config(method), "augmentations": CROPS}
