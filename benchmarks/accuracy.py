@@ -73,8 +73,12 @@ ROWS = {
     "hard_negative-queue": Row("hard_negative", OVER_QUEUE, ("mocov2plus",)),
     "mocov2plus": Row("mocov2plus"),
     "mochi": Row("mochi", (), ("mocov2plus",)),
+    "metric": Row("metric", (), ("simclr",)),
     "nnclr": Row("nnclr"),
     "nnclr_symmetric": Row("nnclr_symmetric", (), ("nnclr",)),
+    "nnclr_symmetric-own": Row(
+        "nnclr_symmetric", ("method_kwargs.support_set.exclude_own=false",), ("nnclr",)
+    ),
     "nnclr_symmetric-rows": Row("nnclr_symmetric", ("method_kwargs.symmetric=false",), ("nnclr",)),
     "pcl": Row("pcl", (), ("mocov2plus", "pcl-weight-0")),
     "pcl-weight-0.1": Row("pcl", ("method_kwargs.proto_weight=0.1",), ("pcl-weight-0",)),
@@ -87,6 +91,8 @@ DEFAULT = (
     "nt-xent-0.5",
     "debiased",
     "hard_negative",
+    "hard_negative-queue",
+    "metric",
     "mocov2plus",
     "mochi",
     "nnclr",

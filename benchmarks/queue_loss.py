@@ -110,7 +110,7 @@ def main() -> None:
     """Prints a table per loss and size."""
     found = Record(__doc__)
     for label, make, sizes in (
-        ("InfoNCE", info_nce, (4096, 16384, 65536)),
+        ("InfoNCE", info_nce, (4096, 8192, 16384, 65536, 131072)),
         ("ProtoNCE", proto_nce, (1000, 25000, 100000)),
     ):
         for size in sizes:

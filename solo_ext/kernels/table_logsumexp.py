@@ -117,14 +117,14 @@ class _TableLogSumExp(torch.autograd.Function):
             logits = product(scaled, rows.T, dtype)
             if own_scale is not None:
                 logits *= own_scale
+            if log_weight is not None:
+                largest = torch.maximum(largest, logits.amax(1))
             for power, held in zip(powers, sums, strict=True):
                 raised = logits * power if len(powers) > 1 or power != 1 else logits
-                if log_weight is not None or len(powers) > 1:
-                    largest = torch.maximum(largest, logits.amax(1))
                 if log_weight is not None:
                     raised = raised + log_weight[part]
                 held.absorb(raised, rows, own_scale, dtype)
-        if log_weight is None and len(powers) == 1:
+        if log_weight is None:
             largest = sums[0].largest / powers[0]
         lse = torch.stack([held.value() for held in sums])
         slopes = [scale * power if scale.ndim == 0 else power for power in powers]

@@ -3,6 +3,7 @@
 from solo_ext.kernels import MixDraws
 from solo_ext.losses.alignment import alignment_loss_func
 from solo_ext.losses.arcface import arcface_loss_func
+from solo_ext.losses.batch_of_views import batch_of_views
 from solo_ext.losses.clip import clip_loss_func
 from solo_ext.losses.contrastive_pair import contrastive_loss_func
 from solo_ext.losses.core import ContrastiveTerms, contrastive
@@ -12,7 +13,7 @@ from solo_ext.losses.debiased import debiased_loss_func
 from solo_ext.losses.hard_negative import hard_negative_loss_func
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.lifted_structured import lifted_structured_loss_func
-from solo_ext.losses.mixing import Mixing
+from solo_ext.losses.mixing import Mixing, draw_mixes
 from solo_ext.losses.mochi import mochi_loss_func
 from solo_ext.losses.n_pair import n_pair_loss_func
 from solo_ext.losses.nce import nce_loss_func
@@ -34,12 +35,14 @@ __all__ = [
     "NegativeMass",
     "alignment_loss_func",
     "arcface_loss_func",
+    "batch_of_views",
     "bilinear_info_nce_loss_func",
     "clip_loss_func",
     "contrastive",
     "contrastive_loss_func",
     "cosface_loss_func",
     "debiased_loss_func",
+    "draw_mixes",
     "hard_negative_loss_func",
     "info_nce_loss_func",
     "lifted_structured_loss_func",

@@ -141,6 +141,14 @@ def settle(cfg: DictConfig) -> DictConfig:
             "views that are anchor, positive and negative at once have no side for a predictor",
             "take 0, or other positives or negatives",
         )
+    warming = kwargs.positives == "prototype" and kwargs.clusters.warmup_epochs > 0
+    if kwargs.pred_hidden_dim and kwargs.negatives == "batch" and warming:
+        raise ConfigError(
+            f"{CLUSTERS}.warmup_epochs",
+            kwargs.clusters.warmup_epochs,
+            "until then positives are views of the batch, which have no side for the predictor",
+            "take 0, or method_kwargs.pred_hidden_dim=0",
+        )
     if kwargs.positives == "nearest_neighbor":
         _settle_support_set(cfg, kwargs.support_set)
     if kwargs.positives == "prototype":

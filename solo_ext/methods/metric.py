@@ -174,7 +174,10 @@ class Metric(BaseMethod):
             classes = self.prototypes.assignments[0, indices]
         views = [z.float() if z.dtype != torch.float64 else z for z in views]
         unit = [F.normalize(z, dim=1) for z in views]
-        loss, metrics = self.criterion(unit if kwargs.normalize else views, classes)
+        normalize = kwargs.normalize
+        if normalize is None:
+            normalize = not self.criterion.takes_raw
+        loss, metrics = self.criterion(unit if normalize else views, classes)
         if kwargs.uniformity_weight:
             uniformity = torch.stack([uniformity_loss_func(z) for z in unit]).mean()
             loss = loss + kwargs.uniformity_weight * uniformity

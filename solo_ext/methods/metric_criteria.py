@@ -28,6 +28,9 @@ class Criterion(nn.Module):
     uses_classes = False
     """Whether images of one class are anything else to it than images of two."""
 
+    takes_raw = False
+    """Whether the length of the embeddings means something to the loss."""
+
     def __init__(self, loss: Loss, num_large: int) -> None:
         super().__init__()
         self.loss, self.num_large = loss, num_large
@@ -42,9 +45,9 @@ class Criterion(nn.Module):
         raise NotImplementedError
 
     def _pairs(self, views: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Every large crop with every later crop."""
-        count = len(views)
-        return [(views[u], views[v]) for u in range(self.num_large) for v in range(u + 1, count)]
+        """Every crop with every other large crop."""
+        large = range(self.num_large)
+        return [(z, views[u]) for v, z in enumerate(views) for u in large if u != v]
 
 
 class OfTargets(Criterion):
@@ -54,6 +57,29 @@ class OfTargets(Criterion):
 
     def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return self.loss(torch.cat(list(views)), classes.repeat(len(views))), {}
+
+
+class OfModule(OfTargets):
+    """A loss of pytorch-metric-learning, on the crops of all processes.
+
+    Args:
+        loss: the module.
+        num_large: large crops.
+    """
+
+    def __init__(self, loss: nn.Module, num_large: int) -> None:
+        super().__init__(loss, num_large)
+        self.module = loss
+
+    def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        x, targets = torch.cat(list(views)), classes.repeat(len(views))
+        # Every process computes the whole loss, for it knows none of the others.
+        joined = distributed.gather_with_gradient(x), distributed.gather(targets)
+        return self.loss(*joined), {}
+
+
+class OfProxies(OfModule):
+    """One that learns weights of classes."""
 
 
 class OfViews(Criterion):
@@ -91,7 +117,9 @@ class OfScaledViews(Criterion):
         self.log_scale = nn.Parameter(start, requires_grad=scale is None)
 
     def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        scale = self.log_scale.clamp(max=self.largest).exp()
+        held = self.log_scale
+        # Held at the cap in value alone: a gradient of zero there would never lead back.
+        scale = (held - (held - held.clamp(max=self.largest)).detach()).exp()
         loss = torch.stack([self.loss(a, b, scale) for a, b in self._pairs(views)]).mean()
         return loss, {"train_logit_scale": scale.detach()}
 
@@ -188,7 +216,7 @@ class OfMargins(Criterion):
     ) -> None:
         super().__init__(loss, num_large)
         self.class_weights = ClassWeights(num_classes, dim)
-        self.takes_norm = takes_norm
+        self.takes_norm = self.takes_raw = takes_norm
 
     def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         x, target = torch.cat(list(views)), classes.repeat(len(views))
@@ -201,7 +229,8 @@ class OfMargins(Criterion):
 class OfNoise(Criterion):
     """An image's views as data, other images as noise: ``(data_logits, noise_logits)``.
 
-    Logits are cosines over the temperature less ``log K``: the noise is uniform over the K others.
+    Logits are cosines over the temperature less ``log K``, K others: ``exp(cosine / T)`` stands for
+    the ratio of the densities of data and noise.
 
     Args:
         loss: the function.
@@ -236,6 +265,8 @@ class OfNoise(Criterion):
 
 class OfCritic(Criterion):
     """Two crops under a learned bilinear critic: ``(query, context, weight)``."""
+
+    takes_raw = True
 
     def __init__(self, loss: Loss, num_large: int, dim: int) -> None:
         super().__init__(loss, num_large)

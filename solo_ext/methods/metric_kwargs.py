@@ -15,7 +15,7 @@ from solo_ext.methods.e_step_kwargs import (
     check_prototypes,
     warn_of_late_start,
 )
-from solo_ext.methods.metric_criteria import OfMargins
+from solo_ext.methods.metric_criteria import OfMargins, OfProxies
 from solo_ext.methods.metric_losses import check_loss_kwargs, kind_of
 from solo_ext.methods.registry import require_indices
 
@@ -32,7 +32,9 @@ class MetricKwargs:
         loss_kwargs: its hyper-parameters.
         classes: what counts as one class: ``instance``: the crops of an image; ``label``: the
             data's labels; ``cluster``: clusters of the embeddings, refreshed between epochs.
-        normalize: whether embeddings are unit rows to losses that take them as they are.
+        normalize: whether embeddings are unit rows to losses that take them as they are; null:
+            but for those to which their length means something (N-pair, SphereFace, the bilinear
+            critic).
         mining: of triplets' negatives.
         uniformity_weight: of the uniformity of the embeddings beside the loss; with
             ``alignment_loss_func`` the loss of Wang and Isola.
@@ -47,7 +49,7 @@ class MetricKwargs:
     loss: str
     loss_kwargs: dict[str, Any] = field(default_factory=dict)
     classes: Literal["instance", "label", "cluster"] = "instance"
-    normalize: bool = True
+    normalize: bool | None = None
     mining: Literal["semi_hard", "hard", "random"] = "semi_hard"
     uniformity_weight: NonNegativeFloat = 0.0
     proj_hidden_dim: PositiveInt = 2048
@@ -72,6 +74,13 @@ def settle(cfg: DictConfig) -> DictConfig:
             kwargs.classes,
             f"{kwargs.loss} compares the crops of an image, whatever its class",
             "take instance, or a loss of classes",
+        )
+    if issubclass(kind, OfProxies) and kwargs.classes != "label":
+        raise ConfigError(
+            "method_kwargs.classes",
+            kwargs.classes,
+            f"{kwargs.loss} learns weights of classes, which cannot follow clusters or images",
+            "take label, or arcface_loss_func, cosface_loss_func or sphereface_loss_func",
         )
     if kind is OfMargins and kwargs.classes == "instance":
         raise ConfigError(

@@ -17,8 +17,10 @@ from solo_ext.methods.metric_criteria import (
     Criterion,
     OfCritic,
     OfMargins,
+    OfModule,
     OfNoise,
     OfPairs,
+    OfProxies,
     OfRows,
     OfScaledViews,
     OfTargets,
@@ -57,8 +59,8 @@ def kind_of(name: str) -> tuple[type[Criterion], int]:
         ConfigError: it is unknown, or compares with something that a batch has not.
     """
     if name.startswith(PML):
-        _pml_class(name)
-        return OfTargets, 2
+        takes = inspect.signature(_pml_class(name).__init__).parameters
+        return (OfProxies if "num_classes" in takes else OfModule), 2
     if name not in LOSSES:
         raise ConfigError(KEY, name, "unknown loss", nearest(name, metric_losses()))
     names = tuple(inspect.signature(LOSSES[name].target).parameters)
@@ -144,7 +146,7 @@ def build_criterion(
     """
     kind, _ = kind_of(name)
     if name.startswith(PML):
-        return _OfModule(_pml_loss(name, given, num_classes, dim), num_large)
+        return kind(_pml_loss(name, given, num_classes, dim), num_large)
     target, given = LOSSES[name].target, dict(given)
     if kind is OfNoise:
         return OfNoise(target, num_large, given.pop("temperature", 0.2))
@@ -161,15 +163,10 @@ def build_criterion(
         return OfMargins(loss, num_large, num_classes, dim, takes_norm)
     if kind is OfCritic:
         return OfCritic(loss, num_large, dim)
-    return kind(loss, num_large)
-
-
-class _OfModule(OfTargets):
-    """A loss of pytorch-metric-learning, which may have parameters of its own."""
-
-    def __init__(self, module: nn.Module, num_large: int) -> None:
-        super().__init__(module, num_large)
-        self.module = module
+    criterion = kind(loss, num_large)
+    # A penalty on the length of embeddings: the loss of N pairs compares dot products.
+    criterion.takes_raw = "l2_reg" in inspect.signature(target).parameters
+    return criterion
 
 
 def _pml_class(name: str) -> type[Any]:

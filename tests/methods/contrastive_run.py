@@ -57,6 +57,7 @@ FIXED: dict[str, tuple[Any, dict[str, Any]]] = {
         for name in ("soft_nearest_neighbor", "lifted_structured", "contrastive")
     },
     "arcface": (Metric, {**MARGIN, "classes": "label"}),
+    "of another package": (Metric, {"loss": "pml/NTXentLoss", "classes": "label"}),
     "clusters": (Metric, {**MARGIN, "classes": "cluster", "clusters": {"num_prototypes": [3]}}),
 }
 """Methods whose loss is computed on given features."""

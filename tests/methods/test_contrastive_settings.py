@@ -90,6 +90,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "pred_hidden_dim",
         "=4: views that are anchor, positive and negative at once .* take 0, or other positives",
     ),
+    "a predictor of views until there are prototypes": (
+        {**PROTOTYPES, "pred_hidden_dim": 4},
+        "clusters.warmup_epochs",
+        "=20: until then positives are views of the batch.*take 0, or .*pred_hidden_dim=0",
+    ),
+    "bfloat16 of a batch": (
+        {"compute_dtype": "bfloat16"},
+        "compute_dtype",
+        "='bfloat16': it is for products with a queue that is not mixed; take float32",
+    ),
     "more neighbours than rows": (
         {**NEAR, "support_set": {"size": 3, "top_k": 4}},
         "support_set.top_k",
@@ -157,7 +167,11 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "nothing to mine for": {**QUEUE, "mixing": {"num_hard": 1024}},
     "more than the batch": {"mixing": {"num_hard": 10**6, "num_pair_mixes": 1}},
     "a predictor against a queue": {**QUEUE, "pred_hidden_dim": 4},
-    "a predictor of prototypes": {**PROTOTYPES, "pred_hidden_dim": 4},
+    "a predictor of prototypes": {
+        **PROTOTYPES,
+        "clusters": {"num_prototypes": [3], "warmup_epochs": 0},
+        "pred_hidden_dim": 4,
+    },
     "as many neighbours as rows": {**NEAR, "support_set": {"size": 3, "top_k": 3}},
     "a support set of no use": {"support_set": {"size": 3, "top_k": 4}},
     "prototypes of no use": {"clusters": {"num_prototypes": [49]}},

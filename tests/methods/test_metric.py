@@ -22,8 +22,8 @@ MARGINS = ("arcface_loss_func", "cosface_loss_func", "sphereface_loss_func")
 
 
 def pairs(views: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """The large crops with each other, and each with every small one."""
-    return [(views[0], z) for z in views[1:]] + [(views[1], z) for z in views[2:]]
+    """Every crop with each large crop that it is not."""
+    return [(z, views[0]) for z in views[1:]] + [(z, views[1]) for z in views[:1] + views[2:]]
 
 
 def mean(values: Iterator[Tensor]) -> Tensor:
@@ -228,14 +228,36 @@ def test_clip_learns_its_scale(build: Build, features: Any) -> None:
     loss.backward()
     assert method.criterion.log_scale.grad.abs() > 0
     method.criterion.log_scale.data.fill_(9.0)
+    method.zero_grad()
     loss, metrics = method.compare(views, INDICES, TARGETS)
     assert metrics["train_logit_scale"] == pytest.approx(100, rel=1e-5)
+    # From beyond the cap there is a way back.
+    loss.backward()
+    assert method.criterion.log_scale.grad.abs() > 0
     for scale in (3.0, 200.0):
         method = build(Metric, loss="clip_loss_func", loss_kwargs={"logit_scale": scale})
         assert not method.criterion.log_scale.requires_grad
         loss, _ = method.compare(views, INDICES, TARGETS)
         expected = clip_loss_func(*(F.normalize(z, dim=1) for z in views), scale)
         torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_embeddings_keep_their_length_where_it_means_something(
+    name: str, build: Build, features: Any
+) -> None:
+    classes = "label" if name in MARGINS else "instance"
+    raw = {"n_pair_loss_func", "sphereface_loss_func", "bilinear_info_nce_loss_func"}
+    losses = {}
+    torch.manual_seed(0)
+    method = build(Metric, loss=name, classes=classes)
+    views = [3 * z for z in features(2, rows=5)]
+    for normalize in (None, True, False):
+        method.cfg.method_kwargs.normalize = normalize
+        losses[normalize] = method.compare(views, INDICES, TARGETS)[0]
+    torch.testing.assert_close(losses[None], losses[name not in raw])
+    if name in raw:
+        assert (losses[True] - losses[False]).abs() > 1e-3
 
 
 def test_every_parameter_is_learnt_once(build: Build) -> None:

@@ -252,6 +252,9 @@ def test_losses_of_pytorch_metric_learning(build: Build, features: Any) -> None:
     torch.testing.assert_close(found, method.criterion.module(unit, targets.repeat(2)))
     learnt = [id(p) for group in method.learnable_params for p in group["params"]]
     assert sorted(learnt) == sorted(id(p) for p in method.parameters())
+    for classes in ("instance", "cluster"):
+        with pytest.raises(ConfigError, match=r"classes=.*cannot follow clusters or images"):
+            build(Metric, loss="pml/ArcFaceLoss", classes=classes)
     with pytest.raises(ConfigError, match=r"no such loss; did you mean 'NTXentLoss'"):
         build(Metric, loss="pml/NTXenLoss")
     with pytest.raises(ConfigError, match=r"loss_kwargs=\{\}.*required.*'loss'"):
