@@ -16,6 +16,8 @@ from solo_ext.kernels.tiles import tile_rows
 class MixDraws(NamedTuple):
     """What MoCHi draws for each query; indices into its hardest negatives, hardest first.
 
+    Indices lie in [0, number of hardest negatives).
+
     Attributes:
         pair_indices: (N, s, 2) whole numbers, the two negatives of each mixture.
         alpha: (N, s) in (0, 1), the share of the first.

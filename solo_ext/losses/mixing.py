@@ -21,7 +21,7 @@ class Mixing:
         ranked: whether the draws mean the candidates from the hardest down; random ones need not.
 
     Raises:
-        ValueError: ``num_hard`` is not positive.
+        ValueError: ``num_hard`` is not positive, or the draws' shapes do not fit together.
     """
 
     num_hard: int
@@ -31,6 +31,13 @@ class Mixing:
     def __post_init__(self) -> None:
         if self.num_hard < 1:
             raise ValueError(f"num_hard={self.num_hard}: must be above 0")
+        pairs, alpha, singles, beta = (tuple(x.shape) for x in self.draws)
+        # Their values would have to be waited for.
+        if pairs != (*alpha, 2) or singles != beta or len(alpha) != 2 or alpha[0] != beta[0]:
+            raise ValueError(
+                f"draws={pairs}, {alpha}, {singles}, {beta}: must be (N, s, 2), (N, s), (N, s') "
+                "and (N, s')"
+            )
 
     @property
     def count(self) -> int:

@@ -248,3 +248,11 @@ def test_is_registered() -> None:
     entry = LOSSES["mochi_loss_func"]
     assert entry.target is mochi_loss_func
     assert entry.arxiv == "2010.01028"
+
+
+@pytest.mark.parametrize("field", ["pair_indices", "alpha", "single_indices", "beta"])
+def test_draws_that_do_not_fit_together_are_refused(field: str) -> None:
+    draws = draw_mixes(torch.zeros(4, 3), 5, 6, 2)
+    wrong = draws._replace(**{field: getattr(draws, field)[:, :1]})
+    with pytest.raises(ValueError, match=r"must be \(N, s, 2\)"):
+        Mixing(5, wrong)
