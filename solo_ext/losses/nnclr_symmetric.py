@@ -21,6 +21,7 @@ def nnclr_terms(
     symmetric: bool = True,
     estimator: NegativeMass = PLAIN,
     mixing: Mixing | None = None,
+    joined: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ContrastiveTerms]:
     """The loss, and the terms of its rows.
 
@@ -31,6 +32,8 @@ def nnclr_terms(
         symmetric: as in :func:`nnclr_symmetric_loss_func`.
         estimator: of the mass of the other samples.
         mixing: synthetic negatives of the row term, made of other samples' predictions.
+        joined: unit rows of ``nn`` and of ``p``, (G, D) each, gathered from all processes with
+            gradient, for callers that need them more than once; gathered here by default.
 
     Raises:
         ValueError: shapes do not fit, or the temperature is not positive.
@@ -43,22 +46,26 @@ def nnclr_terms(
         nn, p = (F.normalize(x, dim=1) for x in full_precision(nn, p))
     own = own_rows(p)
 
-    def direction(anchors: Tensor, targets: Tensor, mixing: Mixing | None) -> ContrastiveTerms:
-        joined = distributed.gather_with_gradient(targets)
+    def direction(
+        anchors: Tensor, targets: Tensor, candidates: Tensor | None, mixing: Mixing | None
+    ) -> ContrastiveTerms:
+        if candidates is None:
+            candidates = distributed.gather_with_gradient(targets)
         return contrastive(
             anchors,
             targets.unsqueeze(1),
-            joined,
+            candidates,
             own=own,
             estimator=estimator,
             mixing=mixing,
             temperature=temperature,
         )
 
-    rows = direction(nn, p, mixing)
+    all_nn, all_p = joined or (None, None)
+    rows = direction(nn, p, all_p, mixing)
     if not symmetric:
         return rows.loss, rows
-    return (rows.loss + direction(p, nn, None).loss) / 2, rows
+    return (rows.loss + direction(p, nn, all_nn, None).loss) / 2, rows
 
 
 @LOSSES.register(

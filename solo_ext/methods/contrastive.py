@@ -289,19 +289,24 @@ class Contrastive(BaseMomentumMethod):
         self, queries: Sequence[Tensor], neighbours: list[Tensor]
     ) -> list[ContrastiveTerms]:
         """Neighbours of each large crop with the predictions of every other crop."""
+        unit = [F.normalize(q.float(), dim=1) for q in queries]
+        # Once each, for they meet again in every direction.
+        all_queries = [distributed.gather_with_gradient(q) for q in unit]
+        all_near = [distributed.gather(near) for near in neighbours]
         terms = []
         for u, near in enumerate(neighbours):
-            for v, query in enumerate(queries):
+            for v, query in enumerate(unit):
                 if v == u:
                     continue
-                for rank in range(near.shape[1]):
+                for k in range(near.shape[1]):
                     loss, rows = nnclr_terms(
-                        near[:, rank],
+                        near[:, k],
                         query,
                         self.temperature,
                         self.cfg.method_kwargs.symmetric,
                         self.estimator,
-                        self._mixing(len(query) * distributed.world_size() - 1, query),
+                        self._mixing(len(all_queries[v]) - 1, query),
+                        joined=(all_near[u][:, k], all_queries[v]),
                     )
                     terms.append(rows._replace(loss=loss))
         return terms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,7 +18,7 @@ from solo_ext.modules.class_weights import ClassWeights
 Loss = Callable[..., Tensor]
 
 
-class Criterion(nn.Module):
+class Criterion(nn.Module, ABC):
     """A loss of embeddings and classes.
 
     Args:
@@ -35,6 +36,7 @@ class Criterion(nn.Module):
         super().__init__()
         self.loss, self.num_large = loss, num_large
 
+    @abstractmethod
     def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and what to log.
 
@@ -42,7 +44,6 @@ class Criterion(nn.Module):
             views: (N, D) each, one per crop.
             classes: (N,) whole numbers.
         """
-        raise NotImplementedError
 
     def _pairs(self, views: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Every crop with every other large crop."""
