@@ -24,11 +24,11 @@ from solo_ext.data.loaders import fixed_loader
 from solo_ext.demo.report import Curve, FeatureMap, Report, Row, write_report
 from solo_ext.evaluation.features import extract_features
 from solo_ext.evaluation.linear import few_label_probe, linear_probe
-from solo_ext.evaluation.pretrained import load_pretrained
 from solo_ext.evaluation.protocols import Features
 from solo_ext.host.backbones import build_backbone
 from solo_ext.methods import METHODS
 from solo_ext.modules.knn import knn_accuracy
+from solo_ext.pretrained.runs import load_pretrained
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.pretrain import PretrainResult, pretrain
 from solo_ext.training.records import environment, read_metrics

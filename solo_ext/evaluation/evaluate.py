@@ -16,8 +16,8 @@ from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.transforms import STATISTICS
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.features import extract_features
-from solo_ext.evaluation.pretrained import Pretrained, load_pretrained
 from solo_ext.evaluation.protocols import PROTOCOLS, Features
+from solo_ext.pretrained.runs import Pretrained, load_pretrained
 
 Progress = Callable[[str, int, int], None]
 _TORCHVISION = {
@@ -54,7 +54,7 @@ def evaluate(
     """Measures a run with one protocol, its backbone frozen and in eval mode.
 
     Args:
-        path: as :func:`solo_ext.evaluation.pretrained.load_pretrained` takes it.
+        path: as :func:`solo_ext.pretrained.runs.load_pretrained` takes it.
         protocol: ``knn`` or ``linear``.
         settings: fields of the protocol, and of :class:`EvalRun`.
         progress: called with the split and the batches done and in all.

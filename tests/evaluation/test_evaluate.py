@@ -18,8 +18,8 @@ from solo_ext.errors import ConfigError
 from solo_ext.evaluation.evaluate import evaluate
 from solo_ext.evaluation.features import extract_features
 from solo_ext.evaluation.linear import linear_probe
-from solo_ext.evaluation.pretrained import load_pretrained
 from solo_ext.modules.knn import knn_accuracy
+from solo_ext.pretrained.runs import load_pretrained
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain
 

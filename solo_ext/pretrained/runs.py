@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import torch
 from annotated_types import MinLen
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -24,6 +22,7 @@ from solo_ext.data.resolvers import add_resolvers
 from solo_ext.data.transforms import STATISTICS
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.host.backbones import build_backbone
+from solo_ext.pretrained.files import check_fit, file_digest, read_checkpoint
 
 ARGS = "args.json"
 _PREFIXES = ("backbone.", "encoder.")
@@ -107,33 +106,16 @@ def load_pretrained(path: Path) -> Pretrained:
         dataset=cfg["data"]["dataset"],
     )
     weights = _backbone_weights(state["state_dict"], checkpoint)
-    _check_fit(backbone, weights, checkpoint, cfg["backbone"]["name"])
+    check_fit(
+        backbone,
+        weights,
+        f"checkpoint {str(checkpoint)!r}",
+        f"backbone {cfg['backbone']['name']!r}",
+        f"is {ARGS} of another run?",
+    )
     backbone.load_state_dict(weights)
     epoch = int(state.get("epoch", -1)) + 1
     return Pretrained(backbone, features_dim, cfg, checkpoint, epoch, file_digest(checkpoint))
-
-
-def _check_fit(
-    backbone: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path, name: str
-) -> None:
-    own = backbone.state_dict()
-    faults = {
-        "missing": [k for k in own if k not in weights],
-        "unexpected": [k for k in weights if k not in own],
-        "of another shape": [k for k in own if k in weights and own[k].shape != weights[k].shape],
-    }
-    found = "; ".join(f"{fault}: {', '.join(keys[:3])}" for fault, keys in faults.items() if keys)
-    if found:
-        raise UserError(
-            f"checkpoint {str(checkpoint)!r} does not fit backbone {name!r} ({found}); is {ARGS} "
-            "of another run?"
-        )
-
-
-def file_digest(path: Path) -> str:
-    """First 16 hex digits of a file's SHA-256."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _checkpoint_in(path: Path) -> Path:
@@ -229,12 +211,8 @@ def _from_release(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _state_of(checkpoint: Path) -> dict[str, Any]:
-    try:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"checkpoint {str(checkpoint)!r} cannot be read: {reason}") from error
-    if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict):
+    state = read_checkpoint(checkpoint)
+    if not isinstance(state.get("state_dict"), dict):
         raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint: it has no state_dict")
     return state
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from solo_ext.errors import UserError
-from solo_ext.evaluation.pretrained import load_pretrained
+from solo_ext.pretrained.runs import load_pretrained
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain
 
@@ -177,7 +177,7 @@ def test_torn_checkpoint(size: int, run: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ([1, 2], "no Lightning checkpoint"),
+        ([1, 2], "holds a list"),
         ({"weights": torch.zeros(1)}, "no Lightning checkpoint"),
         ({"state_dict": None}, "no Lightning checkpoint"),
         ({"state_dict": {"head.weight": torch.zeros(1)}}, "holds no backbone"),

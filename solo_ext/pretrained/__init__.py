@@ -1,0 +1,1 @@
+"""Trained networks out of run directories, published checkpoints and libraries."""
