@@ -12,29 +12,22 @@ from torch import Tensor, nn
 
 from solo_ext import distributed
 from solo_ext.data.fixed_pass import training_set
-from solo_ext.data.sampler import mix
 from solo_ext.host import BaseMethod, BaseMomentumMethod, initialize_momentum_params
 from solo_ext.losses.batch_of_views import batch_of_views
 from solo_ext.losses.core import ContrastiveTerms, contrastive
-from solo_ext.losses.mixing import Mixing, draw_mixes
 from solo_ext.losses.negative_mass import NegativeMass
 from solo_ext.losses.nnclr_symmetric import nnclr_terms
-from solo_ext.methods.contrastive_kwargs import (
-    CLUSTERS,
-    ContrastiveKwargs,
-    check_size,
-    report_settings,
-    settle,
-    warn_of_the_floor,
-)
+from solo_ext.methods.contrastive_kwargs import CLUSTERS, ContrastiveKwargs, check_size, settle
 from solo_ext.methods.contrastive_metrics import (
     neighbour_metrics,
     queue_metrics,
     term_metrics,
 )
+from solo_ext.methods.contrastive_report import report_settings
+from solo_ext.methods.drawn_mixing import DrawnMixing
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
-from solo_ext.methods.registry import fill_method_kwargs, require_two_views
+from solo_ext.methods.registry import fill_method_kwargs, has_indices, require_two_views
 from solo_ext.modules.cluster_prototypes import ClusterPrototypes
 from solo_ext.modules.feature_bank import FeatureBank
 from solo_ext.modules.feature_queue import FeatureQueue
@@ -60,9 +53,9 @@ class Contrastive(BaseMomentumMethod):
     would weigh what they are estimated to), ``train_mined_similarity`` and
     ``train_mixed_similarity`` (cosines of mined negatives and of mixtures), ``train_nn_acc``
     (neighbours of the image's label, where both have one), ``train_nn_similarity``,
-    ``train_nn_own`` (neighbours that are the image itself), ``train_queue_filled`` and
-    ``train_queue_age`` (share of rows ever written, mean age of these in steps;
-    ``train_support_...`` likewise), and once per epoch ``train_effective_rank``,
+    ``train_nn_own`` (neighbours that are the image itself, where the data tell their images apart),
+    ``train_queue_filled`` and ``train_queue_age`` (share of rows ever written, mean age of these in
+    steps; ``train_support_...`` likewise), and once per epoch ``train_effective_rank``,
     ``train_alignment`` and ``train_uniformity`` of the last batch.
 
     Args:
@@ -81,12 +74,10 @@ class Contrastive(BaseMomentumMethod):
         kwargs = self.cfg.method_kwargs
         self.temperature: float = kwargs.temperature
         self.estimator = NegativeMass(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
-        if kwargs.tau_plus:
-            warn_of_the_floor(kwargs.tau_plus, kwargs.beta, kwargs.temperature, self._dim)
         self._build(kwargs)
         self._written: tuple[list[Tensor], Tensor, Tensor] | None = None
         self._last_views: list[Tensor] | None = None
-        self._draw_seed = 0
+        self._mixing = DrawnMixing(kwargs.mixing)
         keep_out_of_broadcast(self)
 
     @property
@@ -207,7 +198,7 @@ class Contrastive(BaseMomentumMethod):
             # A data set of one's own that nothing needs to know more of may be of any kind.
             known = self.support_set is not None
             size = len(training_set(self.trainer, self.cfg)) if known else None
-            report_settings(self.cfg, size)
+            report_settings(self.cfg, self.kwargs_type, size)
 
     def on_train_epoch_start(self) -> None:
         """Runs the E-step where there are prototypes and it is due."""
@@ -225,9 +216,7 @@ class Contrastive(BaseMomentumMethod):
         out = self._base.training_step(batch, batch_idx)
         large = out["momentum_z"] if self._has_momentum else out["z"][: self.num_large_crops]
         keys = [F.normalize(z.detach().float(), dim=1) for z in large]
-        # Drawn anew at every step and rank, and the same again when it is resumed here.
-        place = distributed.rank(), self.current_epoch, batch_idx
-        self._draw_seed = mix(self.cfg.get("seed") or 0, *place)
+        self._mixing.begin(self.cfg.get("seed") or 0, self.current_epoch, batch_idx)
         loss, metrics = self.contrast(out.get("p", out["z"]), keys, indices, targets)
         self._written = keys, indices, targets
         self._last_views = [z.detach() for z in out["z"][:2]]
@@ -260,7 +249,8 @@ class Contrastive(BaseMomentumMethod):
         if self.support_set is not None:
             found = self._neighbours(keys, indices)
             labels = None if self.cfg.data.get("no_labels") else targets
-            metrics |= neighbour_metrics(found, self.support_set, indices, labels)
+            ids = indices if has_indices(self.cfg) else None
+            metrics |= neighbour_metrics(found, self.support_set, ids, labels)
             positives = list(found.embeddings.chunk(len(keys)))
         elif kwargs.positives == "prototype" and self.prototypes.epoch >= 0:
             positives = [self._prototypes_of(indices)] * len(keys)
@@ -275,7 +265,9 @@ class Contrastive(BaseMomentumMethod):
         if len(self.queues):
             metrics |= queue_metrics("queue", cast(FeatureQueue, self.queues[0]))
         debiased = self.estimator.tau_plus > 0
-        return loss, metrics | term_metrics(terms, debiased=debiased, mixing=self._mixes)
+        return loss, metrics | term_metrics(
+            terms, debiased=debiased, mixing=self._mixing.active(self.current_epoch)
+        )
 
     def _against_batch(
         self, queries: Sequence[Tensor], positives: list[Tensor] | None
@@ -305,7 +297,7 @@ class Contrastive(BaseMomentumMethod):
                         self.temperature,
                         self.cfg.method_kwargs.symmetric,
                         self.estimator,
-                        self._mixing(len(all_queries[v]) - 1, query),
+                        self._mixing.draw(self.current_epoch, len(all_queries[v]) - 1, query),
                         joined=(all_near[u][:, k], all_queries[v]),
                     )
                     terms.append(rows._replace(loss=loss))
@@ -336,24 +328,10 @@ class Contrastive(BaseMomentumMethod):
             candidates,
             own=own,
             estimator=self.estimator,
-            mixing=self._mixing(available, anchors),
+            mixing=self._mixing.draw(self.current_epoch, available, anchors),
             temperature=self.temperature,
             compute_dtype=torch.bfloat16 if narrow else None,
         )
-
-    def _mixing(self, available: int, anchors: Tensor) -> Mixing | None:
-        """Draws of mixtures for each anchor, of ``available`` negatives."""
-        if not self._mixes:
-            return None
-        settings = self.cfg.method_kwargs.mixing
-        counts = settings.num_pair_mixes, settings.num_query_mixes
-        generator = None
-        if anchors.device.type != "meta":
-            self._draw_seed = mix(self._draw_seed)
-            generator = torch.Generator(anchors.device).manual_seed(self._draw_seed)
-        # A batch may have fewer than were asked for.
-        mined = max(min(settings.num_hard, available), 1)
-        return Mixing(mined, draw_mixes(anchors, mined, *counts, generator), ranked=False)
 
     def _neighbours(self, keys: Sequence[Tensor], indices: Tensor) -> Neighbours:
         """Neighbours of all large crops, looked up together."""
@@ -367,12 +345,6 @@ class Contrastive(BaseMomentumMethod):
         ids = self.prototypes.assignments[:, indices]
         pairs = zip(self.prototypes.prototypes, ids, strict=True)
         return torch.stack([table[own] for table, own in pairs], dim=1)
-
-    @property
-    def _mixes(self) -> bool:
-        settings = self.cfg.method_kwargs.mixing
-        some = settings.num_pair_mixes + settings.num_query_mixes > 0
-        return bool(some and self.current_epoch >= settings.warmup_epochs)
 
     def validation_step(
         self, batch: Sequence[Tensor], batch_idx: int, *more: Any, **named: Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from typing import Any, Literal
 
 from omegaconf import DictConfig
@@ -17,13 +15,8 @@ from solo_ext.config.types import (
     method_kwargs,
 )
 from solo_ext.errors import ConfigError
-from solo_ext.methods.e_step_kwargs import (
-    EStepKwargs,
-    check_backend,
-    check_prototypes,
-    warn_of_late_start,
-)
-from solo_ext.methods.registry import logger, require_indices
+from solo_ext.methods.e_step_kwargs import EStepKwargs, check_backend, check_prototypes
+from solo_ext.methods.registry import require_indices
 
 CLUSTERS = "method_kwargs.clusters"
 """Where the settings of the E-step stand in the config."""
@@ -177,46 +170,3 @@ def check_size(cfg: DictConfig, num_samples: int) -> None:
     """
     if cfg.method_kwargs.positives == "prototype":
         check_prototypes(cfg, cfg.method_kwargs.clusters, CLUSTERS, num_samples)
-
-
-def report_settings(cfg: DictConfig, num_samples: int | None) -> None:
-    """Says what will not do what a user may think.
-
-    Args:
-        cfg: the config.
-        num_samples: of the training set, where a support set is to be compared with it.
-    """
-    kwargs = cfg.method_kwargs
-    support = kwargs.support_set
-    if kwargs.positives == "nearest_neighbor" and num_samples and not support.exclude_own:
-        share = min(support.size / num_samples, 1)
-        if share > 0.5:
-            logger.warning(
-                f"method_kwargs.support_set.size={support.size} holds {share:.0%} of the "
-                f"{num_samples} training images: an image's nearest neighbour will mostly be its "
-                "own earlier embedding (watch train_nn_own); take exclude_own: true or a smaller "
-                "size"
-            )
-    if kwargs.positives == "prototype":
-        warn_of_late_start(cfg, kwargs.clusters, CLUSTERS)
-    mixing = kwargs.mixing
-    if mixing.num_pair_mixes + mixing.num_query_mixes and mixing.warmup_epochs >= cfg.max_epochs:
-        logger.warning(
-            f"method_kwargs.mixing.warmup_epochs={mixing.warmup_epochs} of "
-            f"max_epochs={cfg.max_epochs}: no negatives will ever be mixed"
-        )
-
-
-def warn_of_the_floor(tau_plus: float, beta: float, temperature: float, dim: int) -> None:
-    """Warns where most anchors can be expected on the debiased estimate's floor."""
-    # Where independent directions and a positive at cosine 0.9 already reach the floor, a
-    # trained backbone will too.
-    exponent = (1 + 2 * beta) / (2 * dim * temperature**2) - 0.9 / temperature
-    share = math.exp(min(exponent, 0.0))
-    if tau_plus > share:
-        warnings.warn(
-            f"tau_plus={tau_plus} is large for temperature={temperature}: most anchors will sit on "
-            f"the floor and get no gradient from their negatives (watch train_floored); take "
-            f"tau_plus below {share:.2g} or a higher temperature",
-            stacklevel=3,
-        )

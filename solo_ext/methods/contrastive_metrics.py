@@ -34,24 +34,26 @@ def term_metrics(
 
 
 def neighbour_metrics(
-    found: Neighbours, support_set: SupportSet, indices: Tensor, targets: Tensor | None
+    found: Neighbours, support_set: SupportSet, indices: Tensor | None, targets: Tensor | None
 ) -> dict[str, Tensor]:
     """Whether neighbours are of the image's class, how near, and how often the image itself.
 
     Args:
         found: neighbours of each large crop, one crop after the other.
         support_set: where they were found, as it was then.
-        indices: (N,) sample indices.
+        indices: (N,) sample indices; ``None`` for data without.
         targets: (N,) labels, -1 where there is none; ``None`` for data without labels.
     """
-    views = len(found.index) // len(indices)
     # With too few rows that are allowed the rest have a similarity of minus infinity.
     there = found.similarity.isfinite()
     similarity = torch.where(there, found.similarity, 0.0).sum() / there.sum().clamp(min=1)
-    own = support_set.indices[found.index] == indices.repeat(views).unsqueeze(1)
-    metrics = {"train_nn_similarity": similarity, "train_nn_own": own.float().mean()}
+    metrics = {"train_nn_similarity": similarity}
+    rows = len(found.index)
+    if indices is not None:
+        image = indices.repeat(rows // len(indices)).unsqueeze(1)
+        metrics["train_nn_own"] = (support_set.indices[found.index] == image).float().mean()
     if targets is not None:
-        label = targets.repeat(views).unsqueeze(1)
+        label = targets.repeat(rows // len(targets)).unsqueeze(1)
         known = (found.labels >= 0) & (label >= 0)
         same = known & (found.labels == label)
         metrics["train_nn_acc"] = same.sum() / known.sum().clamp(min=1)

@@ -16,14 +16,9 @@ from solo_ext.host import BaseMethod
 from solo_ext.losses import uniformity_loss_func
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.metric_criteria import OfMargins
-from solo_ext.methods.metric_kwargs import (
-    CLUSTERS,
-    MetricKwargs,
-    check_size,
-    report_settings,
-    settle,
-)
+from solo_ext.methods.metric_kwargs import CLUSTERS, MetricKwargs, check_size, settle
 from solo_ext.methods.metric_losses import build_criterion
+from solo_ext.methods.metric_report import report_settings
 from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
 from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
 from solo_ext.modules.cluster_prototypes import ClusterPrototypes

@@ -9,12 +9,7 @@ from omegaconf import DictConfig
 
 from solo_ext.config.types import NonNegativeFloat, PositiveInt, method_kwargs
 from solo_ext.errors import ConfigError
-from solo_ext.methods.e_step_kwargs import (
-    EStepKwargs,
-    check_backend,
-    check_prototypes,
-    warn_of_late_start,
-)
+from solo_ext.methods.e_step_kwargs import EStepKwargs, check_backend, check_prototypes
 from solo_ext.methods.metric_criteria import OfMargins, OfProxies
 from solo_ext.methods.metric_losses import check_loss_kwargs, kind_of
 from solo_ext.methods.registry import require_indices
@@ -136,9 +131,3 @@ def check_size(cfg: DictConfig, num_samples: int) -> None:
     """
     if cfg.method_kwargs.classes == "cluster":
         check_prototypes(cfg, cfg.method_kwargs.clusters, CLUSTERS, num_samples)
-
-
-def report_settings(cfg: DictConfig) -> None:
-    """Says what will not do what a user may think."""
-    if cfg.method_kwargs.classes == "cluster":
-        warn_of_late_start(cfg, cfg.method_kwargs.clusters, CLUSTERS)

@@ -85,6 +85,26 @@ def metric_losses() -> list[str]:
     return found
 
 
+def normalizes(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether the length of the embeddings is lost on a loss.
+
+    Args:
+        name: as :func:`kind_of` takes it; of losses that are not ours only what a criterion does
+            before them is known.
+        settings: hyper-parameters of the loss.
+    """
+    kind, tensors = kind_of(name)
+    if name.startswith(PML):
+        return False
+    parameters = list(inspect.signature(LOSSES[name].target).parameters)
+    if kind in (OfNoise, OfMargins):
+        return "feature_norm" not in parameters
+    if LOSSES[name].origin != "solo_ext":
+        return False
+    within = kind is OfScaledViews or parameters[:tensors] == ["z1", "z2"]
+    return within or settings.get("distance") == "cosine"
+
+
 def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
     """Refuses hyper-parameters that the loss does not take, or not with this value.
 

@@ -56,6 +56,11 @@ def require_two_views(cfg: DictConfig, small: bool = False) -> None:
         )
 
 
+def has_indices(cfg: DictConfig) -> bool:
+    """Whether a batch tells which samples it is of; DALI's does by option only."""
+    return bool(cfg.data.get("format") != "dali" or _encoded_indices(cfg))
+
+
 def require_indices(cfg: DictConfig, purpose: str) -> None:
     """Refuses data without the true index of every sample.
 
@@ -66,20 +71,21 @@ def require_indices(cfg: DictConfig, purpose: str) -> None:
     Raises:
         ConfigError: DALI without indices, or with those of a fraction of the images.
     """
-    if cfg.data.get("format") != "dali":
-        return
-    encoded = (cfg.get("dali") or {}).get("encode_indexes_into_labels")
-    if not encoded:
+    if not has_indices(cfg):
         raise ConfigError(
             "dali.encode_indexes_into_labels",
-            encoded,
+            _encoded_indices(cfg),
             f"{cfg.method} {purpose} by sample index, which DALI's batches then lack",
             "set it to true",
         )
-    if cfg.data.get("fraction", -1) > 0:
+    if cfg.data.get("format") == "dali" and cfg.data.get("fraction", -1) > 0:
         raise ConfigError(
             "data.fraction",
             cfg.data.fraction,
             "DALI numbers the samples of a fraction in an order of its own",
             "use all images, or data.format=image_folder",
         )
+
+
+def _encoded_indices(cfg: DictConfig) -> Any:
+    return (cfg.get("dali") or {}).get("encode_indexes_into_labels")

@@ -13,7 +13,7 @@ from torch import Tensor
 from solo_ext.losses.core import ContrastiveTerms, contrastive
 from solo_ext.losses.mixing import Mixing, draw_mixes
 from solo_ext.losses.negative_mass import NegativeMass
-from solo_ext.methods import contrastive as module
+from solo_ext.methods import drawn_mixing as module
 
 Build = Callable[..., Any]
 INDICES, TARGETS = torch.tensor([3, 11, 7, 0]), torch.tensor([0, 1, 0, 2])
@@ -236,6 +236,22 @@ def test_own_earlier_embedding_is_left_out(build: Build, features: Any) -> None:
         torch.testing.assert_close(metrics["train_nn_similarity"], similar)
         assert (metrics["train_nn_own"] > 0.5) == (not exclude)
         assert (metrics["train_nn_own"] == 0) == exclude
+
+
+@pytest.mark.parametrize(("encoded", "known"), [(None, True), (True, True), (False, False)])
+def test_images_without_a_number(
+    build: Build, features: Any, encoded: bool | None, known: bool
+) -> None:
+    """DALI's batches then count from 0 in every step: no image can be told from another."""
+    queries, keys = inputs(features(2))
+    method = build(positives="nearest_neighbor", support_set={"size": 8})
+    method.support_set.update_(torch.cat(keys), INDICES.repeat(2), TARGETS.repeat(2))
+    if encoded is not None:
+        method.cfg.data.format = "dali"
+        method.cfg.dali = {"encode_indexes_into_labels": encoded}
+    _, metrics = method.contrast(queries, keys, INDICES, TARGETS)
+    assert ("train_nn_own" in metrics) == known
+    assert {"train_nn_acc", "train_nn_similarity"} <= metrics.keys()
 
 
 def test_neighbours_labels(build: Build, features: Any) -> None:

@@ -104,6 +104,16 @@ SAID: dict[str, tuple[str, dict[str, Any], str]] = {
         {"mixing": {**MIXING, "warmup_epochs": 1}},
         "method_kwargs.mixing.warmup_epochs=1 of max_epochs=1: no negatives will ever be mixed",
     ),
+    "a floor": (
+        "debiased",
+        {"temperature": 0.2},
+        "method_kwargs.tau_plus=0.1 is large for temperature=0.2: ",
+    ),
+    "of no effect": (
+        "mochi",
+        {"symmetric": False},
+        "mochi: settings without effect on training: method_kwargs.symmetric (",
+    ),
     "late prototypes": (
         "hard_negative",
         CLUSTERS,
@@ -111,6 +121,7 @@ SAID: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
 }
 UNSAID: dict[str, tuple[str, dict[str, Any]]] = {
+    "no floor": ("debiased", {}),
     "no mixing": ("hard_negative", {}),
     "half the data": ("nnclr_symmetric", {"support_set": {"size": 24}}),
     "its own left out": ("nnclr_symmetric", {}),

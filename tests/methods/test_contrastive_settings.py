@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -213,17 +212,11 @@ def test_data_without_indices(build: Build, kwargs: dict[str, Any], purpose: str
         Contrastive(cfg)
     cfg.dali.encode_indexes_into_labels = True
     Contrastive(cfg)
-
-
-@pytest.mark.parametrize(("beta", "warns"), [(0.0, True), (1.0, True), (5.0, False)])
-def test_hard_negatives_lift_the_estimate_off_its_floor(
-    build: Build, beta: float, warns: bool
-) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        build(temperature=0.2, tau_plus=0.02, beta=beta, proj_output_dim=128)
-    said = [w for w in caught if "most anchors will sit on the floor" in str(w.message)]
-    assert len(said) == warns
+    cfg.data.fraction = 0.5
+    with pytest.raises(ConfigError, match=r"data\.fraction=0\.5.*an order of its own"):
+        Contrastive(cfg)
+    cfg.data.format = "image_folder"
+    Contrastive(cfg)
 
 
 @pytest.mark.parametrize("name", PRESETS)

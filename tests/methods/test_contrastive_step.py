@@ -12,7 +12,7 @@ from torch import Tensor
 
 from solo_ext.losses.mixing import draw_mixes
 from solo_ext.methods import METHODS
-from solo_ext.methods import contrastive as module
+from solo_ext.methods import drawn_mixing as module
 from solo_ext.methods.contrastive import Contrastive
 
 Build = Callable[..., Any]

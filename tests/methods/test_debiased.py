@@ -22,6 +22,7 @@ from solo_ext.losses import debiased_loss_func
 from solo_ext.losses.debiased import estimated_terms
 from solo_ext.losses.negative_mass import NegativeMass
 from solo_ext.methods import METHODS, Debiased
+from solo_ext.methods.contrastive_report import report_settings
 from solo_ext.methods.debiased import DebiasedKwargs
 from solo_ext.training.prepare import Prepared, prepare
 
@@ -254,14 +255,6 @@ def test_refuses_other_crops_of_the_config(prepared: Prepare, count: int) -> Non
         Debiased(prepared(f"augmentations.0.num_crops={count}").cfg)
 
 
-def caught_warnings(cfg: DictConfig) -> list[str]:
-    """Returns what the constructor says about the floor."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        Debiased(cfg)
-    return [str(w.message) for w in caught if "floor" in str(w.message)]
-
-
 @pytest.mark.parametrize(
     ("temperature", "tau_plus", "dim", "warns"),
     [
@@ -280,18 +273,33 @@ def caught_warnings(cfg: DictConfig) -> list[str]:
     ],
 )
 def test_warns_of_the_floor(
-    cfg: DictConfig, temperature: float, tau_plus: float, dim: int, warns: bool
+    cfg: DictConfig,
+    temperature: float,
+    tau_plus: float,
+    dim: int,
+    warns: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Not the constructor, which every process calls, also where nothing is trained."""
     cfg.method_kwargs = {
         "temperature": temperature,
         "tau_plus": tau_plus,
         "proj_output_dim": dim,
         "proj_hidden_dim": 8,
     }
-    messages = caught_warnings(cfg)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        method = Debiased(cfg)
+    # The host has its own to say.
+    assert not any("floor" in str(w.message) for w in caught)
+    assert "floor" not in caplog.text
+    caplog.clear()
+    report_settings(method.cfg, DebiasedKwargs, None)
+    messages = caplog.messages
     assert len(messages) == warns
     if warns:
-        assert f"tau_plus={tau_plus}" in messages[0]
+        assert "most anchors will sit on the floor" in messages[0]
+        assert f"method_kwargs.tau_plus={tau_plus}" in messages[0]
         assert f"temperature={temperature}" in messages[0]
         assert "train_floored" in messages[0]
 
