@@ -1,14 +1,16 @@
 """Accuracy of the methods beside their base methods, a random backbone and raw pixels.
 
-    python benchmarks/accuracy.py digits --out runs/accuracy
-    python benchmarks/accuracy.py cifar10_cpu --budget max_epochs=10 --out runs/accuracy
-    python benchmarks/accuracy.py digits --rows pcl pcl-weight-0 mocov2plus --out runs/accuracy
+    python benchmarks/accuracy.py methods digits --out runs/accuracy
+    python benchmarks/accuracy.py methods cifar10_cpu --budget max_epochs=10 --out runs/accuracy
+    python benchmarks/accuracy.py methods digits --rows pcl pcl-weight-0 --out runs/accuracy
+    python benchmarks/accuracy.py distillation digits --out runs/accuracy
 
-Every run of a data set has the same budget, backbone, augmentation and batch size. A row that is
-already in OUT is not measured again, a run that was stopped goes on. kNN: k = 20, temperature
-0.07; linear: penalty chosen on held-out training images; few: linear on 10 labels per class, mean
-of 5 draws. PCL and what it is compared with, NMI: k-means (cold, best of 5 starts) on the momentum
-embeddings of the training images against their labels, at every granularity.
+The rows stand in ``configs/solo_ext/benchmark``. Every run of a data set has the same budget,
+augmentation and batch size, and but for a teacher the same backbone. A row that is already in OUT
+is not measured again, a run that was stopped goes on. kNN: k = 20, temperature 0.07; linear:
+penalty chosen on held-out training images; few: linear on 10 labels per class, mean of 5 draws.
+PCL and what it is compared with, NMI: k-means (cold, best of 5 starts) on the momentum embeddings
+of the training images against their labels, at every granularity.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
+import yaml
 from scipy.stats import t as student_t
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor, nn
@@ -35,10 +38,15 @@ from solo_ext.evaluation.features import extract_features
 from solo_ext.evaluation.linear import few_label_probe, linear_probe
 from solo_ext.host.backbones import build_backbone
 from solo_ext.modules.knn import knn_accuracy
+from solo_ext.paths import config_root
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.pretrain import pretrain
 from solo_ext.training.records import environment
 from solo_ext.training.run_dir import write_text
+
+BASELINES = ("random-backbone", "raw-pixels")
+TEACHER_SEED = 0
+GRIDS = config_root() / "solo_ext" / "benchmark"
 
 
 class Row(NamedTuple):
@@ -55,50 +63,37 @@ class Row(NamedTuple):
     bases: tuple[str, ...] = ()
 
 
-# The loss of the debiased method without its prior: SimCLR's, with the same head and temperature.
-NT_XENT = "method_kwargs.tau_plus=0"
-OVER_QUEUE = (
-    "method_kwargs.negatives=queue",
-    "method_kwargs.queue_size=2560",
-    "method_kwargs.proj_batch_norm=false",
-    "+momentum.base_tau=0.97",
-    "+momentum.final_tau=0.999",
-)
-ROWS = {
-    "simclr": Row("simclr"),
-    "simclr-0.5": Row("simclr", ("method_kwargs.temperature=0.5",)),
-    "nt-xent-0.5": Row("debiased", (NT_XENT,)),
-    "debiased": Row("debiased", (), ("simclr", "nt-xent-0.5")),
-    "hard_negative": Row("hard_negative", (), ("simclr", "nt-xent-0.5")),
-    "hard_negative-queue": Row("hard_negative", OVER_QUEUE, ("mocov2plus",)),
-    "mocov2plus": Row("mocov2plus"),
-    "mochi": Row("mochi", (), ("mocov2plus",)),
-    "metric": Row("metric", (), ("simclr",)),
-    "nnclr": Row("nnclr"),
-    "nnclr_symmetric": Row("nnclr_symmetric", (), ("nnclr",)),
-    "nnclr_symmetric-own": Row(
-        "nnclr_symmetric", ("method_kwargs.support_set.exclude_own=false",), ("nnclr",)
-    ),
-    "nnclr_symmetric-rows": Row("nnclr_symmetric", ("method_kwargs.symmetric=false",), ("nnclr",)),
-    "pcl": Row("pcl", (), ("mocov2plus", "pcl-weight-0")),
-    "pcl-weight-0.1": Row("pcl", ("method_kwargs.proto_weight=0.1",), ("pcl-weight-0",)),
-    "pcl-bank": Row("pcl", ("method_kwargs.e_step=bank",), ("pcl-weight-0",)),
-    "pcl-weight-0": Row("pcl", ("method_kwargs.proto_weight=0",)),
-}
-BASELINES = ("random-backbone", "raw-pixels")
-DEFAULT = (
-    "simclr",
-    "nt-xent-0.5",
-    "debiased",
-    "hard_negative",
-    "hard_negative-queue",
-    "metric",
-    "mocov2plus",
-    "mochi",
-    "nnclr",
-    "nnclr_symmetric",
-    *BASELINES,
-)
+class Grid(NamedTuple):
+    """What is compared.
+
+    Attributes:
+        rows: by name.
+        default: the rows that are measured if none are named.
+        teacher: the row whose run is the teacher of all others, if any.
+    """
+
+    rows: dict[str, Row]
+    default: tuple[str, ...]
+    teacher: str | None = None
+
+
+def read_grid(name: str, config: str | None, teacher: str | None) -> Grid:
+    """Reads a grid.
+
+    Args:
+        name: of a file of ``configs/solo_ext/benchmark``.
+        config: in place of that of every row, unless null.
+        teacher: config of the teacher, unless the grid has one of its own.
+    """
+    given = yaml.safe_load((GRIDS / f"{name}.yaml").read_text())
+    rows = {
+        n: Row(config or r["config"], tuple(r.get("changes", ())), tuple(r.get("bases", ())))
+        for n, r in given["rows"].items()
+    }
+    if teacher is not None:
+        rows["teacher"] = Row(teacher)
+    named = "teacher" if teacher is not None else given.get("teacher")
+    return Grid(rows, tuple(given["default"]), named)
 
 
 class RawPixels(nn.Module):
@@ -145,11 +140,22 @@ def measure(
     return found | nmi_of(embedded, train_targets, sizes)
 
 
-def measured(name: str, args: argparse.Namespace, seed: int, folder: Path) -> dict[str, Any]:
+def taught(config: dict[str, Any], teacher: Path | None) -> dict[str, Any]:
+    """The config with the grid's own teacher, where it has one."""
+    section = config["method_kwargs"].get("teacher")
+    if section is not None and teacher is not None:
+        section["path"] = str(teacher)
+    return config
+
+
+def measured(
+    name: str, grid: Grid, args: argparse.Namespace, seed: int, folder: Path
+) -> dict[str, Any]:
     """Trains where there is something to train, then measures."""
-    row = ROWS.get(name, Row("simclr"))
+    row = grid.rows.get(name, Row("simclr"))
     changes = [f"seed={seed}", *row.changes, *args.budget]
-    run = prepare(compose(f"{args.dataset}/{row.config}", changes))
+    teacher = None if grid.teacher is None else folder / f"run-{grid.teacher}-{TEACHER_SEED}"
+    run = prepare(taught(compose(f"{args.dataset}/{row.config}", changes), teacher))
     pl.seed_everything(seed, verbose=False)
     seconds = None
     if name == "raw-pixels":
@@ -192,7 +198,7 @@ def in_percent(scores: dict[str, float]) -> dict[str, float]:
     return {k: 100 * v if k.startswith("nmi") else v for k, v in scores.items()}
 
 
-def report(records: list[dict[str, Any]]) -> str:
+def report(records: list[dict[str, Any]], grid: Grid) -> str:
     """A table of means, and of differences to the base methods paired by seed."""
     names = list(dict.fromkeys(r["row"] for r in records))
     by = {(r["row"], r["seed"]): in_percent(r["scores"]) for r in records}
@@ -203,9 +209,9 @@ def report(records: list[dict[str, Any]]) -> str:
         cells = [interval([s[k] for s in held]) if k in held[0] else "" for k in keys]
         return f"| {label} | {len(held)} | {' | '.join(cells)} |"
 
-    for name in sorted(names, key=[*ROWS, *BASELINES].index):
+    for name in sorted(names, key=[*grid.rows, *BASELINES].index):
         lines.append(line(name, [scores for (n, _), scores in by.items() if n == name]))
-    for name, row in ROWS.items():
+    for name, row in grid.rows.items():
         for base in row.bases:
             pairs = [(by[n, s], by[base, s]) for n, s in by if n == name and (base, s) in by]
             if pairs:
@@ -219,23 +225,34 @@ def report(records: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measures what is missing, then prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("dataset", choices=("digits", "cifar10_cpu"))
+    grids = sorted(file.stem for file in GRIDS.glob("*.yaml"))
+    parser.add_argument("grid", choices=grids)
+    parser.add_argument("dataset", help="folder of configs")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--rows", nargs="+", choices=(*ROWS, *BASELINES), default=DEFAULT)
+    parser.add_argument("--rows", nargs="+", help="of the grid, or of the baselines")
+    parser.add_argument("--config", help="in place of that of every row")
+    parser.add_argument("--teacher", help="config of a teacher to train first")
     parser.add_argument("--budget", nargs="*", default=[], metavar="KEY=VALUE", help="of all rows")
     args = parser.parse_args()
+    grid = read_grid(args.grid, args.config, args.teacher)
+    rows = args.rows or grid.default
+    for name in rows:
+        if name not in (*grid.rows, *BASELINES):
+            parser.error(f"no row {name!r} in {args.grid}: {', '.join((*grid.rows, *BASELINES))}")
     folder = args.out / "-".join([args.dataset, *args.budget])
     folder.mkdir(parents=True, exist_ok=True)
-    for seed in args.seeds:
-        for name in args.rows:
-            file = folder / f"{name}-{seed}.json"
-            if not file.is_file():
-                done = measured(name, args, seed, folder)
-                write_text(file, json.dumps(done, indent=1))
+    places = [(name, seed) for seed in args.seeds for name in rows if name != grid.teacher]
+    if grid.teacher is not None:
+        places.insert(0, (grid.teacher, TEACHER_SEED))
+    for name, seed in places:
+        file = folder / f"{name}-{seed}.json"
+        if not file.is_file():
+            done = measured(name, grid, args, seed, folder)
+            write_text(file, json.dumps(done, indent=1))
     write_text(folder / "environment.json", json.dumps(environment(host.load().info), indent=1))
     found = [json.loads(f.read_text()) for f in sorted(folder.glob("*-[0-9]*.json"))]
-    print(report(found))
+    print(report([r for r in found if r["row"] in (*grid.rows, *BASELINES)], grid))
 
 
 if __name__ == "__main__":

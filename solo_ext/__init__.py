@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from solo_ext.pretrained.exported import Exported
+
 __version__ = "0.1.0"
-__all__ = ["__version__", "register"]
+__all__ = ["__version__", "load_exported", "register"]
+
+
+def load_exported(path: str | Path) -> Exported:
+    """Loads what ``solo-ext export`` wrote.
+
+    See :func:`solo_ext.pretrained.exported.load_exported`.
+    """
+    from solo_ext.pretrained.exported import load_exported as load
+
+    return load(path)
 
 
 def register() -> None:

@@ -50,6 +50,30 @@ def gather_with_gradient(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """Sum of ``x`` of all ranks, without gradient; ``x`` is overwritten.
+
+    Args:
+        x: contiguous, of equal shape on every rank.
+    """
+    if world_size() > 1:
+        dist.all_reduce(x)
+    return x
+
+
+@torch.no_grad()
+def max_over_ranks(x: Tensor) -> Tensor:
+    """Largest of ``x`` of all ranks, entry by entry, without gradient; ``x`` is overwritten.
+
+    Args:
+        x: contiguous, of equal shape on every rank.
+    """
+    if world_size() > 1:
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+    return x
+
+
+@torch.no_grad()
 def broadcast_buffers(*modules: nn.Module) -> None:
     """Gives every rank the buffers of rank 0; running statistics differ between ranks."""
     if world_size() == 1:

@@ -17,6 +17,8 @@ from PIL import Image
 from torch import multiprocessing
 
 from solo_ext import host
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain
 
 CLASSES, PER_CLASS, SIDE, BATCH = 3, 16, 16, 24
 KWARGS: dict[str, dict[str, Any]] = {
@@ -43,7 +45,10 @@ KWARGS: dict[str, dict[str, Any]] = {
     "nnclr_symmetric": {"pred_hidden_dim": 16, "support_set": {"size": 30, "exclude_own": True}},
     "nnsiam": {"pred_hidden_dim": 16, "queue_size": 48},
     "pcl": {"queue_size": 48, "num_prototypes": [3, 6], "warmup_epochs": 0},
+    "protocpc": {"num_prototypes": 20},
+    "protoseed": {"num_prototypes": 20},
     "ressl": {"temperature_q": 0.1, "temperature_k": 0.04, "queue_size": 48},
+    "seed": {"queue_size": 30, "teacher_temperature": 0.05},
     "simclr": {"temperature": 0.2},
     "simsiam": {"pred_hidden_dim": 16},
     "supcon": {"temperature": 0.2},
@@ -59,6 +64,8 @@ KWARGS: dict[str, dict[str, Any]] = {
     "wmse": {"whitening_size": 24, "whitening_eps": 0.1},
 }
 """``method_kwargs`` without the sizes of the projector."""
+DISTILLATION = ("protoseed", "seed")
+"""Their heads have the sizes of the teacher's."""
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -95,11 +102,7 @@ def make_config(images: Path) -> MakeConfig:
                 "name": "timm/resnet10t",
                 "kwargs": {"channels": [8, 8, 8, 8], "small_stem": False},
             },
-            "method_kwargs": {
-                "proj_hidden_dim": 16,
-                "proj_output_dim": 8,
-                **KWARGS.get(method, {}),
-            },
+            "method_kwargs": {**_sizes(method), **KWARGS.get(method, {})},
             "data": {
                 "dataset": "custom",
                 "train_path": str(images),
@@ -118,6 +121,33 @@ def make_config(images: Path) -> MakeConfig:
             held = config.get(key)
             config[key] = {**held, **value} if isinstance(held, dict) else value
         return config
+
+    return make
+
+
+def _sizes(method: str) -> dict[str, int]:
+    return {} if method in DISTILLATION else {"proj_hidden_dim": 16, "proj_output_dim": 8}
+
+
+@pytest.fixture(scope="session")
+def teacher(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory: an epoch of solo-learn's SwAV, a wider network, 8 dimensions."""
+    folder = tmp_path_factory.mktemp("teacher") / "run"
+    backbone = {"kwargs": {"channels": [16, 16, 16, 16], "small_stem": False}}
+    config = make_config("swav", backbone=backbone, seed=7)
+    pretrain(prepare(config), run_dir=folder, show_progress=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_distilled(make_config: MakeConfig, teacher: Path) -> MakeConfig:
+    """As ``make_config``, for a method that has a teacher; one view of each image."""
+
+    def make(method: str, **changes: Any) -> dict[str, Any]:
+        kwargs = changes.pop("method_kwargs", {})
+        section = {"path": str(teacher), **kwargs.pop("teacher", {})}
+        changes.setdefault("augmentations", [{"crop_size": SIDE, "num_crops": 1}])
+        return make_config(method, method_kwargs={**kwargs, "teacher": section}, **changes)
 
     return make
 

@@ -161,6 +161,29 @@ def _eval(args: argparse.Namespace) -> Any:
     return record
 
 
+def _export(args: argparse.Namespace) -> Any:
+    from solo_ext.pretrained.export import export
+
+    done = export(Path(args.run), args.format, Path(args.out) if args.out else None)
+    about = done.metadata
+    if not args.json:
+        size = about.input_size
+        console = _console()
+        console.print(f"written   {done.out}")
+        console.print(
+            f"backbone  {about.backbone.name}, {about.features_dim} features of images of "
+            f"{size} x {size}"
+        )
+        console.print(f"load      {done.load}")
+    return {
+        "format": args.format,
+        "out": str(done.out),
+        "load": done.load,
+        "difference": done.difference,
+        **about.model_dump(),
+    }
+
+
 def _demo(args: argparse.Namespace) -> Any:
     from solo_ext.demo.run import run_demo
 
@@ -174,4 +197,5 @@ _COMMANDS: dict[str, Command] = {
     "doctor": _doctor,
     "pretrain": _pretrain,
     "eval": _eval,
+    "export": _export,
 }

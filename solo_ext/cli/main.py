@@ -46,6 +46,8 @@ class _Parser(argparse.ArgumentParser):
         if "invalid choice" in message:
             given = message.partition("invalid choice: '")[2].partition("'")[0]
             kind = "protocol" if self._subparsers is None else "command"
+            # An option says itself what it takes.
+            kind = "format" if message.startswith("argument --format") else kind
             message = f"unknown {kind} {given!r}; {nearest(given, choices)}"
         elif "arguments are required: COMMAND" in message:
             message = f"a command is missing; allowed: {', '.join(sorted(choices))}"
@@ -94,6 +96,18 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("run", metavar="RUN_DIR")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value")
     evaluate.add_argument("--json", action="store_true", help="print one JSON document")
+
+    export = commands.add_parser("export", help="write the backbone of a run for use elsewhere")
+    export.add_argument("run", metavar="RUN_DIR")
+    export.add_argument(
+        "--format",
+        required=True,
+        choices=("timm", "safetensors"),
+        metavar="timm|safetensors",
+        help="a folder for plain timm, or one file for solo_ext.load_exported",
+    )
+    export.add_argument("--out", help="the folder or file; without it, in the run directory")
+    export.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
 
 

@@ -28,7 +28,7 @@ def shipped_configs() -> list[str]:
     """Names of the shipped pretraining configs, ``<dataset>/<method>``."""
     root = config_root() / NAMESPACE
     found = (p.relative_to(root).with_suffix("") for p in root.glob("*/*.yaml"))
-    helpers = {"augmentations", "base", "benchmark", "eval", "linear"}
+    helpers = {"augmentations", "base", "benchmark", "eval", "linear", "teachers"}
     return sorted(p.as_posix() for p in found if p.parts[0] not in helpers)
 
 

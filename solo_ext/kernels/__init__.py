@@ -3,6 +3,18 @@
 from solo_ext.kernels.batch_contrast import batch_contrast
 from solo_ext.kernels.mixed_logsumexp import MixDraws, mixed_logsumexp
 from solo_ext.kernels.nearest_rows import nearest_rows
+from solo_ext.kernels.prototype_contrast import prototype_contrast
+from solo_ext.kernels.sinkhorn import assign
+from solo_ext.kernels.table_distillation import table_distillation
 from solo_ext.kernels.table_logsumexp import table_logsumexp
 
-__all__ = ["MixDraws", "batch_contrast", "mixed_logsumexp", "nearest_rows", "table_logsumexp"]
+__all__ = [
+    "MixDraws",
+    "assign",
+    "batch_contrast",
+    "mixed_logsumexp",
+    "nearest_rows",
+    "prototype_contrast",
+    "table_distillation",
+    "table_logsumexp",
+]

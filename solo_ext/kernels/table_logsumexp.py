@@ -64,7 +64,7 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> Tensor:
     return a @ b if dtype is None else (a.to(dtype) @ b.to(dtype)).to(a.dtype)
 
 
-class _Sum:
+class RunningSum:
     """Running log-sum-exp of one power, and the weighted mean of the rows."""
 
     def __init__(self, query: Tensor, wanted: bool) -> None:
@@ -108,7 +108,7 @@ class _TableLogSumExp(torch.autograd.Function):
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor]:
         wanted, learns = ctx.needs_input_grad[:2]
-        sums = [_Sum(query, wanted) for _ in powers]
+        sums = [RunningSum(query, wanted) for _ in powers]
         largest = query.new_full(query.shape[:1], float("-inf"))
         scaled = query * scale if scale.ndim == 0 else query
         for begin in range(0, table.shape[0], tile):

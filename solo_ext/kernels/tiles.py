@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 _BYTES = {"cpu": 2**20, "cuda": 2**25}
@@ -19,3 +21,8 @@ def tile_rows(x: Tensor, columns: int, least: int, share: int = 1) -> int:
     """
     budget = _BYTES.get(x.device.type, _BYTES["cuda"]) * share
     return max(budget // (x.element_size() * max(columns, 1)), least)
+
+
+def tiles_of(count: int, size: int) -> Iterator[slice]:
+    """Slices of ``size`` that cover ``count`` rows in order, the last as long as what is left."""
+    return (slice(begin, min(begin + size, count)) for begin in range(0, count, size))

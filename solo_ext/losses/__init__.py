@@ -21,7 +21,10 @@ from solo_ext.losses.negative_mass import NegativeMass
 from solo_ext.losses.nnclr_symmetric import nnclr_symmetric_loss_func
 from solo_ext.losses.nt_xent import nt_xent_loss_func
 from solo_ext.losses.proto_nce import proto_nce_loss_func
+from solo_ext.losses.protocpc import protocpc_loss_func
+from solo_ext.losses.protocpc_step import ProtoCPCTerms, protocpc_step
 from solo_ext.losses.registry import LOSSES
+from solo_ext.losses.seed import SEEDTerms, seed_loss_func, seed_terms
 from solo_ext.losses.soft_nearest_neighbor import soft_nearest_neighbor_loss_func
 from solo_ext.losses.sphereface import sphereface_loss_func
 from solo_ext.losses.triplet import triplet_loss_func
@@ -33,6 +36,8 @@ __all__ = [
     "MixDraws",
     "Mixing",
     "NegativeMass",
+    "ProtoCPCTerms",
+    "SEEDTerms",
     "alignment_loss_func",
     "arcface_loss_func",
     "batch_of_views",
@@ -52,6 +57,10 @@ __all__ = [
     "nnclr_symmetric_loss_func",
     "nt_xent_loss_func",
     "proto_nce_loss_func",
+    "protocpc_loss_func",
+    "protocpc_step",
+    "seed_loss_func",
+    "seed_terms",
     "soft_nearest_neighbor_loss_func",
     "sphereface_loss_func",
     "triplet_loss_func",

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 
-class State(nn.Module):
+class Unsynchronised(nn.Module):
+    """Base of modules whose buffers DDP is to leave alone."""
+
+    frozen = False
+    """Whether the whole subtree is left alone, parameters too: it never changes."""
+
+
+class State(Unsynchronised):
     """Base of queues, banks and prototypes: persistent buffers, written in place between steps.
 
     Buffers whose size depends on the data set start empty and take the size of a checkpoint when
@@ -45,16 +52,20 @@ class State(nn.Module):
 def keep_out_of_broadcast(root: nn.Module) -> None:
     """Keeps the buffers of every :class:`State` in ``root`` out of DDP's buffer broadcast.
 
-    It would send whole tables from rank 0 at every forward pass.
+    It would send whole tables from rank 0 at every forward pass. Frozen subtrees are left out
+    whole, also of the broadcast of parameters at the start.
 
     Args:
         root: the module that DDP will wrap.
     """
-    names = [
+    names = {
         f"{prefix}.{name}"
         for prefix, module in root.named_modules()
-        if isinstance(module, State)
-        for name, _ in module.named_buffers(recurse=False)
-    ]
+        if isinstance(module, Unsynchronised)
+        for name, _ in (
+            *module.named_buffers(recurse=module.frozen),
+            *(module.named_parameters() if module.frozen else ()),
+        )
+    }
     # The attribute that DistributedDataParallel looks for on the module it wraps.
-    root._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
+    root._ddp_params_and_buffers_to_ignore = sorted(names)  # type: ignore[assignment]

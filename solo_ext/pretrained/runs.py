@@ -25,7 +25,9 @@ from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained.files import check_fit, file_digest, read_checkpoint
 
 ARGS = "args.json"
-_PREFIXES = ("backbone.", "encoder.")
+ONLINE = ("backbone.", "encoder.")
+MOMENTUM = ("momentum_backbone.", "momentum_encoder.")
+"""Prefixes of a backbone's keys, solo-learn main's and the release's."""
 _EPOCH = re.compile(r"-ep=(\d+)(?:-step=(\d+))?\.ckpt$")
 
 
@@ -82,40 +84,97 @@ class _Args(_Open):
     optimizer: _Optimizer
 
 
+@dataclass(frozen=True)
+class RunCheckpoint:
+    """A checkpoint of a run.
+
+    Attributes:
+        checkpoint: the file.
+        cfg: solo-learn main's config as a plain mapping.
+        weights: the state dict of the method.
+        epoch: epochs trained.
+    """
+
+    checkpoint: Path
+    cfg: dict[str, Any]
+    weights: dict[str, Tensor]
+    epoch: int
+
+
 def load_pretrained(path: Path) -> Pretrained:
     """Loads the backbone of a run.
+
+    Args:
+        path: as :func:`read_run` takes it.
+
+    Raises:
+        UserError: there is no checkpoint or no ``args.json``, or they do not fit together.
+        HostError: solo-learn is missing.
+    """
+    run = read_run(path)
+    backbone, features_dim = run_backbone(run)
+    digest = file_digest(run.checkpoint)
+    return Pretrained(backbone, features_dim, run.cfg, run.checkpoint, run.epoch, digest)
+
+
+def read_run(path: Path) -> RunCheckpoint:
+    """Reads config and weights of a run.
 
     Args:
         path: a run directory of ``solo-ext pretrain``, a checkpoint folder of solo-learn (main or
             1.0.2), or a ``.ckpt`` file in one of these.
 
     Raises:
-        UserError: there is no checkpoint or no ``args.json``, or they do not fit together.
-        HostError: solo-learn is missing.
+        UserError: there is no checkpoint or no ``args.json``, or they are damaged.
     """
     checkpoint = _checkpoint_in(path)
     cfg = _config_of(checkpoint)
     state = _state_of(checkpoint)
-    loaded = host.load()
+    return RunCheckpoint(checkpoint, cfg, state["state_dict"], int(state.get("epoch", -1)) + 1)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config of a run, as :func:`read_run` gives it, without its weights.
+
+    Raises:
+        UserError: as :func:`read_run`.
+    """
+    return _config_of(_checkpoint_in(path))
+
+
+def run_backbone(run: RunCheckpoint, prefixes: tuple[str, ...] = ONLINE) -> tuple[nn.Module, int]:
+    """Builds a backbone of a run and gives it its weights.
+
+    Args:
+        run: the checkpoint.
+        prefixes: :data:`ONLINE` or :data:`MOMENTUM`.
+
+    Returns:
+        The backbone and the size of its features.
+
+    Raises:
+        UserError: config and weights do not fit together.
+        HostError: solo-learn is missing.
+    """
+    cfg = run.cfg
     backbone, features_dim = build_backbone(
-        loaded.backbones,
+        host.load().backbones,
         cfg["backbone"]["name"],
         # The checkpoint brings the weights; nothing is to be fetched.
         {k: v for k, v in (cfg["backbone"].get("kwargs") or {}).items() if k != "pretrained"},
         method=cfg.get("method"),
         dataset=cfg["data"]["dataset"],
     )
-    weights = _backbone_weights(state["state_dict"], checkpoint)
+    weights = _backbone_weights(run.weights, run.checkpoint, prefixes)
     check_fit(
         backbone,
         weights,
-        f"checkpoint {str(checkpoint)!r}",
+        f"checkpoint {str(run.checkpoint)!r}",
         f"backbone {cfg['backbone']['name']!r}",
         f"is {ARGS} of another run?",
     )
     backbone.load_state_dict(weights)
-    epoch = int(state.get("epoch", -1)) + 1
-    return Pretrained(backbone, features_dim, cfg, checkpoint, epoch, file_digest(checkpoint))
+    return backbone, features_dim
 
 
 def _checkpoint_in(path: Path) -> Path:
@@ -217,9 +276,11 @@ def _state_of(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def _backbone_weights(state_dict: Mapping[str, Tensor], checkpoint: Path) -> dict[str, Tensor]:
-    for prefix in _PREFIXES:
+def _backbone_weights(
+    state_dict: Mapping[str, Tensor], checkpoint: Path, prefixes: tuple[str, ...]
+) -> dict[str, Tensor]:
+    for prefix in prefixes:
         found = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
         if found:
             return found
-    raise UserError(f"{str(checkpoint)!r} holds no backbone: no key starts with {_PREFIXES}")
+    raise UserError(f"{str(checkpoint)!r} holds no backbone: no key starts with {prefixes}")

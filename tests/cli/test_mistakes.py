@@ -463,6 +463,25 @@ EVAL = {
     ),
 }
 
+EXPORT = {
+    "no run directory": words("export", "--format", "timm", says=("RUN_DIR",)),
+    "no format": words("export", "{run}", says=("--format",)),
+    "format": words(
+        "export", "{run}", "--format", "tim", says=("unknown format 'tim'", "did you mean 'timm'?")
+    ),
+    "option": words("export", "{run}", "--outt=x", says=("'--outt'", "did you mean '--out'?")),
+    "override": words("export", "{run}", "--format=timm", "epoch=3", says=("epoch=3",)),
+    "no folder": words("export", "/no/run", "--format=timm", says=("/no/run", "no such run")),
+    "torn": words("export", "{torn}", "--format=timm", says=("{torn}", "cannot be read")),
+    "other args.json": words("export", "{other}", "--format=timm", says=("does not fit",)),
+    "name of the file": words(
+        "export", "{run}", "--format=safetensors", "--out={empty}", says=("--out='{empty}'",)
+    ),
+    "place": words(
+        "export", "{run}", "--format=timm", "--out=no/where", says=("--out='no/where'", "'no'")
+    ),
+}
+
 ONLY_IN_MAIN = {
     "release": of_method("mae", "", says=("method='mae'", "1.0.2", "PYTHONPATH")),
 }
@@ -492,6 +511,7 @@ TABLES: dict[str, dict[str, Mistake]] = {
     "files": FILES,
     "resume": RESUME,
     "eval": EVAL,
+    "export": EXPORT,
     "host": ONLY_IN_MAIN if HOST == "1.0.2" else IN_MAIN,
 }
 ALL = [

@@ -48,7 +48,7 @@ def refusal(*overrides: str, name: str = "digits/debiased", folder: Path | None 
 
 def test_shipped_configs_are_all_there() -> None:
     root = config_root() / "solo_ext"
-    helpers = {"augmentations", "base", "linear"}
+    helpers = {"augmentations", "base", "benchmark", "linear", "teachers"}
     files = {p.relative_to(root) for p in root.rglob("*.yaml")}
     runs = {p.with_suffix("").as_posix() for p in files if p.parts[0] not in helpers}
     assert set(shipped_configs()) == runs
@@ -57,12 +57,16 @@ def test_shipped_configs_are_all_there() -> None:
 
 def of_the_data_at_hand(name: str, root: Path) -> list[str]:
     """Overrides that put ten classes of ten images in the place of data sets nobody ships."""
-    folder = name.partition("/")[0]
+    folder, _, method = name.partition("/")
+    # Before training a teacher only has to be there.
+    distilled = method.startswith(("seed", "protoseed"))
+    teacher = [f"method_kwargs.teacher.path={root}/cifar10/train/class0/0.png"] if distilled else []
     if folder == "digits":
-        return []
+        return teacher
     paths = [f"data.{s}_path={root}/cifar10/{f}" for s, f in (("train", "train"), ("val", "test"))]
     smaller = ["method_kwargs.num_prototypes=[4,9]", "optimizer.batch_size=4"]
     return [
+        *teacher,
         *(() if folder == "cifar10_cpu" else ("data.dataset=custom", *paths)),
         *(smaller if "/pcl" in name else ()),
         *(("method_kwargs.clusters.num_prototypes=[9]",) if "/metric" in name else ()),
@@ -190,7 +194,7 @@ def test_interpolation_errors_are_readable(override: str, says: str, data_root: 
         ("defaults:\n  - nothing\n  - _self_\n", "config 'nothing' is not there"),
         (
             "defaults:\n  - /solo_ext/augmentations@augmentations: cifra\n  - _self_\n",
-            "did you mean 'cifar'? allowed: cifar, digits",
+            "did you mean 'cifar'? allowed: cifar, cifar_single, digits",
         ),
         (MINE.replace("  - _self_", "  - override /nothing: x\n  - _self_"), "nothing"),
     ],

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from solo_ext import distributed
 from solo_ext.losses.mixing import Mixing, draw_mixes
 from solo_ext.methods import Metric
-from solo_ext.methods import contrastive as module
+from solo_ext.methods import drawn_mixing as module
 from solo_ext.methods.contrastive import Contrastive
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain
@@ -143,7 +143,7 @@ class Notes(Callback):
             self.found[name] = loss_of_fixed_features(built(method.cfg, kind, kwargs))
 
     def on_train_batch_end(self, trainer: Any, method: Any, *_: Any) -> None:
-        self.written.append(method._written)
+        self.written.append(getattr(method, "_written", None))
 
     def on_train_end(self, trainer: Any, method: Any) -> None:
         state = {k: v.clone() for k, v in method.state_dict().items()}

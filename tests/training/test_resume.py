@@ -39,6 +39,11 @@ METHODS = (
     "mochi",
     "nnclr_symmetric",
     "metric",
+    "seed",
+    "seed-mixed",
+    "protoseed",
+    "protoseed-old",
+    "protocpc",
 )
 STEPS = 6
 """Steps per epoch: 48 images in batches of 8."""
@@ -72,6 +77,26 @@ CONTRASTIVE: dict[str, dict[str, Any]] = {
 }
 
 
+SMALL = {"augmentations": [{"crop_size": 16, "num_crops": 1}, {"crop_size": 8, "num_crops": 2}]}
+DISTILLED: dict[str, dict[str, Any]] = {
+    # Small crops fill a queue of their own.
+    "seed": {**SMALL, "method_kwargs": {"queue_size": 20}},
+    "seed-mixed": {
+        "method_kwargs": {
+            "loss": "contrastive",
+            "teacher_temperature": None,
+            "queue_size": 20,
+            "mixing": MIXES,
+        },
+    },
+    "protoseed": SMALL,
+    "protoseed-old": {
+        "method_kwargs": {"prototypes": "old", "num_prototypes": 8, "assignment": "softmax"}
+    },
+    "protocpc": {"method_kwargs": {"freeze_prototypes_epochs": 1}},
+}
+
+
 def config_of(make_config: MakeConfig, images: Path, method: str, **changes: Any) -> dict[str, Any]:
     kwargs: dict[str, Any] = {"queue_size": 16} if method in ("mocov2plus", "nnclr", "swav") else {}
     if method == "wmse":
@@ -88,6 +113,7 @@ def config_of(make_config: MakeConfig, images: Path, method: str, **changes: Any
     }
     if method == "dino":
         settings["method_kwargs"] = {"warmup_teacher_temperature_epochs": 2}
+    settings |= DISTILLED.get(method, {})
     if method == "pcl-bank":
         settings["optimizer"]["batch_size"] = 7
     for key, value in changes.items():
@@ -129,9 +155,16 @@ def assert_same_run(a: Path, b: Path) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("step", [STEPS + 2, STEPS], ids=["within-epoch", "between-epochs"])
 def test_resumed_equals_uninterrupted(
-    method: str, step: int, make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: KillAt
+    method: str,
+    step: int,
+    make_config: MakeConfig,
+    make_distilled: MakeConfig,
+    images: Path,
+    tmp_path: Path,
+    kill_at: KillAt,
 ) -> None:
-    config = config_of(make_config, images, method)
+    distilled = method.partition("-")[0] in ("seed", "protoseed")
+    config = config_of(make_distilled if distilled else make_config, images, method)
     pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
     with pytest.raises(RuntimeError, match="killed"):
         pretrain(

@@ -27,11 +27,23 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("digits")
 
 
+@pytest.fixture(scope="module")
+def teachers(digits: Path) -> Path:
+    """The folder in which the shipped configs look for their teachers."""
+    folder = digits / "teachers"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOLO_EXT_DATA", str(digits))
+        prepared = prepare(compose("digits/teacher", (*SMALLER, "max_epochs=1")))
+        pretrain(prepared, run_dir=folder / "digits", show_progress=False)
+    return folder
+
+
 @pytest.mark.parametrize("name", [n for n in shipped_configs() if n.startswith("digits/")])
 def test_pretrain_resume_evaluate(
-    name: str, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, digits: Path, teachers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOLO_EXT_DATA", str(digits))
+    monkeypatch.setenv("SOLO_EXT_TEACHERS", str(teachers))
     prepared = prepare(compose(name, SMALLER))
     whole = pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
     assert whole.epochs == 2

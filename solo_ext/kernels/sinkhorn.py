@@ -1,0 +1,159 @@
+"""Assignments of samples to prototypes, balanced over the batch or not, as scaling vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from solo_ext.distributed import max_over_ranks, sum_over_ranks
+from solo_ext.kernels.tiles import tile_rows, tiles_of
+
+Logits = Callable[[slice, slice], Tensor]
+"""Scores over epsilon of some samples (rows) and prototypes (columns); may be overwritten."""
+
+SAFE_EXPONENT = 40.0
+"""Exponents up to +-40, and their sums over any K and N, stay normal numbers in fp32."""
+
+_SPAN = 3
+"""Iterations that scaling vectors stay in fp32's range for, from any scores: each can move them by
+a factor of K or N, up to 2^20 say."""
+
+
+class Assignment(NamedTuple):
+    """Probabilities ``P = diag(rows) matrix diag(columns)``, whose rows sum to 1.
+
+    Attributes:
+        matrix: (N, K) exponentials, not negative.
+        rows: (N,) factors of the samples.
+        columns: (K,) factors of the prototypes.
+        mean: (K,) mean of P over the samples of all ranks; sums to 1.
+    """
+
+    matrix: Tensor
+    rows: Tensor
+    columns: Tensor
+    mean: Tensor
+
+    def probabilities_(self) -> Tensor:
+        """P, (N, K), written over ``matrix``."""
+        for part in tiles_of(len(self.rows), tile_rows(self.matrix, len(self.columns), 4)):
+            self.matrix[part].mul_(self.columns).mul_(self.rows[part].unsqueeze(1))
+        return self.matrix
+
+
+@torch.no_grad()
+def assign(
+    logits: Logits,
+    shape: tuple[int, int],
+    like: Tensor,
+    iterations: int,
+    *,
+    bound: float | None = None,
+    storage: torch.dtype | None = None,
+    products: bool = False,
+) -> Assignment:
+    """Softmax over the prototypes, or what Sinkhorn-Knopp makes of it.
+
+    An iteration brings each prototype to the same mass over the samples of all ranks, then each
+    sample to mass 1. Its factors alone change: ``columns = 1 / sum_i E_ik rows_i``, ``rows = 1 /
+    sum_k E_ik columns_k``, and both sums take one read of E, block of samples by block of samples.
+
+    Scores of any range are safe: where no bound rules it out that a sample's or a prototype's
+    exponentials all underflow, E is shifted by the largest logit of each prototype and then by
+    the largest of each sample, so that every row and every column holds a 1; the factors make up
+    for it. Every few iterations the factors go into the exponent.
+
+    Args:
+        logits: of the local samples.
+        shape: (N, K), N of the local samples; may differ between ranks.
+        like: device and dtype, fp32 or fp64, to compute in.
+        iterations: the same on every rank; 0: softmax.
+        bound: that no logit exceeds, plus or minus, on any rank; ``None``: unknown.
+        storage: dtype of E; ``torch.bfloat16`` is good to 0.4% of each entry.
+        products: whether ``logits`` are made by matrix products, which want many samples at a
+            time, and not read from memory.
+    """
+    matrix = like.new_empty(shape, dtype=storage or like.dtype)
+    if bound is not None and bound <= SAFE_EXPONENT:
+        masses = _fill(logits, matrix, like, products)
+        if not iterations:
+            masses = like.new_ones(shape[1])
+        return _balanced(matrix, masses, max(iterations, 1))
+    tile = tile_rows(like, shape[1], 64 if products else 4)
+    if not iterations:
+        for part in tiles_of(shape[0], tile):
+            block = logits(part, slice(None))
+            torch.exp(block.sub_(block.amax(1, keepdim=True)), out=matrix[part])
+        return _balanced(matrix, like.new_ones(shape[1]), 1)
+    return _shifted(logits, matrix, like, iterations, tile)
+
+
+def _fill(logits: Logits, matrix: Tensor, like: Tensor, products: bool) -> Tensor:
+    """Exponentials and their sums (K,)."""
+    height, width = matrix.shape
+    if products:
+        width = tile_rows(like, height, 64)
+    else:
+        height = tile_rows(like, width, 4)
+    masses = like.new_zeros(matrix.shape[1])
+    for columns in tiles_of(matrix.shape[1], width):
+        for rows in tiles_of(matrix.shape[0], height):
+            block = matrix[rows, columns]
+            torch.exp(logits(rows, columns), out=block)
+            masses[columns] += block.sum(0, dtype=like.dtype)
+    return sum_over_ranks(masses)
+
+
+def _sweep(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of the samples, and then the masses (K,) of the prototypes before their factors."""
+    rows, masses = columns.new_empty(matrix.shape[0]), torch.zeros_like(columns)
+    for part in tiles_of(matrix.shape[0], tile_rows(columns, matrix.shape[1], 4)):
+        block = matrix[part].to(columns.dtype)
+        rows[part] = own = (block @ columns).reciprocal_()
+        masses.addmv_(block.T, own)
+    return rows, sum_over_ranks(masses)
+
+
+def _balanced(matrix: Tensor, masses: Tensor, iterations: int) -> Assignment:
+    """From exponentials and the prototypes' masses over all ranks."""
+    columns = rows = masses
+    for _ in range(iterations):
+        columns = masses.reciprocal()
+        rows, masses = _sweep(matrix, columns)
+    mean = masses * columns
+    # Samples have mass 1: the sum is their number, over all ranks.
+    return Assignment(matrix, rows, columns, mean / mean.sum())
+
+
+def _shifted(
+    logits: Logits, matrix: Tensor, like: Tensor, iterations: int, tile: int
+) -> Assignment:
+    count, width = matrix.shape
+    largest = like.new_full((width,), float("-inf"))
+    for part in tiles_of(count, tile):
+        largest = torch.maximum(largest, logits(part, slice(None)).amax(0))
+    columns, rows = -max_over_ranks(largest), like.new_empty(count)
+    found: Assignment | None = None
+    for begin in range(0, iterations, _SPAN):
+        if found is not None:
+            columns += found.columns.log()
+            rows += found.rows.log()
+        masses = torch.zeros_like(columns)
+        for part in tiles_of(count, tile):
+            block = logits(part, slice(None)).add_(columns)
+            if found is None:
+                top = block.amax(1)
+                rows[part] = -top
+                # The prototypes' first sums are of the scores as they are.
+                weights = top.exp()
+            else:
+                weights = torch.ones_like(rows[part])
+            torch.exp(block.add_(rows[part].unsqueeze(1)), out=matrix[part])
+            masses.addmv_(matrix[part].to(columns.dtype).T, weights)
+        span = min(_SPAN, iterations - begin)
+        found = _balanced(matrix, sum_over_ranks(masses), span)
+    assert found is not None
+    return found

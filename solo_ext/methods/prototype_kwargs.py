@@ -1,0 +1,52 @@
+"""Settings of the methods that compare assignments to prototypes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from omegaconf import DictConfig
+
+from solo_ext.config.types import (
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    method_kwargs,
+)
+from solo_ext.methods.registry import logger
+
+
+@method_kwargs
+class PrototypeKwargs:
+    """What :class:`solo_ext.methods.ProtoSEED` and :class:`solo_ext.methods.ProtoCPC` share.
+
+    Attributes:
+        num_prototypes: K.
+        student_temperature: above 0.
+        teacher_temperature: above 0; of Sinkhorn-Knopp its regularisation.
+        assignment: ``sinkhorn``: balanced over the batch; ``softmax``.
+        sinkhorn_iterations: 1 or more.
+        prior_momentum: in [0, 1], share of the old prior in the new one.
+        prior_order: whether the loss takes the prior that already contains its batch
+            (``before_loss``, as published) or the one before (``after_loss``).
+        loss: ``protocpc``, or ``ce``: soft cross-entropy, which is ProtoCPC with a flat prior.
+        compute_dtype: of products with prototypes; sums and exponentials stay in fp32.
+    """
+
+    num_prototypes: PositiveInt = 65536
+    student_temperature: PositiveFloat = 0.1
+    teacher_temperature: PositiveFloat = 0.04
+    assignment: Literal["sinkhorn", "softmax"] = "sinkhorn"
+    sinkhorn_iterations: PositiveInt = 3
+    prior_momentum: Probability = 0.9
+    prior_order: Literal["before_loss", "after_loss"] = "before_loss"
+    loss: Literal["protocpc", "ce"] = "protocpc"
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+def report_settings(cfg: DictConfig) -> None:
+    """Says what will not do what a user may think."""
+    kwargs = cfg.method_kwargs
+    if kwargs.prior_momentum == 1 and kwargs.loss == "protocpc":
+        logger.warning(
+            "method_kwargs.prior_momentum=1: the prior stays flat and the loss is cross-entropy"
+        )

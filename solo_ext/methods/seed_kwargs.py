@@ -1,0 +1,113 @@
+"""Settings of SEED and of the baselines in its frame."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from omegaconf import DictConfig
+
+from solo_ext.config.types import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ProbabilityBelowOne,
+    method_kwargs,
+)
+from solo_ext.errors import ConfigError
+from solo_ext.methods.contrastive_kwargs import MixingKwargs
+from solo_ext.methods.distillation_kwargs import DistillationKwargs
+from solo_ext.methods.registry import logger
+
+
+@method_kwargs
+class SEEDKwargs(DistillationKwargs):
+    """``method_kwargs`` of :class:`solo_ext.methods.SEED`; a head of the student's own width.
+
+    Attributes:
+        loss: ``seed``: cross-entropy of the distributions of similarities; ``contrastive``: the
+            teacher's embedding of the same crop is the positive, others are the negatives;
+            ``regression``: squared distance of the normalised embeddings.
+        student_temperature: above 0; the temperature of ``contrastive`` too.
+        teacher_temperature: of ``seed``, for which it must be given: the paper writes 0.01, the
+            official code has 1e-4, which makes the loss InfoNCE.
+        queue_size: past embeddings of the teacher; a second queue of this size holds those of
+            small crops that are targets of their own.
+        small_crop_target: what small crops learn: what the teacher says of themselves (``own``, as
+            published), or of the large crops (``large``), which spares its forward pass.
+        small_weight: of the mean over the small crops beside that over the large.
+        negatives: of ``contrastive``: the teacher's past embeddings or those of the batch.
+        tau_plus: in [0, 1), prior share of negatives of the anchor's class; above 0 debiases.
+        beta: 0 or more; above 0 negatives weigh the more the more similar they are.
+        detach_weights: no gradient through those weights.
+        mixing: of ``contrastive``, MoCHi's synthetic negatives; none by default.
+    """
+
+    head: Literal["teacher", "mlp"] = "mlp"
+    loss: Literal["seed", "contrastive", "regression"] = "seed"
+    student_temperature: PositiveFloat = 0.2
+    teacher_temperature: PositiveFloat | None = None
+    queue_size: PositiveInt = 65536
+    small_crop_target: Literal["own", "large"] = "own"
+    small_weight: NonNegativeFloat = 1.0
+    negatives: Literal["queue", "batch"] = "queue"
+    tau_plus: ProbabilityBelowOne = 0.0
+    beta: NonNegativeFloat = 0.0
+    detach_weights: bool = False
+    mixing: MixingKwargs = MixingKwargs()
+
+
+def settle(cfg: DictConfig) -> DictConfig:
+    """Checks what the settings need of each other.
+
+    Raises:
+        ConfigError: naming the first that does not fit.
+    """
+    kwargs = cfg.method_kwargs
+    if kwargs.loss == "seed" and kwargs.teacher_temperature is None:
+        raise ConfigError(
+            "method_kwargs.teacher_temperature",
+            None,
+            "the paper and its code differ a hundredfold, so that there is no default",
+            "give 0.01 (paper) or 1.0e-4 (official code, where the loss is InfoNCE)",
+        )
+    if kwargs.loss != "seed" and kwargs.teacher_temperature is not None:
+        raise ConfigError(
+            "method_kwargs.teacher_temperature",
+            kwargs.teacher_temperature,
+            f"loss={kwargs.loss} has no distribution of the teacher",
+            "leave it out",
+        )
+    mixes = kwargs.mixing.num_pair_mixes + kwargs.mixing.num_query_mixes
+    estimated = {"tau_plus": kwargs.tau_plus, "beta": kwargs.beta, "mixing": mixes}
+    named = next((name for name, value in estimated.items() if value), None)
+    if kwargs.loss != "contrastive" and named is not None:
+        raise ConfigError(
+            f"method_kwargs.{named}",
+            estimated[named],
+            f"loss={kwargs.loss} has no negatives",
+            "take loss=contrastive, or leave it out",
+        )
+    if mixes and kwargs.negatives == "queue" and kwargs.mixing.num_hard > kwargs.queue_size:
+        raise ConfigError(
+            "method_kwargs.mixing.num_hard",
+            kwargs.mixing.num_hard,
+            f"the queue has {kwargs.queue_size} rows",
+            f"allowed: up to {kwargs.queue_size}",
+        )
+    return cfg
+
+
+def report_settings(cfg: DictConfig) -> None:
+    """Says what will not do what a user may think."""
+    kwargs = cfg.method_kwargs
+    if kwargs.loss != "seed":
+        return
+    # Of a queue whose every row is as near as another photograph of the same object can be.
+    shared = kwargs.queue_size * math.exp(-0.05 / kwargs.teacher_temperature)
+    if shared < 0.01:
+        logger.warning(
+            f"method_kwargs.teacher_temperature={kwargs.teacher_temperature} puts the whole target "
+            "on the image itself: the loss is InfoNCE with the teacher's embedding as the positive "
+            "(watch train_target_own); the paper has 0.01"
+        )

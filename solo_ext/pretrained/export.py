@@ -1,0 +1,223 @@
+"""Writing the backbone of a run for use elsewhere; it counts once it was read back."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import timm
+import torch
+from pydantic import TypeAdapter
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from solo_ext.config.check import validated
+from solo_ext.data.transforms import statistics
+from solo_ext.errors import ConfigError, UserError
+from solo_ext.pretrained.exported import FETCHING, KEY, WEIGHTS, Metadata, load_exported
+from solo_ext.pretrained.placing import placed_whole
+from solo_ext.pretrained.runs import Pretrained, load_pretrained
+from solo_ext.pretrained.timm_twins import TimmModel, timm_twins
+
+Format = Literal["timm", "safetensors"]
+DEFAULT_NAMES: dict[str, str] = {"timm": "export-timm", "safetensors": "backbone.safetensors"}
+"""Where an export goes within the run directory."""
+CONFIG = "config.json"
+TOLERANCE = 1e-6
+"""Largest difference of features, as a share of the largest feature or of 1."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A finished export.
+
+    Attributes:
+        out: the folder for timm, or the file.
+        metadata: what it says of itself.
+        difference: largest difference of the features after loading it back, as
+            :data:`TOLERANCE` counts it.
+    """
+
+    out: Path
+    metadata: Metadata
+    difference: float
+
+    @property
+    def load(self) -> str:
+        """Python that loads it."""
+        if self.out.is_dir():
+            return f'timm.create_model("local-dir:{self.out}", pretrained=True)'
+        return f'solo_ext.load_exported("{self.out}")'
+
+
+def export(path: Path, form: Format, out: Path | None = None) -> Export:
+    """Writes the backbone of a run, and proves that it gives the same features when loaded back.
+
+    For ``timm`` the folder is loaded by ``timm.create_model("local-dir:<folder>")``, for both by
+    :func:`~solo_ext.pretrained.exported.load_exported`; their features of random images must be
+    those of the run to 1e-6, or nothing is written.
+
+    Args:
+        path: as :func:`~solo_ext.pretrained.runs.load_pretrained` takes it.
+        form: ``timm``, a folder for plain timm; ``safetensors``, one file.
+        out: the folder or the file; ``None`` is :data:`DEFAULT_NAMES` in the run directory. What
+            is there stays, unless it is this very export.
+
+    Raises:
+        UserError: no run, a backbone that timm cannot build, or a place that is taken.
+    """
+    run = load_pretrained(path)
+    target = run.checkpoint.parent / DEFAULT_NAMES[form] if out is None else out
+    _check_place(target, form)
+    metadata = _metadata(run)
+    proof = _Proof(run.backbone, metadata.input_size)
+    try:
+        with placed_whole(target) as scratch:
+            if form == "timm":
+                metadata, difference = _write_for_timm(scratch, run, metadata, proof)
+            else:
+                _write_weights(scratch, run.backbone, metadata)
+                difference = proof.difference(load_exported(scratch).backbone)
+                if not difference <= TOLERANCE:
+                    raise UserError(
+                        f"{str(run.checkpoint)!r} cannot be exported: rebuilt from its config, the "
+                        f"backbone's features differ by {difference:.1e}"
+                    )
+    except OSError as error:
+        raise UserError(f"{str(target)!r} cannot be written: {error}; choose --out") from error
+    return Export(target, metadata, difference)
+
+
+def _check_place(target: Path, form: Format) -> None:
+    if form == "safetensors" and target.suffix != ".safetensors":
+        raise ConfigError(
+            "--out", str(target), "no name for a file of safetensors", "let it end in .safetensors"
+        )
+    if not target.parent.is_dir():
+        raise ConfigError(
+            "--out", str(target), f"no folder {str(target.parent)!r}", "make it first"
+        )
+
+
+def _metadata(run: Pretrained) -> Metadata:
+    first = run.cfg["augmentations"][0]
+    mean, std = statistics(run.cfg["data"]["dataset"], first)
+    kwargs = run.cfg["backbone"].get("kwargs") or {}
+    said = {
+        "solo_ext": version("solo-ext"),
+        "backbone": {
+            "name": run.cfg["backbone"]["name"],
+            "kwargs": {k: v for k, v in kwargs.items() if k not in FETCHING},
+        },
+        "features_dim": run.features_dim,
+        "input_size": first["crop_size"],
+        "mean": list(mean),
+        "std": list(std),
+        "method": run.cfg.get("method"),
+        "dataset": run.cfg["data"]["dataset"],
+        "epoch": run.epoch,
+        "checkpoint_sha256": run.digest,
+    }
+    try:
+        checked: Metadata = validated(TypeAdapter(Metadata), said)
+    except ConfigError as error:
+        raise UserError(f"{str(run.checkpoint)!r} cannot be exported: {error}") from None
+    return checked
+
+
+class _Proof:
+    """Features of two random images, to compare those of a copy with.
+
+    Args:
+        backbone: the original.
+        size: side of the images.
+    """
+
+    def __init__(self, backbone: nn.Module, size: int) -> None:
+        self.images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+        try:
+            self.features = self._of(backbone)
+        except Exception as error:
+            reason = textwrap.shorten(str(error), 160)
+            raise UserError(f"the backbone takes no images of {size} x {size}: {reason}") from error
+        if not self.features.isfinite().all():
+            raise UserError("the features of the backbone are not finite: its training diverged")
+
+    def _of(self, backbone: nn.Module) -> Tensor:
+        with torch.inference_mode():
+            features: Tensor = backbone.eval()(self.images)
+        return features
+
+    def difference(self, copy: nn.Module) -> float:
+        """Largest difference of the features of a copy, by the larger of 1 and the largest."""
+        features = self._of(copy)
+        if features.shape != self.features.shape:
+            return float("inf")
+        largest = self.features.abs().max().clamp(min=1)
+        return float((features - self.features).abs().max() / largest)
+
+
+def _write_for_timm(
+    folder: Path, run: Pretrained, metadata: Metadata, proof: _Proof
+) -> tuple[Metadata, float]:
+    """Writes the first of timm's models that is the same network."""
+    name, kwargs = metadata.backbone.name, metadata.backbone.kwargs
+    reason = "it has no model of that kind"
+    folder.mkdir()
+    for twin in timm_twins(name, kwargs):
+        about = metadata.model_copy(
+            update={
+                "backbone": metadata.backbone.model_copy(
+                    update={"name": f"timm/{twin.architecture}", "kwargs": twin.args}
+                )
+            }
+        )
+        _write_weights(folder / WEIGHTS, run.backbone, about)
+        (folder / CONFIG).write_text(json.dumps(_timm_config(twin, about), indent=1))
+        try:
+            difference = max(
+                proof.difference(timm.create_model(f"local-dir:{folder}", pretrained=True)),
+                proof.difference(load_exported(folder).backbone),
+            )
+        except Exception as error:
+            # timm refuses weights and arguments in as many ways as it has models.
+            reason = textwrap.shorten(str(error), 160) or type(error).__name__
+            continue
+        if difference <= TOLERANCE:
+            return about, difference
+        reason = f"the features of its {twin.architecture} differ by {difference:.1e}"
+    raise UserError(
+        f"timm does not build backbone {name!r} with {kwargs} on {metadata.dataset}: {reason}; "
+        "take --format safetensors, which solo_ext.load_exported reads"
+    )
+
+
+def _timm_config(twin: TimmModel, metadata: Metadata) -> dict[str, Any]:
+    """``config.json`` as timm's folders have it."""
+    size = metadata.input_size
+    return {
+        "architecture": twin.architecture,
+        "num_classes": twin.args["num_classes"],
+        "num_features": metadata.features_dim,
+        "model_args": twin.args,
+        "pretrained_cfg": {
+            **twin.pretrained_cfg,
+            "input_size": [3, size, size],
+            "interpolation": "bicubic",
+            # Evaluation scales the shorter side to 8/7 of the crop.
+            "crop_pct": 0.875,
+            "crop_mode": "center",
+            "mean": metadata.mean,
+            "std": metadata.std,
+        },
+    }
+
+
+def _write_weights(file: Path, backbone: nn.Module, metadata: Metadata) -> None:
+    # Tied weights are one tensor under two keys, which safetensors refuses.
+    weights = {k: v.clone() for k, v in backbone.state_dict().items()}
+    save_file(weights, file, metadata={KEY: metadata.model_dump_json()})

@@ -1,0 +1,162 @@
+"""Exported backbones: what their file says of them, and reading it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Len
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from solo_ext import host
+from solo_ext.config.check import validated
+from solo_ext.config.schema import Section
+from solo_ext.config.types import NonNegativeInt, PositiveFloat, PositiveInt
+from solo_ext.data.transforms import Transform, eval_transform
+from solo_ext.errors import ConfigError, UserError
+from solo_ext.host.backbones import PREFIX, BackboneTable, build_backbone
+from solo_ext.pretrained.files import check_fit
+
+KEY = "solo_ext"
+"""Key of the file's metadata; one alone, because safetensors writes several in any order."""
+WEIGHTS = "model.safetensors"
+"""The file of weights in a folder for timm, by timm's name for it."""
+FETCHING = (
+    "cache_dir",
+    "checkpoint_path",
+    "pretrained",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "weights",
+)
+"""Arguments of backbones that read other files or the network; the export brings its weights."""
+
+
+class BackboneOf(Section):
+    """``backbone`` of the run, or the model of timm that is the same network."""
+
+    name: str
+    kwargs: dict[str, Any]
+
+
+class Metadata(Section):
+    """What a file of weights says, as JSON, of the network and of the images it takes."""
+
+    format_version: Literal[1] = 1
+    solo_ext: str
+    backbone: BackboneOf
+    features_dim: PositiveInt
+    input_size: PositiveInt
+    mean: Annotated[list[float], Len(3, 3)]
+    std: Annotated[list[PositiveFloat], Len(3, 3)]
+    method: str | None
+    dataset: str
+    epoch: NonNegativeInt
+    checkpoint_sha256: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A backbone for use.
+
+    Attributes:
+        backbone: on the CPU, in eval mode; images (N, 3, S, S) to features (N, D).
+        features_dim: D.
+        input_size: S, the side of the large crops of pretraining, in pixels.
+        mean: per channel, of images in [0, 1].
+        std: per channel.
+        metadata: all that the file says, also method, data set, epoch and source.
+    """
+
+    backbone: nn.Module
+    features_dim: int
+    input_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    metadata: Metadata
+
+    def transform(self) -> Transform:
+        """A PIL image to the tensor (3, S, S) that the backbone takes, as in evaluation."""
+        return eval_transform(self.input_size, self.mean, self.std)
+
+
+def load_exported(path: str | Path) -> Exported:
+    """Loads what ``solo-ext export`` wrote, in either format.
+
+    No code in the file is run, and nothing else is read or fetched. Backbones of timm need no
+    solo-learn.
+
+    Args:
+        path: the folder for timm, or the ``.safetensors`` file.
+
+    Raises:
+        UserError: no export, one that is torn or changed, or one that cannot be rebuilt here.
+        HostError: a backbone of solo-learn's, and that is missing.
+    """
+    path = Path(path)
+    file = path / WEIGHTS if path.is_dir() else path
+    metadata, weights = _read(file)
+    backbone, features_dim = _build(metadata, file)
+    name = metadata.backbone.name
+    check_fit(backbone, weights, f"export {str(file)!r}", f"backbone {name!r}", "export it again")
+    if features_dim != metadata.features_dim:
+        raise _changed(
+            file, f"features_dim={metadata.features_dim}, and {name!r} has {features_dim}"
+        )
+    backbone.load_state_dict(weights)
+    return Exported(
+        backbone.eval(),
+        features_dim,
+        metadata.input_size,
+        tuple(metadata.mean),
+        tuple(metadata.std),
+        metadata,
+    )
+
+
+def _read(file: Path) -> tuple[Metadata, dict[str, Tensor]]:
+    if not file.is_file():
+        raise UserError(f"{str(file)!r}: no such file; give what `solo-ext export` wrote")
+    try:
+        with safe_open(file, framework="pt") as content:
+            said = (content.metadata() or {}).get(KEY)
+            weights = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"export {str(file)!r} cannot be read: {error}") from error
+    if said is None:
+        raise UserError(
+            f"{str(file)!r} is no export: its metadata has no {KEY!r}; give what `solo-ext export` "
+            "wrote"
+        )
+    try:
+        held = from_json(said)
+        if not isinstance(held, dict):
+            raise ValueError(f"metadata is a {type(held).__name__}, not a mapping")
+        return validated(TypeAdapter(Metadata), held), weights
+    except (ConfigError, ValueError) as error:
+        raise _changed(file, str(error)) from None
+
+
+def _build(metadata: Metadata, file: Path) -> tuple[nn.Module, int]:
+    name, kwargs = metadata.backbone.name, metadata.backbone.kwargs
+    fetching = [key for key in kwargs if key in FETCHING]
+    if fetching:
+        raise _changed(file, f"backbone.kwargs.{fetching[0]} names weights outside of the file")
+    table = BackboneTable() if name.startswith(PREFIX) else host.load().backbones
+    try:
+        return build_backbone(table, name, kwargs, method=metadata.method, dataset=metadata.dataset)
+    except Exception as error:
+        # Constructors of many authors answer to a wrong argument in as many ways.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"export {str(file)!r} cannot be rebuilt: {reason}; it was written by solo_ext "
+            f"{metadata.solo_ext}"
+        ) from error
+
+
+def _changed(file: Path, reason: str) -> UserError:
+    return UserError(f"export {str(file)!r} was changed or is of another version: {reason}")

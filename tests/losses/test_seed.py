@@ -1,0 +1,189 @@
+"""SEED against a plain formulation, its limits and edges."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.kernels.table_distillation import table_distillation
+from solo_ext.losses import LOSSES, info_nce_loss_func, seed_loss_func, seed_terms
+
+N, K, D = 5, 23, 4
+
+
+def unit(rows: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(rows, D, generator=generator, dtype=torch.float64), dim=1)
+
+
+def make(size: int = K) -> tuple[Tensor, Tensor, Tensor]:
+    return (2 * unit(N, 0)).requires_grad_(), 3 * unit(N, 1), unit(size, 2)
+
+
+def plain(
+    student: Tensor, teacher: Tensor, queue: Tensor, student_t: float, teacher_t: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, entropy and own target, from (N, 1 + K) matrices."""
+    student, teacher = (F.normalize(x, dim=1) for x in (student, teacher))
+    logits, targets = (
+        torch.cat(((x * teacher).sum(1, keepdim=True), x @ queue.T), 1) for x in (student, teacher)
+    )
+    probs = (targets / teacher_t).softmax(1)
+    loss = -(probs * (logits / student_t).log_softmax(1)).sum(1).mean()
+    return loss, torch.special.entr(probs).sum(1).mean(), probs[:, 0].mean()
+
+
+@pytest.mark.parametrize("temperatures", [(0.2, 0.01), (0.2, 1e-4), (0.07, 0.07), (0.2, 1.0)])
+@pytest.mark.parametrize("size", [0, 1, K, 400])
+def test_equals_the_plain_form(size: int, temperatures: tuple[float, float]) -> None:
+    given = make(size)
+    found, expected = seed_terms(*given, *temperatures), plain(*given, *temperatures)
+    torch.testing.assert_close(tuple(found), expected, rtol=1e-9, atol=1e-10)
+    assert torch.equal(seed_loss_func(*given, *temperatures), found.loss)
+    gradients = [torch.autograd.grad(3 * x, given[0])[0] for x in (found.loss, expected[0])]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("tile", [1, 7, K, 100])
+def test_tiles_do_not_matter(tile: int) -> None:
+    student, teacher, queue = (F.normalize(x, dim=1) for x in make())
+    found, expected = (
+        table_distillation(student, teacher, queue, (5.0, 10.0), t) for t in (tile, None)
+    )
+    torch.testing.assert_close(tuple(found), tuple(expected))
+    gradients = [
+        torch.autograd.grad((x.loss * torch.arange(1.0, N + 1)).sum(), student, retain_graph=True)
+        for x in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_gradcheck() -> None:
+    student, teacher, queue = make()
+    assert torch.autograd.gradcheck(lambda s: seed_loss_func(s, teacher, queue, 0.3, 0.2), student)
+
+
+def test_cold_teacher_is_info_nce() -> None:
+    student, teacher, queue = make()
+    found = seed_terms(student, teacher, queue, 0.2, 1e-4)
+    expected = info_nce_loss_func(student, teacher, queue, 0.2)
+    torch.testing.assert_close(found.loss, expected)
+    assert float(found.own) == pytest.approx(1.0)
+    assert float(found.entropy) == pytest.approx(0.0, abs=1e-12)
+    warm = seed_loss_func(student, teacher, queue, 0.2, 0.5)
+    assert (warm - expected).abs() > 0.1
+
+
+def test_loss_is_the_entropy_where_student_is_teacher() -> None:
+    _, teacher, queue = make()
+    found = seed_terms(teacher, teacher, queue, 0.05, 0.05)
+    torch.testing.assert_close(found.loss, found.entropy)
+    assert float(found.entropy) > 0.01
+
+
+def test_hot_teacher_is_flat() -> None:
+    found = seed_terms(*make(), 0.2, 1e6)
+    assert float(found.entropy) == pytest.approx(math.log(K + 1), abs=1e-4)
+    assert float(found.own) == pytest.approx(1 / (K + 1), abs=1e-4)
+
+
+@pytest.mark.parametrize("teacher_temperature", [0.01, 1e-4])
+def test_single_precision_is_near_double(teacher_temperature: float) -> None:
+    given = make()
+    single = (x.detach().float() for x in given)
+    wide = seed_terms(*given, 0.2, teacher_temperature)
+    terms = seed_terms(*single, 0.2, teacher_temperature)
+    assert terms.loss.dtype == torch.float32
+    torch.testing.assert_close(terms.loss.double(), wide.loss.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(terms.entropy.double(), wide.entropy, rtol=1e-3, atol=1e-5)
+
+
+def test_half_precision_products_are_near() -> None:
+    student, teacher, queue = (x.detach().float() for x in make(400))
+    student.requires_grad_()
+    terms = [seed_terms(student, teacher, queue, compute_dtype=d) for d in (None, torch.bfloat16)]
+    torch.testing.assert_close(terms[1].loss, terms[0].loss, rtol=1e-2, atol=0)
+    # The teacher's similarities are not rounded.
+    assert torch.equal(terms[1].own, terms[0].own)
+    own, near = (torch.autograd.grad(t.loss, student)[0] for t in terms)
+    assert 0 < float((near - own).norm() / own.norm()) < 0.05
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_autocast_computes_in_single_precision(half: torch.dtype) -> None:
+    given = [x.detach().to(half) for x in make()]
+    expected = seed_terms(*(x.float() for x in given))
+    with torch.autocast("cpu", dtype=half):
+        assert F.linear(given[0], given[0]).dtype == half, "autocast must be on"
+        found = seed_terms(given[0].requires_grad_(), *given[1:])
+        found.loss.backward()
+    assert torch.equal(found.loss, expected.loss)
+    assert given[0].grad is not None
+    assert given[0].grad.dtype == half
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_collapsed_features(rows: int) -> None:
+    student = torch.ones(rows, D, requires_grad=True)
+    queue = F.normalize(torch.ones(K, D), dim=1)
+    terms = seed_terms(student, torch.ones(rows, D), queue)
+    terms.loss.backward()
+    assert terms.loss.item() == pytest.approx(math.log(K + 1), rel=1e-4)
+    assert float(terms.own) == pytest.approx(1 / (K + 1), rel=1e-3)
+    assert student.grad is not None
+    assert student.grad.isfinite().all()
+
+
+def test_only_the_student_learns() -> None:
+    student, teacher, queue = (x.detach().requires_grad_() for x in make())
+    terms = seed_terms(student, teacher, queue)
+    assert not terms.entropy.requires_grad
+    assert not terms.own.requires_grad
+    terms.loss.backward()
+    assert student.grad is not None
+    assert teacher.grad is queue.grad is None
+    with torch.no_grad():
+        assert torch.equal(seed_loss_func(student, teacher, queue), terms.loss)
+
+
+def test_queue_may_be_overwritten_before_the_backward_pass() -> None:
+    student, teacher, queue = make()
+    expected = torch.autograd.grad(seed_loss_func(student, teacher, queue), student)
+    loss = seed_loss_func(student, teacher, queue)
+    queue.zero_()
+    torch.testing.assert_close(torch.autograd.grad(loss, student), expected)
+
+
+def test_runs_without_looking_at_values() -> None:
+    given = [x.detach().float().to("meta") for x in make()]
+    terms = seed_terms(given[0].requires_grad_(), *given[1:])
+    terms.loss.backward()
+    assert all(term.is_meta for term in terms)
+    assert given[0].grad is not None
+
+
+def test_is_registered() -> None:
+    entry = LOSSES["seed_loss_func"]
+    assert entry.target is seed_loss_func
+    assert (entry.year, entry.arxiv) == (2021, "2101.04731")
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "message"),
+    [
+        (1, torch.ones(4, D), r"must both be \(N, D\)"),
+        (2, torch.ones(K, D + 1), r"must be \(K, 4\)"),
+        (3, 0.0, r"student_temperature=0.0: must be above 0"),
+        (4, -1.0, r"teacher_temperature=-1.0: must be above 0"),
+    ],
+)
+def test_refuses(index: int, change: Any, message: str) -> None:
+    arguments: list[Any] = [*make(), 0.2, 0.01]
+    arguments[index] = change
+    with pytest.raises(ValueError, match=message):
+        seed_loss_func(*arguments)

@@ -1,0 +1,292 @@
+"""What distillation methods share: the teacher, the student's head, the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+
+from solo_ext.errors import ConfigError, UserError
+from solo_ext.pretrained.teachers import TeacherSource, load_teacher
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain
+from solo_ext.training.run_dir import checkpoints
+
+MakeConfig = Callable[..., dict[str, Any]]
+METHODS = ("seed", "protoseed")
+SIDE = 16
+FIXED = {"rrc": {"enabled": False}, "crop_size": SIDE, "num_crops": 1}
+
+
+def built(config: dict[str, Any]) -> Any:
+    prepared = prepare(config)
+    torch.manual_seed(0)
+    return prepared.method(prepared.cfg)
+
+
+def refusal(config: dict[str, Any]) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        built(config)
+    assert len(str(caught.value).splitlines()) == 1
+    return caught.value
+
+
+class Watch(Callback):
+    """The teacher before and after training, its mode in between, and what it saw."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, Tensor] = {}
+        self.after: dict[str, Tensor] = {}
+        self.seen: list[Tensor] = []
+        self.crops: list[Tensor] = []
+        self.optimised: set[int] = set()
+
+    def on_train_start(self, trainer: Any, method: Any) -> None:
+        self.before = _weights(method.teacher)
+        self.optimised = {
+            id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]
+        }
+        method.teacher.register_forward_pre_hook(lambda _, args: self.seen.append(args[0].clone()))
+
+    def on_train_batch_start(self, trainer: Any, method: Any, batch: Any, batch_idx: int) -> None:
+        assert not any(m.training for m in method.teacher.modules())
+        assert method.backbone.training
+        crops = batch[1] if isinstance(batch[1], list) else [batch[1]]
+        self.crops += [c.clone() for c in crops]
+
+    def on_train_end(self, trainer: Any, method: Any) -> None:
+        self.after = _weights(method.teacher)
+
+
+def _weights(network: nn.Module) -> dict[str, Tensor]:
+    held = [*network.named_parameters(), *network.named_buffers()]
+    return {name: value.detach().clone() for name, value in held}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_epoch_leaves_the_teacher_as_it_was(
+    method: str, make_distilled: MakeConfig, tmp_path: Path
+) -> None:
+    watch = Watch()
+    prepared = prepare(make_distilled(method))
+    result = pretrain(prepared, run_dir=tmp_path / "run", callbacks=[watch], show_progress=False)
+    assert len(watch.before) > 20
+    assert any(name.endswith("running_mean") for name in watch.before)
+    for name, value in watch.before.items():
+        assert torch.equal(value, watch.after[name]), name
+    assert result.checkpoint is not None
+    state = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+    assert any(name.startswith("backbone.") for name in state)
+    assert not any(name.startswith("teacher.backbone") for name in state)
+    assert not any(name.startswith("teacher.head") for name in state)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_teacher_is_not_optimised(method: str, make_distilled: MakeConfig) -> None:
+    network = built(make_distilled(method))
+    assert list(network.teacher.parameters())
+    assert not any(p.requires_grad for p in network.teacher.parameters())
+    held = {id(p) for group in network.learnable_params for p in group["params"]}
+    assert held.isdisjoint(id(p) for p in network.teacher.parameters())
+    assert {id(p) for p in network.projector.parameters()} <= held
+    network.train()
+    assert not any(m.training for m in network.teacher.modules())
+
+
+def test_the_teacher_sees_the_student_s_view(make_distilled: MakeConfig, tmp_path: Path) -> None:
+    watch = Watch()
+    pretrain(
+        prepare(make_distilled("seed")),
+        run_dir=tmp_path / "run",
+        callbacks=[watch],
+        show_progress=False,
+    )
+    assert len(watch.seen) == len(watch.crops) == 2
+    for seen, crop in zip(watch.seen, watch.crops, strict=True):
+        assert torch.equal(seen, crop)
+
+
+def test_under_the_teacher_s_own_normalisation(make_distilled: MakeConfig) -> None:
+    mean, std = [0.3, 0.4, 0.5], [0.2, 0.3, 0.4]
+    own = {"crop_size": SIDE, "num_crops": 1, "mean": mean, "std": std}
+    network, same = (
+        built(make_distilled("seed", augmentations=[a]))
+        for a in (own, {"crop_size": SIDE, "num_crops": 1})
+    )
+    pixels = torch.rand(4, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+
+    def normalised(m: Any, s: Any) -> Tensor:
+        return (pixels - torch.tensor(m).view(3, 1, 1)) / torch.tensor(s).view(3, 1, 1)
+
+    loaded = load_teacher(TeacherSource(layout="run", path=_path(network)))
+    ids = torch.arange(4)
+    (found,) = network.targets(ids, [normalised(mean, std)])
+    (expected,) = same.targets(ids, [normalised(loaded.mean, loaded.std)])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    (other,) = same.targets(ids, [normalised(mean, std)])
+    assert (other - expected).abs().max() > 1e-2
+
+
+def _path(network: Any) -> str:
+    return str(network.cfg.method_kwargs.teacher.path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_teacher_in_the_checkpoint(method: str, make_distilled: MakeConfig, tmp_path: Path) -> None:
+    config = make_distilled(method, method_kwargs={"teacher": {"in_checkpoint": True}})
+    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    assert result.checkpoint is not None
+    state = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+    network = built(config)
+    held = {f"teacher.{name}" for name, _ in network.teacher.named_parameters()}
+    assert held
+    assert held <= state.keys()
+    network.load_state_dict(state)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_another_teacher_is_refused_on_resume(
+    inside: bool, make_distilled: MakeConfig, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    own = tmp_path / "teacher"
+    backbone = {"kwargs": {"channels": [16, 16, 16, 16], "small_stem": False}}
+    pretrain(prepare(make_config("swav", backbone=backbone)), run_dir=own, show_progress=False)
+    section = {"path": str(own), "in_checkpoint": inside}
+    config = make_distilled("seed", method_kwargs={"teacher": section}, max_epochs=2)
+    run = tmp_path / "run"
+    pretrain(prepare(config), run_dir=run, show_progress=False)
+    (held,) = checkpoints(own)
+    state = torch.load(held.path, weights_only=True)
+    state["state_dict"]["backbone.conv1.0.weight"] += 1
+    torch.save(state, held.path)
+    with pytest.raises(UserError, match="was trained with the teacher"):
+        pretrain(prepare(config), run_dir=run, show_progress=False)
+
+
+def test_heads(make_distilled: MakeConfig) -> None:
+    """Like the teacher's, or of linear layers; both as long as the teacher's embeddings."""
+
+    def kinds(**kwargs: Any) -> list[type[nn.Module]]:
+        network = built(make_distilled("seed", method_kwargs=kwargs))
+        out = network(torch.randn(3, 3, SIDE, SIDE))["z"]
+        assert out.shape == (3, 8)
+        return [type(m) for m in network.projector]
+
+    mlp = [nn.Linear, nn.ReLU, nn.Linear]
+    normalised = [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    assert kinds() == mlp
+    assert kinds(head_batch_norm=True) == normalised
+    assert kinds(proj_layers=3) == [nn.Linear, nn.ReLU, *mlp]
+    # solo-learn's SwAV has a normalised head.
+    assert kinds(head="teacher") == normalised
+    assert kinds(head="teacher", head_batch_norm=False) == mlp
+    network = built(make_distilled("seed", method_kwargs={"proj_hidden_dim": 5}))
+    assert network.projector[0].out_features == 5
+
+
+def test_a_vision_transformer_s_student_has_batch_norm(
+    make_distilled: MakeConfig, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    vit = {
+        "name": "timm/vit_tiny_patch16_224",
+        "kwargs": {"embed_dim": 12, "depth": 1, "num_heads": 2, "img_size": 16, "patch_size": 8},
+    }
+    config = make_config("mocov2plus", backbone=vit)
+    config["backbone"]["kwargs"] = vit["kwargs"]
+    run = tmp_path / "vit"
+    pretrain(prepare(config), run_dir=run, show_progress=False)
+    section = {"path": str(run)}
+    for given, expected in ((None, True), (False, False)):
+        changes = {"teacher": dict(section), "head": "teacher", "head_batch_norm": given}
+        network = built(make_distilled("seed", method_kwargs=changes))
+        found = any(isinstance(m, nn.BatchNorm1d) for m in network.projector.modules())
+        assert found is expected
+    # It takes images of one size only.
+    larger = [{"crop_size": 24, "num_crops": 1}]
+    error = refusal(
+        make_distilled("seed", method_kwargs={"teacher": section}, augmentations=larger)
+    )
+    assert error.key == "augmentations"
+    assert "24" in str(error)
+    assert "crops of 16" in str(error)
+
+
+def test_a_teacher_without_head(make_distilled: MakeConfig, tmp_path: Path) -> None:
+    model = timm.create_model("resnet10t", channels=(8, 8, 8, 8), num_classes=0)
+    file = tmp_path / "weights.pth"
+    torch.save(model.state_dict(), file)
+    section = {
+        "layout": "timm",
+        "path": str(file),
+        "model": "resnet10t",
+        "model_kwargs": {"channels": [8, 8, 8, 8]},
+    }
+    error = refusal(make_distilled("protoseed", method_kwargs={"teacher": section}))
+    assert error.key == "method_kwargs.head"
+    assert "mlp" in str(error)
+    config = make_distilled("protoseed", method_kwargs={"teacher": section, "head": "mlp"})
+    network = built(config)
+    assert network.projector[-1].out_features == model.num_features
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "says"),
+    [
+        ({"teacher": {"path": None}}, "method_kwargs.teacher.path", "run directory"),
+        ({"teacher": {"path": "/nowhere/teacher"}}, "method_kwargs.teacher.path", "/nowhere"),
+        (
+            {"teacher": {"layout": "swav", "path": "/nowhere/swav_800ep_pretrain.pth.tar"}},
+            "method_kwargs.teacher.path",
+            "https://",
+        ),
+        ({"teacher": {"dtype": "int8"}}, "method_kwargs.teacher.dtype", "bfloat16"),
+        ({"teacher": {"cache": True}}, "method_kwargs.teacher.cache", "rrc"),
+        ({"head": "teachers"}, "method_kwargs.head", "teacher"),
+    ],
+)
+def test_refused_before_training(
+    changes: dict[str, Any], key: str, says: str, make_distilled: MakeConfig
+) -> None:
+    error = refusal(make_distilled("protoseed", method_kwargs=changes))
+    assert error.key == key
+    assert says in str(error)
+
+
+def test_three_large_crops_are_refused(make_distilled: MakeConfig) -> None:
+    crops = [{"crop_size": SIDE, "num_crops": 3}]
+    error = refusal(make_distilled("seed", augmentations=crops))
+    assert error.key == "augmentations"
+    assert "1 or 2" in str(error)
+
+
+def test_cached_teacher_is_asked_once(make_distilled: MakeConfig, tmp_path: Path) -> None:
+    """And the run's numbers are those of a run that asks it at every step."""
+
+    def run(cache: bool) -> tuple[dict[str, Tensor], int]:
+        watch = Watch()
+        section = {"cache": cache}
+        config = make_distilled(
+            "protoseed",
+            method_kwargs={"teacher": section},
+            augmentations=[FIXED],
+            max_epochs=3,
+        )
+        folder = tmp_path / f"run-{cache}"
+        result = pretrain(prepare(config), run_dir=folder, callbacks=[watch], show_progress=False)
+        assert result.checkpoint is not None
+        state = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+        return state, len(watch.seen)
+
+    (with_cache, few), (without, many) = run(True), run(False)
+    assert many == 6
+    assert few == 2
+    assert with_cache.keys() == without.keys()
+    for name, value in without.items():
+        if "_extra_state" not in name:
+            torch.testing.assert_close(with_cache[name], value, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,546 @@
+"""Exports: the same features back, in plain timm or through the one loader."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import solo_ext
+from solo_ext.data.transforms import STATISTICS, eval_transform
+from solo_ext.errors import ConfigError, UserError
+from solo_ext.host import Host
+from solo_ext.host.backbones import build_backbone
+from solo_ext.pretrained import export as exporting
+from solo_ext.pretrained.export import Format, export
+from solo_ext.pretrained.exported import KEY, load_exported
+from solo_ext.pretrained.runs import load_pretrained
+from solo_ext.pretrained.timm_twins import TimmModel, timm_twins
+
+IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+TINY = ("timm/resnet10t", {"channels": [8, 8, 8, 8]})
+VIT = {"img_size": 32, "patch_size": 8}
+ALONE = """
+import importlib.machinery, sys
+gone = {"solo", "solo_ext"}
+find = importlib.machinery.PathFinder.find_spec
+def blocked(name, path=None, target=None):
+    return None if name.partition(".")[0] in gone else find(name, path, target)
+importlib.machinery.PathFinder.find_spec = blocked
+import timm, torch
+images = torch.load("images.pt")
+plain = timm.create_model("local-dir:export-timm", pretrained=True).eval()
+gone.remove("solo_ext")
+import solo_ext
+ours = solo_ext.load_exported("backbone.safetensors").backbone
+torch.save([plain(images).detach(), ours(images).detach()], "found.pt")
+try:
+    from solo_ext import host
+    host.load()
+except host.HostError as error:
+    print(str(error).partition(";")[0])
+"""
+
+
+@pytest.fixture
+def make_run(loaded: Host, tmp_path: Path) -> Callable[..., Path]:
+    """``make(name, kwargs, ...)``: a run directory with this backbone, its weights random."""
+
+    def make(
+        name: str = TINY[0],
+        kwargs: dict[str, Any] = TINY[1],
+        *,
+        dataset: str = "custom",
+        method: str | None = "simclr",
+        size: int = 32,
+        **augmentation: Any,
+    ) -> Path:
+        backbone, _ = build_backbone(loaded.backbones, name, kwargs, method=method, dataset=dataset)
+        generator = torch.Generator().manual_seed(3)
+        for value in backbone.state_dict().values():
+            # As after training: no statistic is at its start, no branch at zero.
+            if value.ndim == 1:
+                value.copy_(torch.rand(value.shape, generator=generator) + 0.5)
+        weights = {f"backbone.{k}": v for k, v in backbone.state_dict().items()}
+        run = tmp_path / "run"
+        run.mkdir()
+        torch.save({"epoch": 6, "state_dict": weights}, run / "name-ep=6.ckpt")
+        args = {
+            "method": method,
+            "backbone": {"name": name, "kwargs": kwargs},
+            "data": {"dataset": dataset},
+            "augmentations": [{"crop_size": size, **augmentation}, {"crop_size": 8}],
+            "optimizer": {"batch_size": 4},
+        }
+        (run / "args.json").write_text(json.dumps(args))
+        return run
+
+    return make
+
+
+MakeRun = Callable[..., Path]
+
+
+def features(backbone: nn.Module, images: Tensor) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = backbone.eval()(images)
+    return found
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+
+
+def in_plain_timm(folder: Path) -> list[nn.Module]:
+    """By both of timm's own ways to load a model."""
+    config = json.loads((folder / "config.json").read_text())
+    return [
+        timm.create_model(f"local-dir:{folder}", pretrained=True),
+        timm.create_model(
+            config["architecture"],
+            checkpoint_path=str(folder / "model.safetensors"),
+            **config["model_args"],
+        ),
+    ]
+
+
+def left(run: Path) -> list[str]:
+    return sorted(p.name for p in run.iterdir())
+
+
+def refusal(act: Callable[[], Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        act()
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "width", "size"),
+    [
+        ("timm/resnet18", {}, 512, 64),
+        ("timm/resnet10t", {"channels": [8, 8, 8, 12], "small_stem": False}, 12, 32),
+        ("timm/vit_tiny_patch16_224", VIT, 192, 32),
+        ("timm/vit_tiny_patch16_224", {"dynamic_img_size": True}, 192, 96),
+        ("timm/mobilenetv3_small_050", {}, 1024, 32),
+        ("resnet18", {"zero_init_residual": True}, 512, 64),
+        ("vit_tiny", VIT, 192, 32),
+        ("vit_tiny", {"patch_size": 32}, 192, 224),
+        ("swin_tiny", {"img_size": 32, "window_size": 4}, 768, 32),
+    ],
+)
+def test_same_features_in_plain_timm(
+    name: str, kwargs: dict[str, Any], width: int, size: int, make_run: MakeRun
+) -> None:
+    run = make_run(name, kwargs, size=size)
+    images = torch.randn(3, 3, size, size)
+    expected = features(load_pretrained(run).backbone, images)
+    done = export(run, "timm")
+    assert done.out == run / "export-timm"
+    assert done.difference <= 1e-6
+    for model in in_plain_timm(done.out):
+        assert type(model).__module__.startswith("timm.")
+        assert (model.num_classes, features(model, images).shape[1]) == (0, width)
+        assert close(features(model, images), expected)
+    found = load_exported(done.out)
+    assert close(found.backbone(images), expected)
+    assert found.features_dim == width
+    assert json.loads((done.out / "config.json").read_text())["num_features"] == width
+
+
+@pytest.mark.parametrize("method", ["mocov3", "mae"])
+def test_heads_that_no_shape_shows(method: str, loaded: Host, make_run: MakeRun) -> None:
+    """main's vision transformers of two methods have other numbers of heads than timm's."""
+    if loaded.info.generation != "main":
+        pytest.skip("main alone has them")
+    run = make_run("vit_tiny", VIT, method=method)
+    images = torch.randn(2, 3, 32, 32)
+    done = export(run, "timm")
+    assert done.metadata.backbone.kwargs["num_heads"] == 12
+    model = timm.create_model(f"local-dir:{done.out}", pretrained=True)
+    assert close(features(model, images), features(load_pretrained(run).backbone, images))
+
+
+def test_other_families_of_main(loaded: Host, make_run: MakeRun) -> None:
+    if loaded.info.generation != "main":
+        pytest.skip("main alone has them")
+    run = make_run("wide_resnet28w2", {})
+    images = torch.randn(2, 3, 32, 32)
+    assert "timm does not build backbone 'wide_resnet28w2'" in refusal(lambda: export(run, "timm"))
+    found = load_exported(export(run, "safetensors").out)
+    assert close(found.backbone(images), features(load_pretrained(run).backbone, images))
+
+
+def test_features_decide_which_model_is_the_same(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of all candidates have the same names and shapes."""
+    run = make_run("timm/vit_tiny_patch16_224", VIT)
+    (own, *_) = timm_twins("timm/vit_tiny_patch16_224", VIT)
+    others = [
+        TimmModel(own.architecture, {**own.args, "num_heads": heads}, own.pretrained_cfg)
+        for heads in (1, 6)
+    ]
+    monkeypatch.setattr(exporting, "timm_twins", lambda *_: [*others, own])
+    assert export(run, "timm").metadata.backbone.kwargs == own.args
+    other = run.parent / "other"
+    monkeypatch.setattr(exporting, "timm_twins", lambda *_: others)
+    line = refusal(lambda: export(run, "timm", other))
+    assert "the features of its vit_tiny_patch16_224 differ by" in line
+    assert not other.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "dataset", "says"),
+    [
+        ("timm/resnet18", {"small_stem": True}, "custom", "size mismatch for conv1.weight"),
+        # Here every shape is timm's.
+        (TINY[0], {**TINY[1], "small_stem": True}, "custom", "features of its resnet10t differ by"),
+        ("resnet18", {}, "cifar10", "size mismatch for conv1.weight"),
+    ],
+)
+def test_networks_that_timm_does_not_build(
+    name: str, kwargs: dict[str, Any], dataset: str, says: str, make_run: MakeRun
+) -> None:
+    run = make_run(name, kwargs, dataset=dataset)
+    before = left(run)
+    line = refusal(lambda: export(run, "timm"))
+    assert line.startswith(f"timm does not build backbone {name!r} with ")
+    assert says in line
+    assert line.endswith("take --format safetensors, which solo_ext.load_exported reads")
+    assert left(run) == before
+    images = torch.randn(3, 3, 32, 32)
+    done = export(run, "safetensors")
+    found = solo_ext.load_exported(str(done.out))
+    assert close(found.backbone(images), features(load_pretrained(run).backbone, images))
+    assert not found.backbone.training
+
+
+def test_nothing_of_ours_is_needed(make_run: MakeRun) -> None:
+    """Plain timm loads the folder; the loader needs no solo-learn for what timm builds."""
+    run = make_run()
+    export(run, "timm")
+    export(run, "safetensors")
+    images = torch.randn(2, 3, 32, 32)
+    torch.save(images, run / "images.pt")
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        cwd=run,
+        env={**os.environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = features(load_pretrained(run).backbone, images)
+    assert all(close(found, expected) for found in torch.load(run / "found.pt"))
+    assert done.stdout == "solo-learn is not installed\n"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "augmentation", "statistics"),
+    [
+        ("cifar10", {}, STATISTICS["cifar10"]),
+        ("cifar100", {"mean": [0.5] * 3, "std": [0.5] * 3}, STATISTICS["cifar100"]),
+        ("custom", {}, IMAGENET),
+        ("custom", {"mean": None, "std": None}, IMAGENET),
+        ("custom", {"mean": [0.5, 0, 1], "std": [0.25, 0.5, 1]}, ([0.5, 0, 1], [0.25, 0.5, 1])),
+    ],
+)
+def test_images_are_normalised_as_in_pretraining(
+    dataset: str, augmentation: dict[str, Any], statistics: Any, make_run: MakeRun
+) -> None:
+    run = make_run(dataset=dataset, size=40, **augmentation)
+    folder = export(run, "timm").out
+    (model, _) = in_plain_timm(folder)
+    found = timm.data.resolve_model_data_config(model)
+    assert (tuple(found["input_size"]), found["interpolation"]) == ((3, 40, 40), "bicubic")
+    assert (list(found["mean"]), list(found["std"])) == tuple(map(list, statistics))
+    image = Image.effect_noise((70, 60), 60).convert("RGB")
+    ours = eval_transform(40, *statistics)(image)
+    for path in (folder, export(run, "safetensors").out):
+        read = load_exported(path)
+        assert (read.input_size, read.mean, read.std) == (40, *map(tuple, statistics))
+        assert torch.equal(read.transform()(image), ours)
+    theirs = timm.data.create_transform(**found)(image)
+    assert theirs.shape == ours.shape == (3, 40, 40)
+
+
+def test_metadata(make_run: MakeRun) -> None:
+    run = make_run(kwargs={**TINY[1], "pretrained": False}, method=None)
+    source = load_pretrained(run)
+    (checkpoint,) = run.glob("*.ckpt")
+    for path in (export(run, "timm").out, export(checkpoint, "safetensors").out):
+        said = load_exported(path).metadata
+        assert (said.method, said.dataset, said.epoch) == (None, "custom", 7)
+        assert said.checkpoint_sha256 == source.digest
+        assert said.solo_ext == solo_ext.__version__
+        # What would fetch weights is left out.
+        assert said.backbone.name == "timm/resnet10t"
+        assert {**TINY[1], "num_classes": 0} == {"num_classes": 0, **said.backbone.kwargs}
+    with safe_open(run / "backbone.safetensors", "pt") as file:
+        assert json.loads(file.metadata()[KEY])["input_size"] == 32
+
+
+def test_run_of_the_release(loaded: Host, tmp_path: Path) -> None:
+    """Its weights are ``encoder.*``, its arguments flat."""
+    backbone, _ = build_backbone(loaded.backbones, "resnet18", {}, method="byol", dataset="custom")
+    weights = {f"encoder.{k}": v for k, v in backbone.state_dict().items()}
+    torch.save({"epoch": 1, "state_dict": weights}, tmp_path / "name-ep=1.ckpt")
+    args = {
+        "encoder": "resnet18",
+        "backbone_args": {"cifar": False},
+        "method": "byol",
+        "dataset": "imagenet100",
+        "transform_kwargs": {"crop_size": 48},
+    }
+    (tmp_path / "args.json").write_text(json.dumps(args))
+    found = load_exported(export(tmp_path, "timm").out)
+    images = torch.randn(2, 3, 48, 48)
+    assert close(found.backbone(images), features(backbone, images))
+    assert (found.input_size, list(found.mean)) == (48, IMAGENET[0])
+
+
+def test_torchvisions_arguments_by_timms_names() -> None:
+    (found,) = timm_twins("resnet50", {"groups": 32, "width_per_group": 4})
+    assert found.architecture == "resnet50"
+    assert found.args == {"num_classes": 0, "cardinality": 32, "base_width": 4}
+
+
+def test_size_of_position_embeddings_is_kept() -> None:
+    """Else a timm that takes it from the images would resize what was trained."""
+    tagged = "timm/vit_tiny_patch16_384.augreg_in21k_ft_in1k"
+    (found, *_) = timm_twins(tagged, {"dynamic_img_size": True})
+    assert found.architecture == "vit_tiny_patch16_384"
+    assert found.args["img_size"] == [384, 384]
+    assert timm_twins(tagged, VIT)[0].args["img_size"] == 32
+
+
+def test_classes_are_added_by_timm(make_run: MakeRun) -> None:
+    run = make_run()
+    folder = export(run, "timm").out
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=5)
+    images = torch.randn(2, 3, 32, 32)
+    assert features(model, images).shape == (2, 5)
+    model.reset_classifier(0)
+    assert close(features(model, images), features(load_pretrained(run).backbone, images))
+
+
+def test_tied_weights(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    real = exporting.load_pretrained
+
+    def tied(path: Path) -> Any:
+        found = real(path)
+        block = found.backbone.get_submodule("layer1.0")
+        block.bn2.weight = block.bn1.weight
+        return found
+
+    monkeypatch.setattr(exporting, "load_pretrained", tied)
+    block = load_exported(export(run, "safetensors").out).backbone.get_submodule("layer1.0")
+    assert torch.equal(block.bn1.weight, block.bn2.weight)
+
+
+def test_training_that_diverged(make_run: MakeRun) -> None:
+    run = make_run()
+    (file,) = run.glob("*.ckpt")
+    state = torch.load(file)
+    state["state_dict"]["backbone.conv1.0.weight"].fill_(float("nan"))
+    torch.save(state, file)
+    assert "not finite" in refusal(lambda: export(run, "safetensors"))
+
+
+def test_size_that_does_not_fit(make_run: MakeRun) -> None:
+    run = make_run("timm/vit_tiny_patch16_224", VIT, size=40)
+    assert "takes no images of 40 x 40" in refusal(lambda: export(run, "timm"))
+
+
+def test_config_that_does_not_rebuild_the_network(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("timm/vit_tiny_patch16_224", {**VIT, "num_heads": 6})
+    monkeypatch.setattr(exporting, "FETCHING", ("num_heads",))
+    assert "rebuilt from its config" in refusal(lambda: export(run, "safetensors"))
+    assert left(run) == ["args.json", "name-ep=6.ckpt"]
+
+
+@pytest.mark.parametrize("form", ["timm", "safetensors"])
+def test_what_is_there_stays(form: Format, make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    out = export(run, form).out
+    held = {p: p.stat().st_mtime_ns for p in (out, *out.glob("*"))}
+    # The same again is no mistake, and writes nothing.
+    assert export(run, form).out == out
+    assert {p: p.stat().st_mtime_ns for p in (out, *out.glob("*"))} == held
+    (file,) = run.glob("*.ckpt")
+    state = torch.load(file)
+    torch.save({**state, "epoch": 9}, file)
+    before = left(run)
+    assert "is there already with other content; remove it" in refusal(lambda: export(run, form))
+    assert left(run) == before
+    assert load_exported(out).metadata.epoch == 7
+    elsewhere = tmp_path / "elsewhere.safetensors"
+    assert load_exported(export(run, form, elsewhere).out).metadata.epoch == 10
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_places_that_are_taken(kind: str, make_run: MakeRun, tmp_path: Path) -> None:
+    place = tmp_path / "place.safetensors"
+    if kind == "file":
+        place.write_text("mine")
+    else:
+        place.mkdir()
+        (place / "config.json").write_text("mine")
+    run = make_run()
+    for form in ("timm", "safetensors"):
+        assert "is there already" in refusal(lambda form=form: export(run, form, place))
+    mine = place if kind == "file" else place / "config.json"
+    assert mine.read_text() == "mine"
+    assert left(tmp_path) == ["place.safetensors", "run"]
+
+
+def test_places_that_are_none(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    for out, says in (
+        (tmp_path / "no" / "x.safetensors", f"no folder {str(tmp_path / 'no')!r}"),
+        (tmp_path / "x", "let it end in .safetensors"),
+    ):
+        with pytest.raises(ConfigError, match="--out=") as caught:
+            export(run, "safetensors", out)
+        assert says in str(caught.value)
+    assert left(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize("form", ["timm", "safetensors"])
+@pytest.mark.parametrize("failure", [OSError("no space left"), KeyboardInterrupt()])
+def test_writing_that_fails_leaves_nothing(
+    form: Format, failure: BaseException, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(weights: Any, file: Path, metadata: Any) -> None:
+        file.write_bytes(b"half")
+        raise failure
+
+    run = make_run()
+    before = left(run)
+    monkeypatch.setattr(exporting, "save_file", half)
+    with pytest.raises((UserError, KeyboardInterrupt)) as caught:
+        export(run, form)
+    if isinstance(failure, OSError):
+        assert "cannot be written: no space left; choose --out" in str(caught.value)
+    assert left(run) == before
+
+
+def test_killed_export_is_no_hindrance(make_run: MakeRun) -> None:
+    run = make_run()
+    (run / ".export-timm.saving").mkdir()
+    (run / ".export-timm.saving" / "model.safetensors").write_bytes(b"half")
+    (run / ".backbone.safetensors.saving").write_bytes(b"half")
+    for form in ("timm", "safetensors"):
+        load_exported(export(run, form).out)  # type: ignore[arg-type]
+    assert left(run) == ["args.json", "backbone.safetensors", "export-timm", "name-ep=6.ckpt"]
+
+
+@pytest.fixture
+def exported(make_run: MakeRun) -> Path:
+    return export(make_run(), "safetensors").out
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, -1])
+def test_torn_file(size: int, exported: Path) -> None:
+    exported.write_bytes(exported.read_bytes()[:size])
+    line = refusal(lambda: load_exported(exported))
+    assert line.startswith(f"export {str(exported)!r} cannot be read: ")
+
+
+class Harmful:
+    """Unpickling it writes a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+def test_files_that_are_no_export(exported: Path, tmp_path: Path) -> None:
+    assert "no such file" in refusal(lambda: load_exported(tmp_path / "nothing"))
+    assert "model.safetensors': no such file" in refusal(lambda: load_exported(tmp_path))
+    torch.save(Harmful(tmp_path / "written"), exported)
+    assert "cannot be read" in refusal(lambda: load_exported(exported))
+    assert not (tmp_path / "written").exists()
+    save_file({"weight": torch.zeros(1)}, exported)
+    assert "is no export: its metadata has no 'solo_ext'" in refusal(
+        lambda: load_exported(exported)
+    )
+    save_file({"weight": torch.zeros(1)}, exported, metadata={"format": "pt"})
+    assert "is no export" in refusal(lambda: load_exported(exported))
+
+
+def change(file: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    """Edits the metadata in place."""
+    weights = load_file(file)
+    with safe_open(file, "pt") as content:
+        said = json.loads(content.metadata()[KEY])
+    edit(said)
+    save_file(weights, file, metadata={KEY: json.dumps(said)})
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda m: m.pop("mean"), "mean=null: this key is required"),
+        (lambda m: m.update(mean=[0.5]), "mean=[0.5]: not a valid value"),
+        (lambda m: m.update(std=[1, 1, 0]), "std.2=0: not a valid value"),
+        (lambda m: m.update(format_version=2), "another version: format_version=2"),
+        (lambda m: m.update(input_size="32"), "input_size='32': not a valid value"),
+        (lambda m: m.update(more=1), "more=1: unknown key"),
+        (lambda m: m.update(features_dim=9), "features_dim=9, and 'timm/resnet10t' has 8"),
+        (lambda m: m["backbone"].update(name="timm/resnet81"), "did you mean 'timm/resnet18'?"),
+        (lambda m: m["backbone"].update(name="timm/resnet14t"), "does not fit backbone"),
+        (lambda m: m["backbone"]["kwargs"].update(width=8), "cannot be rebuilt: backbone.kwargs"),
+        (lambda m: m["backbone"]["kwargs"].update(channels=8), "cannot be rebuilt: "),
+        (lambda m: m["backbone"]["kwargs"].update(channels=[16] * 4), "of another shape: "),
+        *(
+            (
+                lambda m, key=key: m["backbone"]["kwargs"].update({key: True}),
+                f"backbone.kwargs.{key} names weights outside of the file",
+            )
+            for key in ("pretrained", "checkpoint_path", "pretrained_cfg", "weights")
+        ),
+    ],
+)
+def test_metadata_that_does_not_do(
+    edit: Callable[[dict[str, Any]], Any], says: str, exported: Path
+) -> None:
+    change(exported, edit)
+    line = refusal(lambda: load_exported(exported))
+    assert says in line
+    assert repr(str(exported)) in line
+
+
+@pytest.mark.parametrize("said", ["", "{", "[1]", "null", '"text"', "[" * 5000])
+def test_metadata_that_is_none(said: str, exported: Path) -> None:
+    save_file({"weight": torch.zeros(1)}, exported, metadata={KEY: said})
+    assert repr(str(exported)) in refusal(lambda: load_exported(exported))
+
+
+def test_weights_that_do_not_fit(exported: Path) -> None:
+    with safe_open(exported, "pt") as content:
+        said = content.metadata()
+    weights = load_file(exported)
+    weights.pop("bn1.bias")
+    save_file({**weights, "more": torch.zeros(1)}, exported, metadata=said)
+    line = refusal(lambda: load_exported(exported))
+    assert "missing: bn1.bias; unexpected: more" in line

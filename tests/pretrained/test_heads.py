@@ -1,0 +1,102 @@
+"""Heads rebuilt from their weights."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from solo_ext.pretrained.heads import HeadSpec, build_head, load_head
+
+SPECS = [
+    HeadSpec(
+        linears=linears,
+        hidden_dim=6 if linears > 1 else 0,
+        out_dim=4,
+        activation="relu",
+        batch_norm=batch_norm and linears > 1,
+        hidden_bias=bias and linears > 1,
+        out_bias=not bias,
+        last_batch_norm=last,  # type: ignore[arg-type]
+    )
+    for linears, batch_norm, bias, last in product(
+        (1, 2, 3), (True, False), (True, False), ("none", "affine", "plain")
+    )
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_layers_are_told_from_the_weights(spec: HeadSpec) -> None:
+    head = build_head(spec, 5).eval()
+    for buffer in head.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 1.5)
+    rebuilt, found = load_head(head.state_dict(), 5, "relu")
+    assert found == spec
+    x = torch.randn(3, 5)
+    assert torch.equal(rebuilt.eval()(x), head(x))
+
+
+def test_one_linear_layer_by_itself() -> None:
+    layer = nn.Linear(5, 4)
+    rebuilt, spec = load_head(layer.state_dict(), 5, "relu")
+    x = torch.randn(3, 5)
+    assert torch.equal(rebuilt(x), layer(x))
+    assert (spec.linears, spec.out_dim) == (1, 4)
+    with pytest.raises(ValueError, match=r"output size of the head is weight 4, bias 3"):
+        load_head({"weight": torch.ones(4, 5), "bias": torch.ones(3)}, 5, "relu")
+
+
+def test_what_it_is_made_of() -> None:
+    spec = HeadSpec(linears=3, hidden_dim=6, out_dim=4, activation="gelu")
+    kinds = [type(part) for part in build_head(spec, 5)]
+    assert kinds == [nn.Linear, nn.GELU, nn.Linear, nn.GELU, nn.Linear]
+    normalised = build_head(spec, 5, batch_norm=True)
+    assert [type(part) for part in normalised] == [
+        *(nn.Linear, nn.BatchNorm1d, nn.GELU) * 2,
+        nn.Linear,
+    ]
+    assert normalised(torch.randn(3, 5)).shape == (3, 4)
+    plain = build_head(HeadSpec(**{**vars(spec), "batch_norm": True}), 5, batch_norm=False)
+    assert not any(isinstance(part, nn.BatchNorm1d) for part in plain)
+    assert str(spec) == "6-6-4 gelu"
+
+
+def weights(**changes: Any) -> dict[str, Tensor]:
+    held = {
+        "0.weight": torch.ones(6, 5),
+        "0.bias": torch.ones(6),
+        "2.weight": torch.ones(4, 6),
+        "2.bias": torch.ones(4),
+    }
+    held |= {k.replace("_", "."): v for k, v in changes.items() if v is not None}
+    return {k: v for k, v in held.items() if changes.get(k.replace(".", "_"), v) is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"0_weight": None}, "missing: h.0.weight"),
+        ({"2_weight": None}, "missing: h.2.weight"),
+        ({"4_gain": torch.ones(1)}, "unexpected: h.4.gain"),
+        ({"7_weight": torch.ones(3)}, "unexpected: h.7.weight"),
+        ({"0_weight": torch.ones(7, 5)}, "hidden size of the head is h.0.weight 7, 6 elsewhere"),
+        ({"2_weight": torch.ones(4, 7)}, "hidden size of the head is h.2.weight 7, 6 elsewhere"),
+        ({"2_bias": torch.ones(3)}, "output size of the head is h.2.bias 3, 4 elsewhere"),
+        ({"0_bias": torch.ones(6, 1)}, "of another shape: h.0.bias"),
+        ({"0_weight": torch.ones(6, 3)}, "the backbone's features 5, h.0.weight 3"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_odd_weights(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the message is what is tested)
+        load_head(weights(**changes), 5, "relu", prefix="h.", prototypes={"p.weight": 4})
+    assert says in str(caught.value)
+
+
+def test_prototypes_of_another_size() -> None:
+    with pytest.raises(ValueError, match=r"p\.weight 3, 4 elsewhere"):
+        load_head(weights(), 5, "relu", prototypes={"p.weight": 3})
