@@ -7,6 +7,7 @@ generations; taking either loads the host.
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,8 +59,13 @@ def _timm_registry_kept() -> Iterator[None]:
     """main registers its own ConvNeXts and PoolFormers over timm's; ``timm/...`` means timm's."""
     from timm.models import _registry
 
-    tables: tuple[Any, ...] = (_registry._model_entrypoints, _registry._model_to_module)
-    held = [dict(table) for table in tables]
+    # Names of models and of their weights; those that main adds stay.
+    tables: list[Any] = [
+        table
+        for name, table in vars(_registry).items()
+        if name.startswith("_model") and isinstance(table, dict | set)
+    ]
+    held = [copy.copy(table) for table in tables]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*Overwriting .* in registry.*")
         warnings.filterwarnings("ignore", ".*custom_fwd.*")

@@ -279,3 +279,12 @@ def test_the_hosts_own_names(loaded: Host) -> None:
 @pytest.mark.parametrize("name", ["timm/pvt_v2_b0", "timm/tiny_vit_5m_224", "timm/hiera_tiny_224"])
 def test_arguments_that_a_model_refuses_are_not_added(name: str) -> None:
     assert small_image_kwargs(name, {}, 32) == {}
+
+
+@pytest.mark.parametrize("name", ["convnext_tiny", "poolformer_s12"])
+def test_timms_models_keep_their_description(loaded: Host, name: str) -> None:
+    """Where main has models of the same names: the stem for small images is found by it."""
+    described = timm.get_pretrained_cfg(name)
+    assert described is not None
+    assert described.first_conv
+    assert name in timm.list_models(name, pretrained=True)[0]
