@@ -5,12 +5,13 @@
     python benchmarks/accuracy.py methods digits --rows pcl pcl-weight-0 --out runs/accuracy
     python benchmarks/accuracy.py distillation digits --out runs/accuracy
 
-The rows stand in ``configs/solo_ext/benchmark``. Every run of a data set has the same budget,
-augmentation and batch size, and but for a teacher the same backbone. A row that is already in OUT
-is not measured again, a run that was stopped goes on. kNN: k = 20, temperature 0.07; linear:
-penalty chosen on held-out training images; few: linear on 10 labels per class, mean of 5 draws.
-PCL and what it is compared with, NMI: k-means (cold, best of 5 starts) on the momentum embeddings
-of the training images against their labels, at every granularity.
+The rows stand in ``configs/solo_ext/benchmark``. Every run of a data set has the same epochs, batch
+size and backbone, but for teachers, which have their own; a student sees one view of an image where
+the self-supervised methods see two. A row that is already in OUT is not measured again, a run that
+was stopped goes on. The probes hold all features and logits in memory. kNN: k = 20, temperature
+0.07; linear: penalty chosen on held-out training images; few: linear on 10 labels per class, mean
+of 5 draws. PCL and what it is compared with, NMI: k-means (cold, best of 5 starts) on the momentum
+embeddings of the training images against their labels, at every granularity.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from solo_ext.training.run_dir import write_text
 
 BASELINES = ("random-backbone", "raw-pixels")
 TEACHER_SEED = 0
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GRIDS = config_root() / "solo_ext" / "benchmark"
 
 
@@ -106,8 +108,10 @@ class RawPixels(nn.Module):
 def features_of(run: Prepared, network: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Train features and targets, test features and targets."""
     assert run.val is not None
-    train, train_targets = extract_features(network, fixed_loader(run.given, run.train))
-    test, test_targets = extract_features(network, fixed_loader(run.given, run.val))
+    train, train_targets = extract_features(
+        network, fixed_loader(run.given, run.train), device=DEVICE
+    )
+    test, test_targets = extract_features(network, fixed_loader(run.given, run.val), device=DEVICE)
     return train, train_targets, test, test_targets
 
 
@@ -136,7 +140,7 @@ def measure(
     }
     if embedder is None:
         return found
-    embedded, _ = extract_features(embedder, fixed_loader(run.given, run.train))
+    embedded, _ = extract_features(embedder, fixed_loader(run.given, run.train), device=DEVICE)
     return found | nmi_of(embedded, train_targets, sizes)
 
 
@@ -182,7 +186,8 @@ def measured(
         scores = measure(run, method.backbone, *clustered)
         seconds = result.seconds
     budget = {"epochs": run.given["max_epochs"], "images": len(run.train)}
-    return {"row": name, "seed": seed, "seconds": seconds, **budget, "scores": scores}
+    trained = {"config": row.config, "changes": list(row.changes)}
+    return {"row": name, "seed": seed, **trained, "seconds": seconds, **budget, "scores": scores}
 
 
 def interval(values: list[float]) -> str:
@@ -240,14 +245,22 @@ def main() -> None:
     for name in rows:
         if name not in (*grid.rows, *BASELINES):
             parser.error(f"no row {name!r} in {args.grid}: {', '.join((*grid.rows, *BASELINES))}")
-    folder = args.out / "-".join([args.dataset, *args.budget])
+    # What the rows' own settings do not say.
+    named = [x.replace("/", "-") for x in (args.config, args.teacher and f"of-{args.teacher}") if x]
+    folder = args.out / "-".join([args.dataset, *named, *args.budget])
     folder.mkdir(parents=True, exist_ok=True)
     places = [(name, seed) for seed in args.seeds for name in rows if name != grid.teacher]
     if grid.teacher is not None:
         places.insert(0, (grid.teacher, TEACHER_SEED))
     for name, seed in places:
         file = folder / f"{name}-{seed}.json"
-        if not file.is_file():
+        if file.is_file():
+            held = json.loads(file.read_text())
+            row = grid.rows.get(name)
+            # Older records name neither.
+            if row and held.get("changes", list(row.changes)) != list(row.changes):
+                parser.error(f"{file} is of other settings; name another --out")
+        else:
             done = measured(name, grid, args, seed, folder)
             write_text(file, json.dumps(done, indent=1))
     write_text(folder / "environment.json", json.dumps(environment(host.load().info), indent=1))

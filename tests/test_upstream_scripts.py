@@ -102,6 +102,36 @@ def test_main_pretrain_runs_and_resumes(tmp_path: Path, method: str) -> None:
     assert ("momentum_backbone" in str(list(state))) == (method in ("hard_negative", "mochi"))
 
 
+DISTILLED = {
+    "seed": ("augmentations.0.num_crops=2",),
+    "protoseed": ("augmentations.0.num_crops=2", "method_kwargs.num_prototypes=50"),
+    "protocpc": (),
+}
+
+
+@pytest.mark.parametrize("method", DISTILLED)
+def test_main_pretrain_distils_and_resumes(tmp_path: Path, folder: Path, method: str) -> None:
+    """From a run of the script itself, two large crops, each its own target."""
+    settings = DISTILLED[method]
+    if method != "protocpc":
+        settings = (*settings, f"method_kwargs.teacher.path='{folder}'")
+    first = pretrained(method, tmp_path, "max_epochs=1", *settings)
+    (checkpoint,) = first.glob("*.ckpt")
+    again = pretrained(
+        method, tmp_path, "max_epochs=2", *settings, f"+resume_from_checkpoint='{checkpoint}'"
+    )
+    (checkpoint,) = again.glob("*ep=1.ckpt")
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    assert not any(key.startswith("teacher.backbone") for key in state)
+    if method == "seed":
+        assert state["queues.0._extra_state"][1] == 2 * 1400
+    else:
+        assert state["prior.value"].std() > 0
+        torch.testing.assert_close(
+            state["prior.value"].sum(), torch.tensor(50.0 if method == "protoseed" else 256.0)
+        )
+
+
 def test_main_pretrain_trains(folder: Path) -> None:
     """The names are those that main_knn.py and main_umap.py look for."""
     args = json.loads((folder / "args.json").read_text())

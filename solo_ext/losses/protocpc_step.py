@@ -58,8 +58,8 @@ def protocpc_step(
     (Algorithm 1). ``s_v[i, k]`` are the cosines of the student's features with the prototypes over
     its temperature, p_u is Sinkhorn's or the softmax of the teacher's cosines over its own, each
     teacher view by itself over the batch of all ranks, q the prior. The mean is over the local
-    samples. Of (N, K) matrices only the teacher's exponentials are held; gradients are made in the
-    forward pass, where any are wanted.
+    samples. Of (N, K) matrices the teacher's exponentials are held, and blocks of the student's
+    similarities that suit the device; gradients are made in the forward pass, where any are wanted.
 
     Args:
         student: (V, N, D) views; normalised inside.

@@ -6,9 +6,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from solo_ext import distributed
 from solo_ext.methods.contrastive_kwargs import CLUSTERS, ContrastiveKwargs
 from solo_ext.methods.e_step_kwargs import warn_of_late_start
+from solo_ext.methods.negatives_report import idle_in_negatives, mixes, report_mixing
 from solo_ext.methods.registry import has_indices, logger
 from solo_ext.methods.settings_report import (
     UNREAD_ALPHA,
@@ -42,12 +42,9 @@ def report_settings(
         _warn_of_own_neighbours(cfg, kwargs.support_set, num_samples)
     if kwargs.positives == "prototype":
         warn_of_late_start(cfg, kwargs.clusters, CLUSTERS)
-    if _mixes(kwargs):
-        _report_mixing(cfg, kwargs.mixing)
-
-
-def _mixes(kwargs: Any) -> bool:
-    return bool(kwargs.mixing.num_pair_mixes + kwargs.mixing.num_query_mixes)
+    if mixes(kwargs):
+        # Neighbours meet the predictions of one crop at a time.
+        report_mixing(cfg, all_crops=kwargs.positives != "nearest_neighbor")
 
 
 def _idle(kwargs: Any) -> dict[str, str]:
@@ -59,16 +56,9 @@ def _idle(kwargs: Any) -> dict[str, str]:
         idle["clusters"] = f"positives={positives} has no clusters"
     if positives != "nearest_neighbor":
         idle["support_set"] = f"positives={positives} has no support set"
-    if negatives == "batch":
-        idle["queue_size"] = "negatives=batch has no queue"
     if (positives, negatives) != ("nearest_neighbor", "batch"):
         idle["symmetric"] = "read with positives=nearest_neighbor and negatives=batch"
-    if not kwargs.beta:
-        idle["detach_weights"] = "beta=0 has no weights"
-    if not _mixes(kwargs):
-        mining = ("mixing.num_hard", "mixing.warmup_epochs")
-        idle |= dict.fromkeys(mining, "no mixtures are asked for")
-    return idle
+    return idle | idle_in_negatives(kwargs)
 
 
 def _warn_of_own_neighbours(cfg: DictConfig, settings: Any, num_samples: int) -> None:
@@ -83,23 +73,3 @@ def _warn_of_own_neighbours(cfg: DictConfig, settings: Any, num_samples: int) ->
         "training images: an image's nearest neighbour will mostly be its own earlier embedding; "
         f"{remedy}"
     )
-
-
-def _report_mixing(cfg: DictConfig, mixing: Any) -> None:
-    if mixing.warmup_epochs >= cfg.max_epochs:
-        logger.warning(
-            f"method_kwargs.mixing.warmup_epochs={mixing.warmup_epochs} of "
-            f"max_epochs={cfg.max_epochs}: no negatives will ever be mixed"
-        )
-        return
-    if cfg.method_kwargs.negatives != "batch":
-        return
-    others = cfg.optimizer.batch_size * distributed.world_size() - 1
-    # Neighbours meet the predictions of one crop at a time.
-    near = cfg.method_kwargs.positives == "nearest_neighbor"
-    offered = others * (1 if near else cfg.data.num_large_crops + cfg.data.num_small_crops)
-    if mixing.num_hard > offered:
-        logger.warning(
-            f"method_kwargs.mixing.num_hard={mixing.num_hard}: an anchor has {offered} negatives "
-            "in the batch, all of which are mined; take fewer, a larger batch or negatives=queue"
-        )

@@ -16,12 +16,13 @@ from solo_ext.errors import ConfigError
 from solo_ext.geometry import effective_rank
 from solo_ext.host import BaseMethod
 from solo_ext.methods.distillation_kwargs import (
+    TEACHER,
     DistillationKwargs,
     settle,
     source_of,
     teacher_name,
 )
-from solo_ext.methods.registry import fill_method_kwargs
+from solo_ext.methods.registry import fill_method_kwargs, logger
 from solo_ext.modules.heads import projector
 from solo_ext.modules.renormalize import Renormalize
 from solo_ext.modules.state import keep_out_of_broadcast
@@ -67,6 +68,7 @@ class Distillation(BaseMethod):
         rows = len(self.teacher_views)
         self.cache = TeacherCache(rows * loaded.embed_dim) if kwargs.teacher.cache else None
         self._cached = False
+        self._description = loaded.description
         self._last: tuple[Tensor, Tensor] | None = None
         self._build(kwargs, loaded)
         self._refuse_sizes(loaded)
@@ -115,7 +117,7 @@ class Distillation(BaseMethod):
             raise ConfigError(
                 "method_kwargs.head",
                 "teacher",
-                f"the teacher {teacher_name(kwargs.teacher)!r} has no head to go by",
+                f"there is no head to go by: {loaded.description}",
                 "take mlp",
             )
         if normalised is None and not _has_batch_norm(loaded.backbone):
@@ -127,7 +129,9 @@ class Distillation(BaseMethod):
         sizes = [a.crop_size for a in self.cfg.augmentations for _ in range(a.num_crops)]
         for size in dict.fromkeys(sizes[: self.num_targets]):
             try:
-                self.teacher(torch.zeros(1, 3, size, size))
+                # Not through the teacher, whose fp16 is for other devices.
+                with torch.no_grad():
+                    loaded.backbone(torch.zeros(1, 3, size, size))
             except (RuntimeError, AssertionError, ValueError) as error:
                 raise ConfigError(
                     "augmentations",
@@ -156,8 +160,15 @@ class Distillation(BaseMethod):
         return {**out, "z": self.projector(out["feats"])}
 
     def on_train_start(self) -> None:
-        """Sizes the cache by the training set."""
+        """Sizes the cache by the training set, and says which teacher this is."""
         super().on_train_start()
+        dtype = self.cfg.method_kwargs.teacher.dtype
+        if dtype == "float16" and self.device.type == "cpu":
+            raise ConfigError(
+                f"{TEACHER}.dtype", dtype, "CPUs have no fast fp16", "take bfloat16 or float32"
+            )
+        if self.trainer.is_global_zero:
+            logger.info(f"teacher: {self._description}")
         if self.cache is not None:
             self.cache.resize_(len(training_set(self.trainer, self.cfg)))
 
@@ -190,7 +201,7 @@ class Distillation(BaseMethod):
         if self.cache is not None and self._cached:
             return list(self.cache.get(indices).chunk(len(self.teacher_views), 1))
         seen = []
-        for renormalized, crop in zip(self.teacher_views, crops, strict=False):
+        for renormalized, crop in zip(self.teacher_views, crops[: self.num_targets], strict=True):
             if not self.no_channel_last:
                 crop = crop.to(memory_format=torch.channels_last)
             seen.append(self.teacher(renormalized(crop)).z)

@@ -10,9 +10,9 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
+from solo_ext.methods.distillation_report import report_protocpc
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.protocpc_kwargs import ProtoCPCKwargs
-from solo_ext.methods.prototype_kwargs import report_settings
 from solo_ext.methods.prototype_step import commit, compare_assignments
 from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
 from solo_ext.modules.heads import projector
@@ -103,7 +103,7 @@ class ProtoCPC(BaseMomentumMethod):
         """Says what will not do what a user may think."""
         super().on_train_start()
         if self.trainer.is_global_zero:
-            report_settings(self.cfg)
+            report_protocpc(self.cfg, self.kwargs_type)
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int

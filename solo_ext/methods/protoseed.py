@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 
 from solo_ext.errors import ConfigError
 from solo_ext.methods.distillation import Distillation
 from solo_ext.methods.distillation_kwargs import teacher_name
+from solo_ext.methods.distillation_report import report_protoseed
 from solo_ext.methods.protoseed_kwargs import ProtoSEEDKwargs
-from solo_ext.methods.prototype_kwargs import report_settings
 from solo_ext.methods.prototype_step import commit, compare_assignments
 from solo_ext.methods.registry import METHODS
 from solo_ext.modules.prototype_prior import PrototypePrior
@@ -52,10 +53,12 @@ class ProtoSEED(Distillation):
             raise ConfigError(
                 "method_kwargs.prototypes",
                 "old",
-                f"the teacher {name!r} came without prototypes",
+                f"the teacher came without prototypes: {loaded.description}",
                 "take new",
             )
         count = len(loaded.prototypes)
+        if kwargs.num_prototypes is None:
+            kwargs.num_prototypes = count
         if count != kwargs.num_prototypes:
             raise ConfigError(
                 "method_kwargs.num_prototypes",
@@ -75,6 +78,20 @@ class ProtoSEED(Distillation):
         self.prior = PrototypePrior(kwargs.num_prototypes, kwargs.prior_momentum)
         self._next_prior: Tensor | None = None
 
+    @classmethod
+    def add_and_assert_specific_cfg(cls, cfg: DictConfig) -> DictConfig:
+        """Fills in the defaults and refuses what the method cannot do."""
+        cfg = super().add_and_assert_specific_cfg(cfg)
+        kwargs = cfg.method_kwargs
+        if kwargs.num_prototypes is None and kwargs.prototypes == "new":
+            raise ConfigError(
+                "method_kwargs.num_prototypes",
+                None,
+                "new prototypes have no number of their own",
+                "give one, 65536 in the paper",
+            )
+        return cfg
+
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
         """Adds the prototypes."""
@@ -87,7 +104,7 @@ class ProtoSEED(Distillation):
         """Says what will not do what a user may think."""
         super().on_train_start()
         if self.trainer.is_global_zero:
-            report_settings(self.cfg)
+            report_protoseed(self.cfg, self.kwargs_type)
 
     def distill(
         self, students: Sequence[Tensor], targets: Sequence[Tensor]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from omegaconf import DictConfig
-
 from solo_ext.config.types import (
     PositiveFloat,
     PositiveInt,
     Probability,
     method_kwargs,
 )
-from solo_ext.methods.registry import logger
 
 
 @method_kwargs
@@ -41,12 +38,3 @@ class PrototypeKwargs:
     prior_order: Literal["before_loss", "after_loss"] = "before_loss"
     loss: Literal["protocpc", "ce"] = "protocpc"
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-
-
-def report_settings(cfg: DictConfig) -> None:
-    """Says what will not do what a user may think."""
-    kwargs = cfg.method_kwargs
-    if kwargs.prior_momentum == 1 and kwargs.loss == "protocpc":
-        logger.warning(
-            "method_kwargs.prior_momentum=1: the prior stays flat and the loss is cross-entropy"
-        )

@@ -15,9 +15,10 @@ from solo_ext.losses.negative_mass import NegativeMass
 from solo_ext.losses.seed import seed_terms
 from solo_ext.methods.contrastive_metrics import queue_metrics, term_metrics
 from solo_ext.methods.distillation import Distillation
+from solo_ext.methods.distillation_report import report_seed
 from solo_ext.methods.drawn_mixing import DrawnMixing
 from solo_ext.methods.registry import METHODS
-from solo_ext.methods.seed_kwargs import SEEDKwargs, report_settings, settle
+from solo_ext.methods.seed_kwargs import SEEDKwargs, settle
 from solo_ext.modules.feature_queue import FeatureQueue
 from solo_ext.pretrained.teachers import LoadedTeacher
 
@@ -50,6 +51,7 @@ class SEED(Distillation):
     kwargs_type = SEEDKwargs
 
     def _build(self, kwargs: Any, loaded: LoadedTeacher) -> None:
+        self.embed_dim = loaded.embed_dim
         own = self.num_targets > self.num_large_crops
         count = (2 if own else 1) if self._queued else 0
         # The second holds small crops.
@@ -83,7 +85,7 @@ class SEED(Distillation):
         super().on_train_start()
         distributed.broadcast_buffers(*self.queues)
         if self.trainer.is_global_zero:
-            report_settings(self.cfg)
+            report_seed(self.cfg, self.kwargs_type, self.embed_dim)
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int

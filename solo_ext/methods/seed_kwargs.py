@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from omegaconf import DictConfig
@@ -17,7 +16,6 @@ from solo_ext.config.types import (
 from solo_ext.errors import ConfigError
 from solo_ext.methods.contrastive_kwargs import MixingKwargs
 from solo_ext.methods.distillation_kwargs import DistillationKwargs
-from solo_ext.methods.registry import logger
 
 
 @method_kwargs
@@ -96,18 +94,3 @@ def settle(cfg: DictConfig) -> DictConfig:
             f"allowed: up to {kwargs.queue_size}",
         )
     return cfg
-
-
-def report_settings(cfg: DictConfig) -> None:
-    """Says what will not do what a user may think."""
-    kwargs = cfg.method_kwargs
-    if kwargs.loss != "seed":
-        return
-    # Of a queue whose every row is as near as another photograph of the same object can be.
-    shared = kwargs.queue_size * math.exp(-0.05 / kwargs.teacher_temperature)
-    if shared < 0.01:
-        logger.warning(
-            f"method_kwargs.teacher_temperature={kwargs.teacher_temperature} puts the whole target "
-            "on the image itself: the loss is InfoNCE with the teacher's embedding as the positive "
-            "(watch train_target_own); the paper has 0.01"
-        )

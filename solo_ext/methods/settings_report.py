@@ -34,13 +34,16 @@ def warn_of_idle_settings(cfg: DictConfig, kwargs_type: type[Any], idle: Mapping
         logger.warning(f"{cfg.method}: settings without effect on training: {listed}")
 
 
-def idle_in_projector(kwargs: Any) -> dict[str, str]:
-    """Settings of a projector's hidden layers where it has none."""
+def idle_in_projector(kwargs: Any, batch_norm: str = "proj_batch_norm") -> dict[str, str]:
+    """Settings of a projector's hidden layers where it has none.
+
+    Args:
+        kwargs: ``method_kwargs``.
+        batch_norm: the name of the setting whether these are normalised.
+    """
     if kwargs.proj_layers > 1:
         return {}
-    return dict.fromkeys(
-        ("proj_hidden_dim", "proj_batch_norm"), "proj_layers=1 has no hidden layer"
-    )
+    return dict.fromkeys(("proj_hidden_dim", batch_norm), "proj_layers=1 has no hidden layer")
 
 
 def warn_of_the_floor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from solo_ext.training.run_dir import checkpoints
 MakeConfig = Callable[..., dict[str, Any]]
 METHODS = ("seed", "protoseed")
 SIDE = 16
+VIT = {
+    "name": "timm/vit_tiny_patch16_224",
+    "kwargs": {"embed_dim": 12, "depth": 1, "num_heads": 2, "img_size": 16, "patch_size": 8},
+}
 FIXED = {"rrc": {"enabled": False}, "crop_size": SIDE, "num_crops": 1}
 
 
@@ -193,12 +198,8 @@ def test_heads(make_distilled: MakeConfig) -> None:
 def test_a_vision_transformer_s_student_has_batch_norm(
     make_distilled: MakeConfig, make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    vit = {
-        "name": "timm/vit_tiny_patch16_224",
-        "kwargs": {"embed_dim": 12, "depth": 1, "num_heads": 2, "img_size": 16, "patch_size": 8},
-    }
-    config = make_config("mocov2plus", backbone=vit)
-    config["backbone"]["kwargs"] = vit["kwargs"]
+    config = make_config("mocov2plus")
+    config["backbone"] = VIT
     run = tmp_path / "vit"
     pretrain(prepare(config), run_dir=run, show_progress=False)
     section = {"path": str(run)}
@@ -290,3 +291,56 @@ def test_cached_teacher_is_asked_once(make_distilled: MakeConfig, tmp_path: Path
     for name, value in without.items():
         if "_extra_state" not in name:
             torch.testing.assert_close(with_cache[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["seed", "protoseed", "protocpc"])
+def test_mixed_precision_and_accumulated_gradients(
+    method: str, make_config: MakeConfig, make_distilled: MakeConfig, tmp_path: Path
+) -> None:
+    """Queue and prior move with every micro-batch; numbers stay finite and near those of fp32."""
+    losses = {}
+    for precision in ("32-true", "bf16-mixed"):
+        settings: dict[str, Any] = {
+            "precision": precision,
+            "optimizer": {"batch_size": 12, "lr": 0.05},
+            "accumulate_grad_batches": 2,
+        }
+        if method != "protocpc":
+            settings["method_kwargs"] = {"teacher": {"dtype": "bfloat16"}}
+        make = make_config if method == "protocpc" else make_distilled
+        folder = tmp_path / precision
+        config = make(method, **settings)
+        # Not a network with convolutions: their bf16 gradients on CPUs are not always finite,
+        # whatever the method.
+        config["backbone"] = VIT
+        result = pretrain(prepare(config), run_dir=folder, show_progress=False)
+        assert result.checkpoint is not None
+        state = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+        assert all(v.isfinite().all() for v in state.values() if v.is_floating_point())
+        if method == "seed":
+            assert state["queues.0._extra_state"].tolist()[1:] == [48, 4]
+        else:
+            assert state["prior.value"].dtype == torch.float32
+            torch.testing.assert_close(state["prior.value"].sum(), torch.tensor(20.0))
+        logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        losses[precision] = [x for x in logged if f"train_{method}_loss" in x][-1]
+    values = [x[f"train_{method}_loss"] for x in losses.values()]
+    assert values[0] == pytest.approx(values[1], rel=0.1)
+
+
+def test_half_precision_of_the_teacher_is_for_gpus(
+    make_distilled: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_distilled("seed", method_kwargs={"teacher": {"dtype": "float16"}})
+    assert built(config).teacher.dtype == torch.float16
+    with pytest.raises(ConfigError, match="CPUs have no fast fp16"):
+        pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+
+
+def test_what_came_with_the_teacher_is_said(
+    make_distilled: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="solo_ext"):
+        pretrain(prepare(make_distilled("seed")), run_dir=tmp_path / "run", show_progress=False)
+    (said,) = [r.message for r in caplog.records if r.message.startswith("teacher: ")]
+    assert "8 prototypes" in said
