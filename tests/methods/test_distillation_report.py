@@ -175,7 +175,7 @@ def test_shipped_configs_have_none(caplog: pytest.LogCaptureFixture, name: str) 
         ({**BATCH, **FLOOR, "tau_plus": 0.012}, DIM, False),
         ({**BATCH, **FLOOR, "student_temperature": 1.0}, DIM, False),
         ({**BATCH, **FLOOR, "tau_plus": 0.012}, 10**6, True),
-        ({**BATCH, **FLOOR, "tau_plus": 0.012, "beta": 8.0}, DIM, False),
+        ({**BATCH, **FLOOR, "tau_plus": 0.013, "beta": 8.0}, DIM, False),
         ({**CONTRASTIVE, **FLOOR}, DIM, True),
         (CONTRASTIVE, DIM, False),
     ],
