@@ -40,6 +40,7 @@ from solo_ext.evaluation.linear import few_label_probe, linear_probe
 from solo_ext.host.backbones import build_backbone
 from solo_ext.modules.knn import knn_accuracy
 from solo_ext.paths import config_root
+from solo_ext.pretrained.runs import load_pretrained
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.pretrain import pretrain
 from solo_ext.training.records import environment
@@ -177,13 +178,13 @@ def measured(
     else:
         result = pretrain(run, run_dir=folder / f"run-{name}-{seed}")
         assert result.checkpoint is not None
-        method: Any = run.method(run.cfg)
-        method.load_state_dict(torch.load(result.checkpoint, weights_only=True)["state_dict"])
         clustered: tuple[Any, ...] = ()
         if row.config == "pcl":
+            method: Any = run.method(run.cfg)
+            method.load_state_dict(torch.load(result.checkpoint, weights_only=True)["state_dict"])
             momentum = nn.Sequential(method.momentum_backbone, method.momentum_projector)
             clustered = (momentum, run.given["method_kwargs"]["num_prototypes"])
-        scores = measure(run, method.backbone, *clustered)
+        scores = measure(run, load_pretrained(result.checkpoint).backbone, *clustered)
         seconds = result.seconds
     budget = {"epochs": run.given["max_epochs"], "images": len(run.train)}
     trained = {"config": row.config, "changes": list(row.changes)}
