@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from solo_ext.methods.distillation_kwargs import (
     source_of,
     teacher_name,
 )
+from solo_ext.methods.projected import ProjectedMethod
 from solo_ext.methods.registry import fill_method_kwargs, logger
 from solo_ext.modules.heads import projector
 from solo_ext.modules.renormalize import Renormalize
@@ -32,7 +34,7 @@ from solo_ext.pretrained.heads import build_head
 from solo_ext.pretrained.teachers import LoadedTeacher, load_teacher
 
 
-class Distillation(BaseMethod):
+class Distillation(ProjectedMethod, ABC):
     """Trains the student to say of a view what a frozen teacher says of the same view.
 
     Student and teacher see the same crops; where they are normalised otherwise than the teacher's
@@ -141,24 +143,6 @@ class Distillation(BaseMethod):
                     f"take crops of {loaded.input_size}",
                 ) from None
 
-    @property
-    def learnable_params(self) -> list[dict[str, Any]]:
-        """Adds the student's head."""
-        return [
-            *super().learnable_params,
-            {"name": "projector", "params": self.projector.parameters()},
-        ]
-
-    def forward(self, X: Tensor) -> dict[str, Any]:
-        """Adds the embeddings ``z`` (N, D) of the student."""
-        out: dict[str, Any] = super().forward(X)
-        return {**out, "z": self.projector(out["feats"])}
-
-    def multicrop_forward(self, X: Tensor) -> dict[str, Any]:
-        """Adds the embeddings ``z`` (N, D) of a small crop."""
-        out: dict[str, Any] = super().multicrop_forward(X)
-        return {**out, "z": self.projector(out["feats"])}
-
     def on_train_start(self) -> None:
         """Sizes the cache by the training set, and says which teacher this is."""
         super().on_train_start()
@@ -204,11 +188,12 @@ class Distillation(BaseMethod):
         for renormalized, crop in zip(self.teacher_views, crops[: self.num_targets], strict=True):
             if not self.no_channel_last:
                 crop = crop.to(memory_format=torch.channels_last)
-            seen.append(self.teacher(renormalized(crop)).z)
+            seen.append(self.teacher(renormalized(crop)))
         if self.cache is not None:
             self.cache.update_(indices, torch.cat(seen, 1))
         return seen
 
+    @abstractmethod
     def distill(
         self, students: Sequence[Tensor], targets: Sequence[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -221,7 +206,6 @@ class Distillation(BaseMethod):
         Returns:
             Scalar, and what to log.
         """
-        raise NotImplementedError
 
     def on_train_epoch_end(self) -> None:
         """Logs the geometry of the last batch's embeddings."""

@@ -19,6 +19,7 @@ from solo_ext.methods.metric_criteria import OfMargins
 from solo_ext.methods.metric_kwargs import CLUSTERS, MetricKwargs, check_size, settle
 from solo_ext.methods.metric_losses import build_criterion
 from solo_ext.methods.metric_report import report_settings
+from solo_ext.methods.projected import ProjectedMethod
 from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
 from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
 from solo_ext.modules.cluster_prototypes import ClusterPrototypes
@@ -28,7 +29,7 @@ from solo_ext.modules.state import keep_out_of_broadcast
 
 
 @METHODS.register("metric")
-class Metric(BaseMethod):
+class Metric(ProjectedMethod):
     """Trains any registered metric loss on the crops of a batch.
 
     Logs ``train_metric_loss``; for margin losses ``train_class_weight_acc``, the share of crops
@@ -81,23 +82,10 @@ class Metric(BaseMethod):
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
-        """Adds the projector, and what the loss learns."""
-        groups = [
-            *super().learnable_params,
-            {"name": "projector", "params": self.projector.parameters()},
-        ]
+        """Adds what the loss learns."""
+        groups = super().learnable_params
         learned = [p for p in self.criterion.parameters() if p.requires_grad]
         return [*groups, {"name": "criterion", "params": learned}] if learned else groups
-
-    def forward(self, X: Tensor) -> dict[str, Any]:
-        """Adds the embeddings ``z`` (N, D)."""
-        out: dict[str, Any] = super().forward(X)
-        return {**out, "z": self.projector(out["feats"])}
-
-    def multicrop_forward(self, X: Tensor) -> dict[str, Any]:
-        """Adds the embeddings ``z`` (N, D) of a small crop."""
-        out: dict[str, Any] = super().multicrop_forward(X)
-        return {**out, "z": self.projector(out["feats"])}
 
     @property
     def embedder(self) -> list[nn.Module]:

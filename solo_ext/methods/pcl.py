@@ -16,6 +16,7 @@ from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
 from solo_ext.methods.pcl_kwargs import KEY, PCLKwargs, check_size, report_settings, settle
+from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.prototype_refresh import (
     e_step_is_due,
     refresh_prototypes,
@@ -35,7 +36,7 @@ from solo_ext.modules.state import keep_out_of_broadcast
     year=2020,
     arxiv="2005.04966",
 )
-class PCL(BaseMomentumMethod):
+class PCL(ProjectedMomentumMethod):
     """MoCo with prototypes of several clusterings (Li et al., ICLR 2021, arXiv 2005.04966).
 
     ``InfoNCE + proto_weight / M * sum_m ProtoNCE_m`` (Eq. 11). Before an epoch, from
@@ -84,28 +85,6 @@ class PCL(BaseMomentumMethod):
         return settle(fill_method_kwargs(cfg, PCLKwargs))
 
     check_size = staticmethod(check_size)
-
-    @property
-    def learnable_params(self) -> list[dict[str, Any]]:
-        """Adds the projector."""
-        extra = {"name": "projector", "params": self.projector.parameters()}
-        return [*super().learnable_params, extra]
-
-    @property
-    def momentum_pairs(self) -> list[tuple[Any, Any]]:
-        """Adds the projectors."""
-        return [*super().momentum_pairs, (self.projector, self.momentum_projector)]
-
-    def forward(self, X: Tensor) -> dict[str, Any]:
-        """Adds the embeddings ``z`` (N, D)."""
-        out: dict[str, Any] = super().forward(X)
-        return {**out, "z": self.projector(out["feats"])}
-
-    @torch.no_grad()
-    def momentum_forward(self, X: Tensor) -> dict[str, Any]:
-        """Adds the embeddings ``z`` (N, D)."""
-        out: dict[str, Any] = super().momentum_forward(X)
-        return {**out, "z": self.momentum_projector(out["feats"])}
 
     @property
     def embedder(self) -> list[nn.Module]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
 from solo_ext.methods.distillation_report import report_protocpc
 from solo_ext.methods.embedding_metrics import embedding_metrics
+from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.protocpc_kwargs import ProtoCPCKwargs
 from solo_ext.methods.prototype_step import commit, compare_assignments
 from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
@@ -26,7 +27,7 @@ from solo_ext.modules.state import keep_out_of_broadcast
     paper="Representation Distillation by Prototypical Contrastive Predictive Coding",
     year=2021,
 )
-class ProtoCPC(BaseMomentumMethod):
+class ProtoCPC(ProjectedMomentumMethod):
     """Every crop predicts the momentum teacher's assignment of the other large crops (Lee, 2021).
 
     Teacher and student share the student's prototypes.
@@ -71,33 +72,11 @@ class ProtoCPC(BaseMomentumMethod):
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
-        """Adds projector and prototypes."""
+        """Adds the prototypes."""
         return [
             *super().learnable_params,
-            {"name": "projector", "params": self.projector.parameters()},
             {"name": "prototypes", "params": self.prototypes.parameters()},
         ]
-
-    @property
-    def momentum_pairs(self) -> list[tuple[Any, Any]]:
-        """Adds the projectors."""
-        return [*super().momentum_pairs, (self.projector, self.momentum_projector)]
-
-    def forward(self, X: Tensor) -> dict[str, Any]:
-        """Adds the embeddings ``z`` (N, D)."""
-        out: dict[str, Any] = super().forward(X)
-        return {**out, "z": self.projector(out["feats"])}
-
-    def multicrop_forward(self, X: Tensor) -> dict[str, Any]:
-        """Adds the embeddings ``z`` (N, D) of a small crop."""
-        out: dict[str, Any] = super().multicrop_forward(X)
-        return {**out, "z": self.projector(out["feats"])}
-
-    @torch.no_grad()
-    def momentum_forward(self, X: Tensor) -> dict[str, Any]:
-        """Adds the embeddings ``z`` (N, D)."""
-        out: dict[str, Any] = super().momentum_forward(X)
-        return {**out, "z": self.momentum_projector(out["feats"])}
 
     def on_train_start(self) -> None:
         """Says what will not do what a user may think."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +13,6 @@ from solo_ext.errors import UserError
 from solo_ext.modules.state import State
 
 _WEIGHTS = ("backbone", "head")
-
-
-class TeacherOutput(NamedTuple):
-    """Outputs of a teacher in fp32.
-
-    Attributes:
-        feats: (N, F) of the backbone.
-        z: (N, D) of the head, not L2-normalised; the features where there is none.
-    """
-
-    feats: Tensor
-    z: Tensor
 
 
 class Teacher(State):
@@ -73,20 +61,24 @@ class Teacher(State):
         """Stays in eval mode."""
         return super().train(False)
 
-    def forward(self, X: Tensor) -> TeacherOutput:
-        """Computes features and embeddings as constants that autograd may keep.
+    def forward(self, X: Tensor) -> Tensor:
+        """Computes embeddings, as constants that autograd may keep.
 
         Args:
             X: (N, 3, H, W).
+
+        Returns:
+            (N, D) of the head, not L2-normalised, in fp32; the features without a head.
 
         Raises:
             ValueError: fp16 on the CPU.
         """
         with torch.inference_mode(), self._precision(X.device):
-            feats = self.backbone(X)
-            z = feats if self.head is None else self.head(feats)
-        # Copies made out here are no inference tensors.
-        return TeacherOutput(*(x.to(torch.float32, copy=True) for x in (feats, z)))
+            z = self.backbone(X)
+            if self.head is not None:
+                z = self.head(z)
+        # A copy made out here is no inference tensor.
+        return z.to(torch.float32, copy=True)  # type: ignore[no-any-return]
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.dtype == torch.float16 and device.type == "cpu":
