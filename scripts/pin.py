@@ -22,7 +22,7 @@ EXPORT = [
     "--all-groups",
 ]
 # torch pins its CUDA libraries itself, and they differ by platform.
-FOLLOWS_TORCH = re.compile(r"^(nvidia-|cuda-|triton==)")
+FOLLOWS_TORCH = re.compile(r"^(nvidia-(?!dali)|cuda-|triton==)")
 
 
 def main() -> None:
