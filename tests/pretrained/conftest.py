@@ -1,10 +1,11 @@
-"""Checkpoints as the authors of MoCo v2, SwAV and DINO write them, with random weights."""
+"""Runs, and checkpoints as MoCo v2, SwAV and DINO were published, with random weights."""
 
 from __future__ import annotations
 
 import argparse
 import copy
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
+
+from solo_ext.host import Host
+from solo_ext.host.backbones import build_backbone
 
 OFFICIAL = ("moco_v2", "swav", "dino_resnet50", "dino_deitsmall16")
 TINY_VIT = {"depth": 1, "embed_dim": 16, "num_heads": 2}
@@ -275,3 +279,39 @@ class Harmful:
 def harmful(tmp_path: Path) -> Harmful:
     """Unpickling it writes ``harmful.target``."""
     return Harmful(tmp_path / "written")
+
+
+@pytest.fixture
+def make_run(loaded: Host, tmp_path: Path) -> Callable[..., Path]:
+    """``make(name, kwargs, ...)``: a run directory with this backbone, its weights random."""
+
+    def make(
+        name: str = "timm/resnet10t",
+        kwargs: dict[str, Any] = TINY_RESNET,
+        *,
+        dataset: str = "custom",
+        method: str | None = "simclr",
+        size: int = 32,
+        **augmentation: Any,
+    ) -> Path:
+        backbone, _ = build_backbone(loaded.backbones, name, kwargs, method=method, dataset=dataset)
+        generator = torch.Generator().manual_seed(3)
+        for value in backbone.state_dict().values():
+            # As after training: no statistic is at its start, no branch at zero.
+            if value.ndim == 1:
+                value.copy_(torch.rand(value.shape, generator=generator) + 0.5)
+        weights = {f"backbone.{k}": v for k, v in backbone.state_dict().items()}
+        run = tmp_path / "run"
+        run.mkdir()
+        torch.save({"epoch": 6, "state_dict": weights}, run / "name-ep=6.ckpt")
+        args = {
+            "method": method,
+            "backbone": {"name": name, "kwargs": kwargs},
+            "data": {"dataset": dataset},
+            "augmentations": [{"crop_size": size, **augmentation}, {"crop_size": 8}],
+            "optimizer": {"batch_size": 4},
+        }
+        (run / "args.json").write_text(json.dumps(args))
+        return run
+
+    return make
