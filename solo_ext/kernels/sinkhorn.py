@@ -37,12 +37,6 @@ class Assignment(NamedTuple):
     columns: Tensor
     mean: Tensor
 
-    def probabilities_(self) -> Tensor:
-        """P, (N, K), written over ``matrix``."""
-        for part in tiles_of(len(self.rows), tile_rows(self.matrix, len(self.columns), 4)):
-            self.matrix[part].mul_(self.columns).mul_(self.rows[part].unsqueeze(1))
-        return self.matrix
-
 
 @torch.no_grad()
 def assign(
@@ -55,7 +49,52 @@ def assign(
     storage: torch.dtype | None = None,
     products: bool = False,
 ) -> Assignment:
-    """Softmax over the prototypes, or what Sinkhorn-Knopp makes of it.
+    """Softmax over the prototypes, or what Sinkhorn-Knopp makes of it, as scaling vectors.
+
+    Args:
+        logits: as :func:`scale` takes them, like the rest.
+        shape: (N, K).
+        like: device and dtype.
+        iterations: 0: softmax.
+        bound: of the logits, if known.
+        storage: dtype of the exponentials.
+        products: whether ``logits`` are made by matrix products.
+    """
+    matrix, columns = scale(
+        logits, shape, like, iterations, bound=bound, storage=storage, products=products
+    )
+    rows, masses = _sweep(matrix, columns)
+    mean = masses * columns
+    # Samples have mass 1: the sum is their number, over all ranks.
+    return Assignment(matrix, rows, columns, mean / mean.sum())
+
+
+def probabilities_(matrix: Tensor, columns: Tensor) -> Tensor:
+    """Writes the assignments (N, K) over E in the sweep that finds the samples' factors.
+
+    Args:
+        matrix: (N, K) of :func:`scale`, in the dtype of ``columns``.
+        columns: (K,) of :func:`scale`.
+    """
+    for part in tiles_of(matrix.shape[0], tile_rows(columns, matrix.shape[1], 4)):
+        block = matrix[part]
+        own = (block @ columns).reciprocal_()
+        block.mul_(columns).mul_(own.unsqueeze(1))
+    return matrix
+
+
+@torch.no_grad()
+def scale(
+    logits: Logits,
+    shape: tuple[int, int],
+    like: Tensor,
+    iterations: int,
+    *,
+    bound: float | None = None,
+    storage: torch.dtype | None = None,
+    products: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Exponentials E (N, K) and the prototypes' factors (K,); the samples' bring rows to sum 1.
 
     An iteration brings each prototype to the same mass over the samples of all ranks, then each
     sample to mass 1. Its factors alone change: ``columns = 1 / sum_i E_ik rows_i``, ``rows = 1 /
@@ -70,7 +109,7 @@ def assign(
         logits: of the local samples.
         shape: (N, K), N of the local samples; may differ between ranks.
         like: device and dtype, fp32 or fp64, to compute in.
-        iterations: the same on every rank; 0: softmax.
+        iterations: the same on every rank; 0: softmax, all factors 1.
         bound: that no logit exceeds, plus or minus, on any rank; ``None``: unknown.
         storage: dtype of E; ``torch.bfloat16`` is good to 0.4% of each entry.
         products: whether ``logits`` are made by matrix products, which want many samples at a
@@ -79,16 +118,14 @@ def assign(
     matrix = like.new_empty(shape, dtype=storage or like.dtype)
     if bound is not None and bound <= SAFE_EXPONENT:
         masses = _fill(logits, matrix, like, products)
-        if not iterations:
-            masses = like.new_ones(shape[1])
-        return _balanced(matrix, masses, max(iterations, 1))
+        return matrix, _columns(matrix, masses, iterations)
     tile = tile_rows(like, shape[1], 64 if products else 4)
     if not iterations:
         for part in tiles_of(shape[0], tile):
             block = logits(part, slice(None))
             torch.exp(block.sub_(block.amax(1, keepdim=True)), out=matrix[part])
-        return _balanced(matrix, like.new_ones(shape[1]), 1)
-    return _shifted(logits, matrix, like, iterations, tile)
+        return matrix, like.new_ones(shape[1])
+    return matrix, _shifted(logits, matrix, like, iterations, tile)
 
 
 def _fill(logits: Logits, matrix: Tensor, like: Tensor, products: bool) -> Tensor:
@@ -117,34 +154,31 @@ def _sweep(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     return rows, sum_over_ranks(masses)
 
 
-def _balanced(matrix: Tensor, masses: Tensor, iterations: int) -> Assignment:
-    """From exponentials and the prototypes' masses over all ranks."""
-    columns = rows = masses
-    for _ in range(iterations):
-        columns = masses.reciprocal()
-        rows, masses = _sweep(matrix, columns)
-    mean = masses * columns
-    # Samples have mass 1: the sum is their number, over all ranks.
-    return Assignment(matrix, rows, columns, mean / mean.sum())
+def _columns(matrix: Tensor, masses: Tensor, iterations: int) -> Tensor:
+    """Factors of the prototypes from their masses over all ranks; 1 before any iteration."""
+    if not iterations:
+        return torch.ones_like(masses)
+    columns = masses.reciprocal()
+    for _ in range(iterations - 1):
+        columns = _sweep(matrix, columns)[1].reciprocal_()
+    return columns
 
 
-def _shifted(
-    logits: Logits, matrix: Tensor, like: Tensor, iterations: int, tile: int
-) -> Assignment:
+def _shifted(logits: Logits, matrix: Tensor, like: Tensor, iterations: int, tile: int) -> Tensor:
     count, width = matrix.shape
     largest = like.new_full((width,), float("-inf"))
     for part in tiles_of(count, tile):
         largest = torch.maximum(largest, logits(part, slice(None)).amax(0))
-    columns, rows = -max_over_ranks(largest), like.new_empty(count)
-    found: Assignment | None = None
+    shifts, rows = -max_over_ranks(largest), like.new_empty(count)
+    columns: Tensor | None = None
     for begin in range(0, iterations, _SPAN):
-        if found is not None:
-            columns += found.columns.log()
-            rows += found.rows.log()
-        masses = torch.zeros_like(columns)
+        if columns is not None:
+            rows += _sweep(matrix, columns)[0].log()
+            shifts += columns.log()
+        masses = torch.zeros_like(shifts)
         for part in tiles_of(count, tile):
-            block = logits(part, slice(None)).add_(columns)
-            if found is None:
+            block = logits(part, slice(None)).add_(shifts)
+            if columns is None:
                 top = block.amax(1)
                 rows[part] = -top
                 # The prototypes' first sums are of the scores as they are.
@@ -152,8 +186,8 @@ def _shifted(
             else:
                 weights = torch.ones_like(rows[part])
             torch.exp(block.add_(rows[part].unsqueeze(1)), out=matrix[part])
-            masses.addmv_(matrix[part].to(columns.dtype).T, weights)
+            masses.addmv_(matrix[part].to(shifts.dtype).T, weights)
         span = min(_SPAN, iterations - begin)
-        found = _balanced(matrix, sum_over_ranks(masses), span)
-    assert found is not None
-    return found
+        columns = _columns(matrix, sum_over_ranks(masses), span)
+    assert columns is not None
+    return columns

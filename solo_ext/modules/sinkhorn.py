@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from solo_ext.kernels.sinkhorn import assign
+from solo_ext.kernels.sinkhorn import probabilities_, scale
 from solo_ext.precision import full_precision_products
 
 
@@ -52,5 +52,5 @@ def sinkhorn(
     with full_precision_products(scores.device):
         shape = scores.shape[0], scores.shape[1]
         bound = 1 / epsilon if unit else None
-        found = assign(logits, shape, scores.new_empty(0, dtype=dtype), iterations, bound=bound)
-        return found.probabilities_()
+        like = scores.new_empty(0, dtype=dtype)
+        return probabilities_(*scale(logits, shape, like, iterations, bound=bound))
