@@ -138,6 +138,36 @@ def test_under_the_teacher_s_own_normalisation(make_distilled: MakeConfig) -> No
     assert (other - expected).abs().max() > 1e-2
 
 
+def test_each_crop_has_its_own_normalisation(make_distilled: MakeConfig) -> None:
+    mean, std = [0.3, 0.4, 0.5], [0.2, 0.3, 0.4]
+    crops = [
+        {"crop_size": SIDE, "num_crops": 1},
+        {"crop_size": SIDE, "num_crops": 1, "mean": mean, "std": std},
+    ]
+    network = built(make_distilled("seed", augmentations=crops))
+    first, second = network.teacher_views
+    x = torch.randn(2, 3, SIDE, SIDE)
+    torch.testing.assert_close(first(x), x)
+    assert (second(x) - x).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_of_teacher_and_tables_is_broadcast(
+    method: str, make_distilled: MakeConfig
+) -> None:
+    network = built(make_distilled(method))
+    kept_out = set(network._ddp_params_and_buffers_to_ignore)
+    held = {
+        name
+        for name, _ in (*network.named_parameters(), *network.named_buffers())
+        if name.startswith("teacher.")
+    }
+    tables = {"seed": "queues.0.value", "protoseed": "prior.value"}
+    assert held
+    assert {*held, tables[method]} <= kept_out
+    assert not any(name.startswith(("backbone.", "projector.")) for name in kept_out)
+
+
 def _path(network: Any) -> str:
     return str(network.cfg.method_kwargs.teacher.path)
 
