@@ -132,7 +132,6 @@ def _eval(args: argparse.Namespace) -> Any:
 
     settings = OmegaConf.create({})
     apply_overrides(settings, parse(args.overrides))
-    path = Path(args.run)
     console = Console(stderr=True)
     bar = Bar(console=console, transient=True)
     tasks: dict[str, Any] = {}
@@ -143,21 +142,27 @@ def _eval(args: argparse.Namespace) -> Any:
         # Late: a mistake in the settings is one line, without a bar around it.
         bar.start()
         if split not in tasks:
-            tasks[split] = bar.add_task(f"features of {split}", total=total)
+            tasks[split] = bar.add_task(split, total=total)
         bar.update(tasks[split], completed=done)
 
     plain: Any = OmegaConf.to_container(settings)
     try:
-        record = evaluate(path, args.protocol, plain, progress)
+        record = evaluate(args.run, args.protocol, plain, progress)
     finally:
         if tasks:
             bar.stop()
-    folder = path if path.is_dir() else path.parent
+    if not record["results"]:
+        # A process that helped to extract features.
+        return record
+    folder = Path(record["folder"])
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / f"eval_{args.protocol}.json", json.dumps(record, indent=1))
     except OSError as error:
         console.print(f"the record was not written: {error}")
-    _show(args, f"{args.protocol}: {record['method']}, epoch {record['epoch']}", record["results"])
+    epoch = "" if record["epoch"] is None else f", epoch {record['epoch']}"
+    title = f"{args.protocol}: {record['method'] or record['run']}{epoch}"
+    _show(args, title, record["results"])
     return record
 
 
