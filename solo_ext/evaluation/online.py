@@ -56,11 +56,14 @@ class OnlineEvaluation(Callback):
         accuracies: dict[str, float] = {}
         if trainer.is_global_zero:
             with torch.random.fork_rng():
-                parts: list[Any] = []
-                for loader in self.loaders:
-                    backbone: Any = pl_module.backbone
-                    parts += extract_features(backbone, loader, device=pl_module.device)
-                features = Features(*parts)
+                backbone: Any = pl_module.backbone
+                (train, train_targets), (test, test_targets) = (
+                    extract_features(backbone, loader, device=pl_module.device)
+                    for loader in self.loaders
+                )
+                features = Features(
+                    train, train_targets, test, test_targets, device=str(pl_module.device)
+                )
                 for name in self.protocols:
                     protocol = PROTOCOLS[name]()
                     assert isinstance(protocol, FeatureProtocol)

@@ -98,7 +98,12 @@ class Subject:
 
         In a process other than the first there are no rows.
         """
-        return Features(*self._features("train", self.train), *self._features("val", self.test))
+        return Features(
+            *self._features("train", self.train),
+            *self._features("val", self.test),
+            num_classes=self.num_classes,
+            device=self.device,
+        )
 
     def on(self, data: EvalData) -> Subject:
         """The same backbone on other images.

@@ -22,9 +22,9 @@ class KNN(FeatureProtocol):
     def measure(self, features: Features) -> list[Row]:
         """One row per k and temperature: ``k``, ``temperature``, ``acc1``, ``acc5``."""
         scores = knn_accuracy(
-            features.test,
+            features.test.to(features.device),
             features.test_targets,
-            features.train,
+            features.train.to(features.device),
             features.train_targets,
             ks=self.k,
             temperatures=self.temperature,

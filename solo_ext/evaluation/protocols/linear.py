@@ -24,7 +24,7 @@ class Linear(FeatureProtocol):
     def measure(self, features: Features) -> list[Row]:
         """One row: ``acc1``, ``acc5``, ``train_acc1``, the chosen ``weight_decay``."""
         result = linear_probe(
-            features.train,
+            features.train.to(features.device),
             features.train_targets,
             features.test,
             features.test_targets,
