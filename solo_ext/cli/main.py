@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     evaluate = commands.add_parser("eval", help="evaluate a run directory or a checkpoint")
     # Not choices: their list is not to be imported for every command.
-    evaluate.add_argument("protocol", metavar="PROTOCOL", help="knn, linear, ...; x lists all")
+    evaluate.add_argument("protocol", metavar="PROTOCOL", help="knn, linear, ..., or suite")
     evaluate.add_argument(
         "run", metavar="RUN_DIR", help="a run directory, a checkpoint, timm/<model> or pixels"
     )

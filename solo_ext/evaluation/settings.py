@@ -14,6 +14,8 @@ from solo_ext.config.types import NonNegativeInt, PositiveInt
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.protocols import PROTOCOLS, Protocol
 
+SUITE = "suite"
+"""In place of a protocol: several of them, with one report."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -50,7 +52,10 @@ def read_settings(protocol: str, settings: Mapping[str, Any]) -> tuple[EvalRun, 
         ConfigError: unknown protocol or key, or a value that it does not take.
     """
     if protocol not in PROTOCOLS:
-        raise ConfigError("protocol", protocol, "unknown protocol", nearest(protocol, PROTOCOLS))
+        names = (*PROTOCOLS, SUITE)
+        raise ConfigError(
+            "protocol", protocol, "unknown protocol", nearest(protocol, names, show=40)
+        )
     kind = PROTOCOLS[protocol]
     # One model of both, so that a misspelt key is compared with all that are valid.
     joint = create_model("Evaluation", __base__=(kind, EvalRun))

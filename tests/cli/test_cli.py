@@ -459,3 +459,22 @@ def test_process_that_only_helps_says_nothing(
     result = command("eval", "knn", str(own_run))
     assert (result.code, result.out, result.err) == (0, "", "")
     assert not (own_run / "eval_knn.json").exists()
+
+
+def test_eval_suite(own_run: Path, command: Command) -> None:
+    words = ("eval", "suite", str(own_run), "protocols=[knn,retrieval]", "knn.k=[3]")
+    record = document(command(*words, "--json"))
+    assert [e["protocol"] for e in record["entries"]] == ["knn", "retrieval"]
+    assert {r["k"] for r in record["entries"][0]["results"]} == {3}
+    assert json.loads((own_run / "eval_suite.json").read_text()) == record
+    shown = command(*words)
+    assert (shown.code, shown.err) == (0, "")
+    assert f"report  {own_run / 'eval_suite.html'}" in shown.out
+
+
+def test_eval_suite_with_a_failure(own_run: Path, command: Command) -> None:
+    words = ("eval", "suite", str(own_run), "protocols=[knn,clustering]", "clustering.k=[5000]")
+    shown = command(*words)
+    assert (shown.code, shown.err) == (1, "")
+    assert "k.0=5000: the test split has 397 labelled images" in shown.out
+    assert "acc1" in shown.out

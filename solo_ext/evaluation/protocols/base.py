@@ -57,9 +57,11 @@ class Protocol(Section):
 
     Attributes:
         title: what tables call it.
+        by_default: whether the suite runs it unless it is told which to run.
     """
 
     title: ClassVar[str]
+    by_default: ClassVar[bool] = True
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
