@@ -1,4 +1,4 @@
-"""Where configs and data live."""
+"""Where configs and data live, and how a file is written."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ def config_root() -> Path:
 def data_root() -> Path:
     """Folder of the data sets: the environment variable ``SOLO_EXT_DATA``, or ``./datasets``."""
     return Path(os.environ.get("SOLO_EXT_DATA", "datasets"))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole file or none of it."""
+    scratch = path.with_name(f".{path.name}.saving")
+    with scratch.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)

@@ -23,13 +23,17 @@ Command = Callable[[argparse.Namespace], Any]
 def run(args: argparse.Namespace) -> int:
     """Dispatches a parsed command line."""
     if not getattr(args, "json", False):
-        _COMMANDS[args.command](args)
-        return 0
+        return _exit_code(_COMMANDS[args.command](args))
     # Standard output is the document's alone, whatever Lightning or a method prints.
     with contextlib.redirect_stdout(sys.stderr):
         document = _COMMANDS[args.command](args)
     print(json.dumps(document, indent=1))
-    return 0
+    return _exit_code(document)
+
+
+def _exit_code(document: Any) -> int:
+    """1 where a part of the work failed, and the rest was done all the same."""
+    return 1 if isinstance(document, dict) and document.get("failed") else 0
 
 
 def _console() -> Console:
@@ -128,11 +132,11 @@ def _eval(args: argparse.Namespace) -> Any:
 
     from solo_ext.config.compose import apply_overrides, parse
     from solo_ext.evaluation.evaluate import evaluate
-    from solo_ext.training.run_dir import write_text
+    from solo_ext.evaluation.settings import SUITE
+    from solo_ext.evaluation.suite import evaluate_suite
 
     settings = OmegaConf.create({})
     apply_overrides(settings, parse(args.overrides))
-    path = Path(args.run)
     console = Console(stderr=True)
     bar = Bar(console=console, transient=True)
     tasks: dict[str, Any] = {}
@@ -143,22 +147,62 @@ def _eval(args: argparse.Namespace) -> Any:
         # Late: a mistake in the settings is one line, without a bar around it.
         bar.start()
         if split not in tasks:
-            tasks[split] = bar.add_task(f"features of {split}", total=total)
+            tasks[split] = bar.add_task(split, total=total)
         bar.update(tasks[split], completed=done)
 
     plain: Any = OmegaConf.to_container(settings)
+    suite = args.protocol == SUITE
     try:
-        record = evaluate(path, args.protocol, plain, progress)
+        if suite:
+            record = evaluate_suite(args.run, plain, progress)
+        else:
+            record = evaluate(args.run, args.protocol, plain, progress)
     finally:
         if tasks:
             bar.stop()
-    folder = path if path.is_dir() else path.parent
+    return _show_suite(args, record) if suite else _keep_record(args, record, console)
+
+
+def _show_suite(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
+    from solo_ext.evaluation.suite import PAGE
+
+    rows = [
+        {
+            "protocol": entry["protocol"],
+            "seconds": entry["seconds"],
+            "result": entry.get("error")
+            or "  ".join(f"{k} {v:.4g}" for k, v in entry["headline"].items()),
+        }
+        for entry in record["entries"]
+    ]
+    if rows:
+        _show(args, _title("suite", record), rows)
+        if not args.json:
+            _console().print(f"report  {Path(record['folder']) / PAGE}")
+    return record
+
+
+def _keep_record(
+    args: argparse.Namespace, record: dict[str, Any], console: Console
+) -> dict[str, Any]:
+    from solo_ext.training.run_dir import write_text
+
+    if not record["results"]:
+        # A process that helped to extract features.
+        return record
+    folder = Path(record["folder"])
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / f"eval_{args.protocol}.json", json.dumps(record, indent=1))
     except OSError as error:
         console.print(f"the record was not written: {error}")
-    _show(args, f"{args.protocol}: {record['method']}, epoch {record['epoch']}", record["results"])
+    _show(args, _title(args.protocol, record), record["results"])
     return record
+
+
+def _title(what: str, record: dict[str, Any]) -> str:
+    epoch = "" if record["epoch"] is None else f", epoch {record['epoch']}"
+    return f"{what}: {record['method'] or record['run']}{epoch}"
 
 
 def _export(args: argparse.Namespace) -> Any:

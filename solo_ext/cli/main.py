@@ -92,8 +92,11 @@ def build_parser() -> argparse.ArgumentParser:
     pretrain.add_argument("overrides", nargs="*", metavar="key=value")
 
     evaluate = commands.add_parser("eval", help="evaluate a run directory or a checkpoint")
-    evaluate.add_argument("protocol", choices=("knn", "linear"), metavar="knn|linear")
-    evaluate.add_argument("run", metavar="RUN_DIR")
+    # Not choices: their list is not to be imported for every command.
+    evaluate.add_argument("protocol", metavar="PROTOCOL", help="knn, linear, ..., or suite")
+    evaluate.add_argument(
+        "run", metavar="RUN_DIR", help="a run directory, a checkpoint, timm/<model> or pixels"
+    )
     evaluate.add_argument("overrides", nargs="*", metavar="key=value")
     evaluate.add_argument("--json", action="store_true", help="print one JSON document")
 

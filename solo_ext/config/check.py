@@ -150,7 +150,7 @@ def _first_mistake(error: ValidationError, root: Any, prefix: str) -> ConfigErro
     if kind == "extra_forbidden":
         path, node = _located(root, loc[:-1])
         key = _dotted(prefix, (*path, loc[-1]))
-        return ConfigError(key, value, "unknown key", nearest(str(loc[-1]), _keys(node)))
+        return ConfigError(key, value, "unknown key", nearest(str(loc[-1]), _keys(node), show=20))
     path, annotation = _located(root, loc)
     key = _dotted(prefix, path)
     if kind == "missing":

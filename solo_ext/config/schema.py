@@ -21,6 +21,10 @@ Free = dict[str, Any]
 Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
 Share = Annotated[float, Gt(0), Le(1)]
 Duration = Annotated[str, Field(pattern=r"^\d+:\d\d:\d\d:\d\d$", description="a time DD:HH:MM:SS")]
+OnlineProtocol = Literal[
+    "knn", "linear", "linear_sgd", "lowshot", "clustering", "retrieval", "geometry"
+]
+"""The protocols of ``solo_ext.evaluation.protocols`` on features, which lie above this layer."""
 Batches = NonNegativeInt | Probability | None
 
 
@@ -194,7 +198,7 @@ class OnlineEval(Section):
     """``online_eval``: the protocols of ``solo-ext eval``, every n epochs; 0 is never."""
 
     every_n_epochs: NonNegativeInt = 0
-    protocols: Annotated[list[Literal["knn", "linear"]], MinLen(1)] = ["knn"]
+    protocols: Annotated[list[OnlineProtocol], MinLen(1)] = ["knn"]
 
 
 class Performance(Section):

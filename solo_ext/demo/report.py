@@ -21,6 +21,7 @@ from solo_ext.demo.svg import (
     mean_std,
     scatter,
 )
+from solo_ext.evaluation.page_style import PAGE_STYLE, page
 
 KINDS = {
     "plugin": "method added by solo-ext",
@@ -28,41 +29,12 @@ KINDS = {
     "baseline": "no pretraining",
 }
 
-_LIGHT = """color-scheme: light; --page: #fff; --ink: #1c2126; --soft: #59636e; --rule: #d5dade;
-  --plugin: #0072b2; --host: #d98c00; --baseline: #9aa3ab"""
-_DARK = """color-scheme: dark; --page: #15181c; --ink: #e4e7ea; --soft: #9aa4ae; --rule: #353c44;
-  --plugin: #4fa8dc; --host: #e0a030; --baseline: #717b85"""
-_STYLE = f"""
-:root {{ {_LIGHT} }}
-@media screen and (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
-* {{ box-sizing: border-box }}
-body {{ margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 62rem; background: var(--page);
-  color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", Helvetica, Arial, sans-serif;
-  overflow-wrap: anywhere }}
-h1 {{ margin: 0 0 .75rem; font-size: 1.7rem; line-height: 1.25 }}
-h2 {{ margin: 2.5rem 0 .5rem; padding-top: .9rem; border-top: 1px solid var(--rule);
-  font-size: 1.15rem }}
-p, ul {{ max-width: 46rem; margin: .5rem 0 }}
-.soft, figcaption small, .sub {{ color: var(--soft); font-size: .875rem }}
-.wide {{ overflow-x: auto; margin: .75rem 0 }}
-table {{ border-collapse: collapse; font-size: .925rem; overflow-wrap: normal }}
+_STYLE = f"""{PAGE_STYLE}
 .results {{ width: 100%; min-width: 46rem; font-variant-numeric: tabular-nums }}
-th, td {{ padding: .4rem .75rem; text-align: left; vertical-align: top;
-  border-bottom: 1px solid var(--rule) }}
-th:first-child {{ padding-left: 0 }}
-thead th {{ vertical-align: bottom; color: var(--soft); font-weight: 600; line-height: 1.3;
-  border-bottom-color: var(--soft) }}
-tbody th {{ font-weight: 500 }}
 .results tbody th {{ min-width: 12rem }}
-.num {{ text-align: right }}
-td.num {{ white-space: nowrap }}
-.sub {{ display: block; font-weight: 400 }}
-.facts th {{ color: var(--soft); font-weight: 400; white-space: nowrap }}
 .figures {{ display: grid; gap: 1.5rem; margin: 1rem 0;
   grid-template-columns: repeat(auto-fill, minmax(min(17rem, 100%), 1fr)) }}
-figure {{ margin: 0; max-width: 24rem; break-inside: avoid }}
-figcaption {{ margin-bottom: .3rem; font-weight: 600 }}
-figcaption small {{ display: block; font-weight: 400 }}
+figure {{ max-width: 24rem }}
 .legend {{ display: flex; flex-wrap: wrap; gap: .15rem .9rem; margin: .4rem 0; padding: 0;
   list-style: none; font-size: .85rem }}
 .legend li {{ display: flex; align-items: center; gap: .35rem }}
@@ -200,12 +172,12 @@ def write_report(report: Report, path: Path) -> Path:
         The path written.
     """
     path = Path(path)
-    page = render(report)
+    text = render(report)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile: it would leave the report readable by its owner only.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(page, encoding="utf-8", newline="\n")
+        temporary.write_text(text, encoding="utf-8", newline="\n")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -223,15 +195,7 @@ def render(report: Report) -> str:
         _environment(report.environment),
         _notes(report.notes),
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{escape(report.title)}</title>\n<style>{_STYLE}\n</style>\n</head>\n<body>\n"
-        + "\n".join(section for section in sections if section)
-        + "\n</body>\n</html>\n"
-    )
+    return page(escape(report.title), _STYLE, "\n".join(section for section in sections if section))
 
 
 def _rank(row: Row) -> float:

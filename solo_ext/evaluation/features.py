@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -10,22 +11,24 @@ from torch import Tensor, nn
 
 from solo_ext.modules.modes import eval_mode
 
+BatchProgress = Callable[[int, int], None]
 
-# Not inference_mode: a tensor that a module caches under it could never be trained through again.
-@torch.no_grad()
+
 def extract_features(
     backbone: nn.Module,
     loader: Iterable[Any],
     *,
     device: str | torch.device = "cpu",
     channels_last: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: BatchProgress | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Runs a backbone in eval mode over a loader and collects its outputs and the targets.
 
     Outputs (B, D) are kept as they are, feature maps (B, D, H, W) are averaged over H and W. The
     training mode of every submodule is restored afterwards, also after an error. The backbone is
-    moved to ``device`` and stays there.
+    moved to ``device`` and stays there. Where the loader knows how many images it has, memory for
+    all rows is taken once and filled.
 
     Args:
         backbone: maps images (B, C, H, W) to (B, D) or (B, D, H, W).
@@ -35,37 +38,117 @@ def extract_features(
         channels_last: passes the images in the channels-last memory format.
         progress: called after every batch with the number of batches done and in all, the latter
             0 if the loader has no length.
+        dtype: of the features that are returned.
 
     Returns:
-        Features (n, D), float32, finite, and targets (n,), int64, both on the CPU.
+        Features (n, D), finite, and targets (n,), int64, both on the CPU.
 
     Raises:
         ValueError: the loader is empty, a batch or an output has another form, or features are
             not finite.
     """
+    rows = RowBuffer(_rows(loader), dtype)
+    stream = feature_batches(
+        backbone, loader, device=device, channels_last=channels_last, progress=progress
+    )
+    with closing(stream):
+        for features, labels in stream:
+            rows.add(features, labels)
+    return rows.filled()
+
+
+# Not inference_mode: a tensor that a module caches under it could never be trained through again.
+@torch.no_grad()
+def feature_batches(
+    backbone: nn.Module,
+    loader: Iterable[Any],
+    *,
+    device: str | torch.device = "cpu",
+    channels_last: bool = False,
+    progress: BatchProgress | None = None,
+) -> Generator[tuple[Tensor, Tensor]]:
+    """The batches of :func:`extract_features`, one by one: features (B, D), fp32, and targets.
+
+    A generator: close it, or run it to its end, for the modes of the backbone to be restored.
+    """
     memory_format = torch.channels_last if channels_last else torch.preserve_format
     total = _length(loader)
-    features: list[Tensor] = []
-    targets: list[Tensor] = []
     backbone.to(device)
     with eval_mode(backbone):
-        for batch in loader:
+        for done, batch in enumerate(loader, start=1):
             images, labels = _images_and_targets(batch)
             output = backbone(images.to(device, memory_format=memory_format))
-            features.append(_flatten(output, len(labels)).cpu())
-            targets.append(labels.cpu())
+            yield _flatten(output, len(labels)).cpu(), labels.cpu()
             if progress is not None:
-                progress(len(features), total)
-    if not sum(len(labels) for labels in targets):
-        raise ValueError("The loader yielded no images; pass one with at least one batch.")
-    joined = torch.cat(features)
-    broken = int((~joined.isfinite().all(dim=1)).sum())
-    if broken:
-        raise ValueError(
-            f"{broken} of {len(joined)} rows of features are not finite; check the weights of the "
-            "backbone and its input normalisation."
-        )
-    return joined, torch.cat(targets)
+                progress(done, total)
+
+
+class RowBuffer:
+    """Rows of features and targets, in memory that is taken once.
+
+    Args:
+        capacity: rows that are expected; the buffer grows where more come.
+        dtype: of the features.
+    """
+
+    def __init__(self, capacity: int, dtype: torch.dtype = torch.float32) -> None:
+        self.capacity, self.dtype = capacity, dtype
+        self.count = self.broken = 0
+        self._features: Tensor | None = None
+        self._targets: Tensor | None = None
+
+    def add(self, features: Tensor, targets: Tensor) -> None:
+        """Appends rows.
+
+        Args:
+            features: (B, D).
+            targets: (B,).
+        """
+        end = self.count + len(features)
+        if self._features is None or end > len(self._features):
+            self._grow(end, features.shape[1])
+        assert self._features is not None
+        assert self._targets is not None
+        rows = self._features[self.count : end]
+        rows.copy_(features)
+        self._targets[self.count : end] = targets
+        # After the cast: half precision may overflow.
+        self.broken += int((~rows.isfinite().all(dim=1)).sum())
+        self.count = end
+
+    def filled(self) -> tuple[Tensor, Tensor]:
+        """All rows, (n, D) and (n,).
+
+        Raises:
+            ValueError: there are none, or some are not finite.
+        """
+        if self._features is None or self._targets is None or not self.count:
+            raise ValueError("The loader yielded no images; pass one with at least one batch.")
+        if self.broken:
+            raise ValueError(
+                f"{self.broken} of {self.count} rows of features are not finite; check the weights "
+                "of the backbone and its input normalisation."
+            )
+        return self._features[: self.count], self._targets[: self.count]
+
+    def _grow(self, needed: int, width: int) -> None:
+        held = self._features
+        size = max(self.capacity, needed if held is None else max(needed, 2 * len(held)))
+        features = torch.empty(size, width, dtype=self.dtype)
+        targets = torch.empty(size, dtype=torch.int64)
+        if held is not None and self._targets is not None:
+            features[: self.count], targets[: self.count] = (
+                held[: self.count],
+                self._targets[: self.count],
+            )
+        self._features, self._targets = features, targets
+
+
+def _rows(loader: Iterable[Any]) -> int:
+    try:
+        return len(loader.sampler)  # type: ignore[attr-defined]
+    except (AttributeError, TypeError):
+        return 0
 
 
 def _length(loader: Iterable[Any]) -> int:

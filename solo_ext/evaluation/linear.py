@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solo_ext.evaluation.labelled_draw import labelled_draw
+
 _FEW_LABEL_WEIGHT_DECAY = 1e-2
 
 
@@ -166,18 +168,9 @@ def few_label_probe(
             raise ValueError(f"{name} is {value}; it must be at least {least}.")
     labels, test_labels = train_targets.cpu().numpy(), test_targets.cpu().numpy()
     classes = np.union1d(labels, test_labels)
-    rows_of = {int(c): np.flatnonzero(labels == c) for c in classes if c >= 0}
-    for label, own in rows_of.items():
-        if len(own) < per_class:
-            raise ValueError(
-                f"Class {label} has {len(own)} train rows, fewer than per_class={per_class}; "
-                "lower per_class or pass more rows of it."
-            )
     accuracies = []
     for draw in range(draws):
-        rng = np.random.default_rng((seed, draw))
-        chosen = [rng.permutation(own)[:per_class] for own in rows_of.values()]
-        rows = torch.from_numpy(np.concatenate(chosen or [np.empty(0, dtype=np.int64)]))
+        rows = labelled_draw(labels, classes[classes >= 0], per_class, seed, draw)
         result = linear_probe(
             train_features[rows.to(train_features.device)],
             train_targets[rows.to(train_targets.device)],
@@ -202,7 +195,7 @@ def _choose(
     """Returns the penalty to use and a starting point for its fit on all rows."""
     if len(grid) == 1 or int(y.bincount().min()) < 2:
         return grid[len(grid) // 2], blank
-    held = _holdout_mask(y.cpu().numpy(), holdout, seed).to(x.device)
+    held = holdout_mask(y.cpu().numpy(), holdout, seed).to(x.device)
     x_fit, y_fit, x_held, y_held = x[~held], y[~held], x[held], y[held]
     model, best = blank, (-1.0, grid[-1], blank)
     for weight_decay in reversed(grid):
@@ -213,7 +206,17 @@ def _choose(
     return best[1:]
 
 
-def _holdout_mask(labels: np.ndarray, holdout: float, seed: int) -> Tensor:
+def holdout_mask(labels: np.ndarray, holdout: float, seed: int) -> Tensor:
+    """Which rows are held out: ``holdout`` of every class, at least one, never all of them.
+
+    Args:
+        labels: (n,) classes.
+        holdout: above 0, below 1.
+        seed: of the draw.
+
+    Returns:
+        (n,) bool.
+    """
     rng = np.random.default_rng(seed)
     held = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):

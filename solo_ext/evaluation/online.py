@@ -13,11 +13,13 @@ from rich.console import Console
 from solo_ext.data.datasets import Images
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.evaluation.features import extract_features
-from solo_ext.evaluation.protocols import PROTOCOLS, Features, headline
+from solo_ext.evaluation.protocols import PROTOCOLS, FeatureProtocol, Features, headline
 
 
 class OnlineEvaluation(Callback):
-    """Logs ``online_<protocol>_acc1`` before training, every n epochs and after the last.
+    """Logs the headline numbers of protocols, ``online_<protocol>_<number>``.
+
+    Before training, every n epochs and after the last; for example ``online_knn_acc1``.
 
     The same code, transform and splits as ``solo-ext eval``; the state of training, random
     generators included, is untouched. Rank 0 measures alone.
@@ -51,17 +53,22 @@ class OnlineEvaluation(Callback):
             self._log(trainer, self._measure(trainer, pl_module), epoch=done)
 
     def _measure(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, float]:
-        accuracies = {}
+        accuracies: dict[str, float] = {}
         if trainer.is_global_zero:
             with torch.random.fork_rng():
-                parts: list[Any] = []
-                for loader in self.loaders:
-                    backbone: Any = pl_module.backbone
-                    parts += extract_features(backbone, loader, device=pl_module.device)
-                features = Features(*parts)
+                backbone: Any = pl_module.backbone
+                (train, train_targets), (test, test_targets) = (
+                    extract_features(backbone, loader, device=pl_module.device)
+                    for loader in self.loaders
+                )
+                features = Features(
+                    train, train_targets, test, test_targets, device=str(pl_module.device)
+                )
                 for name in self.protocols:
-                    rows = PROTOCOLS[name]().measure(features)
-                    accuracies[f"online_{name}_acc1"] = headline(name, rows)
+                    protocol = PROTOCOLS[name]()
+                    assert isinstance(protocol, FeatureProtocol)
+                    numbers = headline(name, protocol.measure(features))
+                    accuracies |= {f"online_{name}_{k}": v for k, v in numbers.items()}
         trainer.strategy.barrier("online evaluation")
         return accuracies
 

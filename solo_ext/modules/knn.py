@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import rank_zero_warn
+
+from solo_ext.modules.cosines import cosines, inverse_norms
 
 Setting = tuple[int, float]
 """One (k, temperature) pair."""
@@ -255,8 +256,10 @@ def _cosine_blocks(
 ) -> Iterator[dict[Setting, Tensor]]:
     _check_positive("temperatures", temperatures)
     weights: _Weights = {T: partial(_exponential, temperature=T) for T in temperatures}
-    queries, bank = F.normalize(features.float(), dim=-1), F.normalize(bank.float(), dim=-1)
-    return _blocks(queries, bank, bank_targets, _dot, weights, ks, num_classes, chunk_size)
+    _check_rows(features, bank, bank_targets, num_classes)
+    bank = bank.to(features.device)
+    similarity = partial(cosines, scale=inverse_norms(bank))
+    return _blocks(features, bank, bank_targets, similarity, weights, ks, num_classes, chunk_size)
 
 
 def _blocks(
@@ -308,12 +311,6 @@ def _accuracies(
     }
 
 
-def _dot(queries: Tensor, bank: Tensor) -> Tensor:
-    # In half precision a cosine is off by about 1e-3, which T = 0.01 would turn into 10 %.
-    with torch.autocast(queries.device.type, enabled=False):
-        return queries @ bank.T
-
-
 def _exponential(similarity: Tensor, temperature: float) -> Tensor:
     weight = ((similarity - similarity[:, :1]) / temperature).exp()
     # An underflown vote must stay distinguishable from no vote.
@@ -352,6 +349,8 @@ def _labelled(name: str, features: Tensor, targets: Tensor) -> tuple[Tensor, Ten
             f"{name} has {len(targets)} rows, none of them labelled; pass at least one row with a "
             "target >= 0."
         )
+    if labelled.all():
+        return features, targets
     return features[labelled.to(features.device)], targets[labelled]
 
 

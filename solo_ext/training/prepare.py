@@ -16,7 +16,7 @@ from solo_ext.config.hardware import check_hardware, world_size
 from solo_ext.config.schema import OPTIMIZER_KWARGS, Momentum
 from solo_ext.data.datasets import Images, class_names, open_images
 from solo_ext.errors import ConfigError, nearest
-from solo_ext.evaluation.evaluate import same_classes
+from solo_ext.evaluation.classes import same_classes
 from solo_ext.plugin import register
 from solo_ext.training.check_backbone import check_backbone
 from solo_ext.training.check_builtin import check_builtin

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from solo_ext.errors import UserError
+from solo_ext.paths import write_text as write_text
 
 CONFIG, ARGS = "config.yaml", "args.json"
 METRICS, ENVIRONMENT, TIMING = "metrics.jsonl", "environment.json", "timing.json"
@@ -117,13 +117,3 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise UserError(f"{file}: not a config; the file was changed or cut short")
     return loaded
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a whole file or none of it."""
-    scratch = path.with_name(f".{path.name}.saving")
-    with scratch.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)

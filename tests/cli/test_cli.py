@@ -30,7 +30,7 @@ import contextlib, importlib.machinery, io, json, sys
 find = importlib.machinery.PathFinder.find_spec
 def blocked(name, path=None, target=None):
     return None if name.partition(".")[0] == "solo" else find(name, path, target)
-importlib.machinery.PathFinder.find_spec = blocked
+importlib.machinery.PathFinder.find_spec = staticmethod(blocked)
 from solo_ext.cli.main import main
 done = []
 for words in json.loads(sys.argv[1]):
@@ -438,3 +438,43 @@ def test_more_prototypes_than_images(command: Command) -> None:
         "solo-ext: method_kwargs.num_prototypes=[50, 300]: the training set has 280 images; "
         "allowed: numbers up to 280\n"
     )
+
+
+def test_eval_of_a_model_of_timm(command: Command, images: Path) -> None:
+    """Its record lies in a folder of its own, below the current one."""
+    paths = (f"data.train_path={images}", f"data.val_path={images}")
+    own = ("pretrained=false", "model_kwargs.channels=[8,8,8,8]", "crop_size=16", "num_workers=0")
+    shown = command("eval", "knn", "timm/resnet10t", "k=[1]", *paths, *own)
+    assert shown.code == 0, shown.err
+    assert "knn: timm/resnet10t" in shown.out
+    file = Path("evaluations") / "timm-resnet10t-random-0" / "eval_knn.json"
+    assert json.loads(file.read_text())["results"][0]["acc1"] == 100
+
+
+def test_process_that_only_helps_says_nothing(
+    own_run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = command("eval", "knn", str(own_run))
+    assert (result.code, result.out, result.err) == (0, "", "")
+    assert not (own_run / "eval_knn.json").exists()
+
+
+def test_eval_suite(own_run: Path, command: Command) -> None:
+    words = ("eval", "suite", str(own_run), "protocols=[knn,retrieval]", "knn.k=[3]")
+    record = document(command(*words, "--json"))
+    assert [e["protocol"] for e in record["entries"]] == ["knn", "retrieval"]
+    assert {r["k"] for r in record["entries"][0]["results"]} == {3}
+    assert json.loads((own_run / "eval_suite.json").read_text()) == record
+    shown = command(*words)
+    assert (shown.code, shown.err) == (0, "")
+    assert f"report  {own_run / 'eval_suite.html'}" in shown.out
+
+
+def test_eval_suite_with_a_failure(own_run: Path, command: Command) -> None:
+    words = ("eval", "suite", str(own_run), "protocols=[knn,clustering]", "clustering.k=[5000]")
+    shown = command(*words)
+    assert (shown.code, shown.err) == (1, "")
+    assert "k.0=5000: the test split has 397 labelled images" in shown.out
+    assert "acc1" in shown.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,17 +100,23 @@ def test_record(run: Path, images: Path, val: Path) -> None:
     assert record["settings"] == KNN
 
 
-def test_is_repeatable_and_has_no_trace(run: Path) -> None:
-    names = sorted(p.name for p in run.iterdir())
-    first = evaluate(run, "knn", KNN)
-    assert evaluate(run, "knn", {**KNN, "batch_size": 5})["results"] == first["results"]
-    assert sorted(p.name for p in run.iterdir()) == names
+def test_is_repeatable_and_leaves_nothing_but_features(run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=lambda *_: ["features"]))
+    names = {p.name for p in copy.iterdir()}
+    first = evaluate(copy, "knn", KNN)
+    other = {**KNN, "batch_size": 5, "features_dir": str(tmp_path / "other")}
+    assert evaluate(copy, "knn", other)["results"] == first["results"]
+    assert {p.name for p in copy.iterdir()} == names | {"features"}
 
 
-def test_progress(run: Path) -> None:
+def test_progress_of_what_is_not_stored_yet(run: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
-    evaluate(run, "knn", {**KNN, "batch_size": 16}, lambda *step: seen.append(step))
+    settings = {**KNN, "batch_size": 16, "features_dir": str(tmp_path)}
+    first = evaluate(run, "knn", settings, lambda *step: seen.append(step))
     assert seen == [*(("train", n, 3) for n in (1, 2, 3)), *(("val", n, 2) for n in (1, 2))]
+    seen.clear()
+    again = evaluate(run, "knn", settings, lambda *step: seen.append(step))
+    assert (seen, again["results"]) == ([], first["results"])
 
 
 def test_other_images(run: Path, images: Path) -> None:

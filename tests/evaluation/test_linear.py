@@ -107,7 +107,7 @@ def test_penalty_is_the_best_on_the_holdout(
 ) -> None:
     x, y, x_test, y_test = data
     inputs = torch.from_numpy(StandardScaler().fit_transform(x.double()))
-    held = linear._holdout_mask(y.numpy(), 0.2, 0)
+    held = linear.holdout_mask(y.numpy(), 0.2, 0)
     scores = {}
     for weight_decay in sorted(grid, reverse=True):
         reference = LogisticRegression(C=2 / (128 * weight_decay), tol=1e-10, max_iter=5000)
@@ -136,7 +136,7 @@ def test_test_rows_do_not_choose_the_penalty(data: Data) -> None:
 )
 def test_holdout_is_stratified(holdout: float, held: list[int]) -> None:
     labels = torch.tensor([0] * 10 + [1] * 2 + [2] * 40)
-    masks = [linear._holdout_mask(labels.numpy(), holdout, seed) for seed in (0, 0, 1)]
+    masks = [linear.holdout_mask(labels.numpy(), holdout, seed) for seed in (0, 0, 1)]
     assert labels[masks[0]].bincount().tolist() == held
     assert torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[0], masks[2])

@@ -115,12 +115,12 @@ def test_chunk_size_changes_nothing(chunk_size: int) -> None:
 def test_default_chunks_bound_the_similarity_block(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
 
-    def spy(queries: Tensor, bank: Tensor) -> Tensor:
+    def spy(queries: Tensor, bank: Tensor, scale: Tensor) -> Tensor:
         sizes.append(len(queries) * len(bank))
         return queries @ bank.T
 
     monkeypatch.setattr("solo_ext.modules.knn._MAX_ELEMENTS", 200)
-    monkeypatch.setattr("solo_ext.modules.knn._dot", spy)
+    monkeypatch.setattr("solo_ext.modules.knn.cosines", spy)
     features, _, bank, bank_targets = make_data()
     knn_predict(
         features, bank, bank_targets, ks=[1, 5], temperatures=[0.1, 1.0], num_classes=CLASSES

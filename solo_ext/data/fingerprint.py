@@ -1,0 +1,60 @@
+"""Telling whether images on disk are still the same, without reading them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Subset
+
+from solo_ext.data.datasets import Images
+
+
+def images_fingerprint(images: Images) -> str | None:
+    """A digest that changes with the files of a data set, their order, and their classes.
+
+    Files count by path, size and time of change. A data set that does not lie in files may have
+    an attribute ``fingerprint``, a text.
+
+    Args:
+        images: as :func:`solo_ext.data.datasets.open_images` gives them.
+
+    Returns:
+        Hex digits; ``None`` where nothing tells what the images are.
+    """
+    digest = hashlib.sha256()
+    source: Any = images
+    while isinstance(source, Subset):
+        digest.update(repr(list(source.indices)).encode())
+        source = source.dataset
+    entries = _entries(source)
+    if entries is None:
+        return None
+    digest.update(type(source).__name__.encode())
+    for entry in entries:
+        digest.update(f"{entry}\n".encode())
+    return digest.hexdigest()
+
+
+def _entries(source: Any) -> Iterable[str] | None:
+    own = getattr(source, "fingerprint", None)
+    if isinstance(own, str):
+        return [own]
+    if hasattr(source, "samples"):
+        return (f"{_file(Path(path))} {target}" for path, target in source.samples)
+    if hasattr(source, "files"):
+        return (_file(Path(path)) for path in source.files)
+    if hasattr(source, "base_folder") and hasattr(source, "root"):
+        # torchvision's data sets: a few large files, and an argument that names the split.
+        folder = Path(source.root) / source.base_folder
+        split = getattr(source, "split", getattr(source, "train", None))
+        files = sorted(p for p in folder.rglob("*") if p.is_file())
+        return [str(split), *map(_file, files)]
+    return None
+
+
+def _file(path: Path) -> str:
+    stat = path.stat()
+    return f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}"

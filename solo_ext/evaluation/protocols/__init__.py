@@ -1,0 +1,43 @@
+"""The protocols of ``solo-ext eval``, one per file: settings, and what they measure."""
+
+from solo_ext.evaluation.protocols.base import (
+    BackboneProtocol,
+    FeatureProtocol,
+    Features,
+    Protocol,
+    Row,
+)
+from solo_ext.evaluation.protocols.clustering import Clusters
+from solo_ext.evaluation.protocols.geometry import FeatureSpace
+from solo_ext.evaluation.protocols.knn import KNN
+from solo_ext.evaluation.protocols.linear import Linear
+from solo_ext.evaluation.protocols.linear_sgd import LinearSGD
+from solo_ext.evaluation.protocols.lowshot import LowShot
+from solo_ext.evaluation.protocols.retrieval import Retrieval
+
+PROTOCOLS: dict[str, type[Protocol]] = {
+    "knn": KNN,
+    "linear": Linear,
+    "linear_sgd": LinearSGD,
+    "lowshot": LowShot,
+    "clustering": Clusters,
+    "retrieval": Retrieval,
+    "geometry": FeatureSpace,
+}
+"""By the name on the command line, in the order of the report."""
+
+
+def headline(protocol: str, rows: list[Row]) -> dict[str, float]:
+    """The few numbers by which runs are compared, such as ``{"acc1": 87.5}``."""
+    return PROTOCOLS[protocol].headline(rows)
+
+
+__all__ = [
+    "PROTOCOLS",
+    "BackboneProtocol",
+    "FeatureProtocol",
+    "Features",
+    "Protocol",
+    "Row",
+    "headline",
+]

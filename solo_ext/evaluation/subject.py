@@ -1,0 +1,240 @@
+"""A backbone with the images and the place that an evaluation needs."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from solo_ext import distributed
+from solo_ext.data.datasets import Images, class_names, open_images
+from solo_ext.data.fingerprint import images_fingerprint
+from solo_ext.data.loaders import fixed_loader
+from solo_ext.data.transforms import STATISTICS, statistics
+from solo_ext.errors import ConfigError
+from solo_ext.evaluation.classes import same_classes
+from solo_ext.evaluation.features import extract_features, feature_batches
+from solo_ext.evaluation.models import Model, open_model
+from solo_ext.evaluation.protocols import Features
+from solo_ext.evaluation.settings import DTYPES, EvalData, EvalRun
+from solo_ext.evaluation.store import ALONE, FeatureStore, Ranks
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, and how many batches of it are done and in all."""
+_TORCHVISION = {
+    "cifar10": "cifar-10-batches-py",
+    "cifar100": "cifar-100-python",
+    "stl10": "stl10_binary",
+}
+"""The folder by which torchvision's data sets are known."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What protocols are given.
+
+    Attributes:
+        model: the backbone; :meth:`backbone` gives a copy.
+        settings: shared by all protocols.
+        cfg: solo-learn main's config for this evaluation; ``data`` and the one entry of
+            ``augmentations`` are those of the fixed view.
+        train: training images.
+        test: test images; classes are numbered as in ``train``.
+        device: where to compute.
+        out: folder for pictures; it may not exist yet.
+        progress: ``None`` where nobody looks.
+        ranks: this process among several.
+    """
+
+    model: Model
+    settings: EvalRun
+    cfg: dict[str, Any]
+    train: Images
+    test: Images
+    device: str
+    out: Path
+    progress: Progress | None = None
+    ranks: Ranks = ALONE
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        """Names of the classes by their number."""
+        return class_names(self.train)
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.class_names)
+
+    @property
+    def features_dim(self) -> int:
+        """D."""
+        return self.model.features_dim
+
+    def backbone(self) -> nn.Module:
+        """A copy of the backbone with its weights, on the CPU, that may be trained."""
+        return copy.deepcopy(self.model.backbone).cpu().requires_grad_(True)
+
+    def loader(self, images: Images) -> DataLoader[Any]:
+        """Batches ``(images, targets)`` of the fixed view, in order, each image once."""
+        return fixed_loader(self.cfg, images, batch_size=self.settings.batch_size)
+
+    def report(self, what: str) -> Callable[[int, int], None] | None:
+        """The progress of one thing: called with the batches done and in all."""
+        progress = self.progress
+        return None if progress is None else lambda done, total: progress(what, done, total)
+
+    @cached_property
+    def features(self) -> Features:
+        """Frozen features of both splits, read from disk where they are stored already.
+
+        In a process other than the first there are no rows.
+        """
+        return Features(
+            *self._features("train", self.train),
+            *self._features("val", self.test),
+            num_classes=self.num_classes,
+            device=self.device,
+        )
+
+    def on(self, data: EvalData) -> Subject:
+        """The same backbone on other images.
+
+        Raises:
+            ConfigError: as :func:`open_subject`.
+        """
+        settings = self.settings.model_copy(update={"data": data})
+        cfg = evaluation_config(self.model.cfg, settings)
+        train, test = _images(cfg)
+        return replace(self, settings=settings, cfg=cfg, train=train, test=test)
+
+    def alone(self) -> Subject:
+        """The same in this process, without help of the others."""
+        return replace(self, ranks=ALONE)
+
+    def _features(self, split: str, images: Images) -> tuple[Tensor, Tensor]:
+        def batches(indices: Sequence[int]) -> Generator[tuple[Tensor, Tensor]]:
+            every = len(indices) == len(images)
+            part = images if every else Subset(cast(Dataset[Any], images), indices)
+            return feature_batches(
+                self.model.backbone,
+                self.loader(cast(Images, part)),
+                device=self.device,
+                progress=self.report(split),
+            )
+
+        dtype = DTYPES[self.settings.features_dtype]
+        found = images_fingerprint(images)
+        if found is None:
+            return extract_features(
+                self.model.backbone,
+                self.loader(images),
+                device=self.device,
+                progress=self.report(split),
+                dtype=dtype,
+            )
+        first = self.cfg["augmentations"][0]
+        mean, std = statistics(self.cfg["data"]["dataset"], first)
+        key = {
+            "model": self.model.digest,
+            "backbone": self.cfg["backbone"],
+            "data": {
+                "path": str(self.cfg["data"][f"{split}_path"]),
+                "split": split,
+                "fingerprint": found,
+            },
+            "view": {"size": first["crop_size"], "mean": list(mean), "std": list(std)},
+        }
+        folder = self.settings.features_dir or self.model.folder / "features"
+        store = FeatureStore(Path(folder).expanduser(), dtype)
+        return store.features(key, len(images), batches, self.ranks)
+
+
+def open_subject(name: str, settings: EvalRun, progress: Progress | None = None) -> Subject:
+    """Loads a model and opens the images that it is evaluated on.
+
+    Args:
+        name: as :func:`solo_ext.evaluation.models.open_model` takes it.
+        settings: shared by all protocols.
+        progress: called while features are extracted.
+
+    Raises:
+        UserError: no such model, no such device, or images that cannot be evaluated on.
+    """
+    ranks = _ranks()
+    device = _device(settings.device, ranks)
+    model = open_model(name, settings)
+    cfg = evaluation_config(model.cfg, settings)
+    train, test = _images(cfg)
+    return Subject(model, settings, cfg, train, test, device, model.folder, progress, ranks)
+
+
+def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str, Any]:
+    """The config of pretraining with the images and the view of an evaluation."""
+    data = {"fraction": -1, "format": "image_folder", "num_workers": 0, **trained["data"]}
+    given = {k: v for k, v in settings.data.model_dump().items() if v is not None}
+    if given:
+        # Class folders of the user's own, unless torchvision's data set only moved; statistics
+        # stay those of pretraining.
+        inside = _TORCHVISION.get(data["dataset"])
+        moved = inside is not None and all((Path(p) / inside).is_dir() for p in given.values())
+        dataset = data["dataset"] if moved else "custom"
+        data |= {"dataset": dataset, "no_labels": False, "fraction": -1} | given
+    if settings.num_workers is not None:
+        data["num_workers"] = settings.num_workers
+    first = dict(trained["augmentations"][0])
+    if data["dataset"] == "custom" and trained["data"]["dataset"] in STATISTICS:
+        mean, std = STATISTICS[trained["data"]["dataset"]]
+        first |= {"mean": list(mean), "std": list(std)}
+    if settings.crop_size is not None:
+        first["crop_size"] = settings.crop_size
+    return {**trained, "data": data, "augmentations": [first]}
+
+
+def _images(cfg: Mapping[str, Any]) -> tuple[Images, Images]:
+    if cfg["data"].get("no_labels"):
+        raise ConfigError(
+            "data.train_path",
+            cfg["data"]["train_path"],
+            "the run was trained without labels, and an evaluation needs some",
+            "give class folders with data.train_path=... data.val_path=...",
+        )
+    train, test = open_images(cfg["data"], "train"), open_images(cfg["data"], "val")
+    if cfg["data"]["dataset"] not in STATISTICS:
+        same_classes(train, test, str(cfg["data"]["val_path"]))
+    return train, test
+
+
+def _ranks() -> Ranks:
+    """Of the process group, or as torchrun and SLURM launchers tell it."""
+    if distributed.world_size() > 1:
+        return Ranks(distributed.rank(), distributed.world_size())
+    return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+
+
+def _device(name: str, ranks: Ranks) -> str:
+    if name == "auto":
+        if not torch.cuda.is_available():
+            return "cpu"
+        local = int(os.environ.get("LOCAL_RANK", 0)) if ranks.world > 1 else 0
+        return f"cuda:{local % torch.cuda.device_count()}" if local else "cuda"
+    try:
+        torch.ones(1, device=name).cpu()
+    except Exception as error:
+        # torch answers in many ways: unknown, not built, not there, holding no values.
+        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        raise ConfigError(
+            "device",
+            name,
+            str(error).splitlines()[0],
+            f"allowed here: {', '.join(('auto', 'cpu', *gpus))}",
+        ) from None
+    return name

@@ -1,0 +1,268 @@
+"""Several protocols by one command."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from PIL import Image
+
+from solo_ext.errors import ConfigError
+from solo_ext.evaluation import suite
+from solo_ext.evaluation.evaluate import evaluate
+from solo_ext.evaluation.protocols import (
+    PROTOCOLS,
+    BackboneProtocol,
+    FeatureProtocol,
+    Features,
+    Row,
+)
+from solo_ext.evaluation.subject import Subject
+from solo_ext.evaluation.suite import evaluate_suite, read_suite_settings
+from solo_ext.evaluation.suite_page import render_suite
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain
+
+MakeConfig = Callable[..., dict[str, Any]]
+QUICK: dict[str, Any] = {
+    "protocols": ["knn", "geometry"],
+    "knn": {"k": [1, 3], "temperature": [0.1]},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(
+    make_config: MakeConfig, images: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    config = make_config("simclr", data={"val_path": str(images)})
+    place = tmp_path_factory.mktemp("runs") / "run"
+    return pretrain(prepare(config), run_dir=place, show_progress=False).run_dir
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+class Broken(FeatureProtocol):
+    """Fails."""
+
+    title: ClassVar[str] = "Broken & <b>bold</b>"
+
+    def measure(self, features: Features) -> list[Row]:
+        raise RuntimeError("<script>alert(1)</script>\nsecond line")
+
+
+class Drawn(BackboneProtocol):
+    """Draws a picture; needs to be told its colour."""
+
+    title: ClassVar[str] = "Drawn"
+    by_default: ClassVar[bool] = False
+    colour: str
+
+    def run(self, subject: Subject) -> list[Row]:
+        seen.append(subject)
+        subject.out.mkdir(exist_ok=True)
+        Image.new("RGB", (3, 3), self.colour).save(subject.out / "drawn.png")
+        return [{"acc1": 1.5, "picture": "drawn.png", "page": "map.html"}]
+
+
+seen: list[Subject] = []
+
+
+@pytest.fixture
+def more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two further protocols."""
+    monkeypatch.setitem(PROTOCOLS, "broken", Broken)
+    monkeypatch.setitem(PROTOCOLS, "drawn", Drawn)
+    seen.clear()
+
+
+def read(run: Path) -> tuple[dict[str, Any], str]:
+    record = json.loads((run / "eval_suite.json").read_text())
+    return record, (run / "eval_suite.html").read_text()
+
+
+def test_entries_are_those_of_single_calls(run: Path) -> None:
+    record = evaluate_suite(run, QUICK)
+    single = evaluate(run, "knn", QUICK["knn"])
+    assert [e["protocol"] for e in record["entries"]] == ["knn", "geometry"]
+    (first, _) = record["entries"]
+    assert first["results"] == single["results"]
+    assert first["settings"] == single["settings"]
+    assert first["headline"] == {"acc1": single["results"][0]["acc1"]}
+    assert record["checkpoint_sha256"] == single["checkpoint_sha256"]
+    assert record["failed"] == []
+    written, page = read(run)
+    assert written == record
+    assert "Weighted cosine kNN" in page
+
+
+def test_by_default_all_that_need_no_settings(more: None) -> None:
+    _, chosen = read_suite_settings({})
+    assert list(chosen) == [name for name in PROTOCOLS if name != "drawn"]
+    _, told = read_suite_settings({"protocols": ["drawn", "knn"], "drawn": {"colour": "red"}})
+    assert list(told) == ["knn", "drawn"]
+    assert told["drawn"] == Drawn(colour="red")
+
+
+@pytest.mark.usefixtures("more")
+def test_failure_leaves_the_others_alone(run: Path) -> None:
+    record = evaluate_suite(run, {**QUICK, "protocols": ["broken", "drawn", "knn"]})
+    status = {e["protocol"]: e["status"] for e in record["entries"]}
+    assert status == {"knn": "done", "broken": "failed", "drawn": "failed"}
+    assert record["failed"] == ["broken", "drawn"]
+    errors = [e["error"] for e in record["entries"][1:]]
+    assert errors == ["RuntimeError: <script>alert(1)</script>", "it needs drawn.colour"]
+
+
+def test_features_that_cannot_be_had_are_tried_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        tried.append(args)
+        raise ValueError("5 rows are not finite")
+
+    tried: list[Any] = []
+    monkeypatch.setattr(Subject, "_features", broken)
+    record = evaluate_suite(run, QUICK)
+    assert len(tried) == 1
+    first, second = (e["error"] for e in record["entries"])
+    assert first == "ValueError: 5 rows are not finite"
+    assert second == "no features: 5 rows are not finite"
+
+
+def test_measured_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spy(protocol: Any, subject: Subject) -> list[Row]:
+        asked.append(type(protocol).__name__)
+        return measure(protocol, subject)
+
+    asked: list[str] = []
+    measure = suite.measure
+    monkeypatch.setattr(suite, "measure", spy)
+    first = evaluate_suite(run, QUICK)
+    assert asked == ["KNN", "FeatureSpace"]
+    assert evaluate_suite(run, QUICK) == first
+    assert len(asked) == 2
+    evaluate_suite(run, {**QUICK, "knn": {"k": [2]}})
+    assert asked[2:] == ["KNN"]
+    # What the call does not name stays in the record.
+    record = evaluate_suite(run, {"protocols": ["retrieval"]})
+    assert [e["protocol"] for e in record["entries"]] == ["knn", "retrieval", "geometry"]
+    assert asked[3:] == ["Retrieval"]
+    other = evaluate_suite(run, {**QUICK, "crop_size": 32})
+    assert asked[4:] == ["KNN", "FeatureSpace"]
+    assert [e["protocol"] for e in other["entries"]] == ["knn", "geometry"]
+
+
+@pytest.mark.usefixtures("more")
+def test_failed_ones_and_lost_pictures_are_measured_again(run: Path) -> None:
+    settings = {"protocols": ["drawn"], "drawn": {"colour": "red"}}
+    evaluate_suite(run, {"protocols": ["drawn"]})
+    assert len(seen) == 0
+    (run / "map.html").write_text("")
+    for expected in (1, 1):
+        evaluate_suite(run, settings)
+        assert len(seen) == expected
+    (run / "drawn.png").unlink()
+    evaluate_suite(run, settings)
+    assert len(seen) == 2
+
+
+def test_stopped_suite_keeps_what_is_done(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PROTOCOLS["geometry"], "measure", stop)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_suite(run, QUICK)
+    record, page = read(run)
+    assert [e["protocol"] for e in record["entries"]] == ["knn"]
+    assert "</html>" in page
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"base": 3}', "{"])
+def test_damaged_record_is_begun_again(text: str, run: Path) -> None:
+    (run / "eval_suite.json").write_text(text)
+    assert len(evaluate_suite(run, QUICK)["entries"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"protocols": ["knnn"]}, "did you mean 'knn'?"),
+        ({"protocols": []}, "protocols=[]: not a valid value"),
+        ({"knn": {"kk": [1]}}, "knn.kk=[1]: unknown key; did you mean 'k'?"),
+        ({"lienar": {}}, "lienar={}: unknown key; did you mean 'linear'?"),
+        ({"knn": {"k": [0]}}, "k.0=0: not a valid value; allowed: an integer above 0"),
+    ],
+)
+def test_settings_are_refused(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_suite_settings(settings)
+    assert line in str(caught.value)
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text outside of style."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.usefixtures("more")
+def test_page_is_whole_and_escapes(run: Path) -> None:
+    settings = {"protocols": ["knn", "broken", "drawn"], "drawn": {"colour": "red"}}
+    evaluate_suite(run, settings)
+    record, text = read(run)
+    page = Page(text)
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "b", "iframe"})
+    assert "Broken & <b>bold</b>" in page.text
+    assert "<script>alert(1)</script>" in page.text
+    (source,) = (a["src"] for tag, a in page.tags if tag == "img")
+    head, _, data = str(source).partition(",")
+    assert head == "data:image/png;base64"
+    assert base64.b64decode(data) == (run / "drawn.png").read_bytes()
+    assert "http" not in text.replace("http-equiv", "")
+    assert "interactive: map.html" in page.text
+    assert f"digest {record['checkpoint_sha256']}" in page.text
+
+
+@pytest.mark.parametrize("name", ["../drawn.png", "/etc/passwd", "none.png", "drawn.svg"])
+def test_only_pictures_of_the_folder_are_embedded(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for place in (tmp_path / "drawn.png", folder / "drawn.svg"):
+        Image.new("RGB", (3, 3)).save(place, "PNG")
+    record = {
+        **{"method": None, "run": "x", "epoch": None, "checkpoint": "c", "image_size": 3},
+        "checkpoint_sha256": "d",
+        "backbone": {"name": "r", "kwargs": {}},
+        "train": {"path": "p", "images": 1},
+        "test": {"path": "p", "images": 1},
+        "environment": {},
+        "entries": [
+            {
+                **{"protocol": "p", "title": "P", "status": "done", "headline": {}},
+                **{"seconds": 1.0, "settings": {}, "results": [{"picture": name}]},
+            }
+        ],
+    }
+    page = Page(render_suite(record, folder))
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert "no picture" in page.text
