@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from solo_ext.config.check import validated
-from solo_ext.config.schema import Section
+from solo_ext.config.schema import HuggingFace, Section
 from solo_ext.config.types import NonNegativeInt, PositiveInt
 from solo_ext.data.datasets import Images, class_names, open_images
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.transforms import STATISTICS
+from solo_ext.data.unreadable import name_of
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.features import extract_features
 from solo_ext.evaluation.protocols import PROTOCOLS, Features
 from solo_ext.pretrained.runs import Pretrained, load_pretrained
 
+logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 _TORCHVISION = {
     "cifar10": "cifar-10-batches-py",
@@ -33,6 +36,9 @@ class EvalData(Section):
 
     train_path: str | None = None
     val_path: str | None = None
+    format: Literal["image_folder", "h5", "huggingface"] | None = None
+    huggingface: HuggingFace | None = None
+    unreadable: Literal["refuse", "skip"] | None = None
 
 
 class EvalRun(Section):
@@ -69,7 +75,8 @@ def evaluate(
     device = _device(shared.device)
     pretrained = load_pretrained(path)
     cfg = _evaluation_config(pretrained.cfg, shared)
-    features = read_features(pretrained, cfg, device, shared.batch_size, progress)
+    left_out: dict[str, list[str]] = {}
+    features = read_features(pretrained, cfg, device, shared.batch_size, progress, left_out)
     return {
         "protocol": protocol,
         "run": str(path),
@@ -79,8 +86,16 @@ def evaluate(
         "backbone": cfg["backbone"],
         "epoch": pretrained.epoch,
         "image_size": cfg["augmentations"][0]["crop_size"],
-        "train": {"path": str(cfg["data"]["train_path"]), "images": len(features.train)},
-        "test": {"path": str(cfg["data"]["val_path"]), "images": len(features.test)},
+        "train": {
+            "path": str(cfg["data"]["train_path"]),
+            "images": len(features.train),
+            "unreadable": left_out.get("train", []),
+        },
+        "test": {
+            "path": str(cfg["data"]["val_path"]),
+            "images": len(features.test),
+            "unreadable": left_out.get("val", []),
+        },
         "settings": own.model_dump(),
         "results": own.measure(features),
     }
@@ -92,8 +107,19 @@ def read_features(
     device: str,
     batch_size: int | None = None,
     progress: Progress | None = None,
+    left_out: dict[str, list[str]] | None = None,
 ) -> Features:
-    """Features of both splits of ``cfg`` under its evaluation transform."""
+    """Features of both splits of ``cfg`` under its evaluation transform.
+
+    Args:
+        pretrained: the backbone.
+        cfg: with the sections ``data`` and ``augmentations``.
+        device: where the backbone runs.
+        batch_size: of the loaders; that of ``cfg`` by default.
+        progress: called with the split and the batches done and in all.
+        left_out: is given the names of the images of each split that cannot be read, where
+            ``data.unreadable`` is ``skip``.
+    """
     if cfg["data"].get("no_labels"):
         raise ConfigError(
             "data.train_path",
@@ -109,6 +135,14 @@ def read_features(
         loader = fixed_loader(cfg, images, batch_size=batch_size)
         report = None if progress is None else _reporter(progress, split)
         parts += extract_features(pretrained.backbone, loader, device=device, progress=report)
+        names = [name_of(images, index) for index in loader.skipped]
+        if names:
+            logger.warning(
+                f"{len(names)} of {len(images)} images of {split} cannot be read and are left "
+                f"out, the first {names[0]!r}"
+            )
+        if left_out is not None:
+            left_out[split] = names
     return Features(*parts)
 
 
@@ -156,11 +190,17 @@ def _settings(protocol: str, settings: dict[str, Any]) -> tuple[EvalRun, Any]:
 def _evaluation_config(trained: Mapping[str, Any], shared: EvalRun) -> dict[str, Any]:
     data = {"fraction": -1, "format": "image_folder", "num_workers": 0, **trained["data"]}
     given = {k: v for k, v in shared.data.model_dump().items() if v is not None}
+    # What does not say where the images are leaves the rest as in pretraining.
+    if "unreadable" in given:
+        data["unreadable"] = given.pop("unreadable")
     if given:
         # Class folders of the user's own, unless torchvision's data set only moved; statistics
         # stay those of pretraining.
         inside = _TORCHVISION.get(data["dataset"])
-        moved = inside is not None and all((Path(p) / inside).is_dir() for p in given.values())
+        paths = [given[key] for key in ("train_path", "val_path") if key in given]
+        moved = inside is not None and all((Path(p) / inside).is_dir() for p in paths)
+        # Other formats hold their classes themselves.
+        moved = moved or given.get("format", data["format"]) != "image_folder"
         dataset = data["dataset"] if moved else "custom"
         data |= {"dataset": dataset, "no_labels": False, "fraction": -1} | given
     if shared.num_workers is not None:
