@@ -51,7 +51,7 @@ class Skipping(Dataset[Any]):
 def too_many(count: int, images: Any, last: int) -> UnreadableImage:
     """The error of ``count`` samples in a row, up to ``last``, that cannot be read."""
     return UnreadableImage(
-        f"data.unreadable='skip': {count} images in a row cannot be read, the last "
+        f"data.unreadable='skip': none of {count} images in a row can be read, the last "
         f"{name_of(images, last)!r} ({reason_of(images, last)}); look whether the data set is "
         "whole and its disk there"
     )
