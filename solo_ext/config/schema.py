@@ -41,14 +41,29 @@ class Backbone(Section):
     kwargs: Free = {}
 
 
+class HuggingFace(Section):
+    """``data.huggingface``: which part of a data set; null is found from what there is."""
+
+    name: str | None = None
+    revision: str | None = None
+    train_split: str | None = None
+    val_split: str | None = None
+    image: str | None = None
+    label: str | None = None
+    cache_dir: str | None = None
+
+
 class Data(Section):
     """``data``: where the images are. ``num_*`` are filled in, not written by hand."""
 
     dataset: Literal["cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom"]
     train_path: str
     val_path: str | None = None
-    format: Literal["image_folder", "h5", "dali"] = "image_folder"
+    format: Literal["image_folder", "h5", "huggingface", "dali"] = "image_folder"
+    huggingface: HuggingFace | None = None
+    unreadable: Literal["refuse", "skip"] = "refuse"
     num_workers: NonNegativeInt = 4
+    start_method: Literal["fork", "spawn", "forkserver"] | None = None
     no_labels: bool = False
     fraction: Literal[-1] | Share = -1
     num_classes: PositiveInt | None = None

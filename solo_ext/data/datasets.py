@@ -12,8 +12,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from torchvision import datasets
 
+from solo_ext.data.h5 import open_h5
+from solo_ext.data.huggingface import open_huggingface
+from solo_ext.data.reading import UnreadableImage, load_image
 from solo_ext.data.sampler import SampleKey, mix
 from solo_ext.data.transforms import MultiCrop, Transform
+from solo_ext.data.unreadable import Skipping, name_of, read_sample
 from solo_ext.errors import ConfigError
 
 Split = Literal["train", "val"]
@@ -33,17 +37,43 @@ class Unlabelled(Dataset[Item]):
 
     def __init__(self, root: Path) -> None:
         known = datasets.folder.IMG_EXTENSIONS
-        self.files = sorted(p for p in root.iterdir() if p.suffix.lower() in known)
+        found = (p for p in root.iterdir() if p.suffix.lower() in known)
+        self.files = sorted(p for p in found if not p.is_dir())
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> Item:
-        return datasets.folder.default_loader(str(self.files[index])), -1
+        return load_image(self.files[index]), -1
+
+    def name_of(self, index: int) -> str:
+        """The path of an image."""
+        return str(self.files[index])
+
+
+class WithoutLabels(Dataset[Item]):
+    """The images of another data set, with target -1."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+        self.targets = [-1] * len(images)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Item:
+        return self.images[index][0], -1
+
+    def name_of(self, index: int) -> str:
+        """As the data set calls it."""
+        return name_of(self.images, index)
 
 
 class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
     """``(index, crops, target)``, crops drawn from (seed, epoch, index) alone.
+
+    Where another sample stands in for one that cannot be read, index and target are its own; the
+    crops are drawn for the one that was asked for, so that they differ from its own.
 
     Args:
         images: the images.
@@ -59,15 +89,15 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
 
     def __getitem__(self, key: SampleKey) -> tuple[int, list[Tensor], int]:
         epoch, index = key
-        image, target = self.images[index]
+        served, (image, target) = read_sample(self.images, index)
         # The generator of the process is put back: with no workers it is the trainer's own.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(mix(self.seed, epoch, index))
-            return index, self.transform(image), target
+            return served, self.transform(image), target
 
 
-class FixedViews(Dataset[tuple[Tensor, int]]):
-    """``(view, target)`` under a transform without chance.
+class FixedViews(Dataset[tuple[Tensor, int] | None]):
+    """``(view, target)`` under a transform without chance; ``None`` for an image to leave out.
 
     Args:
         images: the images.
@@ -80,8 +110,13 @@ class FixedViews(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, target = self.images[index]
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | None:
+        try:
+            image, target = self.images[index]
+        except UnreadableImage:
+            if not isinstance(self.images, Skipping):
+                raise
+            return None
         return self.transform(image), target
 
 
@@ -100,40 +135,53 @@ def open_images(data: Mapping[str, Any], split: Split) -> Images:
     path = data.get(f"{split}_path")
     if path is None:
         raise ConfigError(key, None, "no path", "give the folder of the images")
+    unlabelled = bool(data.get("no_labels")) and split == "train"
+    images = _opened(data, split, str(path), unlabelled)
+    if len(images) == 0:
+        raise ConfigError(key, str(path), "no image in this folder", "give a folder with images")
+    if unlabelled and not isinstance(images, Unlabelled):
+        images = cast(Images, WithoutLabels(images))
+    fraction = data.get("fraction", -1)
+    if split == "train" and 0 < fraction < 1:
+        kept = _stratified(images, fraction)
+        images = cast(Images, Subset(cast(Dataset[Any], images), kept))
+    return cast(Images, Skipping(images)) if data.get("unreadable") == "skip" else images
+
+
+def _opened(data: Mapping[str, Any], split: Split, path: str, unlabelled: bool) -> Images:
+    key, name = f"data.{split}_path", data["dataset"]
+    if data["format"] == "h5":
+        return cast(Images, open_h5(path, key, name))
+    if data["format"] == "huggingface":
+        return cast(Images, _huggingface(data, split, path, unlabelled))
     if data["format"] != "image_folder":
         raise ConfigError(
             "data.format",
             data["format"],
-            "this command reads image folders and torchvision's data sets",
-            "use image_folder, or solo-learn's own main_pretrain.py for h5 and dali",
+            "this command reads image_folder, h5 and huggingface",
+            "use one of them, or solo-learn's own main_pretrain.py for dali",
         )
     root = Path(path).expanduser()
     if not root.is_dir():
-        raise ConfigError(key, str(path), "no such folder", "give the folder of the images")
-    name = data["dataset"]
+        raise ConfigError(key, path, "no such folder", "give the folder of the images")
     if name in ("cifar10", "cifar100", "stl10"):
-        images = _torchvision(name, root, split, key)
-    elif data.get("no_labels") and split == "train":
-        images = cast(Images, Unlabelled(root))
-    else:
-        images = _class_folder(root, key)
-    if len(images) == 0:
-        raise ConfigError(key, str(path), "no image in this folder", "give a folder with images")
-    fraction = data.get("fraction", -1)
-    if split == "train" and 0 < fraction < 1:
-        return cast(Images, Subset(cast(Dataset[Any], images), _stratified(images, fraction)))
-    return images
+        return _torchvision(name, root, split, key)
+    return cast(Images, Unlabelled(root)) if unlabelled else _class_folder(root, key)
 
 
 def class_names(images: Images) -> list[str]:
     """Names of the classes in the order of their targets, as far as the data set knows them."""
-    source: Any = images.dataset if isinstance(images, Subset) else images
+    source: Any = images
+    while isinstance(source, Skipping | Subset):
+        source = source.images if isinstance(source, Skipping) else source.dataset
     names = getattr(source, "classes", None)
     return [str(n) for n in names] if names else [str(t) for t in sorted(set(targets_of(images)))]
 
 
 def targets_of(images: Images) -> Sequence[int]:
     """Targets of all samples, without decoding an image."""
+    if isinstance(images, Skipping):
+        return targets_of(images.images)
     if isinstance(images, Subset):
         all_targets = targets_of(cast(Images, images.dataset))
         return [all_targets[i] for i in images.indices]
@@ -155,11 +203,17 @@ def _class_folder(root: Path, key: str) -> Images:
             "lay the images out as <class>/<image>, or set data.no_labels=true for training",
         )
     try:
-        return cast(Images, datasets.ImageFolder(str(root)))
+        return cast(Images, datasets.ImageFolder(str(root), loader=load_image))
     except FileNotFoundError as error:
         raise ConfigError(
             key, str(root), str(error).splitlines()[0], "remove it or fill it"
         ) from None
+
+
+def _huggingface(data: Mapping[str, Any], split: Split, path: str, unlabelled: bool) -> Any:
+    same_path = data.get("train_path") == data.get("val_path")
+    section = data.get("huggingface") or {}
+    return open_huggingface(path, split, section, labelled=not unlabelled, same_path=same_path)
 
 
 def _torchvision(name: str, root: Path, split: Split, key: str) -> Images:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from solo_ext.data.datasets import FixedViews, TrainingViews, open_images, targets_of
+from solo_ext.data.datasets import TrainingViews, open_images, targets_of
 from solo_ext.data.transforms import MultiCrop, Transform, eval_transform, statistics
+from solo_ext.data.unreadable import read_sample
+from solo_ext.data.workers import worker_context
 from solo_ext.errors import ConfigError
 
 
@@ -50,19 +52,25 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
     """
 
     def __init__(self, dataset: Any, transform: Transform) -> None:
+        self.transform = transform
         if isinstance(dataset, TrainingViews):
-            self.views: Any = FixedViews(dataset.images, transform)
+            self.images: Any = dataset.images
         else:
             # solo-learn's data sets: torchvision's, with the index in front.
-            self.views = copy.copy(dataset)
-            self.views.transform = transform
+            self.images = copy.copy(dataset)
+            self.images.transform = transform
 
     def __len__(self) -> int:
-        return len(self.views)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[int, Tensor]:
-        # Both kinds end in (view, target).
-        return index, self.views[index][-2]
+        if hasattr(self.images, "transform"):
+            # It ends in (view, target).
+            return index, self.images[index][-2]
+        # As in training, the next readable sample stands in for an unreadable one. The index that
+        # was asked for stays: what is kept by index then has a row for every sample.
+        _, (image, _) = read_sample(self.images, index)
+        return index, self.transform(image)
 
 
 def fixed_pass_loader(
@@ -85,6 +93,9 @@ def fixed_pass_loader(
         pin_memory=torch.cuda.is_available(),
         # A loader without one draws from the global generator.
         generator=torch.Generator(),
+        multiprocessing_context=worker_context(
+            cfg["data"]["num_workers"], cfg["data"].get("start_method")
+        ),
     )
 
 

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from solo_ext.data.datasets import FixedViews, Images, TrainingViews
-from solo_ext.data.sampler import EpochSampler
+from solo_ext.data.fixed_loader import FixedLoader
+from solo_ext.data.sampler import EpochSampler, SampleKey
 from solo_ext.data.transforms import eval_transform, pretrain_transform, statistics
+from solo_ext.data.unreadable import Skipping, passed_over
+from solo_ext.data.workers import worker_context
 from solo_ext.errors import ConfigError
 
 
 class ResumableLoader(DataLoader[Any]):
     """A training loader that knows its place and can be put there again.
 
+    Attributes:
+        skipped: indices of the unreadable images that other samples stood in for so far.
+
     Args:
         dataset: the views.
         sampler: the order.
         batch_size: per process; the last, incomplete batch is dropped.
         num_workers: worker processes; batches do not depend on it.
+        start_method: of the workers; ``None`` takes Python's default.
     """
 
     def __init__(
-        self, dataset: TrainingViews, sampler: EpochSampler, batch_size: int, num_workers: int
+        self,
+        dataset: TrainingViews,
+        sampler: EpochSampler,
+        batch_size: int,
+        num_workers: int,
+        start_method: str | None = None,
     ) -> None:
+        self.skipped: dict[int, None] = {}
+        self._skips = isinstance(dataset.images, Skipping)
         self.order = sampler
         self._served_of = sampler.epoch
         self.served = 0
@@ -40,17 +56,26 @@ class ResumableLoader(DataLoader[Any]):
             persistent_workers=num_workers > 0,
             # A loader without a generator of its own draws from the global one at each epoch.
             generator=torch.Generator().manual_seed(sampler.seed),
+            multiprocessing_context=worker_context(num_workers, start_method),
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         assert self.batch_size is not None
         epoch, first = self.order.epoch, self.order.start // self.batch_size
         self._served_of, self.served = epoch, first
+        asked = iter(self.order)
         for batch in super().__iter__():
             self.served += 1
+            if self._skips:
+                self._note(islice(asked, self.batch_size), batch[0])
             yield batch
         if self.order.epoch == epoch:
             self.order.start = 0
+
+    def _note(self, asked: Iterable[SampleKey], served: Tensor) -> None:
+        """Keeps the indices that were asked for in vain."""
+        for key, index in zip(asked, served.tolist(), strict=True):
+            self.skipped.update(dict.fromkeys(passed_over(key.sample, index, self.order.size)))
 
     def __len__(self) -> int:
         assert self.batch_size is not None
@@ -91,19 +116,21 @@ def pretrain_loader(cfg: Mapping[str, Any], images: Images) -> ResumableLoader:
     views = TrainingViews(
         images, pretrain_transform(cfg["data"]["dataset"], cfg["augmentations"]), cfg["seed"]
     )
-    return ResumableLoader(views, sampler, batch_size, cfg["data"]["num_workers"])
+    data = cfg["data"]
+    return ResumableLoader(
+        views, sampler, batch_size, data["num_workers"], data.get("start_method")
+    )
 
 
 def fixed_loader(
     cfg: Mapping[str, Any], images: Images, *, batch_size: int | None = None
-) -> DataLoader[Any]:
+) -> FixedLoader:
     """Batches ``(images, targets)`` in order, each image once, at the size of pretraining."""
     first = cfg["augmentations"][0]
     transform = eval_transform(first["crop_size"], *statistics(cfg["data"]["dataset"], first))
-    return DataLoader(
+    return FixedLoader(
         FixedViews(images, transform),
-        batch_size=batch_size or cfg["optimizer"]["batch_size"],
-        num_workers=cfg["data"]["num_workers"],
-        pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),
+        batch_size or cfg["optimizer"]["batch_size"],
+        cfg["data"]["num_workers"],
+        cfg["data"].get("start_method"),
     )

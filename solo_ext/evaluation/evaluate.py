@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from solo_ext.data.datasets import Images
 from solo_ext.evaluation.protocols import BackboneProtocol, FeatureProtocol, Protocol, Row
 from solo_ext.evaluation.settings import read_settings
 from solo_ext.evaluation.subject import Progress, Subject, open_subject
@@ -68,6 +69,15 @@ def about(subject: Subject) -> dict[str, Any]:
         "backbone": cfg["backbone"],
         "epoch": model.epoch,
         "image_size": cfg["augmentations"][0]["crop_size"],
-        "train": {"path": str(cfg["data"]["train_path"]), "images": len(subject.train)},
-        "test": {"path": str(cfg["data"]["val_path"]), "images": len(subject.test)},
+        "train": _split(subject, "train", subject.train),
+        "test": _split(subject, "val", subject.test),
+    }
+
+
+def _split(subject: Subject, split: str, images: Images) -> dict[str, Any]:
+    unreadable = subject.unreadable.get(split, [])
+    return {
+        "path": str(subject.cfg["data"][f"{split}_path"]),
+        "images": len(images) - len(unreadable),
+        "unreadable": unreadable,
     }

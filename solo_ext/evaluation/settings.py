@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter, create_model
 
 from solo_ext.config.check import validated
-from solo_ext.config.schema import Free, Section
+from solo_ext.config.schema import Free, HuggingFace, Section
 from solo_ext.config.types import NonNegativeInt, PositiveInt
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.protocols import PROTOCOLS, Protocol
@@ -24,6 +24,9 @@ class EvalData(Section):
 
     train_path: str | None = None
     val_path: str | None = None
+    format: Literal["image_folder", "h5", "huggingface"] | None = None
+    huggingface: HuggingFace | None = None
+    unreadable: Literal["refuse", "skip"] | None = None
 
 
 class EvalRun(Section):

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Dataset, Subset
 
 from solo_ext import distributed
 from solo_ext.data.datasets import Images, class_names, open_images
 from solo_ext.data.fingerprint import images_fingerprint
+from solo_ext.data.fixed_loader import FixedLoader
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.transforms import STATISTICS, statistics
+from solo_ext.data.unreadable import name_of
 from solo_ext.errors import ConfigError
 from solo_ext.evaluation.classes import same_classes
 from solo_ext.evaluation.features import extract_features, feature_batches
@@ -27,6 +30,7 @@ from solo_ext.evaluation.protocols import Features
 from solo_ext.evaluation.settings import DTYPES, EvalData, EvalRun
 from solo_ext.evaluation.store import ALONE, FeatureStore, Ranks
 
+logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many batches of it are done and in all."""
 _TORCHVISION = {
@@ -52,6 +56,8 @@ class Subject:
         out: folder for pictures; it may not exist yet.
         progress: ``None`` where nobody looks.
         ranks: this process among several.
+        unreadable: by split, names of the images that were left out of the features because they
+            cannot be read and ``data.unreadable`` is ``skip``; their features are not stored.
     """
 
     model: Model
@@ -63,6 +69,7 @@ class Subject:
     out: Path
     progress: Progress | None = None
     ranks: Ranks = ALONE
+    unreadable: dict[str, list[str]] = field(default_factory=dict)
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -83,7 +90,7 @@ class Subject:
         """A copy of the backbone with its weights, on the CPU, that may be trained."""
         return copy.deepcopy(self.model.backbone).cpu().requires_grad_(True)
 
-    def loader(self, images: Images) -> DataLoader[Any]:
+    def loader(self, images: Images) -> FixedLoader:
         """Batches ``(images, targets)`` of the fixed view, in order, each image once."""
         return fixed_loader(self.cfg, images, batch_size=self.settings.batch_size)
 
@@ -134,13 +141,16 @@ class Subject:
         dtype = DTYPES[self.settings.features_dtype]
         found = images_fingerprint(images)
         if found is None:
-            return extract_features(
+            loader = self.loader(images)
+            extracted = extract_features(
                 self.model.backbone,
-                self.loader(images),
+                loader,
                 device=self.device,
                 progress=self.report(split),
                 dtype=dtype,
             )
+            self._note_unreadable(split, images, loader.skipped)
+            return extracted
         first = self.cfg["augmentations"][0]
         mean, std = statistics(self.cfg["data"]["dataset"], first)
         key = {
@@ -156,6 +166,15 @@ class Subject:
         folder = self.settings.features_dir or self.model.folder / "features"
         store = FeatureStore(Path(folder).expanduser(), dtype)
         return store.features(key, len(images), batches, self.ranks)
+
+    def _note_unreadable(self, split: str, images: Images, indices: Sequence[int]) -> None:
+        names = [name_of(images, index) for index in indices]
+        if names:
+            self.unreadable[split] = names
+            logger.warning(
+                f"{len(names)} of {len(images)} images of {split} cannot be read and are left "
+                f"out, the first {names[0]!r}"
+            )
 
 
 def open_subject(name: str, settings: EvalRun, progress: Progress | None = None) -> Subject:
@@ -181,11 +200,17 @@ def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str
     """The config of pretraining with the images and the view of an evaluation."""
     data = {"fraction": -1, "format": "image_folder", "num_workers": 0, **trained["data"]}
     given = {k: v for k, v in settings.data.model_dump().items() if v is not None}
+    # What does not say where the images are leaves the rest as in pretraining.
+    if "unreadable" in given:
+        data["unreadable"] = given.pop("unreadable")
     if given:
         # Class folders of the user's own, unless torchvision's data set only moved; statistics
         # stay those of pretraining.
         inside = _TORCHVISION.get(data["dataset"])
-        moved = inside is not None and all((Path(p) / inside).is_dir() for p in given.values())
+        paths = [given[key] for key in ("train_path", "val_path") if key in given]
+        moved = inside is not None and all((Path(p) / inside).is_dir() for p in paths)
+        # Other formats hold their classes themselves.
+        moved = moved or given.get("format", data["format"]) != "image_folder"
         dataset = data["dataset"] if moved else "custom"
         data |= {"dataset": dataset, "no_labels": False, "fraction": -1} | given
     if settings.num_workers is not None:

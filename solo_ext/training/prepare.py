@@ -197,6 +197,8 @@ def _scheduler(scheduler: Mapping[str, Any]) -> None:
 
 
 def _no_files(data: Mapping[str, Any]) -> None:
+    if data["format"] != "image_folder":
+        return
     for key in ("train_path", "val_path"):
         if data[key] is not None and Path(data[key]).expanduser().is_file():
             raise ConfigError(

@@ -44,6 +44,7 @@ from solo_ext.training.run_dir import (
     run_digest,
     write_text,
 )
+from solo_ext.training.unreadable import UNREADABLE, UnreadableReport
 
 _RUN_DIR = "SOLO_EXT_RUN_DIR"
 
@@ -107,6 +108,8 @@ def pretrain(
     named_after = run_dir.name.startswith(f"{cfg.name}-")
     stem = run_dir.name if named_after else f"{cfg.name}-{run_dir.name}"
     own: list[Callback] = [RunState(loader), *callbacks, *_online(prepared)]
+    if given["data"]["unreadable"] == "skip":
+        own.append(UnreadableReport(run_dir / UNREADABLE, [loader, *filter(None, [val_loader])]))
     if show_progress:
         own.append(progress_callback(given["method"]))
     if given["checkpoint"]["enabled"]:

@@ -142,7 +142,13 @@ NAMES = {
         "data.format=image_foldr", says=("data.format='image_foldr'", "did you mean 'image_folder'")
     ),
     "format that is upstream's": config(
-        "data.format=h5", says=("data.format='h5'", "image_folder")
+        "data.format=dali", says=("data.format='dali'", "image_folder")
+    ),
+    "policy": config(
+        "data.unreadable=ignore", says=("data.unreadable='ignore'", "allowed: refuse, skip")
+    ),
+    "start method": config(
+        "data.start_method=spwan", says=("data.start_method='spwan'", "did you mean 'spawn'?")
     ),
     "logger": config(
         "loggers=[csv,tensorbord]", says=("loggers.1='tensorbord'", "did you mean 'tensorboard'?")
@@ -308,6 +314,33 @@ VALUES = {
 PATHS = {
     "no data": config("data.train_path=/no/where", says=("data.train_path='/no/where'", "folder")),
     "data in a file": config("data.train_path={file}", says=("data.train_path='{file}'", "a file")),
+    "folder as HDF5": config(
+        "data.format=h5", says=("data.train_path='{digits}'", "a folder, not an HDF5 file")
+    ),
+    "text as HDF5": config(
+        "data.format=h5",
+        "data.train_path={file}",
+        says=("data.train_path='{file}'", "not an HDF5 file"),
+    ),
+    "missing HDF5": config(
+        "data.format=h5", "data.train_path=/no/x.h5", says=("data.train_path=", "no such file")
+    ),
+    "missing data set": config(
+        "data.format=huggingface",
+        "data.train_path=/no/where",
+        says=("data.train_path='/no/where'", "a name on the hub"),
+    ),
+    "empty data set": config(
+        "data.format=huggingface",
+        "data.train_path={empty}",
+        says=("data.train_path='{empty}'", "data files", "load_dataset"),
+    ),
+    "torn parquet": config(
+        "data.format=huggingface",
+        "data.train_path={parquet}",
+        "+data.huggingface.cache_dir={parquet}.cache",
+        says=("data.train_path='{parquet}'", "arquet"),
+    ),
     "no classes": config("data.train_path={flat}", says=("data.train_path='{flat}'", "<class>/")),
     "empty classes": config(
         "data.train_path={hollow}", says=("data.train_path='{hollow}'", "class")

@@ -1,0 +1,195 @@
+"""Data sets of the Hugging Face `datasets` library as map-style data sets of images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data import Dataset
+
+from solo_ext.data.huggingface_source import load_split
+from solo_ext.data.reading import UnreadableImage, decode_image, load_image
+from solo_ext.errors import ConfigError, nearest
+
+_IMAGE_NAMES = ("image", "img")
+_LABEL_NAMES = ("label", "labels", "target", "targets", "class")
+_KEY = "data.huggingface"
+
+
+class HuggingFaceImages(Dataset[tuple[Image.Image, int]]):
+    """Rows of a ``datasets.Dataset``; sample i is row i.
+
+    The table stays memory-mapped, workers map the same file; images are decoded when they are
+    asked for.
+
+    Attributes:
+        classes: names by target; empty without labels.
+        targets: (n,), int64; -1 where there is no label.
+
+    Args:
+        rows: the data set.
+        name: what to call it in messages.
+        image: its column of images; ``None`` finds it.
+        label: its column of labels; ``None`` finds it.
+        labelled: whether labels are read.
+
+    Raises:
+        ConfigError: a column is not there, or is not of images or classes.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        name: str,
+        image: str | None = None,
+        label: str | None = None,
+        *,
+        labelled: bool = True,
+    ) -> None:
+        import datasets
+
+        self.name = name
+        self.column = _image_column(rows.features, image)
+        self.classes: list[str] = []
+        self.targets: NDArray[np.int64] = np.full(len(rows), -1)
+        if labelled:
+            column = _label_column(rows.features, label)
+            self.classes, self.targets = _labels(rows, column)
+        self.rows = rows.with_format(None).select_columns([self.column])
+        if isinstance(rows.features[self.column], datasets.Image):
+            self.rows = self.rows.cast_column(self.column, datasets.Image(decode=False))
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        encoded, path = self._stored(index)
+        if encoded is not None:
+            image = decode_image(encoded, self._name(index, path))
+        elif path is not None:
+            image = load_image(path)
+        else:
+            raise UnreadableImage(self._name(index, None), "this row has no image")
+        return image, int(self.targets[index])
+
+    def name_of(self, index: int) -> str:
+        """The path of an image that is a file, else the row."""
+        encoded, path = self._stored(index)
+        return path if encoded is None and path is not None else self._name(index, path)
+
+    def _stored(self, index: int) -> tuple[bytes | None, str | None]:
+        """Encoded bytes or a path."""
+        value = self.rows[int(index)][self.column]
+        if isinstance(value, Mapping):
+            return value.get("bytes"), value.get("path")
+        return (None, value) if isinstance(value, str) else (value, None)
+
+    def _name(self, index: int, path: str | None) -> str:
+        return f"{self.name}, row {index}" + (f" ({path})" if path else "")
+
+
+def open_huggingface(
+    path: str, split: str, settings: Mapping[str, Any], *, labelled: bool, same_path: bool = False
+) -> HuggingFaceImages:
+    """Opens ``data.format: huggingface``.
+
+    Args:
+        path: as :func:`solo_ext.data.huggingface_source.load_split` takes it.
+        split: ``train`` or ``val``.
+        settings: the section ``data.huggingface``.
+        labelled: whether labels are read.
+        same_path: training and validation are of one path.
+
+    Raises:
+        ConfigError: `datasets` is not installed, there is no such data set, split or column.
+    """
+    rows, found = load_split(path, split, settings, same_path=same_path)
+    columns = settings.get("image"), settings.get("label")
+    return HuggingFaceImages(rows, f"{path} [{found}]", *columns, labelled=labelled)
+
+
+def _image_column(features: Mapping[str, Any], given: str | None) -> str:
+    import datasets
+
+    def holds_images(feature: Any) -> bool:
+        if isinstance(feature, Mapping):
+            return "bytes" in feature
+        return getattr(feature, "dtype", None) in ("binary", "large_binary")
+
+    if given is not None:
+        feature = _there(features, "image", given)
+        text = getattr(feature, "dtype", None) in ("string", "large_string")
+        if not (isinstance(feature, datasets.Image) or holds_images(feature) or text):
+            raise ConfigError(
+                f"{_KEY}.image",
+                given,
+                "no column of images, encoded images or paths",
+                _columns(features),
+            )
+        return given
+    found = [n for n, f in features.items() if isinstance(f, datasets.Image)]
+    found = found or [n for n, f in features.items() if holds_images(f)]
+    return _only(found, features, "image", _IMAGE_NAMES, "name it")
+
+
+def _label_column(features: Mapping[str, Any], given: str | None) -> str:
+    import datasets
+
+    if given is not None:
+        _there(features, "label", given)
+        return given
+    found = [n for n, f in features.items() if isinstance(f, datasets.ClassLabel)]
+    found = found or [n for n in features if n in _LABEL_NAMES]
+    return _only(found, features, "label", _LABEL_NAMES, "name it, or set data.no_labels=true")
+
+
+def _there(features: Mapping[str, Any], kind: str, name: str) -> Any:
+    if name not in features:
+        raise ConfigError(f"{_KEY}.{kind}", name, "no such column", nearest(name, features))
+    return features[name]
+
+
+def _only(
+    found: Sequence[str], features: Mapping[str, Any], kind: str, usual: Sequence[str], remedy: str
+) -> str:
+    if len(found) > 1:
+        found = [name for name in usual if name in found][:1] or found
+    if len(found) != 1:
+        problem = f"{'several columns' if found else 'no column'} of {kind}s"
+        raise ConfigError(f"{_KEY}.{kind}", None, problem, f"{remedy}; {_columns(features)}")
+    return found[0]
+
+
+def _columns(features: Mapping[str, Any]) -> str:
+    kinds = (
+        f"{name} ({getattr(f, 'dtype', None) or type(f).__name__})"
+        if type(f).__name__ == "Value"
+        else f"{name} ({'struct' if isinstance(f, Mapping) else type(f).__name__})"
+        for name, f in features.items()
+    )
+    return f"columns: {', '.join(kinds)}"
+
+
+def _labels(rows: Any, column: str) -> tuple[list[str], NDArray[np.int64]]:
+    """Names of the classes, and the class of every row; a negative or missing label is none."""
+    feature = rows.features[column]
+    values = rows.select_columns([column]).with_format("arrow")[:][column].to_pylist()
+    if hasattr(feature, "names"):
+        plain = [-1 if v is None else v for v in values]
+        return list(feature.names), np.array(plain, dtype=np.int64)
+    if not all(v is None or isinstance(v, int | str) for v in values):
+        raise ConfigError(
+            f"{_KEY}.label", column, "neither whole numbers nor names", _columns(rows.features)
+        )
+    try:
+        known = sorted({v for v in values if v is not None and (isinstance(v, str) or v >= 0)})
+    except TypeError:
+        raise ConfigError(
+            f"{_KEY}.label", column, "both numbers and names", _columns(rows.features)
+        ) from None
+    place = {value: target for target, value in enumerate(known)}
+    targets = np.array([place.get(v, -1) for v in values], dtype=np.int64)
+    return [str(v) for v in known], targets

@@ -1,0 +1,209 @@
+"""HDF5 files in solo-learn main's layout."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Subset
+from torchvision.transforms.functional import to_tensor
+
+from solo_ext import host
+from solo_ext.data.datasets import FixedViews, class_names, open_images, targets_of
+from solo_ext.data.fixed_loader import FixedLoader
+from solo_ext.data.h5 import H5Images
+from solo_ext.data.imagenet100 import IMAGENET100
+from solo_ext.data.reading import UnreadableImage
+from solo_ext.data.unreadable import name_of
+from solo_ext.errors import ConfigError
+
+h5py = pytest.importorskip("h5py")
+Content = dict[str, dict[str, Any]]
+
+
+def encoded(level: int, kind: str = "PNG") -> Any:
+    file = io.BytesIO()
+    Image.new("RGB", (6, 6), (level, 2 * level, 255 - level)).save(file, kind)
+    return np.frombuffer(file.getvalue(), dtype=np.uint8)
+
+
+def write(path: Path, content: Content) -> Path:
+    """Writes groups of arrays."""
+    with h5py.File(path, "w") as file:
+        for group, images in content.items():
+            held = file.create_group(group)
+            for name, value in images.items():
+                held[name] = value
+    return path
+
+
+def classes(names: tuple[str, ...], each: int = 4) -> Content:
+    return {
+        name: {f"{i}.png": encoded(20 * label + i) for i in reversed(range(each))}
+        for label, name in enumerate(names)
+    }
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Classes of 4 images, written in another order than that of their names."""
+    return write(tmp_path_factory.mktemp("h5") / "train.h5", classes(("cat", "ant", "bee")))
+
+
+def section(path: Path, **given: Any) -> dict[str, Any]:
+    base = {"dataset": "custom", "format": "h5", "fraction": -1, "no_labels": False}
+    return {**base, "train_path": str(path), "val_path": str(path), **given}
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_classes_and_targets(path: Path, split: Any) -> None:
+    images = open_images(section(path), split)
+    assert len(images) == 12
+    assert class_names(images) == ["ant", "bee", "cat"]
+    assert targets_of(images) == [0] * 4 + [1] * 4 + [2] * 4
+    for index in range(12):
+        image, target = images[index]
+        level = 20 * {0: 1, 1: 2, 2: 0}[index // 4] + index % 4
+        assert image.getpixel((0, 0)) == (level, 2 * level, 255 - level)
+        assert (target, type(target)) == (index // 4, int)
+    assert name_of(images, 6) == f"{path}:bee/2.png"
+
+
+def test_is_read_as_main_reads_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if host.detect().generation != "main":
+        pytest.skip("the release has no reader")
+    host.load()
+    from solo.data.h5_dataset import H5Dataset
+
+    # It keeps a list of the images there, under the file's name.
+    monkeypatch.setenv("HOME", str(path.parent))
+    theirs, ours = H5Dataset("imagenet", str(path)), H5Images(path)
+    assert len(theirs) == len(ours)
+    assert theirs.class_to_idx == {name: i for i, name in enumerate(ours.classes)}
+    for index in range(len(ours)):
+        (image, target), (expected, label) = ours[index], theirs[index]
+        assert target == label
+        assert np.array_equal(np.asarray(image), np.asarray(expected))
+
+
+def test_imagenet100_out_of_imagenet(tmp_path: Path) -> None:
+    names = (*IMAGENET100, "n00000001", "n99999999")
+    path = write(tmp_path / "imagenet.h5", classes(names, each=1))
+    images = open_images(section(path, dataset="imagenet100"), "train")
+    assert class_names(images) == sorted(IMAGENET100)
+    assert targets_of(images) == list(range(100))
+    assert len(open_images(section(path, dataset="imagenet"), "train")) == 102
+    few = write(tmp_path / "few.h5", classes(IMAGENET100[:3], each=1))
+    assert len(open_images(section(few, dataset="imagenet100"), "train")) == 3
+
+
+def test_the_classes_are_main_s() -> None:
+    root = os.environ.get("SOLO_LEARN_ROOT")
+    if root is None:
+        pytest.skip("no checkout")
+    listed = Path(root) / "solo" / "data" / "dataset_subset" / "imagenet100_classes.txt"
+    assert set(listed.read_text().split()) == set(IMAGENET100)
+
+
+def test_no_labels_and_fraction(path: Path) -> None:
+    images = open_images(section(path, no_labels=True), "train")
+    assert (len(images), set(targets_of(images)), images[7][1]) == (12, {-1}, -1)
+    assert name_of(images, 6).endswith("bee/2.png")
+    half = open_images(section(path, fraction=0.5), "train")
+    assert sorted(targets_of(half)) == [0, 0, 1, 1, 2, 2]
+    assert name_of(half, 0).startswith(f"{path}:ant/")
+    assert len(open_images(section(path, fraction=0.5), "val")) == 12
+
+
+def test_a_forked_worker_opens_the_file_itself(path: Path) -> None:
+    images: Any = open_images(section(path), "train")
+    levels = [images[i][0].getpixel((0, 0))[0] for i in range(12)]
+    assert images._file is not None
+    views = FixedViews(images, to_tensor)
+    found = [255 * batch[:, 0, 0, 0] for batch, _ in FixedLoader(views, 3, 2, "fork")]
+    assert torch.cat(found).round().tolist() == levels
+
+
+def test_handles_are_of_the_process(path: Path) -> None:
+    images = H5Images(path)
+    assert images._file is None
+    images[0]
+    assert pickle.loads(pickle.dumps(images))._file is None
+    assert images._file is not None
+    handle = images._file[1]
+    # As a forked worker finds it.
+    images._file = os.getpid() + 1, handle
+    images[0]
+    assert images._file[0] == os.getpid()
+    assert images._file[1] is not handle
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    broken = {
+        "a": {
+            "0": np.frombuffer(b"no image", dtype=np.uint8),
+            "1": encoded(3)[:50],
+            "2": np.zeros((4, 4, 3), dtype=np.uint8),
+            "3": "text",
+            "4": np.zeros(0, dtype=np.uint8),
+            "5": np.zeros(9, dtype=np.int64),
+            "6": encoded(3),
+        }
+    }
+    path = write(tmp_path / "x.h5", broken)
+    images = open_images(section(path), "train")
+    reasons = ["PIL knows", "runcated", "bytes of", "bytes of", "empty", "bytes of"]
+    for index, reason in enumerate(reasons):
+        with pytest.raises(UnreadableImage, match=reason) as caught:
+            images[index]
+        assert caught.value.what == f"{path}:a/{index}"
+    assert images[6][1] == 0
+
+
+def test_a_file_that_vanishes(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.h5"
+    copy.write_bytes(path.read_bytes())
+    images = H5Images(copy)
+    copy.unlink()
+    with pytest.raises(UnreadableImage, match=r"copy\.h5:ant/0\.png"):
+        images[0]
+
+
+def test_subset_of_hidden_labels_is_picklable(path: Path) -> None:
+    images = open_images(section(path, no_labels=True, fraction=0.5), "train")
+    assert isinstance(images, Subset)
+    copy = pickle.loads(pickle.dumps(images))
+    assert copy[3][1] == -1
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda p: None, "no such file"),
+        (lambda p: p.mkdir(), "a folder, not an HDF5 file"),
+        (lambda p: p.write_text("no hdf5"), "not an HDF5 file"),
+        (lambda p: p.write_bytes(b""), "not an HDF5 file"),
+        (lambda p: write(p, {}), "no groups"),
+        (lambda p: write(p, {"a": {}}), "no images"),
+    ],
+)
+def test_files_of_another_kind(make: Any, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    make(path)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        open_images(section(path), "val")
+    assert (caught.value.key, caught.value.value) == ("data.val_path", str(path))
+
+
+def test_without_h5py(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ConfigError, match=r"h5py is not installed; pip install 'solo-ext\[h5\]'"):
+        open_images(section(path), "train")

@@ -1,0 +1,253 @@
+"""What an image file becomes, kind by kind, and what is said of one that cannot be read."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pickle
+import struct
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from torch._utils import ExceptionWrapper
+from torchvision.datasets.folder import pil_loader
+
+from solo_ext.data.reading import UnreadableImage, decode_image, load_image, to_rgb
+
+SIDE = 16
+GREY = np.linspace(0, 65535, SIDE * SIDE).reshape(SIDE, SIDE).astype(np.uint16)
+RGB = np.stack([GREY, GREY[::-1], GREY.T], axis=-1)
+EIGHT = np.round(RGB / 257).astype(np.uint8)
+
+
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """Returns an image file."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def png16(pixels: NDArray[np.uint16]) -> bytes:
+    """Returns a PNG file of 16 bits per channel, which PIL does not write for colours."""
+    colour = {2: 0, 3: 2}[pixels.ndim]
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        body = kind + content
+        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+
+    head = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 16, colour, 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    parts = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def tiff16(pixels: NDArray[np.uint16]) -> bytes:
+    """Returns an uncompressed TIFF file of 16 bits per channel."""
+    height, width, channels = pixels.shape
+    content = pixels.astype("<u2").tobytes()
+    after = 8 + 2 + 9 * 12 + 4
+    entries = [
+        (256, 3, 1, width),
+        (257, 3, 1, height),
+        (258, 3, channels, after),
+        (259, 3, 1, 1),
+        (262, 3, 1, 2),
+        (273, 4, 1, after + 2 * channels),
+        (277, 3, 1, channels),
+        (278, 3, 1, height),
+        (279, 4, 1, len(content)),
+    ]
+    file = b"II*\0" + struct.pack("<IH", 8, len(entries))
+    for tag, kind, count, value in entries:
+        short = kind == 3 and count == 1
+        file += struct.pack("<HHI", tag, kind, count)
+        file += struct.pack("<HH", value, 0) if short else struct.pack("<I", value)
+    return file + struct.pack("<I", 0) + struct.pack(f"<{channels}H", *[16] * channels) + content
+
+
+def photo() -> Image.Image:
+    """Returns a smooth picture, which JPEG keeps."""
+    return Image.fromarray(EIGHT)
+
+
+JPEG = saved(photo(), "JPEG", quality=95)
+GREY_LEVELS = np.repeat(np.round(GREY / 257).astype(np.uint8)[..., None], 3, axis=2)
+ROTATED = Image.Exif()
+ROTATED[0x0112] = 6
+
+SIXTEEN_BITS: dict[str, tuple[bytes, NDArray[np.uint8]]] = {
+    "grey PNG": (png16(GREY), GREY_LEVELS),
+    "grey TIFF": (saved(Image.fromarray(GREY), "TIFF"), GREY_LEVELS),
+    "grey PGM": (b"P5 16 16 65535\n" + GREY.astype(">u2").tobytes(), GREY_LEVELS),
+    "grey TIFF in 32 bits": (saved(Image.fromarray(GREY.astype(np.int32)), "TIFF"), GREY_LEVELS),
+    "RGB PNG": (png16(RGB), EIGHT),
+    "RGB TIFF": (tiff16(RGB), EIGHT),
+}
+AS_TORCHVISION: dict[str, bytes] = {
+    "RGB JPEG": JPEG,
+    "RGB PNG": saved(photo(), "PNG"),
+    "grey JPEG": saved(photo().convert("L"), "JPEG"),
+    "grey PNG": saved(photo().convert("L"), "PNG"),
+    "two levels": saved(photo().convert("1"), "PNG"),
+    "CMYK JPEG": saved(photo().convert("CMYK"), "JPEG"),
+    "palette": saved(photo().quantize(16), "PNG"),
+    "palette, one colour transparent": saved(photo().quantize(16), "PNG", transparency=3),
+    "palette with transparency": saved(photo().quantize(16), "PNG", transparency=b"\0\xff" * 8),
+    "RGBA": saved(Image.fromarray(np.dstack([EIGHT, EIGHT[..., 0]])), "PNG"),
+    "grey with transparency": saved(photo().convert("LA"), "PNG"),
+    "EXIF says rotated": saved(photo(), "JPEG", exif=ROTATED),
+    "WebP": saved(photo(), "WEBP"),
+    "BMP": saved(photo(), "BMP"),
+}
+
+
+def written(place: Path, content: bytes) -> Path:
+    """Writes a file."""
+    place.write_bytes(content)
+    return place
+
+
+@pytest.mark.parametrize("kind", SIXTEEN_BITS)
+def test_sixteen_bits_are_scaled(kind: str, tmp_path: Path) -> None:
+    content, expected = SIXTEEN_BITS[kind]
+    image = load_image(written(tmp_path / "image", content))
+    found = np.asarray(image).astype(int)
+    assert (image.mode, found.shape) == ("RGB", (SIDE, SIDE, 3))
+    # PIL takes the upper byte of 16-bit colours; grey levels are rounded.
+    assert np.abs(found - expected).max() <= ("RGB" in kind)
+
+
+def test_pil_clips_what_is_scaled_here() -> None:
+    """The defect without which the conversion could be PIL's."""
+    with Image.open(io.BytesIO(png16(GREY))) as image:
+        assert (np.asarray(image.convert("RGB"))[1:] == 255).all()
+
+
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
+@pytest.mark.parametrize("kind", AS_TORCHVISION)
+def test_eight_bits_are_as_torchvision_reads_them(kind: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "image", AS_TORCHVISION[kind])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = load_image(path), decode_image(AS_TORCHVISION[kind], "x")
+    for image in found:
+        assert image.mode == "RGB"
+        assert np.array_equal(np.asarray(image), np.asarray(pil_loader(str(path))))
+
+
+def test_exif_rotation_is_left_alone(tmp_path: Path) -> None:
+    wide = saved(photo().resize((SIDE, SIDE // 2)), "JPEG", exif=ROTATED)
+    assert load_image(written(tmp_path / "image.jpg", wide)).size == (SIDE, SIDE // 2)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "cut short": (lambda p: p.write_bytes(JPEG[:-20]), "truncated"),
+    "cut short PNG": (lambda p: p.write_bytes(AS_TORCHVISION["RGB PNG"][:55]), "runcated"),
+    "cut short 16 bits": (lambda p: p.write_bytes(png16(GREY)[:90]), "runcated"),
+    "head alone": (lambda p: p.write_bytes(JPEG[:20]), "no image that PIL knows"),
+    "empty": (lambda p: p.write_bytes(b""), "it is empty"),
+    "text": (lambda p: p.write_text("no image"), "no image that PIL knows"),
+    "noise in the middle": (
+        lambda p: p.write_bytes(png16(RGB)[:60] + b"\xff" * 20 + png16(RGB)[80:]),
+        "",
+    ),
+    "floating point": (
+        lambda p: p.write_bytes(saved(Image.fromarray(GREY.astype(np.float32)), "TIFF")),
+        "floating-point",
+    ),
+    "32 bits": (
+        lambda p: p.write_bytes(saved(Image.fromarray(GREY.astype(np.int32) * 9), "TIFF")),
+        "beyond 16 bits",
+    ),
+    "not there": (lambda p: None, "it is not there"),
+    "dangling link": (lambda p: p.symlink_to("nowhere"), "a link to a file that is not there"),
+    "circular link": (lambda p: p.symlink_to(p.name), "symbolic link"),
+    "folder": (lambda p: p.mkdir(), "it is a folder"),
+    "pipe": (os.mkfifo, "it is no file"),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_cannot_be_read_is_named(kind: str, tmp_path: Path) -> None:
+    make, reason = BROKEN[kind]
+    path = tmp_path / "image.jpg"
+    make(path)
+    with pytest.raises(UnreadableImage) as caught:
+        load_image(path)
+    assert (caught.value.what, "\n" in str(caught.value)) == (str(path), False)
+    assert reason in caught.value.reason
+    assert str(caught.value).startswith(f"image {str(path)!r} cannot be read: ")
+    assert "data.unreadable=skip" in str(caught.value)
+    # Nothing of this process, so that two runs say the same.
+    assert "0x" not in str(caught.value)
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "image.jpg", JPEG)
+    path.chmod(0)
+
+    def refuse(*_: Any) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    # The superuser may read any file.
+    monkeypatch.setattr("solo_ext.data.reading.os.open", refuse)
+    with pytest.raises(UnreadableImage, match="no permission to read it"):
+        load_image(path)
+
+
+def test_decompression_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 4)
+    with pytest.raises(UnreadableImage, match="decompression bomb"):
+        load_image(written(tmp_path / "image.jpg", JPEG))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_what_the_machine_lacks_is_no_fault_of_the_image(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lack(*_: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("solo_ext.data.reading.os.open", lack)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        load_image(written(tmp_path / "image.jpg", JPEG))
+
+
+def test_bytes_are_named_as_they_are_called() -> None:
+    with pytest.raises(UnreadableImage, match=r"image 'x.h5:a/b' cannot be read"):
+        decode_image(b"no image", "x.h5:a/b")
+
+
+def test_the_line_survives_a_worker() -> None:
+    def wrapped(error: UnreadableImage) -> UnreadableImage:
+        try:
+            raise error
+        except UnreadableImage:
+            made = ExceptionWrapper(where="in DataLoader worker process 0")
+        with pytest.raises(UnreadableImage) as caught:
+            made.reraise()
+        return caught.value
+
+    for error in (
+        UnreadableImage("a/b: UnreadableImage: c\n.jpg", "two\nlines"),
+        UnreadableImage("100 images in a row"),
+    ):
+        assert str(wrapped(error)) == str(error)
+        assert str(wrapped(wrapped(error))) == str(error)
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_the_image_is_decoded() -> None:
+    """Not when it is first looked at, by which time a skip is too late."""
+    image = to_rgb(Image.open(io.BytesIO(AS_TORCHVISION["RGB PNG"])))
+    assert getattr(image, "fp", None) is None
+    assert np.array_equal(np.asarray(image), EIGHT)

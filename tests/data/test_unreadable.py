@@ -1,0 +1,310 @@
+"""Unreadable images: refused by name, or passed over with the same result for any loader."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from solo_ext.config.schema import Augmentation
+from solo_ext.data.datasets import (
+    FixedViews,
+    TrainingViews,
+    class_names,
+    open_images,
+    targets_of,
+)
+from solo_ext.data.fixed_loader import FixedLoader
+from solo_ext.data.fixed_pass import fixed_pass_loader
+from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
+from solo_ext.data.reading import UnreadableImage
+from solo_ext.data.sampler import EpochSampler, SampleKey
+from solo_ext.data.unreadable import MOST_IN_A_ROW, Skipping, name_of, passed_over, read_sample
+from solo_ext.training.unreadable import add_lines
+
+PER_CLASS, BATCH = 8, 4
+SIZE = 3 * PER_CLASS
+BROKEN = (2, 7, 8, 9, 23)
+"""Among them the last and first of classes, and the last of all."""
+NEXT = {2: 3, 7: 10, 8: 10, 9: 10, 23: 0}
+
+
+def make_folder(root: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for index in range(SIZE):
+        place = root / "abc"[index // PER_CLASS]
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / f"{index:02d}.png"
+        if index in BROKEN:
+            path.write_bytes(b"no image" if index % 2 else b"")
+        else:
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+    return root
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 images of three classes, five of which cannot be read."""
+    return make_folder(tmp_path_factory.mktemp("images"))
+
+
+def config(folder: Path, policy: str = "skip", workers: int = 0, **data: Any) -> dict[str, Any]:
+    chance = {"prob": 0.5}
+    augmentation = Augmentation(crop_size=8, num_crops=2, horizontal_flip=chance)  # type: ignore[arg-type]
+    return {
+        "seed": 5,
+        "data": {
+            "dataset": "custom",
+            "format": "image_folder",
+            "train_path": str(folder),
+            "val_path": str(folder),
+            "num_workers": workers,
+            "unreadable": policy,
+            **data,
+        },
+        "optimizer": {"batch_size": BATCH},
+        "augmentations": [augmentation.model_dump()],
+    }
+
+
+def loader_of(cfg: dict[str, Any]) -> ResumableLoader:
+    return pretrain_loader(cfg, open_images(cfg["data"], "train"))
+
+
+def test_the_next_readable_sample_stands_in(folder: Path) -> None:
+    cfg = config(folder)
+    images = open_images(cfg["data"], "train")
+    assert isinstance(images, Skipping)
+    assert class_names(images) == ["a", "b", "c"]
+    assert targets_of(images) == [0] * 8 + [1] * 8 + [2] * 8
+    for index in range(SIZE):
+        served, (image, target) = read_sample(images, index)
+        assert served == NEXT.get(index, index)
+        assert target == served // PER_CLASS
+        assert np.array_equal(np.asarray(image), np.asarray(images[served][0]))
+    assert name_of(images, 8) == str(folder / "b" / "08.png")
+    with pytest.raises(UnreadableImage, match=r"08\.png"):
+        images[8]
+
+
+@pytest.mark.parametrize(
+    ("asked", "served", "left_out"),
+    [(3, 3, []), (2, 3, [2]), (7, 10, [7, 8, 9]), (23, 0, [23]), (22, 1, [22, 23, 0])],
+)
+def test_passed_over(asked: int, served: int, left_out: list[int]) -> None:
+    assert passed_over(asked, served, SIZE) == left_out
+
+
+def test_views_of_a_stand_in(folder: Path) -> None:
+    """Index and label are its own, its crops are not those that it has as itself."""
+    views: Any = loader_of(config(folder)).dataset
+    index, crops, target = views[SampleKey(0, 7)]
+    assert (index, target) == (10, 1)
+    asked = [views[SampleKey(0, i)][1] for i in (7, 8, 9, 10)]
+    assert not all(torch.equal(a[0], b[0]) for a in asked for b in asked)
+    assert torch.equal(views[SampleKey(0, 7)][1][0], crops[0])
+
+
+Batches = list[Any]
+
+
+def epochs(loader: ResumableLoader, count: int = 2) -> Batches:
+    served: Batches = []
+    for epoch in range(loader.state_dict()["epoch"], count):
+        loader.order.set_epoch(epoch)
+        served += loader
+    return served
+
+
+def same(a: Batches, b: Batches) -> bool:
+    return len(a) == len(b) and all(
+        torch.equal(x[0], y[0])
+        and torch.equal(x[2], y[2])
+        and all(torch.equal(c, d) for c, d in zip(x[1], y[1], strict=True))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Batches:
+    """Two epochs without workers."""
+    return epochs(loader_of(config(folder)))
+
+
+def test_batches_hold_true_indices_and_labels(folder: Path, expected: Batches) -> None:
+    loader = loader_of(config(folder))
+    assert same(epochs(loader), expected)
+    served = torch.cat([batch[0] for batch in expected]).tolist()
+    targets = torch.cat([batch[2] for batch in expected]).tolist()
+    assert targets == [index // PER_CLASS for index in served]
+    asked = [key.sample for epoch in (0, 1) for key in _epoch(epoch)]
+    assert served == [NEXT.get(index, index) for index in asked]
+    assert sorted(loader.skipped) == list(BROKEN)
+
+
+def _epoch(epoch: int) -> EpochSampler:
+    sampler = EpochSampler(SIZE, 5)
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+def test_the_same_with_workers_and_after_a_resume(folder: Path, expected: Batches) -> None:
+    loader = loader_of(config(folder, workers=2))
+    loader.load_state_dict({"epoch": 0, "batches": 3})
+    assert same(epochs(loader), expected[3:])
+    loader._iterator = None
+    assert sorted(loader.skipped) == list(BROKEN)
+
+
+def test_without_unreadable_images_nothing_changes(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    for index in BROKEN:
+        place = tmp_path / "abc"[index // PER_CLASS]
+        shutil.copy(place.parent / "a" / "00.png", place / f"{index:02d}.png")
+    skipping, refusing = (loader_of(config(tmp_path, policy)) for policy in ("skip", "refuse"))
+    assert same(epochs(skipping), epochs(refusing))
+    assert not skipping.skipped
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_refused_in_one_line(folder: Path, workers: int) -> None:
+    loader = loader_of(config(folder, "refuse", workers))
+    with pytest.raises(UnreadableImage) as caught:
+        list(loader)
+    first = next(key.sample for key in EpochSampler(SIZE, 5) if key.sample in BROKEN)
+    path = str(folder / "abc"[first // PER_CLASS] / f"{first:02d}.png")
+    assert str(caught.value).startswith(f"image {path!r} cannot be read: it is ")
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    cfg = config(folder, "refuse", workers)
+    with pytest.raises(UnreadableImage, match=r"02\.png"):
+        list(fixed_loader(cfg, open_images(cfg["data"], "val")))
+    with pytest.raises(UnreadableImage, match=r"02\.png"):
+        list(fixed_pass_loader(cfg, loader.dataset, range(SIZE), 4))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 24, 100])
+def test_left_out_of_evaluation(folder: Path, batch_size: int, workers: int) -> None:
+    cfg = config(folder, workers=workers)
+    images = open_images(cfg["data"], "val")
+    loader = fixed_loader(cfg, images, batch_size=batch_size)
+    for _ in range(2):
+        batches = list(loader)
+        assert all(len(views) == len(targets) > 0 for views, targets in batches)
+        readable = [i for i in range(SIZE) if i not in BROKEN]
+        targets = torch.cat([targets for _, targets in batches]).tolist()
+        assert targets == [i // PER_CLASS for i in readable]
+        views: Any = loader.dataset
+        expected = torch.stack([views.transform(images[i][0]) for i in readable])
+        assert torch.equal(torch.cat([views for views, _ in batches]), expected)
+        assert loader.skipped == list(BROKEN)
+
+
+def test_a_pass_by_index_has_a_row_for_every_sample(folder: Path) -> None:
+    cfg = config(folder)
+    views = loader_of(cfg).dataset
+    found: dict[int, Tensor] = {}
+    for indices, pixels in fixed_pass_loader(cfg, views, range(SIZE), 5):
+        found.update(zip(indices.tolist(), pixels, strict=True))
+    assert list(found) == list(range(SIZE))
+    for index in BROKEN:
+        assert torch.equal(found[index], found[NEXT[index]])
+    assert not torch.equal(found[0], found[1])
+
+
+def test_a_part_of_the_images(folder: Path) -> None:
+    cfg = config(folder, fraction=0.5)
+    images = open_images(cfg["data"], "train")
+    assert len(images) == len(targets_of(images)) == SIZE // 2
+    loader = loader_of(cfg)
+    assert {batch[0].max().item() < SIZE // 2 for batch in epochs(loader)} == {True}
+    names = {name_of(images, index) for index in loader.skipped}
+    unreadable = {str(folder / "abc"[i // PER_CLASS] / f"{i:02d}.png") for i in BROKEN}
+    part: Any = images.images
+    assert names == unreadable & {part.dataset.samples[i][0] for i in part.indices}
+
+
+def test_no_labels(folder: Path) -> None:
+    cfg = config(folder / "b", no_labels=True)
+    loader = loader_of(cfg)
+    for indices, _, targets in epochs(loader):
+        assert set(targets.tolist()) == {-1}
+        assert not {0, 1} & set(indices.tolist())
+    views: Any = loader.dataset
+    names = {name_of(views.images, index) for index in loader.skipped}
+    assert names == {str(folder / "b" / f"0{i}.png") for i in (8, 9)}
+
+
+class _Broken:
+    """Images of which all but some cannot be read."""
+
+    def __init__(self, size: int, readable: tuple[int, ...] = ()) -> None:
+        self.size, self.fine, self.asked = size, readable, 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def name_of(self, index: int) -> str:
+        return f"{index}.jpg"
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked += 1
+        if index not in self.fine:
+            raise UnreadableImage(self.name_of(index), "it is empty")
+        return Image.new("RGB", (8, 8)), 0
+
+
+def _to_zeros(_: Any) -> Tensor:
+    return torch.zeros(3, 8, 8)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("size", [1, 5, MOST_IN_A_ROW + 50])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_endless_search(size: int, workers: int) -> None:
+    images: Any = Skipping(_Broken(size))  # type: ignore[arg-type]
+    count = min(size, MOST_IN_A_ROW)
+    with pytest.raises(
+        UnreadableImage, match=rf"^data.unreadable='skip': none of {count} images in a row"
+    ):
+        read_sample(images, size - 1)
+    # Once more to say what is wrong.
+    assert images.images.asked == count + 1
+    transform: Callable[[Any], Any] = _to_zeros
+    with pytest.raises(UnreadableImage, match=r"skip': none of \d+ images.*\.jpg' \(it is empty"):
+        list(FixedLoader(FixedViews(images, transform), 3, workers))
+    views = TrainingViews(images, transform, 0)  # type: ignore[arg-type]
+    with pytest.raises(UnreadableImage, match="images in a row") as caught:
+        list(ResumableLoader(views, EpochSampler(size, 0), 1, workers))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_few_in_a_row_are_none_too_many() -> None:
+    size = MOST_IN_A_ROW + 1
+    images: Any = Skipping(_Broken(size, (size - 1,)))  # type: ignore[arg-type]
+    with pytest.raises(UnreadableImage):
+        read_sample(images, 0)
+    assert read_sample(images, 1)[0] == size - 1
+    loader = FixedLoader(FixedViews(images, _to_zeros), 8)
+    assert [len(targets) for _, targets in loader] == [1]
+    assert loader.skipped == list(range(size - 1))
+
+
+def test_names_are_written_once(tmp_path: Path) -> None:
+    file = tmp_path / "unreadable.txt"
+    add_lines(file, {"a b.jpg": "it is empty", "c\n.jpg": "it is a folder"})
+    add_lines(file, {"c\n.jpg": "another", "d.jpg": "it is empty"})
+    assert file.read_text().splitlines() == [
+        "a b.jpg\tit is empty",
+        "c .jpg\tit is a folder",
+        "d.jpg\tit is empty",
+    ]
