@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from torchvision import datasets
 
+from solo_ext.data.file_list import FileList
 from solo_ext.data.sampler import SampleKey, mix
 from solo_ext.data.transforms import MultiCrop, Transform
 from solo_ext.errors import ConfigError
@@ -100,25 +101,27 @@ def open_images(data: Mapping[str, Any], split: Split) -> Images:
     path = data.get(f"{split}_path")
     if path is None:
         raise ConfigError(key, None, "no path", "give the folder of the images")
-    if data["format"] != "image_folder":
+    if data["format"] not in ("image_folder", "dali"):
         raise ConfigError(
             "data.format",
             data["format"],
-            "this command reads image folders and torchvision's data sets",
-            "use image_folder, or solo-learn's own main_pretrain.py for h5 and dali",
+            "this command reads image files and torchvision's data sets",
+            "use image_folder or dali, or solo-learn's own main_pretrain.py for h5",
         )
     root = Path(path).expanduser()
-    if not root.is_dir():
+    if not root.exists():
         raise ConfigError(key, str(path), "no such folder", "give the folder of the images")
     name = data["dataset"]
     if name in ("cifar10", "cifar100", "stl10"):
         images = _torchvision(name, root, split, key)
+    elif root.is_file():
+        images = cast(Images, FileList(root, key, not (data.get("no_labels") and split == "train")))
     elif data.get("no_labels") and split == "train":
         images = cast(Images, Unlabelled(root))
     else:
         images = _class_folder(root, key)
     if len(images) == 0:
-        raise ConfigError(key, str(path), "no image in this folder", "give a folder with images")
+        raise ConfigError(key, str(path), "no image in it", "give a folder with images")
     fraction = data.get("fraction", -1)
     if split == "train" and 0 < fraction < 1:
         return cast(Images, Subset(cast(Dataset[Any], images), _stratified(images, fraction)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -33,12 +33,20 @@ class EvalData(Section):
 
     train_path: str | None = None
     val_path: str | None = None
+    format: Literal["image_folder", "dali"] | None = None
+
+
+class EvalDALI(Section):
+    """``dali`` of an evaluation; what is not given is as in pretraining, or ``gpu``."""
+
+    device: Literal["cpu", "gpu"] | None = None
 
 
 class EvalRun(Section):
     """Settings that every protocol shares."""
 
     data: EvalData = EvalData()
+    dali: EvalDALI = EvalDALI()
     crop_size: PositiveInt | None = None
     batch_size: PositiveInt | None = None
     num_workers: NonNegativeInt | None = None
@@ -156,6 +164,7 @@ def _settings(protocol: str, settings: dict[str, Any]) -> tuple[EvalRun, Any]:
 def _evaluation_config(trained: Mapping[str, Any], shared: EvalRun) -> dict[str, Any]:
     data = {"fraction": -1, "format": "image_folder", "num_workers": 0, **trained["data"]}
     given = {k: v for k, v in shared.data.model_dump().items() if v is not None}
+    data["format"] = given.pop("format", data["format"])
     if given:
         # Class folders of the user's own, unless torchvision's data set only moved; statistics
         # stay those of pretraining.
@@ -171,7 +180,8 @@ def _evaluation_config(trained: Mapping[str, Any], shared: EvalRun) -> dict[str,
         first |= {"mean": list(mean), "std": list(std)}
     if shared.crop_size is not None:
         first["crop_size"] = shared.crop_size
-    return {**trained, "data": data, "augmentations": [first]}
+    device = shared.dali.device or (trained.get("dali") or {}).get("device")
+    return {**trained, "data": data, "augmentations": [first], "dali": {"device": device}}
 
 
 def _device(name: str) -> str:

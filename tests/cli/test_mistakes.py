@@ -307,7 +307,7 @@ VALUES = {
 
 PATHS = {
     "no data": config("data.train_path=/no/where", says=("data.train_path='/no/where'", "folder")),
-    "data in a file": config("data.train_path={file}", says=("data.train_path='{file}'", "a file")),
+    "data in a file": config("data.train_path={file}", says=("data.train_path='{file}'", "line 1")),
     "no classes": config("data.train_path={flat}", says=("data.train_path='{flat}'", "<class>/")),
     "empty classes": config(
         "data.train_path={hollow}", says=("data.train_path='{hollow}'", "class")

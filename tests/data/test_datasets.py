@@ -217,9 +217,9 @@ def test_refuses_a_missing_path(tmp_path: Path, split: Any) -> None:
         assert caught.value.key == f"data.{split}_path"
 
 
-def test_refuses_a_file_as_folder(tmp_path: Path) -> None:
+def test_refuses_a_file_that_is_no_list(tmp_path: Path) -> None:
     save_image(tmp_path / "image.png", 0)
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match=r"no text.*path label"):
         open_images(section(tmp_path / "image.png"), "train")
 
 
@@ -252,7 +252,7 @@ def test_opens_cifar10(tmp_path: Path, train: bool, monkeypatch: pytest.MonkeyPa
     assert images[0][0].size == (32, 32)
 
 
-@pytest.mark.parametrize("kind", ["h5", "dali"])
+@pytest.mark.parametrize("kind", ["h5"])
 def test_refuses_formats_of_upstream_alone(folder: Path, kind: str) -> None:
     with pytest.raises(ConfigError, match="image_folder") as caught:
         open_images(section(folder, format=kind), "train")
