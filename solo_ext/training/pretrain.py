@@ -95,7 +95,7 @@ def pretrain(
     elif run_dir is None:
         run_dir = choose_run_dir(given)
     resume = _checkpoint_to_resume(given, run_dir)
-    loader: Any = _train_loader(given, prepared.train)
+    loader: Any = train_loader(given, prepared.train)
     val_loader = None if prepared.val is None else fixed_loader(given, prepared.val)
 
     _quiet()
@@ -142,7 +142,13 @@ def pretrain(
     )
 
 
-def _train_loader(given: dict[str, Any], images: Images) -> ResumableLoader | DALILoader:
+def train_loader(given: dict[str, Any], images: Images) -> ResumableLoader | DALILoader:
+    """The loader that ``data.format`` names; batches are ``[indices, [crops], targets]``.
+
+    Args:
+        given: the checked config.
+        images: the training images.
+    """
     make = DALILoader if given["data"]["format"] == "dali" else pretrain_loader
     return make(given, images)
 
