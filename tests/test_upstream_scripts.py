@@ -70,6 +70,30 @@ def test_main_pretrain_runs_the_e_step_and_resumes(tmp_path: Path, e_step: str) 
     assert not torch.equal(resumed["prototypes.means_0"], state["prototypes.means_0"])
 
 
+def test_main_pretrain_reads_through_dali(tmp_path: Path) -> None:
+    """PCL, its E-step and epochs cut short; sample indices need not be asked for."""
+    pytest.importorskip("nvidia.dali")
+    run = pretrained(
+        "pcl",
+        tmp_path,
+        "max_epochs=2",
+        "data.format=dali",
+        "+dali.device=cpu",
+        "+limit_train_batches=3",
+        "method_kwargs.warmup_epochs=1",
+        "backbone.name=timm/resnet10t",
+        "backbone.kwargs={channels: [8,8,8,8]}",
+    )
+    (checkpoint,) = run.glob("*ep=1.ckpt")
+    found = torch.load(checkpoint, weights_only=True)
+    assert found["global_step"] == 6
+    assert found["state_dict"]["prototypes.assignments"].shape == (3, 1400)
+    assert json.loads((run / "args.json").read_text())["dali"] == {
+        "device": "cpu",
+        "encode_indexes_into_labels": True,
+    }
+
+
 COMBINATIONS = {
     "hard_negative": ("+method_kwargs.negatives=queue", "+method_kwargs.queue_size=300"),
     "mochi": ("method_kwargs.mixing.warmup_epochs=0",),

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from solo_ext import __version__
+from solo_ext.data.dali_errors import INSTALL, nvidia_dali
 from solo_ext.errors import UserError
 from solo_ext.host import detect, load
 from solo_ext.host.mends import MENDS
@@ -23,8 +24,8 @@ _EXTRAS = {
     ),
     "dali": (
         "nvidia.dali",
-        "loading on the GPU",
-        "pip install 'solo-ext[dali-cuda12]' or 'solo-ext[dali-cuda13]', after your CUDA",
+        "data.format: dali",
+        INSTALL,
     ),
     "tensorboard": (
         "tensorboard",
@@ -48,6 +49,7 @@ def diagnose() -> dict[str, Any]:
     for name, (module, purpose, remedy) in _EXTRAS.items():
         there = _importable(module)
         found["extras"][name] = {"installed": there, "for": purpose, "get": remedy}
+    found["extras"]["dali"] |= _dali() if found["extras"]["dali"]["installed"] else {}
     return found
 
 
@@ -70,6 +72,10 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(f"GPU          {gpus}; torch built for CUDA {devices['cuda_build']}")
     for name, extra in found["extras"].items():
         state = "installed" if extra["installed"] else f"not installed: {extra['get']}"
+        if "error" in extra:
+            state = f"cannot be imported: {extra['error']}"
+        elif "version" in extra:
+            state = f"{extra['version']}, dali.device: {' or '.join(extra['devices'])}"
         console.print(f"{name:<12} {state} ({extra['for']})")
 
 
@@ -95,6 +101,17 @@ def _devices() -> dict[str, Any]:
         "cuda_build": torch.version.cuda,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+
+
+def _dali() -> dict[str, Any]:
+    """Version of DALI, and where its pipelines can run."""
+    import torch
+
+    try:
+        version = nvidia_dali().__version__
+    except (ImportError, OSError) as error:
+        return {"error": str(error).splitlines()[0]}
+    return {"version": version, "devices": ["cpu", *["gpu"] * torch.cuda.is_available()]}
 
 
 def _importable(module: str) -> bool:

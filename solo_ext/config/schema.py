@@ -71,6 +71,16 @@ class Data(Section):
     num_small_crops: NonNegativeInt | None = None
 
 
+class DALI(Section):
+    """``dali``: read where ``data.format`` is ``dali``.
+
+    solo-learn main's names; there the second is false unless it is set.
+    """
+
+    device: Literal["cpu", "gpu"] = "gpu"
+    encode_indexes_into_labels: bool = True
+
+
 class RandomResizedCrop(Section):
     """``rrc``: area of the crop, as a share of the image."""
 
@@ -280,5 +290,5 @@ class Run(Section):
     precision: str | int = "32-true"
     resume_from_checkpoint: str | None = None
     debug_augmentations: bool = False
-    dali: Free | None = None
+    dali: DALI | None = None
     auto_umap: Free | None = None

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from torchvision import datasets
 
+from solo_ext.data.file_list import FileList
 from solo_ext.data.h5 import open_h5
 from solo_ext.data.huggingface import open_huggingface
 from solo_ext.data.reading import UnreadableImage, load_image
@@ -138,7 +139,7 @@ def open_images(data: Mapping[str, Any], split: Split) -> Images:
     unlabelled = bool(data.get("no_labels")) and split == "train"
     images = _opened(data, split, str(path), unlabelled)
     if len(images) == 0:
-        raise ConfigError(key, str(path), "no image in this folder", "give a folder with images")
+        raise ConfigError(key, str(path), "no image in it", "give a folder with images")
     if unlabelled and not isinstance(images, Unlabelled):
         images = cast(Images, WithoutLabels(images))
     fraction = data.get("fraction", -1)
@@ -154,16 +155,11 @@ def _opened(data: Mapping[str, Any], split: Split, path: str, unlabelled: bool) 
         return cast(Images, open_h5(path, key, name))
     if data["format"] == "huggingface":
         return cast(Images, _huggingface(data, split, path, unlabelled))
-    if data["format"] != "image_folder":
-        raise ConfigError(
-            "data.format",
-            data["format"],
-            "this command reads image_folder, h5 and huggingface",
-            "use one of them, or solo-learn's own main_pretrain.py for dali",
-        )
     root = Path(path).expanduser()
-    if not root.is_dir():
+    if not root.exists():
         raise ConfigError(key, path, "no such folder", "give the folder of the images")
+    if root.is_file():
+        return cast(Images, FileList(root, key, not unlabelled))
     if name in ("cifar10", "cifar100", "stl10"):
         return _torchvision(name, root, split, key)
     return cast(Images, Unlabelled(root)) if unlabelled else _class_folder(root, key)

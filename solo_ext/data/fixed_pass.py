@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from solo_ext.data.dali_errors import device_of
+from solo_ext.data.dali_views import DALIViews
 from solo_ext.data.datasets import TrainingViews, open_images, targets_of
+from solo_ext.data.files import files_of
 from solo_ext.data.transforms import MultiCrop, Transform, eval_transform, statistics
 from solo_ext.data.unreadable import read_sample
 from solo_ext.data.workers import worker_context
@@ -39,7 +42,7 @@ def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
                 "use image folders or one of torchvision's data sets",
             )
         return loader.dataset
-    data = {**cfg["data"], "format": "image_folder", "dataset": "custom"}
+    data = {**cfg["data"], "format": "dali", "dataset": "custom"}
     return TrainingViews(open_images(data, "train"), MultiCrop([], []), 0)
 
 
@@ -75,8 +78,10 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
 
 def fixed_pass_loader(
     cfg: Mapping[str, Any], dataset: Any, indices: Sequence[int], batch_size: int
-) -> DataLoader[Any]:
+) -> Iterable[tuple[Tensor, Tensor]]:
     """Batches ``(indices, views)`` of some samples at the size of pretraining, each once.
+
+    They come through DALI where the training batches do.
 
     Args:
         cfg: a config with ``augmentations`` and ``data``.
@@ -85,7 +90,20 @@ def fixed_pass_loader(
         batch_size: images per batch.
     """
     first = cfg["augmentations"][0]
-    transform = eval_transform(first["crop_size"], *statistics(cfg["data"]["dataset"], first))
+    size, normal = first["crop_size"], statistics(cfg["data"]["dataset"], first)
+    if cfg["data"].get("format") == "dali":
+        files = files_of(dataset.images)
+        views = DALIViews(
+            [files[index] for index in indices],
+            indices,
+            size,
+            normal,
+            batch_size=batch_size,
+            num_threads=cfg["data"]["num_workers"],
+            device=device_of(cfg),
+        )
+        return ((numbers, images) for images, numbers in views)
+    transform = eval_transform(size, *normal)
     return DataLoader(
         Subset(IndexedViews(dataset, transform), indices),
         batch_size=batch_size,

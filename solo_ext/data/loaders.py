@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from solo_ext.data.datasets import FixedViews, Images, TrainingViews
+from solo_ext.data.dali_errors import device_of
+from solo_ext.data.dali_views import DALIViews
+from solo_ext.data.datasets import FixedViews, Images, TrainingViews, targets_of
+from solo_ext.data.files import files_of
 from solo_ext.data.fixed_loader import FixedLoader
+from solo_ext.data.place import Resumable
 from solo_ext.data.sampler import EpochSampler, SampleKey
 from solo_ext.data.transforms import eval_transform, pretrain_transform, statistics
 from solo_ext.data.unreadable import Skipping, passed_over
@@ -19,7 +23,7 @@ from solo_ext.data.workers import worker_context
 from solo_ext.errors import ConfigError
 
 
-class ResumableLoader(DataLoader[Any]):
+class ResumableLoader(Resumable, DataLoader[Any]):
     """A training loader that knows its place and can be put there again.
 
     Attributes:
@@ -43,9 +47,7 @@ class ResumableLoader(DataLoader[Any]):
     ) -> None:
         self.skipped: dict[int, None] = {}
         self._skips = isinstance(dataset.images, Skipping)
-        self.order = sampler
-        self._served_of = sampler.epoch
-        self.served = 0
+        self.start_at(sampler, batch_size)
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -60,42 +62,36 @@ class ResumableLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        assert self.batch_size is not None
-        epoch, first = self.order.epoch, self.order.start // self.batch_size
-        self._served_of, self.served = epoch, first
+        yield from self.counted(self._noted(super().__iter__()))
+
+    def _noted(self, batches: Iterable[Any]) -> Iterator[Any]:
         asked = iter(self.order)
-        for batch in super().__iter__():
-            self.served += 1
+        for batch in batches:
             if self._skips:
                 self._note(islice(asked, self.batch_size), batch[0])
             yield batch
-        if self.order.epoch == epoch:
-            self.order.start = 0
 
     def _note(self, asked: Iterable[SampleKey], served: Tensor) -> None:
         """Keeps the indices that were asked for in vain."""
         for key, index in zip(asked, served.tolist(), strict=True):
             self.skipped.update(dict.fromkeys(passed_over(key.sample, index, self.order.size)))
 
-    def __len__(self) -> int:
-        assert self.batch_size is not None
-        return len(self.order) // self.batch_size
 
-    def state_dict(self) -> dict[str, int]:
-        """Place of the next batch: epoch, and batches of it already served."""
-        epoch = self.order.epoch
-        # The sampler may have been sent to an epoch that nothing was served of yet.
-        served = self.served if epoch == self._served_of else 0
-        if served >= len(self):
-            return {"epoch": epoch + 1, "batches": 0}
-        return {"epoch": epoch, "batches": served}
+def epoch_sampler(cfg: Mapping[str, Any], images: Images) -> EpochSampler:
+    """The order of a config's training images.
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes to a place that :meth:`state_dict` gave."""
-        assert self.batch_size is not None
-        self.order.epoch = state["epoch"]
-        self.order.start = state["batches"] * self.batch_size
-        self._served_of, self.served = state["epoch"], state["batches"]
+    Raises:
+        ConfigError: the batch is larger than the data set.
+    """
+    sampler = EpochSampler(len(images), cfg["seed"])
+    if cfg["optimizer"]["batch_size"] > len(sampler):
+        raise ConfigError(
+            "optimizer.batch_size",
+            cfg["optimizer"]["batch_size"],
+            f"the training set has {len(sampler)} images per process",
+            "take a smaller batch",
+        )
+    return sampler
 
 
 def pretrain_loader(cfg: Mapping[str, Any], images: Images) -> ResumableLoader:
@@ -104,33 +100,44 @@ def pretrain_loader(cfg: Mapping[str, Any], images: Images) -> ResumableLoader:
     Raises:
         ConfigError: the batch is larger than the data set.
     """
-    batch_size = cfg["optimizer"]["batch_size"]
-    sampler = EpochSampler(len(images), cfg["seed"])
-    if batch_size > len(sampler):
-        raise ConfigError(
-            "optimizer.batch_size",
-            batch_size,
-            f"the training set has {len(sampler)} images per process",
-            "take a smaller batch",
-        )
+    sampler = epoch_sampler(cfg, images)
     views = TrainingViews(
         images, pretrain_transform(cfg["data"]["dataset"], cfg["augmentations"]), cfg["seed"]
     )
     data = cfg["data"]
     return ResumableLoader(
-        views, sampler, batch_size, data["num_workers"], data.get("start_method")
+        views,
+        sampler,
+        cfg["optimizer"]["batch_size"],
+        data["num_workers"],
+        data.get("start_method"),
     )
 
 
 def fixed_loader(
     cfg: Mapping[str, Any], images: Images, *, batch_size: int | None = None
-) -> FixedLoader:
-    """Batches ``(images, targets)`` in order, each image once, at the size of pretraining."""
+) -> FixedLoader | DALIViews:
+    """Batches ``(images, targets)`` in order, each image once, at the size of pretraining.
+
+    Raises:
+        ConfigError: with ``data.format=dali``, DALI cannot run here or read the data set.
+    """
     first = cfg["augmentations"][0]
-    transform = eval_transform(first["crop_size"], *statistics(cfg["data"]["dataset"], first))
+    size, normal = first["crop_size"], statistics(cfg["data"]["dataset"], first)
+    per_batch = batch_size or cfg["optimizer"]["batch_size"]
+    if cfg["data"].get("format") == "dali":
+        return DALIViews(
+            files_of(images),
+            targets_of(images),
+            size,
+            normal,
+            batch_size=per_batch,
+            num_threads=cfg["data"]["num_workers"],
+            device=device_of(cfg),
+        )
     return FixedLoader(
-        FixedViews(images, transform),
-        batch_size or cfg["optimizer"]["batch_size"],
+        FixedViews(images, eval_transform(size, *normal)),
+        per_batch,
         cfg["data"]["num_workers"],
         cfg["data"].get("start_method"),
     )

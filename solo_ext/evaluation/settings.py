@@ -24,9 +24,15 @@ class EvalData(Section):
 
     train_path: str | None = None
     val_path: str | None = None
-    format: Literal["image_folder", "h5", "huggingface"] | None = None
+    format: Literal["image_folder", "h5", "huggingface", "dali"] | None = None
     huggingface: HuggingFace | None = None
     unreadable: Literal["refuse", "skip"] | None = None
+
+
+class EvalDALI(Section):
+    """``dali`` of an evaluation; what is not given is as in pretraining, or ``gpu``."""
+
+    device: Literal["cpu", "gpu"] | None = None
 
 
 class EvalRun(Section):
@@ -36,6 +42,7 @@ class EvalRun(Section):
     """
 
     data: EvalData = EvalData()
+    dali: EvalDALI = EvalDALI()
     crop_size: PositiveInt | None = None
     batch_size: PositiveInt | None = None
     num_workers: NonNegativeInt | None = None

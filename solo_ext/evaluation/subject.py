@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from solo_ext import distributed
+from solo_ext.data.dali_views import DALIViews
 from solo_ext.data.datasets import Images, class_names, open_images
 from solo_ext.data.fingerprint import images_fingerprint
 from solo_ext.data.fixed_loader import FixedLoader
@@ -39,6 +40,8 @@ _TORCHVISION = {
     "stl10": "stl10_binary",
 }
 """The folder by which torchvision's data sets are known."""
+_OF_FILES = ("image_folder", "dali")
+"""Formats that read the same files."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Subject:
         """A copy of the backbone with its weights, on the CPU, that may be trained."""
         return copy.deepcopy(self.model.backbone).cpu().requires_grad_(True)
 
-    def loader(self, images: Images) -> FixedLoader:
+    def loader(self, images: Images) -> FixedLoader | DALIViews:
         """Batches ``(images, targets)`` of the fixed view, in order, each image once."""
         return fixed_loader(self.cfg, images, batch_size=self.settings.batch_size)
 
@@ -203,6 +206,8 @@ def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str
     # What does not say where the images are leaves the rest as in pretraining.
     if "unreadable" in given:
         data["unreadable"] = given.pop("unreadable")
+    if data["format"] in _OF_FILES and given.get("format") in _OF_FILES:
+        data["format"] = given.pop("format")
     if given:
         # Class folders of the user's own, unless torchvision's data set only moved; statistics
         # stay those of pretraining.
@@ -210,7 +215,7 @@ def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str
         paths = [given[key] for key in ("train_path", "val_path") if key in given]
         moved = inside is not None and all((Path(p) / inside).is_dir() for p in paths)
         # Other formats hold their classes themselves.
-        moved = moved or given.get("format", data["format"]) != "image_folder"
+        moved = moved or given.get("format", data["format"]) not in _OF_FILES
         dataset = data["dataset"] if moved else "custom"
         data |= {"dataset": dataset, "no_labels": False, "fraction": -1} | given
     if settings.num_workers is not None:
@@ -221,7 +226,8 @@ def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str
         first |= {"mean": list(mean), "std": list(std)}
     if settings.crop_size is not None:
         first["crop_size"] = settings.crop_size
-    return {**trained, "data": data, "augmentations": [first]}
+    device = settings.dali.device or (trained.get("dali") or {}).get("device")
+    return {**trained, "data": data, "augmentations": [first], "dali": {"device": device}}
 
 
 def _images(cfg: Mapping[str, Any]) -> tuple[Images, Images]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from solo_ext.host.release_1_0_2.base import BaseMethod
     from solo_ext.host.release_1_0_2.momentum import BaseMomentumMethod
 
+    initialize_momentum_params: Any
+
 __all__ = [
     "BUILTIN_KWARGS",
     "MOMENTUM_METHODS",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -247,3 +248,28 @@ def _own_size() -> Iterator[Patch]:
         "build_custom_pipeline",
         upstream_pipelines,
     )
+
+
+@_mend(
+    "dali",
+    "data.format=dali on the CPU fails with `GPU DALI pipeline while CUDA is not available`; files "
+    "that are no images are opened; the seed is 12; a first epoch goes class by class; an epoch "
+    "cut short shortens the next",
+    "main",
+)
+def _dali() -> Iterator[Patch]:
+    # Upstream imports it with `solo.data`, where DALI is installed.
+    if "solo.data.dali_dataloader" not in sys.modules:
+        return
+    mended = _module("solo_ext.host.dali_main")
+    module = sys.modules["solo.data.dali_dataloader"]
+    for name in (
+        "PretrainPipelineBuilder",
+        "NormalPipelineBuilder",
+        "CustomNormalPipelineBuilder",
+        "PretrainWrapper",
+    ):
+        yield module, name, getattr(mended, name)
+    owner = module.PretrainDALIDataModule
+    section = mended.dali_section(owner.add_and_assert_specific_cfg)
+    yield owner, "add_and_assert_specific_cfg", staticmethod(section)

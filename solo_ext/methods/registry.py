@@ -69,7 +69,7 @@ def require_indices(cfg: DictConfig, purpose: str) -> None:
         purpose: what the method does with them.
 
     Raises:
-        ConfigError: DALI without indices, or with those of a fraction of the images.
+        ConfigError: DALI without indices.
     """
     if not has_indices(cfg):
         raise ConfigError(
@@ -77,13 +77,6 @@ def require_indices(cfg: DictConfig, purpose: str) -> None:
             _encoded_indices(cfg),
             f"{cfg.method} {purpose} by sample index, which DALI's batches then lack",
             "set it to true",
-        )
-    if cfg.data.get("format") == "dali" and cfg.data.get("fraction", -1) > 0:
-        raise ConfigError(
-            "data.fraction",
-            cfg.data.fraction,
-            "DALI numbers the samples of a fraction in an order of its own",
-            "use all images, or data.format=image_folder",
         )
 
 

@@ -56,6 +56,14 @@ def check_builtin(given: Mapping[str, Any], images: int) -> None:
                 "take more than method_kwargs.proj_output_dim, or a whitening_eps above 0",
             )
     if method == "deepclusterv2":
+        dali = given["dali"] if given["data"]["format"] == "dali" else None
+        if dali and not dali["encode_indexes_into_labels"]:
+            raise ConfigError(
+                "dali.encode_indexes_into_labels",
+                False,
+                "deepclusterv2 looks samples up by index, which DALI's batches then lack",
+                "set it to true",
+            )
         clustered = images // joined * batch
         if not kwargs["num_prototypes"] or max(kwargs["num_prototypes"]) > clustered > 0:
             refuse(

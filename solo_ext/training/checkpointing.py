@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
-from solo_ext.data.loaders import ResumableLoader
+from solo_ext.data.place import Resumable
 from solo_ext.training.run_dir import checkpoints
 
 
@@ -26,7 +26,7 @@ class RunState(Callback):
         loader: the training loader.
     """
 
-    def __init__(self, loader: ResumableLoader) -> None:
+    def __init__(self, loader: Resumable) -> None:
         self.loader = loader
         self._pending: dict[str, Any] | None = None
 

@@ -13,10 +13,11 @@ from pydantic import TypeAdapter
 from solo_ext import host
 from solo_ext.config.check import check_method_kwargs, check_run, validated
 from solo_ext.config.hardware import check_hardware, world_size
-from solo_ext.config.schema import OPTIMIZER_KWARGS, Momentum
+from solo_ext.config.schema import DALI, OPTIMIZER_KWARGS, Momentum
 from solo_ext.data.datasets import Images, class_names, open_images
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.classes import same_classes
+from solo_ext.host.dali_loader import check_dali
 from solo_ext.plugin import register
 from solo_ext.training.check_backbone import check_backbone
 from solo_ext.training.check_builtin import check_builtin
@@ -67,7 +68,9 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     _scheduler(given["scheduler"])
     _count_crops(given)
     check_folder("checkpoint.dir", given["checkpoint"]["dir"])
-    _no_files(given["data"])
+    if given["data"]["format"] == "dali":
+        given["dali"] = given["dali"] or DALI().model_dump()
+        check_dali(given)
     train = open_images(given["data"], "train")
     val = None if given["data"]["val_path"] is None else open_images(given["data"], "val")
     given["data"]["num_classes"] = CLASSES.get(given["data"]["dataset"]) or max(
@@ -194,16 +197,6 @@ def _scheduler(scheduler: Mapping[str, Any]) -> None:
             "scheduler.name=step needs the epochs at which the rate decays",
             "give a list such as [60, 80]",
         )
-
-
-def _no_files(data: Mapping[str, Any]) -> None:
-    if data["format"] != "image_folder":
-        return
-    for key in ("train_path", "val_path"):
-        if data[key] is not None and Path(data[key]).expanduser().is_file():
-            raise ConfigError(
-                f"data.{key}", data[key], "a file, not a folder", "give the folder of the images"
-            )
 
 
 def _validation_interval(given: Mapping[str, Any], images: int) -> None:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -24,10 +24,11 @@ from omegaconf import OmegaConf
 
 from solo_ext import host
 from solo_ext.config.check import check_run, trainer_arguments
-from solo_ext.data.datasets import TrainingViews
-from solo_ext.data.loaders import fixed_loader, pretrain_loader
+from solo_ext.data.datasets import Images
+from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.online import OnlineEvaluation
+from solo_ext.host.dali_loader import DALILoader
 from solo_ext.training.checkpointing import RunCheckpoint, RunState
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.progress import progress_callback
@@ -95,7 +96,7 @@ def pretrain(
     elif run_dir is None:
         run_dir = choose_run_dir(given)
     resume = _checkpoint_to_resume(given, run_dir)
-    loader = pretrain_loader(given, prepared.train)
+    loader: Any = train_loader(given, prepared.train)
     val_loader = None if prepared.val is None else fixed_loader(given, prepared.val)
 
     _quiet()
@@ -127,7 +128,8 @@ def pretrain(
     if trainer.is_global_zero:
         _write_records(run_dir, prepared)
     if given["debug_augmentations"]:
-        print(cast(TrainingViews, loader.dataset).transform)
+        through_dali = isinstance(loader, DALILoader)
+        print(loader if through_dali else loader.dataset.transform)
     begin = time.monotonic()
     with _announced(run_dir):
         trainer.fit(model, loader, val_loader, ckpt_path=None if resume is None else str(resume))
@@ -141,6 +143,17 @@ def pretrain(
     return PretrainResult(
         run_dir, found[-1].path if found else None, trainer.current_epoch, **timing
     )
+
+
+def train_loader(given: dict[str, Any], images: Images) -> ResumableLoader | DALILoader:
+    """The loader that ``data.format`` names; batches are ``[indices, [crops], targets]``.
+
+    Args:
+        given: the checked config.
+        images: the training images.
+    """
+    make = DALILoader if given["data"]["format"] == "dali" else pretrain_loader
+    return make(given, images)
 
 
 @contextlib.contextmanager

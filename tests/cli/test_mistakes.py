@@ -313,7 +313,6 @@ VALUES = {
 
 PATHS = {
     "no data": config("data.train_path=/no/where", says=("data.train_path='/no/where'", "folder")),
-    "data in a file": config("data.train_path={file}", says=("data.train_path='{file}'", "a file")),
     "folder as HDF5": config(
         "data.format=h5", says=("data.train_path='{digits}'", "a folder, not an HDF5 file")
     ),
@@ -341,6 +340,7 @@ PATHS = {
         "+data.huggingface.cache_dir={parquet}.cache",
         says=("data.train_path='{parquet}'", "arquet"),
     ),
+    "data in a file": config("data.train_path={file}", says=("data.train_path='{file}'", "line 1")),
     "no classes": config("data.train_path={flat}", says=("data.train_path='{flat}'", "<class>/")),
     "empty classes": config(
         "data.train_path={hollow}", says=("data.train_path='{hollow}'", "class")

@@ -217,9 +217,9 @@ def test_refuses_a_missing_path(tmp_path: Path, split: Any) -> None:
         assert caught.value.key == f"data.{split}_path"
 
 
-def test_refuses_a_file_as_folder(tmp_path: Path) -> None:
+def test_refuses_a_file_that_is_no_list(tmp_path: Path) -> None:
     save_image(tmp_path / "image.png", 0)
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match=r"no text.*path label"):
         open_images(section(tmp_path / "image.png"), "train")
 
 

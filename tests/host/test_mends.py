@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
+from solo_ext.config.schema import Augmentation
+from solo_ext.errors import ConfigError
 from solo_ext.host import Host, detect
 from solo_ext.host.mends import MENDS, apply, unmended
 from solo_ext.training.prepare import prepare
@@ -522,6 +524,81 @@ def test_own_size(without: Without, size: tuple[int, int], side: int) -> None:
         torch.testing.assert_close(values(), mended)
 
 
+@mend("dali")
+def test_dali_data_module_on_the_cpu(without: Without, images: Path) -> None:
+    """Epochs of full length after one cut short, shuffled from the first, with true indices."""
+    pytest.importorskip("nvidia.dali")
+    from solo.data import dali_dataloader
+    from solo.data.pretrain_dataloader import FullTransformPipeline, NCropAugmentation
+
+    section = OmegaConf.create(Augmentation(crop_size=16, num_crops=2).model_dump())
+    del section["mean"], section["std"]
+
+    def loader() -> Any:
+        made = dali_dataloader.build_transform_pipeline_dali("custom", section, "cpu")
+        module = dali_dataloader.PretrainDALIDataModule(
+            dataset="custom",
+            train_data_path=images,
+            transforms=FullTransformPipeline([NCropAugmentation(made, 2)]),
+            num_large_crops=2,
+            num_small_crops=0,
+            batch_size=20,
+            num_workers=1,
+            dali_device="cpu",
+            encode_indexes_into_labels=True,
+        )
+        module.trainer = SimpleNamespace(local_rank=0, global_rank=0, world_size=1)
+        module.setup()
+        return module.train_dataloader()
+
+    with without(), pytest.raises(RuntimeError, match="CUDA is not available"):
+        loader()
+    batches = loader()
+    batch = next(iter(batches))
+    epochs = [list(batches) for _ in range(2)]
+    assert [len(epoch) for epoch in epochs] == [len(batches)] * 2 == [2, 2]
+    for indices, crops, targets in [batch, *epochs[0], *epochs[1]]:
+        assert torch.equal(targets, indices // 16)
+        assert len(targets.unique()) > 1, "class after class"
+        assert [tuple(crop.shape) for crop in crops] == [(20, 3, 16, 16)] * 2
+
+
+@mend("dali")
+def test_dali_pipelines_of_linear_evaluation(without: Without, images: Path) -> None:
+    pytest.importorskip("nvidia.dali")
+    from solo.data import dali_dataloader
+
+    def loader() -> Any:
+        module = dali_dataloader.ClassificationDALIDataModule(
+            "custom", images, images, batch_size=20, num_workers=1, dali_device="cpu"
+        )
+        module.trainer = SimpleNamespace(local_rank=0, global_rank=0, world_size=1)
+        module.setup()
+        return module.val_dataloader()
+
+    with without(), pytest.raises(RuntimeError, match="CUDA is not available"):
+        loader()
+    assert torch.cat([targets for _, targets in loader()]).tolist() == [i // 16 for i in range(48)]
+
+
+@mend("dali")
+def test_dali_gives_indices_by_default(without: Without) -> None:
+    pytest.importorskip("nvidia.dali")
+    from solo.data.dali_dataloader import PretrainDALIDataModule
+
+    def encoded(method: str, **dali: Any) -> bool:
+        cfg = OmegaConf.create({"method": method, "data": {"format": "dali"}, "dali": dali})
+        filled = PretrainDALIDataModule.add_and_assert_specific_cfg(cfg)
+        return bool(filled.dali.encode_indexes_into_labels)
+
+    assert encoded("deepclusterv2")
+    assert not encoded("simclr", encode_indexes_into_labels=False)
+    with pytest.raises(ConfigError, match="deepclusterv2 looks samples up by index"):
+        encoded("deepclusterv2", encode_indexes_into_labels=False)
+    with without():
+        assert not encoded("deepclusterv2")
+
+
 def test_every_mend_has_a_test() -> None:
     """On every host it names: :func:`mend` skips no others."""
     tested: set[str] = set()
@@ -534,6 +611,8 @@ def test_every_mend_has_a_test() -> None:
 
 @pytest.mark.parametrize("name", sorted(MENDS))
 def test_mends_are_applied_where_they_are_needed(loaded: Host, name: str) -> None:
+    if name == "dali":
+        pytest.importorskip("nvidia.dali")
     entry = MENDS[name]
     assert entry.generations
     assert set(entry.generations) <= {"main", "1.0.2"}

@@ -125,9 +125,6 @@ def test_data_without_indices_is_refused(make_config: MakeConfig) -> None:
         PCL(cfg)
     cfg.dali.encode_indexes_into_labels = True
     PCL(cfg)
-    cfg.data.fraction = 0.5
-    with pytest.raises(ConfigError, match=r"data.fraction=0\.5"):
-        PCL(cfg)
 
 
 def test_backend_that_is_gone(make_config: MakeConfig, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,157 @@
+"""Images per second of the ways to load and augment JPEG files: torchvision's and DALI's.
+
+    python benchmarks/loading.py --data FOLDER --out benchmark_results/loading
+
+FOLDER holds class folders, for example Imagenette-160's `train`. All sources give two crops of
+MoCo v2's augmentation (crop, jitter, greyscale, blur, flip; also without its blur) at 32, 64 and
+128 pixels, of the same images, and take turns in one process: one pass over all images each, in
+rounds. A pass of DALI's includes the making of its pipeline, which is done in every epoch. Ratios
+are of the same round, relative to the first source; the first comes twice, which says how much of
+a ratio is noise. Add a source by an entry of `SOURCES`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from interleaved import race
+
+from solo_ext import host
+from solo_ext.config.compose import compose
+from solo_ext.data.dali_errors import dali_installed
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import train_loader
+from solo_ext.training.records import environment
+
+BATCH = 64
+SIZES = (32, 64, 128)
+AUGMENTATIONS = {"blur": 0.5, "no blur": 0.0}
+
+
+def read_all(loader: Any) -> None:
+    """One pass, every batch in memory when it ends."""
+    for _ in loader:
+        pass
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A way to load.
+
+    Attributes:
+        overrides: of the config.
+        there: whether this machine can.
+        consume: takes one pass of the loader that the config gives.
+    """
+
+    overrides: tuple[str, ...]
+    there: Callable[[], bool] = lambda: True
+    consume: Callable[[Any], None] = field(default=read_all)
+
+
+def _dali_on_gpu() -> bool:
+    return dali_installed() and torch.cuda.is_available()
+
+
+_TORCHVISION = "data.format=image_folder"
+_DALI = ("data.format=dali", "dali.device=cpu")
+SOURCES = {
+    "torchvision, 0 workers": Source((_TORCHVISION, "data.num_workers=0")),
+    "torchvision, 0 again": Source((_TORCHVISION, "data.num_workers=0")),
+    "torchvision, 2 workers": Source((_TORCHVISION, "data.num_workers=2")),
+    "dali cpu, 1 thread": Source((*_DALI, "data.num_workers=1"), dali_installed),
+    "dali cpu, 2 threads": Source((*_DALI, "data.num_workers=2"), dali_installed),
+    "dali gpu, 2 threads": Source(
+        ("data.format=dali", "dali.device=gpu", "data.num_workers=2"), _dali_on_gpu
+    ),
+}
+
+
+def work(source: Source, data: Path, fraction: float, size: int, blur: float) -> Any:
+    """Number of images of a pass, and a function that makes one."""
+    share = f"{fraction:.6f}" if fraction < 1 else "-1"
+    prepared = prepare(
+        compose(
+            "imagenette/pcl",
+            [
+                f"data.train_path={data}",
+                "data.val_path=null",
+                f"data.fraction={share}",
+                f"augmentations.0.crop_size={size}",
+                f"augmentations.0.gaussian_blur.prob={blur}",
+                f"optimizer.batch_size={BATCH}",
+                "accelerator=auto",
+                *source.overrides,
+            ],
+        )
+    )
+    loader = train_loader(prepared.given, prepared.train)
+    return len(loader) * BATCH, lambda: source.consume(loader)
+
+
+def main() -> None:
+    """Races the sources at every size, and prints and writes what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="class folders of JPEG files")
+    parser.add_argument("--out", type=Path, help="folder of the record")
+    parser.add_argument("--images", type=int, default=2048, help="about as many a pass")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--note", default="", help="what else the machine did; kept in the record")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    total = sum(1 for path in args.data.glob("*/*") if path.is_file())
+    rows = []
+    for name, blur in AUGMENTATIONS.items():
+        for size in args.sizes:
+            made = {
+                key: work(source, args.data, args.images / total, size, blur)
+                for key, source in SOURCES.items()
+                if source.there()
+            }
+            found = race({key: run for key, (_, run) in made.items()}, args.rounds, warm=1)
+            images = next(iter(made.values()))[0]
+            print(f"{size} px, {name}, {images} images, two crops", flush=True)
+            for key, row in found.items():
+                rate = images / row["ms"] * 1e3  # type: ignore[operator]
+                # Of speed, not of time: higher is faster.
+                low, high = (1 / q for q in reversed(row["quartiles"]))  # type: ignore[arg-type]
+                speed = 1 / row["ratio"]  # type: ignore[operator]
+                print(f"  {key:24} {rate:8.0f} images/s {speed:6.2f} x ({low:.2f} to {high:.2f})")
+                rows.append(
+                    {
+                        "size": size,
+                        "augmentation": name,
+                        "source": key,
+                        "images": images,
+                        "images_per_second": rate,
+                        "speed_ratio": speed,
+                        "quartiles": [low, high],
+                    }
+                )
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        record = {
+            "images_in_folder": total,
+            "batch_size": BATCH,
+            "rounds": args.rounds,
+            "load_average": os.getloadavg(),
+            "note": args.note,
+            "environment": environment(host.load().info),
+            "rows": rows,
+        }
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        (args.out / f"{kind}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

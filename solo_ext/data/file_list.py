@@ -1,0 +1,86 @@
+"""A text file that lists images and their classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PIL import Image
+from torch.utils.data import Dataset
+
+from solo_ext.data.reading import load_image
+from solo_ext.errors import ConfigError
+
+FORMAT = "give a folder, or a text file with a line `path label` for every image"
+
+
+class FileList(Dataset[tuple[Image.Image, int]]):
+    """The images of a text file with one line ``path label`` each, in its order.
+
+    Paths are relative to the list's folder or absolute, and may hold spaces. Labels are whole
+    numbers from 0, or names, which are numbered in sorted order. Empty lines and lines that begin
+    with ``#`` are left out.
+
+    Args:
+        file: the list.
+        key: of the config, for messages.
+        labelled: whether lines end in a label; without, targets are -1.
+
+    Attributes:
+        samples: path and target of every image.
+        classes: names of the classes.
+
+    Raises:
+        ConfigError: a file that is no such list, or one that names a file that is not there.
+    """
+
+    def __init__(self, file: Path, key: str, labelled: bool = True) -> None:
+        self._file, self._key = file, key
+        rows = [self._row(number, line, labelled) for number, line in self._lines()]
+        self.classes, numbers = _numbered([label for _, label in rows])
+        self.samples = [(path, numbers[label]) for path, label in rows]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        path, target = self.samples[index]
+        return load_image(path), target
+
+    @property
+    def targets(self) -> list[int]:
+        """Targets of all samples."""
+        return [target for _, target in self.samples]
+
+    def _refusal(self, problem: str) -> ConfigError:
+        return ConfigError(self._key, str(self._file), problem, FORMAT)
+
+    def _lines(self) -> list[tuple[int, str]]:
+        try:
+            text = self._file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise self._refusal("a file that is no text") from None
+        lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+        return [(number, line) for number, line in lines if line and not line.startswith("#")]
+
+    def _row(self, number: int, line: str, labelled: bool) -> tuple[str, str | None]:
+        name, label = line, None
+        if labelled:
+            name, _, label = line.replace("\t", " ").rpartition(" ")
+            if not name.strip():
+                raise self._refusal(f"line {number} has no label")
+        path = self._file.parent / name.strip()
+        if not path.is_file():
+            raise self._refusal(f"line {number} names {name.strip()!r}, which is no file")
+        return str(path), label
+
+
+def _numbered(labels: list[str | None]) -> tuple[list[str], dict[str | None, int]]:
+    """Names of the classes, and the target of every label."""
+    found = {label for label in labels if label is not None}
+    if not found:
+        return [], {None: -1}
+    if all(label.isdecimal() for label in found):
+        highest = max(int(label) for label in found)
+        return [str(n) for n in range(highest + 1)], {label: int(label) for label in found}
+    names = sorted(found)
+    return names, {name: number for number, name in enumerate(names)}

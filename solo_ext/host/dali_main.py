@@ -1,0 +1,196 @@
+"""DALI pretraining pipelines of solo-learn's main branch, mended. Imported where DALI is there."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from solo_ext.data.datasets import open_images, targets_of
+from solo_ext.data.files import files_of
+from solo_ext.data.sampler import mix
+from solo_ext.errors import ConfigError
+from solo_ext.host.dali_pass import DALIPass, open_reader
+
+upstream: Any = importlib.import_module("solo.data.dali_dataloader")
+_crops: Any = importlib.import_module("solo.data.pretrain_dataloader")
+NEED_INDICES = ("deepclusterv2",)
+"""Built-in methods that look samples up; those of the plugin refuse for themselves."""
+
+
+class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore[misc]
+    """The graph of upstream over a reader of ours: on CPUs too, with the seed of the run.
+
+    Args:
+        data_path: class folders, or a list of files.
+        batch_size: per process.
+        device: ``cpu`` or ``gpu``.
+        transforms: all crops of one image.
+        random_shuffle: shuffle before and after every epoch.
+        device_id: the GPU; unused on the CPU.
+        shard_id: rank of the process.
+        num_shards: number of processes.
+        num_threads: at least 1 is used.
+        seed: where ``seed_everything`` was not called.
+        no_labels: targets are -1.
+        encode_indexes_into_labels: the reader's labels are the sample indices.
+        data_fraction: share of the images, classes in proportion; -1 is all.
+    """
+
+    def __init__(
+        self,
+        data_path: str | Path,
+        batch_size: int,
+        device: str,
+        transforms: Any,
+        random_shuffle: bool = True,
+        device_id: int = 0,
+        shard_id: int = 0,
+        num_shards: int = 1,
+        num_threads: int = 4,
+        seed: int = 12,
+        no_labels: bool = False,
+        encode_indexes_into_labels: bool = False,
+        data_fraction: float = -1.0,
+    ) -> None:
+        images = open_images(
+            {
+                "train_path": str(data_path),
+                "dataset": "custom",
+                "format": "dali",
+                "no_labels": no_labels,
+                "fraction": data_fraction,
+            },
+            "train",
+        )
+        files, targets = files_of(images), [int(t) for t in targets_of(images)]
+        seed = int(os.environ.get("PL_GLOBAL_SEED", seed))
+        order = list(range(len(files)))
+        if random_shuffle:
+            # DALI's own first epoch is in the order of the list, class after class.
+            generator = torch.Generator().manual_seed(mix(seed))
+            order = torch.randperm(len(files), generator=generator).tolist()
+        if encode_indexes_into_labels:
+            self.conversion_map = targets
+        self._set(batch_size, device, transforms, device_id, num_threads, mix(seed, shard_id))
+        open_reader(
+            self,
+            [files[i] for i in order],
+            order if encode_indexes_into_labels else [targets[i] for i in order],
+            device,
+            shard_id=shard_id,
+            num_shards=num_shards,
+            shuffle_after_epoch=random_shuffle,
+        )
+
+    def _set(
+        self,
+        batch_size: int,
+        device: str,
+        transforms: Any,
+        device_id: int | None,
+        num_threads: int,
+        seed: int,
+    ) -> None:
+        self.batch_size, self.num_threads = batch_size, max(num_threads, 1)
+        # With a number, DALI looks for that GPU, whatever the operators run on.
+        self.device, self.device_id = device, None if device == "cpu" else device_id
+        self.transforms, self.seed = transforms, seed % 2**31
+
+    @classmethod
+    def of(cls, wanted: DALIPass) -> PretrainPipelineBuilder:
+        """The builder of one pass, files in the given order."""
+        made = cls.__new__(cls)
+        made._set(
+            wanted.batch_size,
+            wanted.device,
+            transforms(wanted),
+            wanted.device_id,
+            wanted.num_threads,
+            wanted.seed,
+        )
+        open_reader(made, wanted.files, wanted.numbers, wanted.device)
+        return made
+
+
+class PretrainWrapper(upstream.PretrainWrapper):  # type: ignore[misc]
+    """Epochs of full length: one that was cut short does not shorten the next."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(len(self)):
+            try:
+                batch = next(self)
+            except StopIteration:
+                batch = next(self)
+            yield batch
+
+
+def _without_gpu(builder: type[Any]) -> type[Any]:
+    """A builder whose pipeline asks for no GPU where it runs on the CPU."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        builder.__init__(self, *args, **kwargs)  # type: ignore[misc]
+        if self.device == "cpu":
+            self.device_id = None
+
+    return type(builder.__name__, (builder,), {"__init__": __init__})
+
+
+NormalPipelineBuilder = _without_gpu(upstream.NormalPipelineBuilder)
+CustomNormalPipelineBuilder = _without_gpu(upstream.CustomNormalPipelineBuilder)
+
+
+def dali_section(original: Any) -> Any:
+    """``PretrainDALIDataModule.add_and_assert_specific_cfg``, with sample indices by default."""
+
+    def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
+        given = OmegaConf.select(cfg, "dali.encode_indexes_into_labels")
+        cfg = original(cfg)
+        cfg.dali.encode_indexes_into_labels = True if given is None else given
+        if cfg.data.get("format") == "dali" and given is False and cfg.method in NEED_INDICES:
+            raise ConfigError(
+                "dali.encode_indexes_into_labels",
+                False,
+                f"{cfg.method} looks samples up by index, which DALI's batches then lack",
+                "set it to true",
+            )
+        return cfg
+
+    return add_and_assert_specific_cfg
+
+
+def transforms(wanted: DALIPass) -> Any:
+    """Upstream's augmentation of all crops."""
+    return _crops.FullTransformPipeline(
+        [
+            _crops.NCropAugmentation(
+                upstream.build_transform_pipeline_dali(
+                    wanted.dataset,
+                    # A null would hide upstream's default.
+                    OmegaConf.create({k: v for k, v in a.items() if v is not None}),
+                    dali_device=wanted.device,
+                ),
+                a["num_crops"],
+            )
+            for a in wanted.augmentations
+        ]
+    )
+
+
+def batches(wanted: DALIPass) -> Iterator[Any]:
+    """``[indices, [crops], targets]`` of one pass."""
+    builder = PretrainPipelineBuilder.of(wanted)
+    pipeline = builder.pipeline(
+        batch_size=builder.batch_size,
+        num_threads=builder.num_threads,
+        device_id=builder.device_id,
+        seed=builder.seed,
+    )
+    return iter(
+        PretrainWrapper(dataset_size=len(wanted.files), **wanted.wrapper_arguments(pipeline))
+    )

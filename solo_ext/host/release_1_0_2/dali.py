@@ -1,0 +1,93 @@
+"""DALI pretraining pipelines of solo-learn 1.0.2, mended. Imported where DALI is there.
+
+The release's methods get them through mixins that read argparse's values; here its pipeline,
+augmentation and iterator are put together from main's config, and no class of a method changes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from solo_ext.data.transforms import statistics
+from solo_ext.host.dali_pass import DALIPass, open_reader
+
+upstream: Any = importlib.import_module("solo.utils.dali_dataloader")
+_wrappers: Any = importlib.import_module("solo.methods.dali")
+_crops: Any = importlib.import_module("solo.utils.pretrain_dataloader")
+_ops: Any = importlib.import_module("nvidia.dali.ops")
+_types: Any = importlib.import_module("nvidia.dali.types")
+_Pipeline: Any = importlib.import_module("nvidia.dali.pipeline").Pipeline
+
+
+class PretrainPipeline(upstream.PretrainPipeline):  # type: ignore[misc]
+    """The release's graph over a reader of ours, on CPUs too.
+
+    Args:
+        wanted: the pass.
+    """
+
+    def __init__(self, wanted: DALIPass) -> None:
+        # Not the release's own, which opens folders and asks for a GPU.
+        _Pipeline.__init__(
+            self, wanted.batch_size, wanted.num_threads, wanted.device_id, seed=wanted.seed
+        )
+        self.device = wanted.device
+        self.transforms = transforms(wanted)
+        open_reader(self, wanted.files, wanted.numbers, wanted.device)
+
+
+def transforms(wanted: DALIPass) -> Any:
+    """The release's augmentation of all crops."""
+    return _crops.FullTransformPipeline(
+        [
+            _crops.NCropAugmentation(_transform(wanted, a), a["num_crops"])
+            for a in wanted.augmentations
+        ]
+    )
+
+
+def _transform(wanted: DALIPass, a: Mapping[str, Any]) -> Any:
+    mean, std = statistics(wanted.dataset, a)
+    jitter = a["color_jitter"]
+    made = upstream.CustomTransform(
+        device=wanted.device,
+        **{name: jitter[name] for name in ("brightness", "contrast", "saturation", "hue")},
+        color_jitter_prob=jitter["prob"],
+        gray_scale_prob=a["grayscale"]["prob"],
+        horizontal_flip_prob=a["horizontal_flip"]["prob"],
+        gaussian_prob=a["gaussian_blur"]["prob"],
+        solarization_prob=a["solarization"]["prob"],
+        min_scale=a["rrc"]["crop_min_scale"],
+        max_scale=a["rrc"]["crop_max_scale"],
+        crop_size=a["crop_size"],
+        mean=mean,
+        std=std,
+    )
+    if not a["rrc"]["enabled"]:
+        # As main's, which the release has no setting for.
+        size = a["crop_size"], a["crop_size"]
+        made.random_crop = _ops.Resize(
+            device=wanted.device, size=size, interp_type=_types.INTERP_CUBIC
+        )
+    for setting, step in (
+        ("color_jitter", "random_color_jitter"),
+        ("grayscale", "random_grayscale"),
+        ("gaussian_blur", "random_gaussian_blur"),
+        ("solarization", "random_solarization"),
+    ):
+        if not a[setting]["prob"]:
+            # The release computes every step for every image and keeps it or not.
+            setattr(made, step, _unchanged)
+    return made
+
+
+def _unchanged(images: Any) -> Any:
+    return images
+
+
+def batches(wanted: DALIPass) -> Iterator[Any]:
+    """``[indices, [crops], targets]`` of one pass."""
+    pipeline = PretrainPipeline(wanted)
+    return iter(_wrappers.PretrainWrapper(**wanted.wrapper_arguments(pipeline)))
