@@ -9,6 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from solo_ext.data.datasets import FixedViews, Images, TrainingViews
+from solo_ext.data.pixels import open_pixels
+from solo_ext.data.raw_batches import RawBatches
 from solo_ext.data.sampler import EpochSampler
 from solo_ext.data.transforms import eval_transform, pretrain_transform, statistics
 from solo_ext.errors import ConfigError
@@ -40,6 +42,7 @@ class ResumableLoader(DataLoader[Any]):
             persistent_workers=num_workers > 0,
             # A loader without a generator of its own draws from the global one at each epoch.
             generator=torch.Generator().manual_seed(sampler.seed),
+            collate_fn=getattr(dataset, "collate", None),
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -74,10 +77,13 @@ class ResumableLoader(DataLoader[Any]):
 
 
 def pretrain_loader(cfg: Mapping[str, Any], images: Images) -> ResumableLoader:
-    """The training loader of a config; batches are ``[indices, [crops], targets]``.
+    """The training loader of a config.
+
+    Batches are ``[indices, [crops], targets]``, or a :class:`RawBatch` each with
+    ``data.augmentation=batch``.
 
     Raises:
-        ConfigError: the batch is larger than the data set.
+        ConfigError: the batch is larger than the data set, or its images cannot be made a batch.
     """
     batch_size = cfg["optimizer"]["batch_size"]
     sampler = EpochSampler(len(images), cfg["seed"])
@@ -88,10 +94,15 @@ def pretrain_loader(cfg: Mapping[str, Any], images: Images) -> ResumableLoader:
             f"the training set has {len(sampler)} images per process",
             "take a smaller batch",
         )
-    views = TrainingViews(
-        images, pretrain_transform(cfg["data"]["dataset"], cfg["augmentations"]), cfg["seed"]
-    )
-    return ResumableLoader(views, sampler, batch_size, cfg["data"]["num_workers"])
+    data = cfg["data"]
+    if data.get("augmentation") == "batch":
+        pixels = open_pixels(images, data["in_memory"])
+        # Taking rows of an array is less work than sending them.
+        workers = 0 if pixels.held else data["num_workers"]
+        return ResumableLoader(RawBatches(images, pixels), sampler, batch_size, workers)
+    transform = pretrain_transform(data["dataset"], cfg["augmentations"])
+    views = TrainingViews(images, transform, cfg["seed"])
+    return ResumableLoader(views, sampler, batch_size, data["num_workers"])
 
 
 def fixed_loader(

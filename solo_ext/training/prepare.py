@@ -18,6 +18,7 @@ from solo_ext.data.datasets import Images, class_names, open_images
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.evaluate import same_classes
 from solo_ext.plugin import register
+from solo_ext.training.check_augmentation import check_augmentation
 from solo_ext.training.check_backbone import check_backbone
 from solo_ext.training.check_builtin import check_builtin
 
@@ -66,6 +67,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     given["optimizer"]["kwargs"] = _optimizer_kwargs(given["optimizer"])
     _scheduler(given["scheduler"])
     _count_crops(given)
+    check_augmentation(given)
     check_folder("checkpoint.dir", given["checkpoint"]["dir"])
     _no_files(given["data"])
     train = open_images(given["data"], "train")

@@ -24,14 +24,18 @@ from omegaconf import OmegaConf
 
 from solo_ext import host
 from solo_ext.config.check import check_run, trainer_arguments
+from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.datasets import TrainingViews
-from solo_ext.data.loaders import fixed_loader, pretrain_loader
+from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
+from solo_ext.data.mixing import ViewMixer
+from solo_ext.data.raw_batches import RawBatches
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.online import OnlineEvaluation
 from solo_ext.training.checkpointing import RunCheckpoint, RunState
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.progress import progress_callback
 from solo_ext.training.records import JsonLines, environment, package_version
+from solo_ext.training.run_data import RunData
 from solo_ext.training.run_dir import (
     ARGS,
     CONFIG,
@@ -95,7 +99,7 @@ def pretrain(
         run_dir = choose_run_dir(given)
     resume = _checkpoint_to_resume(given, run_dir)
     loader = pretrain_loader(given, prepared.train)
-    val_loader = None if prepared.val is None else fixed_loader(given, prepared.val)
+    data = _run_data(prepared, loader)
 
     _quiet()
     pl.seed_everything(given["seed"], workers=True, verbose=False)
@@ -124,10 +128,10 @@ def pretrain(
     if trainer.is_global_zero:
         _write_records(run_dir, prepared)
     if given["debug_augmentations"]:
-        print(cast(TrainingViews, loader.dataset).transform)
+        print(data.augment or cast(TrainingViews, loader.dataset).transform)
     begin = time.monotonic()
     with _announced(run_dir):
-        trainer.fit(model, loader, val_loader, ckpt_path=None if resume is None else str(resume))
+        trainer.fit(model, datamodule=data, ckpt_path=None if resume is None else str(resume))
     seconds = time.monotonic() - begin
     if trainer.interrupted:
         raise KeyboardInterrupt
@@ -137,6 +141,22 @@ def pretrain(
     found = checkpoints(run_dir)
     return PretrainResult(
         run_dir, found[-1].path if found else None, trainer.current_epoch, **timing
+    )
+
+
+def _run_data(prepared: Prepared, loader: ResumableLoader) -> RunData:
+    given, views = prepared.given, loader.dataset
+    augment = None
+    if isinstance(views, RawBatches):
+        sides = views.pixels.height, views.pixels.width
+        named = given["data"]["dataset"], given["augmentations"]
+        augment = BatchAugment(*named, *sides, given["seed"])
+    mix = given["data"]["mix"]
+    return RunData(
+        loader,
+        None if prepared.val is None else fixed_loader(given, prepared.val),
+        augment,
+        None if mix is None else ViewMixer(mix, given["seed"]),
     )
 
 
