@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, ConfigDict, Field
 
 from solo_ext.config.types import (
@@ -53,6 +53,14 @@ class HuggingFace(Section):
     cache_dir: str | None = None
 
 
+class Mix(Section):
+    """``data.mix``: views keep at least ``min_share`` of themselves."""
+
+    name: Literal["mixup", "cutmix"]
+    min_share: Annotated[float, Ge(0.5), Lt(1)] = 0.9
+    prob: Probability = 1.0
+
+
 class Data(Section):
     """``data``: where the images are. ``num_*`` are filled in, not written by hand."""
 
@@ -66,6 +74,9 @@ class Data(Section):
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
     no_labels: bool = False
     fraction: Literal[-1] | Share = -1
+    augmentation: Literal["image", "batch"] = "image"
+    in_memory: bool = False
+    mix: Mix | None = None
     num_classes: PositiveInt | None = None
     num_large_crops: NonNegativeInt | None = None
     num_small_crops: NonNegativeInt | None = None
@@ -99,6 +110,19 @@ class ColorJitter(Section):
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
 
 
+class RandAugment(Section):
+    """``rand_augment``: operations per view, and their strength of 30."""
+
+    num_ops: PositiveInt = 2
+    magnitude: Annotated[int, Ge(0), Le(30)] = 9
+
+
+class AutoAugment(Section):
+    """``auto_augment``: the data set that the policy was searched on."""
+
+    policy: Literal["imagenet", "cifar10", "svhn"]
+
+
 class Chance(Section):
     """A transform that is applied with a probability."""
 
@@ -109,6 +133,8 @@ class Augmentation(Section):
     """One entry of ``augmentations``: a pipeline and how many crops it gives."""
 
     rrc: RandomResizedCrop = RandomResizedCrop()
+    rand_augment: RandAugment | None = None
+    auto_augment: AutoAugment | None = None
     color_jitter: ColorJitter = ColorJitter()
     grayscale: Chance = Chance()
     gaussian_blur: Chance = Chance()

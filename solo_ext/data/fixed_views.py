@@ -9,11 +9,14 @@ _STRENGTHS = ("brightness", "contrast", "saturation", "hue")
 _FIXED_IF_CERTAIN = ("grayscale", "solarization", "equalization", "horizontal_flip")
 
 
-def first_random_setting(augmentations: Sequence[Mapping[str, Any]]) -> str | None:
+def first_random_setting(
+    augmentations: Sequence[Mapping[str, Any]], mix: Mapping[str, Any] | None = None
+) -> str | None:
     """The first setting that leaves something to chance.
 
     Args:
         augmentations: the config's list of pipelines, defaults filled in.
+        mix: the section ``data.mix``.
 
     Returns:
         Its dotted key and value, for example ``augmentations.0.rrc.enabled=true``; ``None`` where
@@ -23,6 +26,8 @@ def first_random_setting(augmentations: Sequence[Mapping[str, Any]]) -> str | No
         setting = _random_setting(pipeline)
         if setting is not None:
             return f"augmentations.{place}.{setting}"
+    if mix is not None and mix["prob"]:
+        return f"data.mix.prob={mix['prob']}"
     return None
 
 
@@ -30,6 +35,9 @@ def _random_setting(a: Mapping[str, Any]) -> str | None:
     # Even a crop of the whole area may lose a line of pixels to rounding.
     if a["rrc"]["enabled"]:
         return "rrc.enabled=true"
+    for name in ("rand_augment", "auto_augment"):
+        if a.get(name):
+            return f"{name}={a[name]}"
     jitter, blur = a["color_jitter"], a["gaussian_blur"]
     if jitter["prob"] and any(jitter[k] for k in _STRENGTHS):
         return f"color_jitter.prob={jitter['prob']}"

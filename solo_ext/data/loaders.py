@@ -15,12 +15,14 @@ from solo_ext.data.dali_views import DALIViews
 from solo_ext.data.datasets import FixedViews, Images, TrainingViews, targets_of
 from solo_ext.data.files import files_of
 from solo_ext.data.fixed_loader import FixedLoader
+from solo_ext.data.pixels import open_pixels
 from solo_ext.data.place import Resumable
+from solo_ext.data.raw_batches import RawBatch, RawBatches
 from solo_ext.data.sampler import EpochSampler, SampleKey
 from solo_ext.data.transforms import eval_transform, pretrain_transform, statistics
 from solo_ext.data.unreadable import Skipping, passed_over
 from solo_ext.data.workers import worker_context
-from solo_ext.errors import ConfigError
+from solo_ext.errors import ConfigError, UserError
 
 
 class ResumableLoader(Resumable, DataLoader[Any]):
@@ -59,6 +61,7 @@ class ResumableLoader(Resumable, DataLoader[Any]):
             # A loader without a generator of its own draws from the global one at each epoch.
             generator=torch.Generator().manual_seed(sampler.seed),
             multiprocessing_context=worker_context(num_workers, start_method),
+            collate_fn=getattr(dataset, "collate", None),
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -67,8 +70,9 @@ class ResumableLoader(Resumable, DataLoader[Any]):
     def _noted(self, batches: Iterable[Any]) -> Iterator[Any]:
         asked = iter(self.order)
         for batch in batches:
-            if self._skips:
-                self._note(islice(asked, self.batch_size), batch[0])
+            if self._skips and not isinstance(batch, UserError):
+                served = batch.indices if isinstance(batch, RawBatch) else batch[0]
+                self._note(islice(asked, self.batch_size), served)
             yield batch
 
     def _note(self, asked: Iterable[SampleKey], served: Tensor) -> None:
@@ -95,23 +99,26 @@ def epoch_sampler(cfg: Mapping[str, Any], images: Images) -> EpochSampler:
 
 
 def pretrain_loader(cfg: Mapping[str, Any], images: Images) -> ResumableLoader:
-    """The training loader of a config; batches are ``[indices, [crops], targets]``.
+    """The training loader of a config.
+
+    Batches are ``[indices, [crops], targets]``, or a :class:`RawBatch` each with
+    ``data.augmentation=batch``.
 
     Raises:
-        ConfigError: the batch is larger than the data set.
+        ConfigError: the batch is larger than the data set, or its images cannot be made a batch.
     """
     sampler = epoch_sampler(cfg, images)
-    views = TrainingViews(
-        images, pretrain_transform(cfg["data"]["dataset"], cfg["augmentations"]), cfg["seed"]
-    )
     data = cfg["data"]
-    return ResumableLoader(
-        views,
-        sampler,
-        cfg["optimizer"]["batch_size"],
-        data["num_workers"],
-        data.get("start_method"),
-    )
+    batch_size, start_method = cfg["optimizer"]["batch_size"], data.get("start_method")
+    if data.get("augmentation") == "batch":
+        pixels = open_pixels(images, data["in_memory"])
+        # Taking rows of an array is less work than sending them.
+        workers = 0 if pixels.held else data["num_workers"]
+        raw = RawBatches(images, pixels)
+        return ResumableLoader(raw, sampler, batch_size, workers, start_method)
+    transform = pretrain_transform(data["dataset"], cfg["augmentations"])
+    views = TrainingViews(images, transform, cfg["seed"])
+    return ResumableLoader(views, sampler, batch_size, data["num_workers"], start_method)
 
 
 def fixed_loader(

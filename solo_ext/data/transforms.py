@@ -88,6 +88,10 @@ def _pipeline(a: Mapping[str, Any], mean: Sequence[float], std: Sequence[float])
         steps: list[Any] = [T.RandomResizedCrop(size, scale=scale, interpolation=bicubic)]
     else:
         steps = [T.Resize(size, interpolation=bicubic), T.CenterCrop(size)]
+    if a.get("rand_augment"):
+        steps.append(T.RandAugment(**a["rand_augment"]))
+    if a.get("auto_augment"):
+        steps.append(T.AutoAugment(T.AutoAugmentPolicy(a["auto_augment"]["policy"])))
     if jitter["prob"]:
         strengths = [jitter[k] for k in ("brightness", "contrast", "saturation", "hue")]
         steps.append(T.RandomApply([T.ColorJitter(*strengths)], p=jitter["prob"]))

@@ -104,7 +104,8 @@ def settle(cfg: DictConfig) -> DictConfig:
     check_source(source_of(kwargs.teacher), TEACHER)
     if kwargs.teacher.cache:
         augmentations: Any = OmegaConf.to_container(cfg.augmentations, resolve=True)
-        random = first_random_setting(augmentations)
+        # solo-learn's own script mixes nothing, and has no such key.
+        random = first_random_setting(augmentations, cfg.data.get("mix"))
         if random is not None:
             raise ConfigError(
                 f"{TEACHER}.cache",

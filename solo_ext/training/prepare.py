@@ -19,6 +19,7 @@ from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.classes import same_classes
 from solo_ext.host.dali_loader import check_dali
 from solo_ext.plugin import register
+from solo_ext.training.check_augmentation import check_augmentation
 from solo_ext.training.check_backbone import check_backbone
 from solo_ext.training.check_builtin import check_builtin
 
@@ -67,6 +68,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     given["optimizer"]["kwargs"] = _optimizer_kwargs(given["optimizer"])
     _scheduler(given["scheduler"])
     _count_crops(given)
+    check_augmentation(given)
     check_folder("checkpoint.dir", given["checkpoint"]["dir"])
     if given["data"]["format"] == "dali":
         given["dali"] = given["dali"] or DALI().model_dump()

@@ -24,8 +24,13 @@ from omegaconf import OmegaConf
 
 from solo_ext import host
 from solo_ext.config.check import check_run, trainer_arguments
+from solo_ext.data.batch_augment import BatchAugment
+from solo_ext.data.dali_views import DALIViews
 from solo_ext.data.datasets import Images
+from solo_ext.data.fixed_loader import FixedLoader
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
+from solo_ext.data.mixing import ViewMixer
+from solo_ext.data.raw_batches import RawBatches
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.online import OnlineEvaluation
 from solo_ext.host.dali_loader import DALILoader
@@ -33,6 +38,7 @@ from solo_ext.training.checkpointing import RunCheckpoint, RunState
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.progress import progress_callback
 from solo_ext.training.records import JsonLines, environment, package_version
+from solo_ext.training.run_data import RunData
 from solo_ext.training.run_dir import (
     ARGS,
     CONFIG,
@@ -98,6 +104,7 @@ def pretrain(
     resume = _checkpoint_to_resume(given, run_dir)
     loader: Any = train_loader(given, prepared.train)
     val_loader = None if prepared.val is None else fixed_loader(given, prepared.val)
+    data = _run_data(given, loader, val_loader)
 
     _quiet()
     pl.seed_everything(given["seed"], workers=True, verbose=False)
@@ -110,7 +117,8 @@ def pretrain(
     stem = run_dir.name if named_after else f"{cfg.name}-{run_dir.name}"
     own: list[Callback] = [RunState(loader), *callbacks, *_online(prepared)]
     if given["data"]["unreadable"] == "skip":
-        own.append(UnreadableReport(run_dir / UNREADABLE, [loader, *filter(None, [val_loader])]))
+        loaders = [loader] if val_loader is None else [loader, val_loader]
+        own.append(UnreadableReport(run_dir / UNREADABLE, loaders))
     if show_progress:
         own.append(progress_callback(given["method"]))
     if given["checkpoint"]["enabled"]:
@@ -129,10 +137,10 @@ def pretrain(
         _write_records(run_dir, prepared)
     if given["debug_augmentations"]:
         through_dali = isinstance(loader, DALILoader)
-        print(loader if through_dali else loader.dataset.transform)
+        print(loader if through_dali else data.augment or loader.dataset.transform)
     begin = time.monotonic()
     with _announced(run_dir):
-        trainer.fit(model, loader, val_loader, ckpt_path=None if resume is None else str(resume))
+        trainer.fit(model, datamodule=data, ckpt_path=None if resume is None else str(resume))
     seconds = time.monotonic() - begin
     if trainer.interrupted:
         raise KeyboardInterrupt
@@ -146,7 +154,7 @@ def pretrain(
 
 
 def train_loader(given: dict[str, Any], images: Images) -> ResumableLoader | DALILoader:
-    """The loader that ``data.format`` names; batches are ``[indices, [crops], targets]``.
+    """The loader that ``data.format`` names; see :func:`pretrain_loader`.
 
     Args:
         given: the checked config.
@@ -154,6 +162,21 @@ def train_loader(given: dict[str, Any], images: Images) -> ResumableLoader | DAL
     """
     make = DALILoader if given["data"]["format"] == "dali" else pretrain_loader
     return make(given, images)
+
+
+def _run_data(
+    given: dict[str, Any],
+    loader: ResumableLoader | DALILoader,
+    val_loader: FixedLoader | DALIViews | None,
+) -> RunData:
+    views, augment = loader.dataset, None
+    if isinstance(views, RawBatches):
+        sides = views.pixels.height, views.pixels.width
+        named = given["data"]["dataset"], given["augmentations"]
+        augment = BatchAugment(*named, *sides, given["seed"])
+    mix = given["data"]["mix"]
+    mixer = None if mix is None else ViewMixer(mix, given["seed"])
+    return RunData(loader, val_loader, augment, mixer)
 
 
 @contextlib.contextmanager

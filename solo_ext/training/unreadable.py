@@ -11,8 +11,6 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from solo_ext.data.fixed_loader import FixedLoader
-from solo_ext.data.loaders import ResumableLoader
 from solo_ext.data.unreadable import name_of, reason_of
 
 logger = logging.getLogger(__name__)
@@ -27,10 +25,11 @@ class UnreadableReport(Callback):
 
     Args:
         file: ``unreadable.txt`` of the run directory.
-        loaders: of training and validation.
+        loaders: of training and validation, :class:`~solo_ext.data.loaders.ResumableLoader` and
+            :class:`~solo_ext.data.fixed_loader.FixedLoader`.
     """
 
-    def __init__(self, file: Path, loaders: list[ResumableLoader | FixedLoader]) -> None:
+    def __init__(self, file: Path, loaders: list[Any]) -> None:
         self.file, self.loaders = file, loaders
         self._written: list[set[int]] = [set() for _ in loaders]
         self._warned = False

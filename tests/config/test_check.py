@@ -163,7 +163,7 @@ def test_keys_named_like_branches_of_unions(key: str, valid: dict[str, Any]) -> 
         ("resume_from_checkpoint", 3, "not a valid value; allowed: text, or null"),
         ("momentum", 0.9, "not a valid value; allowed: a mapping with the keys base_tau, class"),
         ("augmentations", [], "not a valid value; allowed: a list of 1 or more, each a mapping"),
-        ("augmentations.0", None, "not a valid value; allowed: a mapping with the keys color_"),
+        ("augmentations.0", None, "not a valid value; allowed: a mapping with the keys auto_"),
         ("augmentations.0.mean", [0.5], "not a valid value; allowed: a list of 3, each a number"),
         ("augmentations.0.mean.1", "x", "not a valid value; allowed: a number"),
         ("scheduler.lr_decay_steps.1", 0, "not a valid value; allowed: an integer above 0"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from solo_ext.config.schema import Augmentation
+from solo_ext.config.schema import Augmentation, Mix
 from solo_ext.data.fixed_views import first_random_setting
 from solo_ext.data.transforms import pretrain_transform
 
@@ -54,3 +54,22 @@ def test_settings(changes: dict[str, Any], says: str | None) -> None:
 def test_whole_images_may_lose_a_line() -> None:
     found = first_random_setting([filled(rrc={"crop_min_scale": 1.0})])
     assert found == "augmentations.0.rrc.enabled=true"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rand_augment": {}}, "augmentations.0.rand_augment={'num_ops': 2, 'magnitude': 9}"),
+        ({"auto_augment": {"policy": "svhn"}}, "augmentations.0.auto_augment={'policy': 'svhn'}"),
+    ],
+)
+def test_policies_are_chance(changes: dict[str, Any], says: str) -> None:
+    assert first_random_setting([filled(**changes)]) == says
+    assert views_differ(filled(**changes))
+
+
+@pytest.mark.parametrize(
+    ("prob", "says"), [(0.0, None), (0.5, "data.mix.prob=0.5"), (1.0, "data.mix.prob=1.0")]
+)
+def test_mixing_is_chance(prob: float, says: str | None) -> None:
+    assert first_random_setting([filled()], Mix(name="mixup", prob=prob).model_dump()) == says

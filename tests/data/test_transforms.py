@@ -2,6 +2,7 @@
 
 import colorsys
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -336,3 +337,37 @@ def test_evaluation_has_no_chance() -> None:
     image = make_image(50, 41)
     assert torch.equal(transform(image), transform(image))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+POLICIES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
+    "rand_augment": (
+        {"num_ops": 3, "magnitude": 12},
+        lambda: T.RandAugment(num_ops=3, magnitude=12),
+    ),
+    **{
+        f"auto_augment {policy}": (
+            {"policy": policy},
+            lambda policy=policy: T.AutoAugment(T.AutoAugmentPolicy(policy)),  # type: ignore[misc]
+        )
+        for policy in ("imagenet", "cifar10", "svhn")
+    },
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_follow_the_crop_and_draw_from_torch_alone(name: str) -> None:
+    given, made = POLICIES[name]
+    image = make_image(24, 24)
+    section = {name.split()[0]: given, "rrc": {"enabled": True}, "grayscale": {"prob": 1.0}}
+    random.seed(3)
+    np.random.seed(4)  # noqa: NPY002
+    before = random.getstate(), np.random.get_state(legacy=True)[1].copy()  # type: ignore[index, union-attr] # noqa: NPY002
+    views = draw(image, 20, **section)
+    assert random.getstate() == before[0]
+    assert (np.random.get_state(legacy=True)[1] == before[1]).all()  # type: ignore[index] # noqa: NPY002
+    crop = T.RandomResizedCrop(SIDE, (0.08, 1.0), interpolation=T.InterpolationMode.BICUBIC)
+    policy, grey = made(), T.RandomGrayscale(1.0)
+    torch.manual_seed(0)
+    for view in views:
+        expected = as_tensor(grey(policy(crop(image))))
+        assert torch.equal(view, expected)

@@ -178,6 +178,35 @@ def test_resumed_equals_uninterrupted(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("step", [STEPS + 2, STEPS], ids=["within-epoch", "between-epochs"])
+def test_augmentation_on_the_batch(
+    step: int,
+    in_memory: bool,
+    make_config: MakeConfig,
+    images: Path,
+    tmp_path: Path,
+    kill_at: KillAt,
+) -> None:
+    """Multi-crop, and views that are mixed."""
+    mix = {"name": "cutmix", "min_share": 0.6}
+    data = {"augmentation": "batch", "in_memory": in_memory, "mix": mix}
+    jitter = {"prob": 0.8, "brightness": 0.4, "saturation": 0.2, "hue": 0.1}
+    large = {"crop_size": 16, "num_crops": 2, "color_jitter": jitter}
+    crops = [large, {"crop_size": 8, "num_crops": 2, "gaussian_blur": {"prob": 0.5}}]
+    config = config_of(make_config, images, "protocpc", data=data, augmentations=crops)
+    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(
+            prepare(config),
+            run_dir=tmp_path / "parts",
+            callbacks=[kill_at(step)],
+            show_progress=False,
+        )
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_clusters_are_rematched_as_before(
     make_config: MakeConfig,
     images: Path,

@@ -1,0 +1,150 @@
+"""What chance decides of one view of every image of a batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from solo_ext.data.batch_augment import boxes
+from solo_ext.data.batch_augment.uniforms import Floats, Keys, uniforms
+
+STRENGTHS = ("brightness", "contrast", "saturation", "hue")
+BLUR_RADIUS = (0.1, 2.0)
+_CONTRAST, _SATURATION, _HUE = 1, 2, 3
+_ORDERS = np.array(list(itertools.permutations(range(4))))
+
+_CHANCES = ("color_jitter", "grayscale", "gaussian_blur", "solarization", "equalization")
+_BOX, _ORDER, _FACTORS, _RADIUS, _FLIP, _APPLIED = 0, 22, 23, 27, 28, 29
+_PER_VIEW = 64
+"""Length of each view's part of a stream; of 64 numbers 34 are used."""
+
+
+class ViewDraws(NamedTuple):
+    """Parameters of one view of N images, on the CPU until the batch is moved.
+
+    Rows are in an order of their own: jittered images first, by the place of hue among the steps
+    of the jitter, so that each place is one slice.
+
+    Attributes:
+        rows: the image of every row (N,).
+        box: top, left, height and width of the crop (N, 4).
+        flip: whether it is mirrored, 0 or 1 (N,).
+        affine: of the steps of the jitter but hue, in each image's order, the weights of the
+            image, of its grey and of the mean of its grey (N, steps, 3).
+        hue: shift in turns (N,), ``None`` for a jitter without hue.
+        hue_stops: first row of each place of hue, and of what is not jittered.
+        gray: 0 or 1 (N,).
+        blurred: rows that are blurred, ascending, and
+        radius: by how many pixels.
+        solarized: rows that are, ascending.
+        equalized: rows that are, ascending.
+    """
+
+    rows: Tensor
+    box: Tensor
+    flip: Tensor
+    affine: Tensor
+    hue: Tensor | None
+    hue_stops: tuple[int, ...]
+    gray: Tensor
+    blurred: Tensor
+    radius: Tensor
+    solarized: Tensor
+    equalized: Tensor
+
+    def part(self, start: int, stop: int) -> ViewDraws:
+        """The rows from ``start`` to ``stop``; reads values, so for the CPU only."""
+        inside = [
+            slice(*np.searchsorted(rows.numpy(), (start, stop)))
+            for rows in (self.blurred, self.solarized, self.equalized)
+        ]
+        return ViewDraws(
+            self.rows[start:stop],
+            self.box[start:stop],
+            self.flip[start:stop],
+            self.affine[start:stop],
+            None if self.hue is None else self.hue[start:stop],
+            tuple(min(max(s, start), stop) - start for s in self.hue_stops),
+            self.gray[start:stop],
+            self.blurred[inside[0]] - start,
+            self.radius[inside[0]],
+            self.solarized[inside[1]] - start,
+            self.equalized[inside[2]] - start,
+        )
+
+
+def draw_view(
+    augmentation: Mapping[str, Any], keys: Keys, number: int, height: int, width: int
+) -> ViewDraws:
+    """Draws the parameters of one view with the distributions of torchvision's transforms.
+
+    Args:
+        augmentation: an entry of ``augmentations``, defaults filled in.
+        keys: of the samples (N,).
+        number: of the view among all of its batch.
+        height: of the images.
+        width: of the images.
+    """
+    draws = uniforms(keys, number * _PER_VIEW, _APPLIED + len(_CHANCES))
+    applied = {
+        name: draws[:, _APPLIED + place] < augmentation[name]["prob"]
+        for place, name in enumerate(_CHANCES)
+    }
+    jitter = augmentation["color_jitter"]
+    affine, hue, place = _jitter(jitter, draws[:, _ORDER:_RADIUS], draws[:, _ORDER])
+    unjittered = affine.shape[1] + 1
+    group = np.where(applied["color_jitter"], place, unjittered)
+    rows = np.argsort(group, kind="stable")
+    stops = np.searchsorted(group[rows], np.arange(unjittered + 1))
+    rrc = augmentation["rrc"]
+    if rrc["enabled"]:
+        scale = (rrc["crop_min_scale"], rrc["crop_max_scale"])
+        box = boxes.crop_boxes(draws[:, _BOX : _BOX + boxes.DRAWS], height, width, scale)
+    else:
+        box = np.tile(np.array((0, 0, height, width)), (len(keys), 1))
+    blurred = np.flatnonzero(applied["gaussian_blur"][rows])
+    low, high = BLUR_RADIUS
+    radius = low + (high - low) * draws[rows[blurred], _RADIUS]
+    flip = draws[:, _FLIP] < augmentation["horizontal_flip"]["prob"]
+    return ViewDraws(
+        torch.from_numpy(rows),
+        torch.from_numpy(box[rows]),
+        torch.from_numpy(flip[rows].astype(np.int64)),
+        _floats(affine[rows]),
+        _floats(hue[rows]) if jitter["hue"] else None,
+        tuple(stops.tolist()),
+        _floats(applied["grayscale"][rows]),
+        torch.from_numpy(blurred),
+        _floats(radius),
+        torch.from_numpy(np.flatnonzero(applied["solarization"][rows])),
+        torch.from_numpy(np.flatnonzero(applied["equalization"][rows])),
+    )
+
+
+def _jitter(
+    jitter: Mapping[str, Any], draws: Floats, order: Floats
+) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Weights of the steps but hue (N, steps, 3), hue (N,) and its place among them (N,)."""
+    strengths = np.array([jitter[name] for name in STRENGTHS])
+    low = np.where(np.arange(4) == _HUE, -strengths, np.maximum(0, 1 - strengths))
+    high = np.where(np.arange(4) == _HUE, strengths, 1 + strengths)
+    factors = low + (high - low) * draws[:, 1:5]
+    # A strength of 0 is no step; the order of the others is uniform all the same.
+    steps = [[s for s in o if s != _HUE and strengths[s]] for o in _ORDERS.tolist()]
+    before = [sum(bool(strengths[s]) for s in o[: o.index(_HUE)]) for o in _ORDERS.tolist()]
+    chosen = (order * len(_ORDERS)).astype(np.int64)
+    step = np.array(steps, dtype=np.int64)[chosen]
+    factor = np.take_along_axis(factors, step, 1)
+    weights = (factor, (1 - factor) * (step == _SATURATION), (1 - factor) * (step == _CONTRAST))
+    place = np.array(before)[chosen] if strengths[_HUE] else np.zeros(len(order), np.int64)
+    return np.stack(weights, 2), factors[:, _HUE], place
+
+
+def _floats(values: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values.astype(np.float32))

@@ -1,0 +1,99 @@
+"""Mixup and CutMix of views that keep the sample's identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from solo_ext.data.batch_augment.uniforms import sample_keys, uniforms
+
+_FIRST, _PER_VIEW, _DRAWS = 1 << 32, 8, 5
+"""Place of the draws in the streams, far behind those of augmentation."""
+
+
+class MixDraws(NamedTuple):
+    """What chance decides of one view of N images.
+
+    Attributes:
+        partner: the image that each is mixed with (N,).
+        share: what it keeps of itself (N,), 1 where it is left alone.
+        centre: of CutMix's box, as shares of height and width (N, 2).
+    """
+
+    partner: Tensor
+    share: Tensor
+    centre: Tensor
+
+
+class ViewMixer:
+    """Mixes each view of an image with the same view of another image of the batch.
+
+    Mixup noise of Verma et al., "Towards domain-agnostic contrastive learning" (ICML 2021, arXiv
+    2011.04419): ``s x + (1 - s) x'`` with s uniform in [``min_share``, 1], drawn for every image
+    and view; target and index stay those of x. CutMix (Yun et al., ICCV 2019, arXiv 1905.04899)
+    pastes a box of area 1 - s instead, cut off at the edge.
+
+    Everything but the choice of x' is a function of (seed, epoch, index); x' is the next in an
+    order drawn from them, so that it depends on which images the batch has, not on their order.
+
+    Args:
+        settings: the section ``data.mix``.
+        seed: seed of the run.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
+        self.settings, self.seed = settings, seed
+
+    def draw(self, epoch: int, indices: NDArray[np.int64], views: int) -> list[MixDraws]:
+        """Draws the parameters of some samples (N,), one entry per view."""
+        keys = sample_keys(self.seed, epoch, indices)
+        low = self.settings["min_share"]
+        drawn = []
+        for view in range(views):
+            chance, share, place, *centre = uniforms(keys, _FIRST + view * _PER_VIEW, _DRAWS).T
+            order = np.argsort(place)
+            partner = np.empty_like(order)
+            partner[order] = np.roll(order, -1)
+            kept = np.where(chance < self.settings["prob"], low + (1 - low) * share, 1.0)
+            drawn.append(
+                MixDraws(
+                    torch.from_numpy(partner),
+                    torch.from_numpy(kept.astype(np.float32)),
+                    torch.from_numpy(np.stack(centre, 1).astype(np.float32)),
+                )
+            )
+        return drawn
+
+    def __call__(self, views: Sequence[Tensor], draws: Sequence[MixDraws]) -> list[Tensor]:
+        """The mixed views (N, 3, S, S), in new tensors."""
+        mix = mixup if self.settings["name"] == "mixup" else cutmix
+        return [mix(view, drawn) for view, drawn in zip(views, draws, strict=True)]
+
+
+def mixup(view: Tensor, drawn: MixDraws) -> Tensor:
+    """``s x + (1 - s) x'``."""
+    share = drawn.share.view(-1, 1, 1, 1).to(view.dtype)
+    return torch.lerp(view[drawn.partner], view, share)
+
+
+def cutmix(view: Tensor, drawn: MixDraws) -> Tensor:
+    """Pastes a box of sides ``sqrt(1 - s)`` of the other image."""
+    inside = [
+        _near(length, centre, drawn.share)
+        for length, centre in zip(view.shape[-2:], drawn.centre.unbind(1), strict=True)
+    ]
+    box = inside[0].unsqueeze(2) & inside[1].unsqueeze(1)
+    return torch.where(box.unsqueeze(1), view[drawn.partner], view)
+
+
+def _near(length: int, centre: Tensor, share: Tensor) -> Tensor:
+    """Pixels of an axis that the box covers (N, length); sides are rounded down."""
+    side = (length * (1 - share).sqrt()).floor().unsqueeze(1)
+    first = (centre * length).floor().unsqueeze(1) - (side / 2).floor()
+    place = torch.arange(length, device=centre.device)
+    return (place >= first) & (place < first + side)

@@ -1,0 +1,59 @@
+"""Batches of whole images, whose crops are made on the training device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from solo_ext.data.datasets import Images, TrainingViews
+from solo_ext.data.pixels import Pixels
+from solo_ext.data.sampler import SampleKey
+from solo_ext.data.transforms import MultiCrop
+from solo_ext.errors import UserError
+
+
+class RawBatch(NamedTuple):
+    """A batch before augmentation.
+
+    Attributes:
+        epoch: that its augmentation is of.
+        indices: (N,).
+        images: (N, 3, H, W), uint8.
+        targets: (N,).
+    """
+
+    epoch: int
+    indices: Tensor
+    images: Tensor
+    targets: Tensor
+
+
+class RawBatches(TrainingViews):
+    """A training set that is read batch by batch.
+
+    Args:
+        images: the images.
+        pixels: what reads them.
+    """
+
+    def __init__(self, images: Images, pixels: Pixels) -> None:
+        super().__init__(images, MultiCrop([], []), 0)
+        self.pixels = pixels
+
+    def __getitem__(self, key: SampleKey) -> Any:
+        return self.__getitems__([key])
+
+    def __getitems__(self, keys: Sequence[SampleKey]) -> RawBatch | UserError:
+        """The batch of some samples of one epoch, or what is wrong with an image of it."""
+        try:
+            return RawBatch(keys[0].epoch, *self.pixels.read([key.sample for key in keys]))
+        except UserError as error:
+            # Not raised: a worker's errors arrive as the text of a traceback.
+            return UserError(str(error))
+
+    @staticmethod
+    def collate(batch: RawBatch | UserError) -> RawBatch | UserError:
+        """The batch as it is; it needs no collating."""
+        return batch
