@@ -56,7 +56,8 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
 
     def __init__(self, dataset: Any, transform: Transform) -> None:
         self.transform = transform
-        if isinstance(dataset, TrainingViews):
+        self._indexed = not isinstance(dataset, TrainingViews)
+        if not self._indexed:
             self.images: Any = dataset.images
         else:
             # solo-learn's data sets: torchvision's, with the index in front.
@@ -67,7 +68,7 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[int, Tensor]:
-        if hasattr(self.images, "transform"):
+        if self._indexed:
             # It ends in (view, target).
             return index, self.images[index][-2]
         # As in training, the next readable sample stands in for an unreadable one. The index that

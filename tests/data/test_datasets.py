@@ -252,12 +252,6 @@ def test_opens_cifar10(tmp_path: Path, train: bool, monkeypatch: pytest.MonkeyPa
     assert images[0][0].size == (32, 32)
 
 
-def test_refuses_the_format_of_upstream_alone(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="image_folder") as caught:
-        open_images(section(folder, format="dali"), "train")
-    assert (caught.value.key, caught.value.value) == ("data.format", "dali")
-
-
 Crops = tuple[int, list[Tensor], int]
 
 
