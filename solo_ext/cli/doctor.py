@@ -26,6 +26,8 @@ _EXTRAS = {
         "loading on the GPU",
         "pip install 'solo-ext[dali-cuda12]' or 'solo-ext[dali-cuda13]', after your CUDA",
     ),
+    "h5": ("h5py", "data.format: h5", "pip install 'solo-ext[h5]'"),
+    "hf": ("datasets", "data.format: huggingface", "pip install 'solo-ext[hf]'"),
     "tensorboard": (
         "tensorboard",
         "loggers: [tensorboard]",
