@@ -27,6 +27,8 @@ _EXTRAS = {
         "data.format: dali",
         INSTALL,
     ),
+    "h5": ("h5py", "data.format: h5", "pip install 'solo-ext[h5]'"),
+    "hf": ("datasets", "data.format: huggingface", "pip install 'solo-ext[hf]'"),
     "tensorboard": (
         "tensorboard",
         "loggers: [tensorboard]",

@@ -15,7 +15,7 @@ from solo_ext.data.reading import UnreadableImage, decode_image, load_image
 from solo_ext.errors import ConfigError, nearest
 
 _IMAGE_NAMES = ("image", "img")
-_LABEL_NAMES = ("label", "labels", "target", "targets", "class")
+_LABEL_NAMES = ("label", "labels", "target", "targets", "class", "cls")
 _KEY = "data.huggingface"
 
 

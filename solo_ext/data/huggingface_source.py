@@ -112,13 +112,16 @@ def _may_be_a_name(path: str) -> bool:
 
 @contextlib.contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    """No progress bars where nobody watches."""
-    watched = sys.stderr.isatty() or not datasets.is_progress_bar_enabled()
-    if watched:
-        yield
-        return
-    datasets.disable_progress_bars()
+    """No progress bars where nobody watches, and no second account of an error."""
+    held = datasets.logging.get_verbosity()
+    bars = datasets.is_progress_bar_enabled() and not sys.stderr.isatty()
+    # What the hub's client says of its attempts is another logger's.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    if bars:
+        datasets.disable_progress_bars()
     try:
         yield
     finally:
-        datasets.enable_progress_bars()
+        datasets.logging.set_verbosity(held)
+        if bars:
+            datasets.enable_progress_bars()

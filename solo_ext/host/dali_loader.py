@@ -113,8 +113,8 @@ def check_dali(given: Mapping[str, Any]) -> None:
         raise ConfigError(
             "data.unreadable",
             "skip",
-            "DALI cannot leave out what it cannot read",
-            "take refuse, or data.format=image_folder",
+            "DALI stops at an image that it cannot read",
+            "set it to refuse and remove such images, or use data.format=image_folder",
         )
     if given["data"]["dataset"] not in FILES_ONLY:
         raise ConfigError(

@@ -75,9 +75,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         check_dali(given)
     train = open_images(given["data"], "train")
     val = None if given["data"]["val_path"] is None else open_images(given["data"], "val")
-    given["data"]["num_classes"] = CLASSES.get(given["data"]["dataset"]) or max(
-        1, len(class_names(train))
-    )
+    given["data"]["num_classes"] = _count_classes(given["data"], train)
     if val is not None and given["data"]["dataset"] == "custom" and not given["data"]["no_labels"]:
         same_classes(train, val, given["data"]["val_path"])
     check_builtin(given, len(train))
@@ -175,6 +173,18 @@ def _refuse_the_unsupported(given: Mapping[str, Any]) -> None:
             "maps are not drawn while training here",
             "use solo-learn's own main_pretrain.py for them, or remove it",
         )
+
+
+def _count_classes(data: Mapping[str, Any], train: Images) -> int:
+    known, found = CLASSES.get(data["dataset"]), max(1, len(class_names(train)))
+    if known is not None and found > known:
+        raise ConfigError(
+            "data.dataset",
+            data["dataset"],
+            f"it has {known} classes, and the training images are of {found}",
+            "use custom for images of your own",
+        )
+    return known or found
 
 
 def _optimizer_kwargs(optimizer: Mapping[str, Any]) -> dict[str, Any]:

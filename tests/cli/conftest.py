@@ -142,6 +142,8 @@ def places(
             image.save(made[name] / str(label) / "image.png")
     made["file"] = root / "file.txt"
     made["file"].write_text("no image\n")
+    made["parquet"] = root / "torn.parquet"
+    made["parquet"].write_bytes(b"PAR1 and no more")
 
     for name in ("torn", "other", "bare", "no_args", "bad_args"):
         made[name] = root / name

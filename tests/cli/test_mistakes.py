@@ -147,6 +147,11 @@ NAMES = {
     "policy": config(
         "data.unreadable=ignore", says=("data.unreadable='ignore'", "allowed: refuse, skip")
     ),
+    "policy that DALI has not": config(
+        "data.unreadable=skip",
+        "data.format=dali",
+        says=("data.unreadable='skip'", "DALI", "image_folder"),
+    ),
     "start method": config(
         "data.start_method=spwan", says=("data.start_method='spwan'", "did you mean 'spawn'?")
     ),
@@ -341,6 +346,14 @@ PATHS = {
         says=("data.train_path='{parquet}'", "arquet"),
     ),
     "data in a file": config("data.train_path={file}", says=("data.train_path='{file}'", "line 1")),
+    "more classes than the data set has": config(
+        "data.dataset=cifar10",
+        "data.format=huggingface",
+        "data.train_path={one_class_more}",
+        "data.val_path=null",
+        "+data.huggingface.cache_dir={parquet}.cache",
+        says=("data.dataset='cifar10'", "10 classes", "of 11", "custom"),
+    ),
     "no classes": config("data.train_path={flat}", says=("data.train_path='{flat}'", "<class>/")),
     "empty classes": config(
         "data.train_path={hollow}", says=("data.train_path='{hollow}'", "class")
