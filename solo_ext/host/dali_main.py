@@ -72,7 +72,7 @@ class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore
         seed = int(os.environ.get("PL_GLOBAL_SEED", seed))
         order = list(range(len(files)))
         if random_shuffle:
-            # DALI's own first epoch is in the order of the list, class after class.
+            # DALI shuffles in a way of its own, the same for every seed.
             generator = torch.Generator().manual_seed(mix(seed))
             order = torch.randperm(len(files), generator=generator).tolist()
         if encode_indexes_into_labels:

@@ -526,7 +526,7 @@ def test_own_size(without: Without, size: tuple[int, int], side: int) -> None:
 
 @mend("dali")
 def test_dali_data_module_on_the_cpu(without: Without, images: Path) -> None:
-    """Epochs of full length after one cut short, shuffled from the first, with true indices."""
+    """Epochs of full length after one cut short, with true indices."""
     pytest.importorskip("nvidia.dali")
     from solo.data import dali_dataloader
     from solo.data.pretrain_dataloader import FullTransformPipeline, NCropAugmentation
@@ -559,7 +559,7 @@ def test_dali_data_module_on_the_cpu(without: Without, images: Path) -> None:
     assert [len(epoch) for epoch in epochs] == [len(batches)] * 2 == [2, 2]
     for indices, crops, targets in [batch, *epochs[0], *epochs[1]]:
         assert torch.equal(targets, indices // 16)
-        assert len(targets.unique()) > 1, "class after class"
+        assert len(targets.unique()) > 1, "shuffled"
         assert [tuple(crop.shape) for crop in crops] == [(20, 3, 16, 16)] * 2
 
 
