@@ -156,6 +156,19 @@ def test_main_pretrain_distils_and_resumes(tmp_path: Path, folder: Path, method:
         )
 
 
+def test_main_pretrain_takes_the_keys_of_our_augmentation(tmp_path: Path) -> None:
+    """It reads none of them, and nothing trips over them: neither the methods nor the folder."""
+    settings = (
+        "+data.augmentation=batch",
+        "+data.in_memory=true",
+        "+data.mix={name: mixup}",
+        "+augmentations.0.rand_augment={num_ops: 1}",
+    )
+    folder = pretrained("debiased", tmp_path, "max_epochs=1", *settings)
+    assert list(folder.glob("*.ckpt"))
+    assert json.loads((folder / "args.json").read_text())["data"]["augmentation"] == "batch"
+
+
 def test_main_pretrain_trains(folder: Path) -> None:
     """The names are those that main_knn.py and main_umap.py look for."""
     args = json.loads((folder / "args.json").read_text())
