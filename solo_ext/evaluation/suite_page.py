@@ -12,11 +12,18 @@ from typing import Any
 from solo_ext.evaluation.page_style import PAGE_STYLE, page
 
 _DASH = "\N{EN DASH}"
+_NAMES = {
+    **{"acc1": "top-1", "acc5": "top-5", "map": "mAP", "nmi": "NMI", "ari": "ARI"},
+    "ci95": "± (95 %)",
+}
+"""What headings call a number."""
 _FILES = ("picture", "page")
 _STYLE = f"""{PAGE_STYLE}
 h2 small {{ color: var(--soft); font-weight: 400; font-size: .875rem; margin-left: .5rem }}
 .wide table {{ min-width: 24rem; font-variant-numeric: tabular-nums }}
 .summary {{ width: 100% }}
+.summary tbody th {{ min-width: 9rem }}
+td:first-child {{ padding-left: 0 }}
 .wrong {{ color: var(--wrong) }}
 .figures {{ display: grid; gap: 1.5rem; margin: 1rem 0;
   grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr)) }}
@@ -167,7 +174,7 @@ def _environment(found: Mapping[str, Any]) -> str:
 
 
 def _words(key: str) -> str:
-    return key.replace("_", " ")
+    return " ".join(_NAMES.get(word, word) for word in key.split("_"))
 
 
 def _is_number(value: Any) -> bool:

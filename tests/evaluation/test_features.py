@@ -116,6 +116,24 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
         return iter(zip(*make_images(), strict=True))
 
 
+def test_memory_is_taken_once_for_all_rows() -> None:
+    """And grows where the loader does not say how many come."""
+    loader = DataLoader(TensorDataset(*make_images()), batch_size=3)
+    features, _ = extract_features(nn.Identity(), loader)
+    assert features.untyped_storage().nbytes() == features.nbytes
+    unknown, targets = extract_features(nn.Identity(), list(loader))
+    assert torch.equal(unknown, features)
+    assert torch.equal(targets, make_images()[1].long())
+
+
+def test_half_precision_on_request() -> None:
+    features, _ = extract_features(nn.Identity(), [make_images()], dtype=torch.bfloat16)
+    assert features.dtype == torch.bfloat16
+    huge = (torch.full((2, 3, 1, 1), 1e6), torch.zeros(2))
+    with pytest.raises(ValueError, match="2 of 2 rows of features are not finite"):
+        extract_features(nn.Identity(), [huge], dtype=torch.float16)
+
+
 @pytest.mark.parametrize("sized", [True, False])
 def test_progress_counts_batches(sized: bool) -> None:
     calls: list[tuple[int, int]] = []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
+from solo_ext.config.schema import OnlineProtocol
 from solo_ext.errors import ConfigError
 from solo_ext.evaluation.evaluate import evaluate
 from solo_ext.evaluation.protocols import headline
@@ -46,6 +47,23 @@ def test_online_equals_offline_and_leaves_training_alone(
         for c in (plain.checkpoint, watched.checkpoint)
     )
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_every_protocol_on_features_runs_while_training(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    names = list(get_args(OnlineProtocol))
+    config = make_config(
+        "simclr",
+        data={"val_path": str(images)},
+        online_eval={"every_n_epochs": 1, "protocols": names},
+    )
+    run = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    logged = {k for r in read_metrics(run.run_dir / "metrics.jsonl") for k in r}
+    for name in names:
+        assert any(k.startswith(f"online_{name}_") for k in logged), name
+    assert {"online_lowshot_acc1_5_per_class", "online_clustering_nmi"} <= logged
+    assert not (run.run_dir / "features").exists()
 
 
 def test_needs_labelled_validation_images(make_config: MakeConfig, tmp_path: Path) -> None:
