@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -35,8 +36,8 @@ class _Release:
 
 
 def _load_release() -> None:
-    from solo_ext import host
-
+    # By name, for the package imports this module.
+    host = importlib.import_module("solo_ext.host")
     if host.detect().generation == "1.0.2":
         host.load()
 
