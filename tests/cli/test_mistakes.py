@@ -351,6 +351,7 @@ PATHS = {
         "data.format=huggingface",
         "data.train_path={one_class_more}",
         "data.val_path=null",
+        "data.fraction=-1",
         "+data.huggingface.cache_dir={parquet}.cache",
         says=("data.dataset='cifar10'", "10 classes", "of 11", "custom"),
     ),

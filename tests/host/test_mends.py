@@ -452,15 +452,16 @@ def test_dino_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
     assert loss != pytest.approx(whole.seen[3][1], rel=1e-4)
 
 
-def indexed_images(images: Path) -> Any:
-    """The data set that the host itself makes of class folders."""
+def indexed_images(images: Path, *, own_transform: bool = False) -> Any:
+    """The data set that the host itself makes of class folders, with a transform of its own."""
+    folder = "solo.data" if GENERATION == "main" else "solo.utils"
+    loading = importlib.import_module(f"{folder}.pretrain_dataloader")
     transform = transforms.ToTensor()
+    if own_transform:
+        transform = loading.FullTransformPipeline([loading.NCropAugmentation(transform, 1)])
+    prepare_datasets = loading.prepare_datasets
     if GENERATION == "main":
-        from solo.data.pretrain_dataloader import prepare_datasets
-
         return prepare_datasets("custom", transform, train_data_path=images)
-    from solo.utils.pretrain_dataloader import prepare_datasets
-
     return prepare_datasets("custom", transform, data_dir=images.parent, train_dir=images.name)
 
 
@@ -486,7 +487,8 @@ def test_index_dataset_in_a_spawned_worker(without: Without, images: Path) -> No
     def loader() -> Iterator[Any]:
         return iter(
             DataLoader(
-                indexed_images(images),
+                # On the release its class cannot be imported before the host is loaded.
+                indexed_images(images, own_transform=True),
                 batch_size=16,
                 num_workers=1,
                 multiprocessing_context="spawn",
@@ -498,7 +500,7 @@ def test_index_dataset_in_a_spawned_worker(without: Without, images: Path) -> No
     batches = list(loader())
     assert torch.cat([b[0] for b in batches]).tolist() == list(range(48))
     assert torch.cat([b[2] for b in batches]).tolist() == [i // 16 for i in range(48)]
-    assert torch.equal(batches[1][1][3], indexed_images(images)[19][1])
+    assert torch.equal(batches[1][1][0][3], indexed_images(images)[19][1])
 
 
 @mend("own-size")
