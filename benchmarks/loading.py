@@ -98,6 +98,24 @@ def work(source: Source, data: Path, fraction: float, size: int, blur: float) ->
     return len(loader) * BATCH, lambda: source.consume(loader)
 
 
+def write(args: argparse.Namespace, total: int, rows: list[dict[str, Any]]) -> None:
+    """Writes what there is so far."""
+    if args.out is None:
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    record = {
+        "images_in_folder": total,
+        "batch_size": BATCH,
+        "rounds": args.rounds,
+        "load_average": os.getloadavg(),
+        "note": args.note,
+        "environment": environment(host.load().info),
+        "rows": rows,
+    }
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    (args.out / f"{kind}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
 def main() -> None:
     """Races the sources at every size, and prints and writes what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -138,19 +156,7 @@ def main() -> None:
                         "quartiles": [low, high],
                     }
                 )
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        record = {
-            "images_in_folder": total,
-            "batch_size": BATCH,
-            "rounds": args.rounds,
-            "load_average": os.getloadavg(),
-            "note": args.note,
-            "environment": environment(host.load().info),
-            "rows": rows,
-        }
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-        (args.out / f"{kind}.json").write_text(json.dumps(record, indent=1) + "\n")
+            write(args, total, rows)
 
 
 if __name__ == "__main__":

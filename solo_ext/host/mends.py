@@ -253,8 +253,7 @@ def _own_size() -> Iterator[Patch]:
 @_mend(
     "dali",
     "data.format=dali on the CPU fails with `GPU DALI pipeline while CUDA is not available`; files "
-    "that are no images are opened; the seed is 12; a first epoch goes class by class; an epoch "
-    "cut short shortens the next",
+    "that are no images are opened; the seed is 12; an epoch cut short shortens the next",
     "main",
 )
 def _dali() -> Iterator[Patch]:

@@ -130,6 +130,19 @@ def test_same_seed_same_batches(make: Callable[..., Prepared]) -> None:
     assert not torch.equal(*first[0][1])
 
 
+def test_epochs_and_ranks_draw_anew(
+    make: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also an image at the same place of the same batch."""
+    seeds = []
+    for epoch, rank in itertools.product(range(3), range(3)):
+        made = loader(make())
+        made.sampler.set_epoch(epoch)
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        seeds.append(made._pass([]).seed)
+    assert len(set(seeds)) == len(seeds)
+
+
 def test_an_epoch_cut_short_leaves_the_next_whole(make: Callable[..., Prepared]) -> None:
     cut, whole = loader(make()), loader(make())
     list(itertools.islice(cut, 2))
