@@ -70,7 +70,8 @@ class ViewMaker(nn.Module):
     def forward(self, images: Tensor, draws: ViewDraws) -> Tensor:
         """Normalised crops (N, 3, S, S) of uint8 images (N, 3, H, W)."""
         n = len(images)
-        views = torch.empty(n, 3, self.size, self.size, device=images.device)
+        shape = (n, 3, self.size, self.size)
+        views = torch.empty(shape, dtype=torch.float32, device=images.device)
         # On a GPU small pieces would cost more than they save.
         step = self._chunk if images.device.type == "cpu" else n
         for start in range(0, n, step):

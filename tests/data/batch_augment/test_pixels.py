@@ -143,6 +143,18 @@ def test_hue_exactly() -> None:
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation", "hue"])
+def test_every_strength_is_its_own(name: str) -> None:
+    """Grey images have no saturation and no hue; contrast leaves their mean alone."""
+    images = pixels(20, 16, 16)[:, :1].repeat(1, 3, 1, 1) // 4 + 90
+    views, _ = one_view(images, crop_size=16, color_jitter={"prob": 1.0, name: 0.4})
+    same = [torch.allclose(v, i / 255, atol=1e-5) for v, i in zip(views, images, strict=True)]
+    # A factor may come as near to 1 as that, once.
+    assert all(same) if name in ("saturation", "hue") else sum(same) <= 1
+    moved = (views.mean((1, 2, 3)) - images.float().mean((1, 2, 3)) / 255).abs()
+    assert (moved.max() > 1e-2) == (name == "brightness")
+
+
 def test_what_is_not_jittered_is_left_alone() -> None:
     images = pixels(6, 8, 8).float() / 255
     affine = torch.full((6, 1, 3), 0.5)
