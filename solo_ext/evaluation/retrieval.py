@@ -10,7 +10,7 @@ from torch import Tensor
 
 from solo_ext.modules.cosines import cosines, inverse_norms
 
-_MAX_ELEMENTS = 2**23
+_MAX_ELEMENTS = 2**21
 
 
 @dataclass(frozen=True)
