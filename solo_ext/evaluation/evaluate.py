@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from solo_ext.data.datasets import Images
+from solo_ext.errors import ConfigError
 from solo_ext.evaluation.protocols import BackboneProtocol, FeatureProtocol, Protocol, Row
 from solo_ext.evaluation.settings import read_settings
 from solo_ext.evaluation.subject import Progress, Subject, open_subject
@@ -54,7 +55,20 @@ def measure(protocol: Protocol, subject: Subject) -> list[Row]:
         features = subject.features
         return [] if subject.ranks.rank else protocol.measure(features)
     assert isinstance(protocol, BackboneProtocol)
+    _refuse_gaps(subject)
     return [] if subject.ranks.rank else protocol.run(subject.alone())
+
+
+def _refuse_gaps(subject: Subject) -> None:
+    """Refuses images without features, which would be shown or trained on as others."""
+    for split, names in subject.left_out().items():
+        raise ConfigError(
+            "data.unreadable",
+            "skip",
+            f"{len(names)} images of {split} cannot be read, the first {names[0]!r}, and this "
+            "protocol needs every image",
+            "remove them; protocols on features, such as knn and linear, go without",
+        )
 
 
 def about(subject: Subject) -> dict[str, Any]:

@@ -115,6 +115,12 @@ class Subject:
             device=self.device,
         )
 
+    def left_out(self) -> dict[str, list[str]]:
+        """By split, names of the images without features, which is found by extracting them."""
+        skips = self.cfg["data"].get("unreadable") == "skip" and not self.ranks.rank
+        features = self.features if skips else None
+        return {} if features is None else self.unreadable
+
     def on(self, data: EvalData) -> Subject:
         """The same backbone on other images.
 
@@ -124,7 +130,7 @@ class Subject:
         settings = self.settings.model_copy(update={"data": data})
         cfg = evaluation_config(self.model.cfg, settings)
         train, test = _images(cfg)
-        return replace(self, settings=settings, cfg=cfg, train=train, test=test)
+        return replace(self, settings=settings, cfg=cfg, train=train, test=test, unreadable={})
 
     def alone(self) -> Subject:
         """The same in this process, without help of the others."""
@@ -164,7 +170,13 @@ class Subject:
                 "split": split,
                 "fingerprint": found,
             },
-            "view": {"size": first["crop_size"], "mean": list(mean), "std": list(std)},
+            "view": {
+                "size": first["crop_size"],
+                "mean": list(mean),
+                "std": list(std),
+                # Its pixels differ by rounding.
+                "dali": self.cfg["data"]["format"] == "dali",
+            },
         }
         folder = self.settings.features_dir or self.model.folder / "features"
         store = FeatureStore(Path(folder).expanduser(), dtype)

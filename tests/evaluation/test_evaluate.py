@@ -95,8 +95,8 @@ def test_record(run: Path, images: Path, val: Path) -> None:
         found.digest,
     )
     assert (record["method"], record["epoch"], record["image_size"]) == ("simclr", 1, 16)
-    assert record["train"] == {"path": str(images), "images": 48}
-    assert record["test"] == {"path": str(val), "images": 21}
+    assert record["train"] == {"path": str(images), "images": 48, "unreadable": []}
+    assert record["test"] == {"path": str(val), "images": 21, "unreadable": []}
     assert record["settings"] == KNN
 
 
@@ -124,7 +124,7 @@ def test_other_images(run: Path, images: Path) -> None:
         run, "knn", {"k": [1], "temperature": [1.0], "data": {"val_path": str(images)}}
     )
     assert record["results"][0]["acc1"] == 100
-    assert record["test"] == {"path": str(images), "images": 48}
+    assert record["test"] == {"path": str(images), "images": 48, "unreadable": []}
 
 
 def test_size_of_the_images(run: Path) -> None:
@@ -202,3 +202,22 @@ def test_settings_of_the_probe_are_refused(run: Path) -> None:
     assert "did you mean 'holdout'?" in refusal(run, {"hold_out": 0.1}, "linear")
     assert "above 0, below 1" in refusal(run, {"holdout": 1.0}, "linear")
     assert "weight_decay.0=-1" in refusal(run, {"weight_decay": [-1]}, "linear")
+
+
+def test_what_cannot_be_read_is_left_out_of_features_alone(
+    run: Path, val: Path, tmp_path: Path
+) -> None:
+    """Protocols that show images or train on them would take one for another."""
+    broken = tmp_path / "val"
+    shutil.copytree(val, broken)
+    file = broken / "1" / "3.png"
+    file.write_bytes(file.read_bytes()[:40])
+    train = load_pretrained(run).cfg["data"]["train_path"]
+    given = {"data": {"train_path": train, "val_path": str(broken), "unreadable": "skip"}}
+    record = evaluate(run, "knn", {**KNN, **given})
+    assert record["test"]["images"] == 20
+    assert record["test"]["unreadable"] == [str(file)]
+    assert record["train"]["unreadable"] == []
+    said = refusal(run, given, "neighbors")
+    assert "data.unreadable='skip'" in said
+    assert "1 images of val" in said
