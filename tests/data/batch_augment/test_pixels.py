@@ -91,7 +91,7 @@ def test_crops(height: int, width: int, size: int) -> None:
         assert (difference > 1.5).float().mean() < 0.02
 
 
-@pytest.mark.parametrize("sides", [(32, 32), (40, 32), (25, 60), (97, 64)])
+@pytest.mark.parametrize("sides", [(32, 32), (32, 35), (40, 32), (25, 60), (97, 64)])
 def test_whole_images(sides: tuple[int, int]) -> None:
     """Without crops: `Resize` and `CenterCrop`, rounding of odd margins included."""
     images = pixels(3, *sides)
