@@ -80,8 +80,8 @@ class Chance(Section):
     prob: Probability = 0.0
 
 
-class Augmentation(Section):
-    """One entry of ``augmentations``: a pipeline and how many crops it gives."""
+class View(Section):
+    """What happens to an image before it is trained on."""
 
     rrc: RandomResizedCrop = RandomResizedCrop()
     color_jitter: ColorJitter = ColorJitter()
@@ -90,6 +90,11 @@ class Augmentation(Section):
     solarization: Chance = Chance()
     equalization: Chance = Chance()
     horizontal_flip: Chance = Chance()
+
+
+class Augmentation(View):
+    """One entry of ``augmentations``: a pipeline and how many crops it gives."""
+
     crop_size: PositiveInt
     num_crops: PositiveInt
     mean: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None

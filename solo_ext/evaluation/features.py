@@ -78,7 +78,7 @@ def feature_batches(
         for done, batch in enumerate(loader, start=1):
             images, labels = _images_and_targets(batch)
             output = backbone(images.to(device, memory_format=memory_format))
-            yield _flatten(output, len(labels)).cpu(), labels.cpu()
+            yield pooled(output, len(labels)).cpu(), labels.cpu()
             if progress is not None:
                 progress(done, total)
 
@@ -175,7 +175,12 @@ def _images_and_targets(batch: Any) -> tuple[Tensor, Tensor]:
     return images, labels.long()
 
 
-def _flatten(output: Any, rows: int) -> Tensor:
+def pooled(output: Any, rows: int) -> Tensor:
+    """Features (B, D), fp32, of what a backbone returned: feature maps are averaged.
+
+    Raises:
+        ValueError: the output is neither (B, D) nor (B, D, H, W), or of another B than ``rows``.
+    """
     if not isinstance(output, Tensor) or output.ndim not in (2, 4) or len(output) != rows:
         found = str(tuple(output.shape)) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(

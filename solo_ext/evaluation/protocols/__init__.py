@@ -8,12 +8,17 @@ from solo_ext.evaluation.protocols.base import (
     Row,
 )
 from solo_ext.evaluation.protocols.clustering import Clusters
+from solo_ext.evaluation.protocols.finetune import Finetune
 from solo_ext.evaluation.protocols.geometry import FeatureSpace
 from solo_ext.evaluation.protocols.knn import KNN
 from solo_ext.evaluation.protocols.linear import Linear
+from solo_ext.evaluation.protocols.linear_augmented import LinearAugmented
 from solo_ext.evaluation.protocols.linear_sgd import LinearSGD
 from solo_ext.evaluation.protocols.lowshot import LowShot
+from solo_ext.evaluation.protocols.map import FeatureMap
+from solo_ext.evaluation.protocols.neighbors import Neighbors
 from solo_ext.evaluation.protocols.retrieval import Retrieval
+from solo_ext.evaluation.protocols.transfer import Transfer
 
 PROTOCOLS: dict[str, type[Protocol]] = {
     "knn": KNN,
@@ -23,6 +28,11 @@ PROTOCOLS: dict[str, type[Protocol]] = {
     "clustering": Clusters,
     "retrieval": Retrieval,
     "geometry": FeatureSpace,
+    "linear_augmented": LinearAugmented,
+    "finetune": Finetune,
+    "map": FeatureMap,
+    "neighbors": Neighbors,
+    "transfer": Transfer,
 }
 """By the name on the command line, in the order of the report."""
 

@@ -1,0 +1,1 @@
+"""Pictures of features: maps, and images beside their neighbours."""
