@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from solo_ext.evaluation.pictures.packages import viz_package
 from solo_ext.evaluation.pictures.scatter import shortened
+from solo_ext.modules.cosines import cosines, inverse_norms
 
 RIGHT, WRONG = "#12813b", "#b3261e"
 _BLOCK = 2**24
@@ -33,10 +33,10 @@ def nearest(queries: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Returns:
         Indices into the bank and similarities, (n, k).
     """
-    rows = F.normalize(bank.float(), dim=1)
+    scale = inverse_norms(bank)
     found = [
-        (F.normalize(part.float(), dim=1) @ rows.T).topk(k, dim=1)
-        for part in torch.split(queries, max(1, _BLOCK // len(rows)))
+        cosines(part, bank, scale).topk(k, dim=1)
+        for part in torch.split(queries, max(1, _BLOCK // len(bank)))
     ]
     return torch.cat([f.indices for f in found]), torch.cat([f.values for f in found])
 

@@ -82,7 +82,7 @@ class FeatureMap(BackboneProtocol):
             picture = f"map_{method}.png"
             label = axes.get(TITLES[method])
             write_png(one, f"{TITLES[method]} of {title}, {about}", label, subject.out / picture)
-            kept = kept_neighbours(x, points)
+            kept = round(kept_neighbours(x, points), 4)
             row: Row = {"method": method, "images": len(rows), "trustworthiness": kept}
             measured.append({**row, "picture": picture})
             if report is not None:

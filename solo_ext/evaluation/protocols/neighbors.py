@@ -49,8 +49,10 @@ class Neighbors(BackboneProtocol):
                 "data.val_path", None, "no test image has a label", "give class folders"
             )
         bank = labelled.nonzero().flatten()
-        places, similarities = nearest(found.test, found.train[labelled], self.k)
-        places = bank[places]
+        device = found.device
+        rows_of_bank = found.train if bool(labelled.all()) else found.train[labelled]
+        places, similarities = nearest(found.test.to(device), rows_of_bank.to(device), self.k)
+        places, similarities = bank[places.cpu()], similarities.cpu()
         right = found.train_targets[places] == found.test_targets[:, None]
         known = found.test_targets >= 0
         view = FixedView(subject.cfg["augmentations"][0]["crop_size"])
