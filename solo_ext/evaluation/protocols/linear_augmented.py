@@ -17,7 +17,7 @@ from solo_ext.errors import ConfigError
 from solo_ext.evaluation.linear import holdout_mask
 from solo_ext.evaluation.protocols.base import BackboneProtocol, Features, Row
 from solo_ext.evaluation.supervised.classifier import accuracies
-from solo_ext.evaluation.supervised.schedule import BASE_BATCH, Precision
+from solo_ext.evaluation.supervised.schedule import BASE_BATCH, Precision, seeded
 from solo_ext.evaluation.supervised.side_by_side import Heads, SideBySide
 from solo_ext.evaluation.supervised.unfinished import Unfinished
 from solo_ext.evaluation.supervised.views import STANDARD_VIEW, check_labelled, training_loader
@@ -60,7 +60,8 @@ class LinearAugmented(BackboneProtocol):
         )
         rates = sorted(self.lr)
         scaled = [rate * self.batch_size / BASE_BATCH for rate in rates]
-        heads = Heads(subject.features_dim, subject.num_classes, scaled, len(rates) > 1)
+        with seeded(self.seed):
+            heads = Heads(subject.features_dim, subject.num_classes, scaled, len(rates) > 1)
         heads.to(subject.device)
         backbone = subject.backbone().requires_grad_(False).to(subject.device)
         unfinished = Unfinished(subject, self)
