@@ -75,11 +75,11 @@ def weights(call: Call, out: Path, **settings: Any) -> dict[str, torch.Tensor]:
 
 
 def test_learns_digits(call: Call) -> None:
-    row = call(epochs=10, layer_decay=1.0)
+    row = call(epochs=10, layer_decay=1.0, lr=0.05)
     # Chance is 10.
-    assert row["acc1"] > 30
+    assert row["acc1"] > 45
     assert row["acc5"] >= row["acc1"]
-    assert row["epochs"] == 8
+    assert row["epochs"] == 10
 
 
 def test_is_repeatable_and_leaves_the_generators_alone(call: Call, tmp_path: Path) -> None:

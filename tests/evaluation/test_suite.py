@@ -104,9 +104,10 @@ def test_entries_are_those_of_single_calls(run: Path) -> None:
     assert "Weighted cosine kNN" in page
 
 
-def test_by_default_all_that_need_no_settings(more: None) -> None:
+def test_by_default_all_that_neither_train_nor_need_settings(more: None) -> None:
     _, chosen = read_suite_settings({})
-    assert list(chosen) == [name for name in PROTOCOLS if name != "drawn"]
+    left_out = ("drawn", "linear_augmented", "finetune", "transfer")
+    assert list(chosen) == [name for name in PROTOCOLS if name not in left_out]
     _, told = read_suite_settings({"protocols": ["drawn", "knn"], "drawn": {"colour": "red"}})
     assert list(told) == ["knn", "drawn"]
     assert told["drawn"] == Drawn(colour="red")
