@@ -6,10 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-=======
 import numpy as np
->>>>>>> finetune
 import pytest
 import torch
 import torch.nn.functional as F
@@ -93,10 +90,7 @@ def test_is_repeatable_and_leaves_the_generators_alone(call: Call, tmp_path: Pat
     first = call(out=tmp_path / "a", **settings)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(6)
-<<<<<<< HEAD
-=======
     np.random.seed(7)  # noqa: NPY002
->>>>>>> finetune
     assert call(out=tmp_path / "b", **settings) == first
     assert call(out=tmp_path / "c", **settings, seed=1) != first
     assert not list((tmp_path / "a").glob(".unfinished*"))
