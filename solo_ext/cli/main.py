@@ -131,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"solo-ext: {error}", file=sys.stderr)
         return USER_MISTAKE
     except KeyboardInterrupt:
-        print("solo-ext: interrupted; resume with --resume", file=sys.stderr)
+        again = "resume with --resume" if args.command == "pretrain" else "the same command goes on"
+        print(f"solo-ext: interrupted; {again}", file=sys.stderr)
         return 130
 
 

@@ -400,14 +400,23 @@ def test_failures_are_no_mistakes(command: Command, monkeypatch: pytest.MonkeyPa
         command("losses")
 
 
-def test_interruption(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("pretrain", "--config-name", "digits/debiased"), "resume with --resume"),
+        (("eval", "knn", "run"), "the same command goes on"),
+    ],
+)
+def test_interruption(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], says: str
+) -> None:
     def interrupt(args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(commands._COMMANDS, "pretrain", interrupt)
-    result = command("pretrain", "--config-name", "digits/debiased")
+    monkeypatch.setitem(commands._COMMANDS, words[0], interrupt)
+    result = command(*words)
     assert (result.code, result.out) == (130, "")
-    assert result.lines == ["solo-ext: interrupted; resume with --resume"]
+    assert result.lines == [f"solo-ext: interrupted; {says}"]
 
 
 PCL = (
