@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from torchvision import datasets
 
-from solo_ext.data.file_list import FileList
-from solo_ext.data.h5 import open_h5
-from solo_ext.data.huggingface import open_huggingface
+from solo_ext.data.formats.file_list import FileList
+from solo_ext.data.formats.h5 import open_h5
+from solo_ext.data.formats.huggingface import open_huggingface
 from solo_ext.data.reading import UnreadableImage, load_image
 from solo_ext.data.sampler import SampleKey, mix
 from solo_ext.data.transforms import MultiCrop, Transform
@@ -140,7 +140,7 @@ def open_images(data: Mapping[str, Any], split: Split) -> Images:
     images = _opened(data, split, str(path), unlabelled)
     if len(images) == 0:
         raise ConfigError(key, str(path), "no image in it", "give a folder with images")
-    if unlabelled and not isinstance(images, Unlabelled):
+    if unlabelled and not isinstance(images, Unlabelled | FileList):
         images = cast(Images, WithoutLabels(images))
     fraction = data.get("fraction", -1)
     if split == "train" and 0 < fraction < 1:

@@ -56,5 +56,9 @@ def _entries(source: Any) -> Iterable[str] | None:
 
 
 def _file(path: Path) -> str:
-    stat = path.stat()
+    try:
+        stat = path.stat()
+    except OSError as error:
+        # Whoever reads it will say so.
+        return f"{path.absolute()} {type(error).__name__}"
     return f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}"

@@ -137,9 +137,10 @@ def _features(run: Prepared, backbone: nn.Module) -> Features:
 def _row(
     label: str, kind: str, features: Features, seconds: float | None, rate: float | None
 ) -> Row:
-    everything = tuple(vars(features).values())
+    train, train_targets = features.train, features.train_targets
+    test, test_targets = features.test, features.test_targets
+    everything = train, train_targets, test, test_targets
     mean, deviation, _ = few_label_probe(*everything, per_class=PER_CLASS, draws=DRAWS)
-    train, train_targets, test, test_targets = everything
     knn = knn_accuracy(
         test, test_targets, train, train_targets, ks=(K,), temperatures=(TEMPERATURE,)
     )

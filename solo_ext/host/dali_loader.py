@@ -108,7 +108,6 @@ def check_dali(given: Mapping[str, Any]) -> None:
         ConfigError: DALI is not there, a data set of torchvision's, equalisation, or unreadable
             images to skip.
     """
-    device_of(given)
     if given["data"]["unreadable"] == "skip":
         raise ConfigError(
             "data.unreadable",
@@ -116,6 +115,7 @@ def check_dali(given: Mapping[str, Any]) -> None:
             "DALI stops at an image that it cannot read",
             "set it to refuse and remove such images, or use data.format=image_folder",
         )
+    device_of(given)
     if given["data"]["dataset"] not in FILES_ONLY:
         raise ConfigError(
             "data.dataset",

@@ -141,9 +141,6 @@ NAMES = {
     "format": config(
         "data.format=image_foldr", says=("data.format='image_foldr'", "did you mean 'image_folder'")
     ),
-    "format that is upstream's": config(
-        "data.format=dali", says=("data.format='dali'", "image_folder")
-    ),
     "policy": config(
         "data.unreadable=ignore", says=("data.unreadable='ignore'", "allowed: refuse, skip")
     ),

@@ -167,7 +167,11 @@ def test_keys_named_like_branches_of_unions(key: str, valid: dict[str, Any]) -> 
         ("augmentations.0.mean", [0.5], "not a valid value; allowed: a list of 3, each a number"),
         ("augmentations.0.mean.1", "x", "not a valid value; allowed: a number"),
         ("scheduler.lr_decay_steps.1", 0, "not a valid value; allowed: an integer above 0"),
-        ("online_eval.protocols.0", "nn", "not a valid choice; did you mean 'knn'? allowed: knn"),
+        (
+            "online_eval.protocols.0",
+            "nn",
+            "not a valid choice; did you mean 'knn'? allowed: clustering",
+        ),
         ("optimizer.lr", float("inf"), "not a valid value; allowed: a number above 0"),
         ("optimizer.lr", float("nan"), "not a valid value; allowed: a number above 0"),
         ("limit_train_batches", 1.5, "not a valid value; allowed: an integer of 0 or more, or a"),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from solo_ext.data.huggingface_source import load_split
+from solo_ext.data.formats.huggingface_source import load_split
 from solo_ext.data.reading import UnreadableImage, decode_image, load_image
 from solo_ext.errors import ConfigError, nearest
 
@@ -97,7 +97,7 @@ def open_huggingface(
     """Opens ``data.format: huggingface``.
 
     Args:
-        path: as :func:`solo_ext.data.huggingface_source.load_split` takes it.
+        path: as :func:`solo_ext.data.formats.huggingface_source.load_split` takes it.
         split: ``train`` or ``val``.
         settings: the section ``data.huggingface``.
         labelled: whether labels are read.

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from solo_ext.data.imagenet100 import IMAGENET100
+from solo_ext.data.formats.imagenet100 import IMAGENET100
 from solo_ext.data.reading import UnreadableImage, decode_image
 from solo_ext.errors import ConfigError
 

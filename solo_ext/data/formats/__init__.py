@@ -1,0 +1,1 @@
+"""What images are kept in, besides folders and torchvision's data sets."""
