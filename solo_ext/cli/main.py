@@ -105,9 +105,10 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--format",
         required=True,
-        choices=("timm", "safetensors"),
-        metavar="timm|safetensors",
-        help="a folder for plain timm, or one file for solo_ext.load_exported",
+        choices=("timm", "safetensors", "torchvision", "detectron2"),
+        metavar="timm|safetensors|torchvision|detectron2",
+        help="a folder for plain timm, one file for solo_ext.load_exported, weights for "
+        "torchvision's detection models and mmdetection, or for detectron2",
     )
     export.add_argument("--out", help="the folder or file; without it, in the run directory")
     export.add_argument("--json", action="store_true", help="print one JSON document")

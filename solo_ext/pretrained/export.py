@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import textwrap
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,13 +19,19 @@ from torch import Tensor, nn
 from solo_ext.config.check import validated
 from solo_ext.data.transforms import statistics
 from solo_ext.errors import ConfigError, UserError
+from solo_ext.pretrained.detection import detectron2_names, torchvision_twins
 from solo_ext.pretrained.exported import FETCHING, KEY, WEIGHTS, Metadata, load_exported
 from solo_ext.pretrained.placing import placed_whole
 from solo_ext.pretrained.runs import Pretrained, load_pretrained
 from solo_ext.pretrained.timm_twins import TimmModel, timm_twins
 
-Format = Literal["timm", "safetensors"]
-DEFAULT_NAMES: dict[str, str] = {"timm": "export-timm", "safetensors": "backbone.safetensors"}
+Format = Literal["timm", "safetensors", "torchvision", "detectron2"]
+DEFAULT_NAMES: dict[Format, str] = {
+    "timm": "export-timm",
+    "safetensors": "backbone.safetensors",
+    "torchvision": "backbone.pth",
+    "detectron2": "backbone-detectron2.pkl",
+}
 """Where an export goes within the run directory."""
 CONFIG = "config.json"
 TOLERANCE = 1e-6
@@ -48,10 +55,22 @@ class Export:
 
     @property
     def load(self) -> str:
-        """Python that loads it."""
+        """Python that loads it, or the settings that do."""
         if self.out.is_dir():
             return f'timm.create_model("local-dir:{self.out}", pretrained=True)'
+        if self.out.suffix == ".pth":
+            return f'model.backbone.body.load_state_dict(torch.load("{self.out}"))'
+        if self.out.suffix == ".pkl":
+            mean, std = ([round(255 * v, 3) for v in values] for values in self._statistics)
+            return (
+                f"MODEL.WEIGHTS {self.out} INPUT.FORMAT RGB MODEL.PIXEL_MEAN {mean} "
+                f"MODEL.PIXEL_STD {std} MODEL.RESNETS.STRIDE_IN_1X1 False"
+            )
         return f'solo_ext.load_exported("{self.out}")'
+
+    @property
+    def _statistics(self) -> tuple[list[float], list[float]]:
+        return self.metadata.mean, self.metadata.std
 
 
 def export(path: Path, form: Format, out: Path | None = None) -> Export:
@@ -59,16 +78,19 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
 
     For ``timm`` the folder is loaded by ``timm.create_model("local-dir:<folder>")``, for both by
     :func:`~solo_ext.pretrained.exported.load_exported`; their features of random images must be
-    those of the run to 1e-6, or nothing is written.
+    those of the run to 1e-6, or nothing is written. The forms for detection are written if
+    torchvision's ResNet with these weights has those features.
 
     Args:
         path: as :func:`~solo_ext.pretrained.runs.load_pretrained` takes it.
-        form: ``timm``, a folder for plain timm; ``safetensors``, one file.
+        form: ``timm``, a folder for plain timm; ``safetensors``, one file; ``torchvision``, a
+            file of weights for torchvision's detection models and for mmdetection;
+            ``detectron2``, one for detectron2.
         out: the folder or the file; ``None`` is :data:`DEFAULT_NAMES` in the run directory. What
             is there stays, unless it is this very export.
 
     Raises:
-        UserError: no run, a backbone that timm cannot build, or a place that is taken.
+        UserError: no run, a backbone that the form cannot hold, or a place that is taken.
     """
     run = load_pretrained(path)
     target = run.checkpoint.parent / DEFAULT_NAMES[form] if out is None else out
@@ -79,6 +101,8 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
         with placed_whole(target) as scratch:
             if form == "timm":
                 metadata, difference = _write_for_timm(scratch, run, metadata, proof)
+            elif form in ("torchvision", "detectron2"):
+                difference = _write_for_detection(scratch, run, form, metadata, proof)
             else:
                 _write_weights(scratch, run.backbone, metadata)
                 difference = proof.difference(load_exported(scratch).backbone)
@@ -93,9 +117,10 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
 
 
 def _check_place(target: Path, form: Format) -> None:
-    if form == "safetensors" and target.suffix != ".safetensors":
+    suffix = Path(DEFAULT_NAMES[form]).suffix
+    if suffix and target.suffix != suffix:
         raise ConfigError(
-            "--out", str(target), "no name for a file of safetensors", "let it end in .safetensors"
+            "--out", str(target), f"no name for a file of {form}", f"let it end in {suffix}"
         )
     if not target.parent.is_dir():
         raise ConfigError(
@@ -194,6 +219,31 @@ def _write_for_timm(
         f"timm does not build backbone {name!r} with {kwargs} on {metadata.dataset}: {reason}; "
         "take --format safetensors, which solo_ext.load_exported reads"
     )
+
+
+def _write_for_detection(
+    file: Path, run: Pretrained, form: Format, metadata: Metadata, proof: _Proof
+) -> float:
+    """Writes the weights under the names of a detection library."""
+    for _, twin in torchvision_twins(run.backbone):
+        difference = proof.difference(twin)
+        if difference <= TOLERANCE:
+            break
+    else:
+        raise UserError(
+            f"backbone {metadata.backbone.name!r} with {metadata.backbone.kwargs} on "
+            f"{metadata.dataset} is none of the ResNets that detection libraries share; take "
+            "--format timm or safetensors"
+        )
+    weights = {name: value.clone() for name, value in run.backbone.state_dict().items()}
+    if form == "torchvision":
+        torch.save(weights, file)
+        return difference
+    arrays = {name: value.numpy() for name, value in detectron2_names(weights).items()}
+    content = {"model": arrays, "__author__": "solo_ext", "matching_heuristics": True}
+    with file.open("wb") as opened:
+        pickle.dump(content, opened)
+    return difference
 
 
 def _timm_config(twin: TimmModel, metadata: Metadata) -> dict[str, Any]:

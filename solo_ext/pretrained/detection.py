@@ -1,0 +1,69 @@
+"""The names by which detection libraries know the weights of a ResNet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torchvision import models
+
+ARCHITECTURES = (
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "wide_resnet50_2",
+    "wide_resnet101_2",
+    "resnext50_32x4d",
+    "resnext101_32x8d",
+    "resnext101_64x4d",
+)
+"""Of torchvision; detectron2 and mmdetection have the same networks."""
+_NEXT = {f"layer{stage}": f"res{stage + 1}" for stage in range(1, 5)}
+
+
+def torchvision_twins(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """ResNets of torchvision with the names and shapes of a backbone, holding its weights.
+
+    Args:
+        backbone: in eval mode.
+
+    Yields:
+        Name, and the network without its classifier. Equal names and shapes do not make it the
+        same network; its features tell.
+    """
+    weights = backbone.state_dict()
+    shapes = {name: value.shape for name, value in weights.items()}
+    for architecture in ARCHITECTURES:
+        with torch.device("meta"):
+            wanted = models.get_model(architecture, weights=None).state_dict()
+        if shapes != {n: v.shape for n, v in wanted.items() if not n.startswith("fc.")}:
+            continue
+        twin = models.get_model(architecture, weights=None)
+        twin.fc = nn.Identity()
+        twin.load_state_dict(weights)
+        yield architecture, twin.eval()
+
+
+def detectron2_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under detectron2's names: stages ``res2`` to ``res5``, norms inside convolutions.
+
+    Args:
+        weights: under torchvision's names, without a classifier. Counts of batches are left out:
+            detectron2 has none.
+    """
+    return {
+        _detectron2_name(name): value
+        for name, value in weights.items()
+        if not name.endswith("num_batches_tracked")
+    }
+
+
+def _detectron2_name(name: str) -> str:
+    stage, dot, rest = name.partition(".")
+    place = f"{_NEXT[stage]}{dot}{rest}" if stage in _NEXT else f"stem.{name}"
+    place = place.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")
+    return re.sub(r"\bbn(\d)\b", r"conv\1.norm", place)
