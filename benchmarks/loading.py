@@ -1,13 +1,14 @@
-"""Images per second of the ways to load and augment JPEG files: torchvision's and DALI's.
+"""Images per second of the ways to load and augment JPEG files: torchvision, DALI, on the batch.
 
     python benchmarks/loading.py --data FOLDER --out benchmark_results/loading
 
-FOLDER holds class folders, for example Imagenette-160's `train`. All sources give two crops of
-MoCo v2's augmentation (crop, jitter, greyscale, blur, flip; also without its blur) at 32, 64 and
-128 pixels, of the same images, and take turns in one process: one pass over all images each, in
-rounds. A pass of DALI's includes the making of its pipeline, which is done in every epoch. Ratios
-are of the same round, relative to the first source; the first comes twice, which says how much of
-a ratio is noise. Add a source by an entry of `SOURCES`.
+FOLDER holds class folders, for example Imagenette-160's `train`. Its images are first cut to
+squares of 160 pixels, since augmentation on the batch wants images of one size. All sources give
+two crops of MoCo v2's augmentation (crop, jitter, greyscale, blur, flip; also without its blur) at
+32, 64 and 128 pixels, of the same images, and take turns in one process: one pass over all images
+each, in rounds. A pass of DALI's includes the making of its pipeline, which is done in every epoch.
+Ratios are of the same round, relative to the first source; the first comes twice, which says how
+much of a ratio is noise. Add a source by an entry of `SOURCES`.
 """
 
 from __future__ import annotations
@@ -15,22 +16,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from interleaved import race
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
 
 from solo_ext import host
 from solo_ext.config.compose import compose
+from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.dali_errors import dali_installed
+from solo_ext.data.raw_batches import RawBatches
+from solo_ext.data.reading import load_image
+from solo_ext.data.transforms import FixedView
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import train_loader
 from solo_ext.training.records import environment
 
 BATCH = 64
+SQUARE = 160
 SIZES = (32, 64, 128)
 AUGMENTATIONS = {"blur": 0.5, "no blur": 0.0}
 
@@ -64,28 +73,31 @@ def _dali_on_gpu() -> bool:
 
 _TORCHVISION = "data.format=image_folder"
 _DALI = ("data.format=dali", "dali.device=cpu")
+_BATCH = (_TORCHVISION, "data.augmentation=batch")
 SOURCES = {
     "torchvision, 0 workers": Source((_TORCHVISION, "data.num_workers=0")),
     "torchvision, 0 again": Source((_TORCHVISION, "data.num_workers=0")),
     "torchvision, 2 workers": Source((_TORCHVISION, "data.num_workers=2")),
     "dali cpu, 1 thread": Source((*_DALI, "data.num_workers=1"), dali_installed),
     "dali cpu, 2 threads": Source((*_DALI, "data.num_workers=2"), dali_installed),
+    "batch, 0 workers": Source((*_BATCH, "data.num_workers=0")),
+    "batch, 2 workers": Source((*_BATCH, "data.num_workers=2")),
+    "batch, in memory": Source((*_BATCH, "data.in_memory=true")),
     "dali gpu, 2 threads": Source(
         ("data.format=dali", "dali.device=gpu", "data.num_workers=2"), _dali_on_gpu
     ),
 }
 
 
-def work(source: Source, data: Path, fraction: float, size: int, blur: float) -> Any:
+def work(source: Source, data: Path, size: int, blur: float) -> Any:
     """Number of images of a pass, and a function that makes one."""
-    share = f"{fraction:.6f}" if fraction < 1 else "-1"
     prepared = prepare(
         compose(
             "imagenette/pcl",
             [
                 f"data.train_path={data}",
                 "data.val_path=null",
-                f"data.fraction={share}",
+                "data.fraction=-1",
                 f"augmentations.0.crop_size={size}",
                 f"augmentations.0.gaussian_blur.prob={blur}",
                 f"optimizer.batch_size={BATCH}",
@@ -95,7 +107,32 @@ def work(source: Source, data: Path, fraction: float, size: int, blur: float) ->
         )
     )
     loader = train_loader(prepared.given, prepared.train)
+    if isinstance(loader.dataset, RawBatches):
+        given, pixels = prepared.given, loader.dataset.pixels
+        named = given["data"]["dataset"], given["augmentations"]
+        augment = BatchAugment(*named, pixels.height, pixels.width, given["seed"])
+        return len(loader) * BATCH, lambda: source.consume(augmented(loader, augment))
     return len(loader) * BATCH, lambda: source.consume(loader)
+
+
+def augmented(loader: Any, augment: BatchAugment) -> Iterator[Any]:
+    """Crops of every batch, on the device that would train."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    augment = augment.to(device)
+    for batch in loader:
+        draws = augment.draw(batch.epoch, batch.indices.numpy())
+        draws = apply_to_collection(draws, Tensor, Tensor.to, device)
+        yield augment(batch.images.to(device), draws)
+
+
+def squares(data: Path, count: int, folder: Path) -> None:
+    """About ``count`` images of all classes, cut to squares, in class folders."""
+    files = sorted(path for path in data.glob("*/*") if path.is_file())
+    view = FixedView(SQUARE)
+    for path in files[:: max(len(files) // count, 1)]:
+        out = folder / path.parent.name / f"{path.stem}.jpg"
+        out.parent.mkdir(exist_ok=True)
+        view(load_image(path)).save(out, quality=90)
 
 
 def write(args: argparse.Namespace, total: int, rows: list[dict[str, Any]]) -> None:
@@ -104,7 +141,7 @@ def write(args: argparse.Namespace, total: int, rows: list[dict[str, Any]]) -> N
         return
     args.out.mkdir(parents=True, exist_ok=True)
     record = {
-        "images_in_folder": total,
+        "images": total,
         "batch_size": BATCH,
         "rounds": args.rounds,
         "load_average": os.getloadavg(),
@@ -127,12 +164,19 @@ def main() -> None:
     parser.add_argument("--note", default="", help="what else the machine did; kept in the record")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    total = sum(1 for path in args.data.glob("*/*") if path.is_file())
-    rows = []
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        squares(args.data, args.images, Path(folder))
+        compare(args, Path(folder), rows)
+
+
+def compare(args: argparse.Namespace, data: Path, rows: list[dict[str, Any]]) -> None:
+    """Races the sources at every size and writes after each."""
+    total = sum(1 for _ in data.glob("*/*"))
     for name, blur in AUGMENTATIONS.items():
         for size in args.sizes:
             made = {
-                key: work(source, args.data, args.images / total, size, blur)
+                key: work(source, data, size, blur)
                 for key, source in SOURCES.items()
                 if source.there()
             }
