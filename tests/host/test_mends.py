@@ -1,7 +1,7 @@
 """Tests of the mends: what happens with each, and what happened without it.
 
-A test names its mend with ``@mend(...)``, is skipped on hosts that do not need it, and must use
-``without()``, inside of which the host's own code is back.
+A test names its mend by a mark and must use ``without()``, inside of which the host's own code is
+back. Those of data stand in ``test_data_mends.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import contextlib
 import importlib
 import math
 import pickle
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +20,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from omegaconf import OmegaConf
-from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from torchvision import transforms
 
-from solo_ext.config.schema import Augmentation
-from solo_ext.errors import ConfigError
 from solo_ext.host import Host, detect
 from solo_ext.host.mends import MENDS, apply, unmended
 from solo_ext.training.prepare import prepare
@@ -33,33 +30,6 @@ from solo_ext.training.pretrain import pretrain
 
 GENERATION = detect().generation
 Without = Callable[[], contextlib.AbstractContextManager[None]]
-
-
-def mend(name: str) -> pytest.MarkDecorator:
-    """The test shows what ``MENDS[name]`` is for, on every host that it names."""
-    needed = MENDS[name].generations
-    skip = pytest.mark.skipif(
-        GENERATION not in needed, reason=f"solo-learn {GENERATION} does not have this defect"
-    )
-    return pytest.mark.parametrize("without", [pytest.param(name, marks=skip)], indirect=True)
-
-
-@pytest.fixture
-def without(loaded: Host, request: pytest.FixtureRequest) -> Iterator[Without]:
-    """Opens a block without the mend; a test that never does has shown nothing."""
-    used = False
-
-    @contextlib.contextmanager
-    def block() -> Iterator[None]:
-        nonlocal used
-        used = True
-        with unmended(request.param):
-            yield
-
-    failed = request.session.testsfailed
-    yield block
-    if request.session.testsfailed == failed:
-        assert used, f"the test of {request.param!r} never looked at the host's own code"
 
 
 class Interrupted(Exception):
@@ -141,7 +111,7 @@ def build(config: dict[str, Any]) -> Any:
     return prepared.method(prepared.cfg)
 
 
-@mend("online-knn")
+@pytest.mark.mend("online-knn")
 def test_online_knn(without: Without, make_config: Any, images: Path, tmp_path: Path) -> None:
     config = make_config(
         "simclr", knn_eval={"enabled": True, "k": 2}, data={"val_path": str(images)}
@@ -154,7 +124,7 @@ def test_online_knn(without: Without, make_config: Any, images: Path, tmp_path: 
         build(config)
 
 
-@mend("optimisers")
+@pytest.mark.mend("optimisers")
 @pytest.mark.parametrize("method", ["simsiam", "nnsiam"])
 def test_optimisers(without: Without, make_config: Any, tmp_path: Path, method: str) -> None:
     """A fixed learning rate was a pickled function in the checkpoint."""
@@ -170,7 +140,7 @@ def test_optimisers(without: Without, make_config: Any, tmp_path: Path, method: 
             torch.load(result.checkpoint, weights_only=True)
 
 
-@mend("backbones")
+@pytest.mark.mend("backbones")
 def test_backbones(without: Without, make_config: Any) -> None:
     """The host's constructor finds timm's models and completes their arguments by itself."""
     prepared = prepare(make_config("simclr"))
@@ -218,7 +188,7 @@ def linear_model(classes: int) -> Any:
     )
 
 
-@mend("few-classes")
+@pytest.mark.mend("few-classes")
 @pytest.mark.parametrize("classes", [2, 3, 5, 7])
 def test_few_classes(without: Without, classes: int) -> None:
     """The host's linear evaluation asks for the five best of however many classes there are."""
@@ -241,7 +211,7 @@ def test_few_classes(without: Without, classes: int) -> None:
             torch.testing.assert_close(own, (first, fifth))
 
 
-@mend("few-classes")
+@pytest.mark.mend("few-classes")
 @pytest.mark.skipif(GENERATION != "main", reason="the release's base class is replaced whole")
 def test_few_classes_of_a_momentum_classifier(
     without: Without, make_config: Any, tmp_path: Path
@@ -256,7 +226,7 @@ def test_few_classes_of_a_momentum_classifier(
 MOMENTUM = {"base_tau": 0.5, "final_tau": 1.0}
 
 
-@mend("momentum-resume")
+@pytest.mark.mend("momentum-resume")
 def test_momentum_resume_keeps_the_pace(without: Without, make_config: Any, tmp_path: Path) -> None:
     config = make_config("byol", max_epochs=2, momentum=MOMENTUM)
     runs = Runs(config, tmp_path, lambda method, _: method.momentum_updater.cur_tau)
@@ -287,7 +257,7 @@ class Averages(Callback):
         pl_module.momentum_updater.update = counted
 
 
-@mend("momentum-resume")
+@pytest.mark.mend("momentum-resume")
 def test_momentum_resume_averages_once_per_step(
     without: Without, make_config: Any, tmp_path: Path
 ) -> None:
@@ -315,7 +285,7 @@ def test_momentum_resume_averages_once_per_step(
         assert resumed("own")[0] == 2 * 3
 
 
-@mend("swav-queue")
+@pytest.mark.mend("swav-queue")
 def test_swav_queue(without: Without, make_config: Any, tmp_path: Path) -> None:
     config = make_config("swav", max_epochs=2)
     runs = Runs(config, tmp_path)
@@ -330,7 +300,7 @@ def test_swav_queue(without: Without, make_config: Any, tmp_path: Path) -> None:
         runs.resumed("own")
 
 
-@mend("swav-queue")
+@pytest.mark.mend("swav-queue")
 def test_swav_queue_of_another_size_is_refused(
     without: Without, make_config: Any, tmp_path: Path
 ) -> None:
@@ -347,7 +317,7 @@ def test_swav_queue_of_another_size_is_refused(
         pretrain(prepare(config), run_dir=tmp_path / "third")
 
 
-@mend("deepcluster-memory")
+@pytest.mark.mend("deepcluster-memory")
 @pytest.mark.parametrize("stop", [2, 3])
 def test_deepcluster_memory(without: Without, make_config: Any, tmp_path: Path, stop: int) -> None:
     """Stopped between epochs, and within one, where nothing is clustered on resuming."""
@@ -365,7 +335,7 @@ def test_deepcluster_memory(without: Without, make_config: Any, tmp_path: Path, 
         runs.resumed("own")
 
 
-@mend("deepcluster-memory")
+@pytest.mark.mend("deepcluster-memory")
 def test_restored_memory_draws_no_numbers(without: Without, make_config: Any) -> None:
     """The host fills fresh memory at random; where that is thrown away, so are the draws."""
 
@@ -395,7 +365,7 @@ def test_restored_memory_draws_no_numbers(without: Without, make_config: Any) ->
         started(fresh)
 
 
-@mend("deepcluster-first-epoch")
+@pytest.mark.mend("deepcluster-first-epoch")
 def test_deepcluster_first_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
     runs = Runs(make_config("deepclusterv2", max_epochs=2), tmp_path)
     watch = runs.whole()
@@ -409,7 +379,7 @@ def test_deepcluster_first_epoch(without: Without, make_config: Any, tmp_path: P
     assert own.seen[2:] == watch.seen[2:], "the mend changes no number that was one"
 
 
-@mend("deepcluster-first-epoch")
+@pytest.mark.mend("deepcluster-first-epoch")
 def test_deepcluster_loss_with_targets_is_the_hosts(without: Without) -> None:
     module = importlib.import_module("solo.methods.deepclusterv2")
     outputs = torch.randn(2, 2, 1, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -425,7 +395,7 @@ def test_deepcluster_loss_with_targets_is_the_hosts(without: Without) -> None:
         assert module.deepclusterv2_loss_func(outputs, none, 0.2).isnan()
 
 
-@mend("dino-epoch")
+@pytest.mark.mend("dino-epoch")
 def test_dino_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
     """Resumed within the second epoch, whose teacher temperature is another."""
     config = make_config(
@@ -452,163 +422,10 @@ def test_dino_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
     assert loss != pytest.approx(whole.seen[3][1], rel=1e-4)
 
 
-def indexed_images(images: Path, *, own_transform: bool = False) -> Any:
-    """The data set that the host itself makes of class folders, with a transform of its own."""
-    folder = "solo.data" if GENERATION == "main" else "solo.utils"
-    loading = importlib.import_module(f"{folder}.pretrain_dataloader")
-    transform = transforms.ToTensor()
-    if own_transform:
-        transform = loading.FullTransformPipeline([loading.NCropAugmentation(transform, 1)])
-    prepare_datasets = loading.prepare_datasets
-    if GENERATION == "main":
-        return prepare_datasets("custom", transform, train_data_path=images)
-    return prepare_datasets("custom", transform, data_dir=images.parent, train_dir=images.name)
-
-
-@mend("index-dataset")
-def test_index_dataset(without: Without, images: Path) -> None:
-    dataset = indexed_images(images)
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert len(copy) == len(dataset) == 48
-    assert type(copy).__name__ == "ImageFolderWithIndex"
-    for index in (0, 20, 47):
-        found, image, target = copy[index]
-        assert (found, target) == (index, index // 16)
-        assert torch.equal(image, dataset[index][1])
-    with without():
-        own = indexed_images(images)
-        assert own[20][0] == 20
-        with pytest.raises((AttributeError, pickle.PicklingError)):
-            pickle.dumps(own)
-
-
-@mend("index-dataset")
-def test_index_dataset_in_a_spawned_worker(without: Without, images: Path) -> None:
-    def loader() -> Iterator[Any]:
-        return iter(
-            DataLoader(
-                # On the release its class cannot be imported before the host is loaded.
-                indexed_images(images, own_transform=True),
-                batch_size=16,
-                num_workers=1,
-                multiprocessing_context="spawn",
-            )
-        )
-
-    with without(), pytest.raises((AttributeError, pickle.PicklingError)):
-        next(loader())
-    batches = list(loader())
-    assert torch.cat([b[0] for b in batches]).tolist() == list(range(48))
-    assert torch.cat([b[2] for b in batches]).tolist() == [i // 16 for i in range(48)]
-    assert torch.equal(batches[1][1][0][3], indexed_images(images)[19][1])
-
-
-@mend("own-size")
-@pytest.mark.parametrize(
-    ("size", "side"), [((16, 16), 16), ((40, 32), 32), ((223, 300), 223), ((300, 260), 224)]
-)
-def test_own_size(without: Without, size: tuple[int, int], side: int) -> None:
-    from solo.data.classification_dataloader import prepare_transforms
-
-    image = Image.new("RGB", size, (255, 0, 0))
-
-    def sides() -> list[tuple[int, ...]]:
-        return [tuple(transform(image).shape) for transform in prepare_transforms("custom")]
-
-    def values() -> Tensor:
-        found: Tensor = prepare_transforms("custom")[1](image)[:, 0, 0]
-        return found
-
-    assert sides() == [(3, side, side)] * 2
-    mended = values()
-    with without():
-        assert sides() == [(3, 224, 224)] * 2
-        torch.testing.assert_close(values(), mended)
-
-
-@mend("dali")
-def test_dali_data_module_on_the_cpu(without: Without, images: Path) -> None:
-    """Epochs of full length after one cut short, with true indices."""
-    pytest.importorskip("nvidia.dali")
-    from solo.data import dali_dataloader
-    from solo.data.pretrain_dataloader import FullTransformPipeline, NCropAugmentation
-
-    section = OmegaConf.create(Augmentation(crop_size=16, num_crops=2).model_dump())
-    del section["mean"], section["std"]
-
-    def loader() -> Any:
-        made = dali_dataloader.build_transform_pipeline_dali("custom", section, "cpu")
-        module = dali_dataloader.PretrainDALIDataModule(
-            dataset="custom",
-            train_data_path=images,
-            transforms=FullTransformPipeline([NCropAugmentation(made, 2)]),
-            num_large_crops=2,
-            num_small_crops=0,
-            batch_size=20,
-            num_workers=1,
-            dali_device="cpu",
-            encode_indexes_into_labels=True,
-        )
-        module.trainer = SimpleNamespace(local_rank=0, global_rank=0, world_size=1)
-        module.setup()
-        return module.train_dataloader()
-
-    with without(), pytest.raises(RuntimeError, match="CUDA is not available"):
-        loader()
-    batches = loader()
-    batch = next(iter(batches))
-    epochs = [list(batches) for _ in range(2)]
-    assert [len(epoch) for epoch in epochs] == [len(batches)] * 2 == [2, 2]
-    for indices, crops, targets in [batch, *epochs[0], *epochs[1]]:
-        assert torch.equal(targets, indices // 16)
-        assert len(targets.unique()) > 1, "shuffled"
-        assert [tuple(crop.shape) for crop in crops] == [(20, 3, 16, 16)] * 2
-
-
-@mend("dali")
-def test_dali_pipelines_of_linear_evaluation(without: Without, images: Path) -> None:
-    pytest.importorskip("nvidia.dali")
-    from solo.data import dali_dataloader
-
-    def loader() -> Any:
-        module = dali_dataloader.ClassificationDALIDataModule(
-            "custom", images, images, batch_size=20, num_workers=1, dali_device="cpu"
-        )
-        module.trainer = SimpleNamespace(local_rank=0, global_rank=0, world_size=1)
-        module.setup()
-        return module.val_dataloader()
-
-    with without(), pytest.raises(RuntimeError, match="CUDA is not available"):
-        loader()
-    assert torch.cat([targets for _, targets in loader()]).tolist() == [i // 16 for i in range(48)]
-
-
-@mend("dali")
-def test_dali_gives_indices_by_default(without: Without) -> None:
-    pytest.importorskip("nvidia.dali")
-    from solo.data.dali_dataloader import PretrainDALIDataModule
-
-    def encoded(method: str, **dali: Any) -> bool:
-        cfg = OmegaConf.create({"method": method, "data": {"format": "dali"}, "dali": dali})
-        filled = PretrainDALIDataModule.add_and_assert_specific_cfg(cfg)
-        return bool(filled.dali.encode_indexes_into_labels)
-
-    assert encoded("deepclusterv2")
-    assert not encoded("simclr", encode_indexes_into_labels=False)
-    with pytest.raises(ConfigError, match="deepclusterv2 looks samples up by index"):
-        encoded("deepclusterv2", encode_indexes_into_labels=False)
-    with without():
-        assert not encoded("deepclusterv2")
-
-
 def test_every_mend_has_a_test() -> None:
-    """On every host it names: :func:`mend` skips no others."""
-    tested: set[str] = set()
-    for name, function in globals().items():
-        for mark in getattr(function, "pytestmark", []) if name.startswith("test_") else []:
-            if mark.name == "parametrize" and mark.args[0] == "without":
-                tested |= {param.values[0] for param in mark.args[1]}
-    assert tested == set(MENDS)
+    texts = [file.read_text() for file in Path(__file__).parent.glob("test_*mends.py")]
+    found = re.findall(r'^@pytest\.mark\.mend\("(.+)"\)$', "\n".join(texts), re.MULTILINE)
+    assert set(found) == set(MENDS)
 
 
 @pytest.mark.parametrize("name", sorted(MENDS))

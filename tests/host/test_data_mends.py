@@ -1,0 +1,175 @@
+"""Tests of the mends of data sets and loaders; see ``test_mends.py``."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchvision import transforms
+
+from solo_ext.config.schema import Augmentation
+from solo_ext.errors import ConfigError
+from solo_ext.host import detect
+
+GENERATION = detect().generation
+Without = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+def indexed_images(images: Path, *, own_transform: bool = False) -> Any:
+    """The data set that the host itself makes of class folders, with a transform of its own."""
+    folder = "solo.data" if GENERATION == "main" else "solo.utils"
+    loading = importlib.import_module(f"{folder}.pretrain_dataloader")
+    transform = transforms.ToTensor()
+    if own_transform:
+        transform = loading.FullTransformPipeline([loading.NCropAugmentation(transform, 1)])
+    prepare_datasets = loading.prepare_datasets
+    if GENERATION == "main":
+        return prepare_datasets("custom", transform, train_data_path=images)
+    return prepare_datasets("custom", transform, data_dir=images.parent, train_dir=images.name)
+
+
+@pytest.mark.mend("index-dataset")
+def test_index_dataset(without: Without, images: Path) -> None:
+    dataset = indexed_images(images)
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert len(copy) == len(dataset) == 48
+    assert type(copy).__name__ == "ImageFolderWithIndex"
+    for index in (0, 20, 47):
+        found, image, target = copy[index]
+        assert (found, target) == (index, index // 16)
+        assert torch.equal(image, dataset[index][1])
+    with without():
+        own = indexed_images(images)
+        assert own[20][0] == 20
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            pickle.dumps(own)
+
+
+@pytest.mark.mend("index-dataset")
+def test_index_dataset_in_a_spawned_worker(without: Without, images: Path) -> None:
+    def loader() -> Iterator[Any]:
+        return iter(
+            DataLoader(
+                # On the release its class cannot be imported before the host is loaded.
+                indexed_images(images, own_transform=True),
+                batch_size=16,
+                num_workers=1,
+                multiprocessing_context="spawn",
+            )
+        )
+
+    with without(), pytest.raises((AttributeError, pickle.PicklingError)):
+        next(loader())
+    batches = list(loader())
+    assert torch.cat([b[0] for b in batches]).tolist() == list(range(48))
+    assert torch.cat([b[2] for b in batches]).tolist() == [i // 16 for i in range(48)]
+    assert torch.equal(batches[1][1][0][3], indexed_images(images)[19][1])
+
+
+@pytest.mark.mend("own-size")
+@pytest.mark.parametrize(
+    ("size", "side"), [((16, 16), 16), ((40, 32), 32), ((223, 300), 223), ((300, 260), 224)]
+)
+def test_own_size(without: Without, size: tuple[int, int], side: int) -> None:
+    from solo.data.classification_dataloader import prepare_transforms
+
+    image = Image.new("RGB", size, (255, 0, 0))
+
+    def sides() -> list[tuple[int, ...]]:
+        return [tuple(transform(image).shape) for transform in prepare_transforms("custom")]
+
+    def values() -> Tensor:
+        found: Tensor = prepare_transforms("custom")[1](image)[:, 0, 0]
+        return found
+
+    assert sides() == [(3, side, side)] * 2
+    mended = values()
+    with without():
+        assert sides() == [(3, 224, 224)] * 2
+        torch.testing.assert_close(values(), mended)
+
+
+@pytest.mark.mend("dali")
+def test_dali_data_module_on_the_cpu(without: Without, images: Path) -> None:
+    """Epochs of full length after one cut short, with true indices."""
+    pytest.importorskip("nvidia.dali")
+    from solo.data import dali_dataloader
+    from solo.data.pretrain_dataloader import FullTransformPipeline, NCropAugmentation
+
+    section = OmegaConf.create(Augmentation(crop_size=16, num_crops=2).model_dump())
+    del section["mean"], section["std"]
+
+    def loader() -> Any:
+        made = dali_dataloader.build_transform_pipeline_dali("custom", section, "cpu")
+        module = dali_dataloader.PretrainDALIDataModule(
+            dataset="custom",
+            train_data_path=images,
+            transforms=FullTransformPipeline([NCropAugmentation(made, 2)]),
+            num_large_crops=2,
+            num_small_crops=0,
+            batch_size=20,
+            num_workers=1,
+            dali_device="cpu",
+            encode_indexes_into_labels=True,
+        )
+        module.trainer = SimpleNamespace(local_rank=0, global_rank=0, world_size=1)
+        module.setup()
+        return module.train_dataloader()
+
+    with without(), pytest.raises(RuntimeError, match="CUDA is not available"):
+        loader()
+    batches = loader()
+    batch = next(iter(batches))
+    epochs = [list(batches) for _ in range(2)]
+    assert [len(epoch) for epoch in epochs] == [len(batches)] * 2 == [2, 2]
+    for indices, crops, targets in [batch, *epochs[0], *epochs[1]]:
+        assert torch.equal(targets, indices // 16)
+        assert len(targets.unique()) > 1, "shuffled"
+        assert [tuple(crop.shape) for crop in crops] == [(20, 3, 16, 16)] * 2
+
+
+@pytest.mark.mend("dali")
+def test_dali_pipelines_of_linear_evaluation(without: Without, images: Path) -> None:
+    pytest.importorskip("nvidia.dali")
+    from solo.data import dali_dataloader
+
+    def loader() -> Any:
+        module = dali_dataloader.ClassificationDALIDataModule(
+            "custom", images, images, batch_size=20, num_workers=1, dali_device="cpu"
+        )
+        module.trainer = SimpleNamespace(local_rank=0, global_rank=0, world_size=1)
+        module.setup()
+        return module.val_dataloader()
+
+    with without(), pytest.raises(RuntimeError, match="CUDA is not available"):
+        loader()
+    assert torch.cat([targets for _, targets in loader()]).tolist() == [i // 16 for i in range(48)]
+
+
+@pytest.mark.mend("dali")
+def test_dali_gives_indices_by_default(without: Without) -> None:
+    pytest.importorskip("nvidia.dali")
+    from solo.data.dali_dataloader import PretrainDALIDataModule
+
+    def encoded(method: str, **dali: Any) -> bool:
+        cfg = OmegaConf.create({"method": method, "data": {"format": "dali"}, "dali": dali})
+        filled = PretrainDALIDataModule.add_and_assert_specific_cfg(cfg)
+        return bool(filled.dali.encode_indexes_into_labels)
+
+    assert encoded("deepclusterv2")
+    assert not encoded("simclr", encode_indexes_into_labels=False)
+    with pytest.raises(ConfigError, match="deepclusterv2 looks samples up by index"):
+        encoded("deepclusterv2", encode_indexes_into_labels=False)
+    with without():
+        assert not encoded("deepclusterv2")
