@@ -1,0 +1,1 @@
+"""`solo-ext benchmark`: grids of runs on equal terms, their records and reports."""

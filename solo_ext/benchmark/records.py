@@ -1,0 +1,124 @@
+"""Records of a benchmark: one line of JSON for each finished run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from solo_ext.errors import UserError
+
+RECORDS, SETTINGS = "records.jsonl", "benchmark.yaml"
+Kind = Literal["plugin", "host", "baseline", "teacher"]
+
+
+class Memory(TypedDict):
+    """Peaks of the training process in bytes; ``cuda`` is null on a CPU."""
+
+    resident: int
+    cuda: int | None
+
+
+class Curves(TypedDict):
+    """What was measured while training, one value for each entry of ``epochs`` (0: before).
+
+    ``seconds`` are of training alone; ``scores`` is by the same names as those of the record.
+    """
+
+    epochs: list[int]
+    seconds: list[float]
+    scores: dict[str, list[float | None]]
+
+
+class Record(TypedDict):
+    """A finished run.
+
+    Attributes:
+        key: digest of everything that decides the numbers: config without paths, evaluation,
+            threads, generation of the host, and the key of the teacher's run.
+        config_digest: of the config alone, as run directories are named after.
+        dataset: folder of configs.
+        budget: name in the settings.
+        row: name in the settings.
+        kind: whose method it is.
+        method: name in solo-learn's registry; null for raw pixels.
+        seed: of the run.
+        config: as it was run, defaults filled in.
+        evaluation: settings of the suite.
+        threads: CPU threads.
+        code: ``version``, and ``commit`` and ``changed`` where there is a checkout.
+        environment: as of a run directory: host, packages, processor, GPUs.
+        epochs: trained; 0 for baselines.
+        images: for training.
+        seconds: of training, without evaluations; null for baselines.
+        images_per_second: over those.
+        memory: null for baselines.
+        scores: percent (NMI and such in 0..100 too), after the last epoch.
+        curves: null without ``online_eval``.
+        finished: UTC time, ISO 8601.
+    """
+
+    key: str
+    config_digest: str
+    benchmark: str
+    dataset: str
+    budget: str
+    row: str
+    kind: Kind
+    method: str | None
+    seed: int
+    config: dict[str, Any]
+    evaluation: dict[str, Any]
+    threads: int
+    code: dict[str, Any]
+    environment: dict[str, Any]
+    epochs: int
+    images: int
+    seconds: float | None
+    images_per_second: float | None
+    memory: Memory | None
+    scores: dict[str, float]
+    curves: Curves | None
+    finished: str
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Records of a folder, the last one of each key; a half-written last line is passed over.
+
+    Raises:
+        UserError: no records there, or a line that is none.
+    """
+    file = folder / RECORDS
+    if not file.is_file():
+        raise UserError(
+            f"records {str(folder)!r}: no {RECORDS} in it; give a folder that "
+            "`solo-ext benchmark run` wrote"
+        )
+    found: dict[str, Record] = {}
+    lines = file.read_text().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            found[record["key"]] = record
+        except (ValueError, KeyError, TypeError):
+            if number == len(lines) and not line.endswith("\n"):
+                continue
+            raise UserError(
+                f"{file}, line {number}: not a record of a run; remove the line"
+            ) from None
+    return list(found.values())
+
+
+def append_records(folder: Path, records: Iterable[Record]) -> None:
+    """Adds lines; what a killed process left half written is removed first."""
+    file = folder / RECORDS
+    text = "".join(json.dumps(r, sort_keys=True) + "\n" for r in records)
+    with file.open("a+b") as held:
+        held.seek(0)
+        content = held.read()
+        held.truncate(content.rfind(b"\n") + 1)
+        held.write(text.encode())
+        held.flush()
+        os.fsync(held.fileno())
