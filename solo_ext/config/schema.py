@@ -74,6 +74,7 @@ class Data(Section):
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
     no_labels: bool = False
     fraction: Literal[-1] | Share = -1
+    holdout: Annotated[float, Gt(0), Lt(1)] | None = None
     augmentation: Literal["image", "batch"] = "image"
     in_memory: bool = False
     mix: Mix | None = None

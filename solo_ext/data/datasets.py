@@ -126,12 +126,16 @@ def open_images(data: Mapping[str, Any], split: Split) -> Images:
 
     Args:
         data: the section ``data`` of a config.
-        split: ``train`` honours ``data.fraction`` and ``data.no_labels``.
+        split: ``train`` honours ``data.fraction`` and ``data.no_labels``. With ``data.holdout``
+            both splits are parts of the training images, and ``data.val_path`` is not read.
 
     Raises:
         ConfigError: the path is missing, empty, or not of the layout that the data set has, or
-            the fraction cannot hold every class.
+            a fraction cannot hold every class.
     """
+    holdout = data.get("holdout")
+    if holdout is not None:
+        return _held_out(open_images({**data, "holdout": None}, "train"), holdout, split)
     key = f"data.{split}_path"
     path = data.get(f"{split}_path")
     if path is None:
@@ -144,7 +148,7 @@ def open_images(data: Mapping[str, Any], split: Split) -> Images:
         images = cast(Images, WithoutLabels(images))
     fraction = data.get("fraction", -1)
     if split == "train" and 0 < fraction < 1:
-        kept = _stratified(images, fraction)
+        kept = _stratified(targets_of(images), fraction)
         images = cast(Images, Subset(cast(Dataset[Any], images), kept))
     return cast(Images, Skipping(images)) if data.get("unreadable") == "skip" else images
 
@@ -229,20 +233,36 @@ def _torchvision(name: str, root: Path, split: Split, key: str) -> Images:
         ) from None
 
 
-def _stratified(images: Images, fraction: float) -> list[int]:
+def _held_out(images: Images, holdout: float, split: Split) -> Images:
+    """The held-out labelled images, or all others."""
+    if isinstance(images, Skipping):
+        return cast(Images, Skipping(_held_out(images.images, holdout, split)))
+    targets = targets_of(images)
+    labelled = [i for i, target in enumerate(targets) if target >= 0]
+    if not labelled:
+        raise ConfigError(
+            "data.holdout", holdout, "no training image has a label", "set it to null"
+        )
+    held = _stratified([targets[i] for i in labelled], holdout, "data.holdout")
+    chosen = {labelled[i] for i in held}
+    kept = [i for i in range(len(targets)) if (i in chosen) == (split == "val")]
+    return cast(Images, Subset(cast(Dataset[Any], images), kept))
+
+
+def _stratified(targets: Sequence[int], fraction: float, key: str = "data.fraction") -> list[int]:
     """Indices of a fixed, class-balanced part; the same for every seed of a run."""
     from sklearn.model_selection import train_test_split
 
-    targets = targets_of(images)
     try:
         kept, _ = train_test_split(
             range(len(targets)), train_size=fraction, stratify=targets, random_state=42
         )
     except ValueError as error:
+        none = "-1 takes all" if key == "data.fraction" else "null holds none out"
         raise ConfigError(
-            "data.fraction",
+            key,
             fraction,
             f"of {len(targets)} images this leaves classes out: {str(error).splitlines()[0]}",
-            "take a fraction that keeps, and leaves, an image of every class; -1 takes all",
+            f"take a fraction that keeps, and leaves, an image of every class; {none}",
         ) from None
     return sorted(kept)

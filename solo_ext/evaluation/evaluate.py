@@ -90,8 +90,11 @@ def about(subject: Subject) -> dict[str, Any]:
 
 def _split(subject: Subject, split: str, images: Images) -> dict[str, Any]:
     unreadable = subject.unreadable.get(split, [])
+    data = subject.cfg["data"]
+    # Both are parts of the training images where some are held out.
+    name = split if data.get("holdout") is None else "train"
     return {
-        "path": str(subject.cfg["data"][f"{split}_path"]),
+        "path": str(data[f"{name}_path"]),
         "images": len(images) - len(unreadable),
         "unreadable": unreadable,
     }

@@ -229,7 +229,8 @@ def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str
         # Other formats hold their classes themselves.
         moved = moved or given.get("format", data["format"]) not in _OF_FILES
         dataset = data["dataset"] if moved else "custom"
-        data |= {"dataset": dataset, "no_labels": False, "fraction": -1} | given
+        whole = {"no_labels": False, "fraction": -1, "holdout": None}
+        data |= {"dataset": dataset, **whole} | given
     if settings.num_workers is not None:
         data["num_workers"] = settings.num_workers
     first = dict(trained["augmentations"][0])

@@ -74,7 +74,8 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         given["dali"] = given["dali"] or DALI().model_dump()
         check_dali(given)
     train = open_images(given["data"], "train")
-    val = None if given["data"]["val_path"] is None else open_images(given["data"], "val")
+    without = given["data"]["val_path"] is None and given["data"]["holdout"] is None
+    val = None if without else open_images(given["data"], "val")
     given["data"]["num_classes"] = _count_classes(given["data"], train)
     if val is not None and given["data"]["dataset"] == "custom" and not given["data"]["no_labels"]:
         same_classes(train, val, given["data"]["val_path"])

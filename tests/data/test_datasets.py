@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Subset
+from torchvision import datasets
 from torchvision import transforms as T
 
 from solo_ext.config.schema import Augmentation
@@ -24,6 +25,7 @@ from solo_ext.data.datasets import (
 )
 from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import MultiCrop, pretrain_transform
+from solo_ext.data.unreadable import name_of
 from solo_ext.errors import ConfigError
 
 COUNTS = {"ant": 20, "bee": 10, "cat": 30}
@@ -167,6 +169,51 @@ def test_fraction_without_some_class(folder: Path, fraction: float) -> None:
     with pytest.raises(ConfigError, match="60 images") as caught:
         open_images(section(folder, fraction=fraction), "train")
     assert caught.value.key == "data.fraction"
+
+
+@pytest.mark.parametrize("fraction", [-1, 0.5])
+def test_holdout_parts_the_training_images(folder: Path, fraction: float) -> None:
+    given = section(folder, fraction=fraction, holdout=0.2, val_path=None)
+    whole = open_images({**given, "holdout": None}, "train")
+    parts = {split: open_images(given, split) for split in ("train", "val")}
+    held, kept = ({name_of(parts[s], i) for i in range(len(parts[s]))} for s in ("val", "train"))
+    assert held | kept == {name_of(whole, i) for i in range(len(whole))}
+    assert not held & kept
+    for split, share in (("train", 0.8), ("val", 0.2)):
+        counts = torch.tensor(targets_of(parts[split])).bincount()
+        every = torch.tensor(targets_of(whole)).bincount()
+        assert ((counts - share * every).abs() <= 0.5).all()
+        assert class_names(parts[split]) == ["ant", "bee", "cat"]
+
+
+def test_holdout_takes_labelled_images_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """STL-10 is trained on with its unlabelled images."""
+    monkeypatch.setattr(datasets.STL10, "_check_integrity", lambda self: True)
+    root = tmp_path / "stl10_binary"
+    root.mkdir()
+    for name, count in (("train", 20), ("unlabeled", 30), ("test", 10)):
+        np.zeros((count, 3, 96, 96), np.uint8).tofile(root / f"{name}_X.bin")
+        (np.arange(count, dtype=np.uint8) % 2 + 1).tofile(root / f"{name}_y.bin")
+    (root / "class_names.txt").write_text("airplane\nbird\n")
+    given = section(tmp_path, dataset="stl10", holdout=0.2)
+    assert sorted(targets_of(open_images(given, "val"))) == [0, 0, 1, 1]
+    rest = torch.tensor(targets_of(open_images(given, "train")))
+    assert (rest + 1).bincount().tolist() == [30, 8, 8]
+
+
+def test_holdout_without_labels(flat: Path) -> None:
+    with pytest.raises(ConfigError, match="no training image has a label") as caught:
+        open_images(section(flat, no_labels=True, holdout=0.2), "val")
+    assert caught.value.key == "data.holdout"
+
+
+@pytest.mark.parametrize("holdout", [0.001, 0.999])
+def test_holdout_without_some_class(folder: Path, holdout: float) -> None:
+    with pytest.raises(ConfigError, match="null holds none out") as caught:
+        open_images(section(folder, holdout=holdout), "train")
+    assert caught.value.key == "data.holdout"
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
