@@ -234,7 +234,14 @@ def _demo(args: argparse.Namespace) -> Any:
     return run_demo(Path(args.out), epochs=args.epochs, quiet=args.json)
 
 
+def _benchmark(args: argparse.Namespace) -> Any:
+    from solo_ext.cli.benchmark import run_command
+
+    return run_command(args)
+
+
 _COMMANDS: dict[str, Command] = {
+    "benchmark": _benchmark,
     "demo": _demo,
     "methods": _methods,
     "losses": _losses,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from solo_ext import __version__
+from solo_ext.cli.benchmark import add_parsers
 from solo_ext.errors import UserError, nearest
 
 USER_MISTAKE = 2
@@ -48,6 +49,7 @@ class _Parser(argparse.ArgumentParser):
             kind = "protocol" if self._subparsers is None else "command"
             # An option says itself what it takes.
             kind = "format" if message.startswith("argument --format") else kind
+            kind = "launcher" if message.startswith("argument --launcher") else kind
             message = f"unknown {kind} {given!r}; {nearest(given, choices)}"
         elif "arguments are required: COMMAND" in message:
             message = f"a command is missing; allowed: {', '.join(sorted(choices))}"
@@ -99,6 +101,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("overrides", nargs="*", metavar="key=value")
     evaluate.add_argument("--json", action="store_true", help="print one JSON document")
+
+    benchmark = commands.add_parser("benchmark", help="compare methods over data sets and seeds")
+    add_parsers(benchmark)
 
     export = commands.add_parser("export", help="write the backbone of a run for use elsewhere")
     export.add_argument("run", metavar="RUN_DIR")

@@ -205,7 +205,21 @@ def open_subject(name: str, settings: EvalRun, progress: Progress | None = None)
     """
     ranks = _ranks()
     device = _device(settings.device, ranks)
-    model = open_model(name, settings)
+    return subject_of(open_model(name, settings), settings, device, progress, ranks)
+
+
+def subject_of(
+    model: Model,
+    settings: EvalRun,
+    device: str,
+    progress: Progress | None = None,
+    ranks: Ranks = ALONE,
+) -> Subject:
+    """A model at hand and the images that its config names.
+
+    Raises:
+        UserError: images that cannot be evaluated on.
+    """
     cfg = evaluation_config(model.cfg, settings)
     train, test = _images(cfg)
     return Subject(model, settings, cfg, train, test, device, model.folder, progress, ranks)

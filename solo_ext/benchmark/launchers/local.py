@@ -1,0 +1,127 @@
+"""Runs side by side on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from solo_ext.benchmark.launchers.base import LOG, TICK, Launcher, Outcome, last_line
+from solo_ext.benchmark.run_lock import PARENT
+from solo_ext.benchmark.work import PEAK, RECORD
+
+GIGABYTE = 1e9
+
+
+@dataclass(frozen=True)
+class _Running:
+    folder: Path
+    process: subprocess.Popen[bytes]
+    slot: int
+
+
+class LocalLauncher(Launcher):
+    """As many runs at once as there are places, and as memory allows.
+
+    A run is started while another is at work only if what the largest finished run needed, or
+    ``memory`` before one has, is free.
+
+    Args:
+        parallel: places; null: one for each GPU, else one for each ``threads`` cores.
+        threads: CPU threads of a run.
+        memory: bytes that a run is taken to need.
+        devices: GPUs of one run.
+    """
+
+    def __init__(self, parallel: int | None, threads: int, memory: float, devices: int = 1) -> None:
+        gpus = torch.cuda.device_count() // devices
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        self.places = parallel or gpus or max(1, cores // threads)
+        self.threads, self.memory, self.devices = threads, memory, devices
+
+    def run(self, folders: Sequence[Path], tick: Callable[[], None]) -> list[Outcome]:
+        waiting = list(folders)
+        running: list[_Running] = []
+        failed: list[Outcome] = []
+        try:
+            while waiting or running:
+                for one in [r for r in running if r.process.poll() is not None]:
+                    running.remove(one)
+                    failed += self._ended(one)
+                while waiting and self._room(running):
+                    taken = {r.slot for r in running}
+                    slot = next(i for i in range(self.places) if i not in taken)
+                    running.append(self._start(waiting.pop(0), slot))
+                tick()
+                time.sleep(TICK)
+        finally:
+            for one in running:
+                one.process.terminate()
+            for one in running:
+                one.process.wait()
+        tick()
+        return failed
+
+    def _room(self, running: Sequence[_Running]) -> bool:
+        if not running:
+            return True
+        # Those that have just begun have not taken their part yet.
+        promised = sum(max(0.0, self.memory - _resident(r.process.pid)) for r in running)
+        return len(running) < self.places and _available() - promised >= self.memory
+
+    def _start(self, folder: Path, slot: int) -> _Running:
+        own = {PARENT: str(os.getpid()), "OMP_NUM_THREADS": str(self.threads)}
+        if torch.cuda.is_available():
+            first = slot * self.devices
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            ids = visible.split(",") if visible else [str(i) for i in range(_gpus())]
+            chosen = [ids[i % len(ids)] for i in range(first, first + self.devices)]
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
+        with (folder / LOG).open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "solo_ext.benchmark.work", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **own},
+            )
+        return _Running(folder, process, slot)
+
+    def _ended(self, one: _Running) -> list[Outcome]:
+        if one.process.returncode != 0 or not (one.folder / RECORD).is_file():
+            reason = last_line(one.folder / LOG)
+            if one.process.returncode < 0:
+                reason = f"killed by signal {-one.process.returncode} (out of memory?): {reason}"
+            return [Outcome(one.folder, reason)]
+        peak = one.folder / PEAK
+        if peak.is_file():
+            self.memory = max(self.memory, float(json.loads(peak.read_text())["resident"]))
+        return []
+
+
+def _gpus() -> int:
+    return max(1, torch.cuda.device_count())
+
+
+def _available() -> float:
+    """Bytes that are free for a new process; unlimited where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(float(n.split()[1]) for n in lines if n.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return float("inf")
+
+
+def _resident(pid: int) -> float:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return float(pages * os.sysconf("SC_PAGE_SIZE"))
+    except (OSError, ValueError, IndexError):
+        return 0.0

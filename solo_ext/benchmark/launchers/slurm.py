@@ -1,0 +1,84 @@
+"""Runs as an array of SLURM jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from solo_ext.benchmark.launchers.base import TICK, Launcher, Outcome
+from solo_ext.benchmark.work import RECORD, work
+from solo_ext.errors import ConfigError, UserError
+
+
+class Job:
+    """What a job of the array does; one that is pre-empted is queued again and goes on."""
+
+    def __call__(self, folder: str) -> None:
+        work(Path(folder))
+
+    def checkpoint(self, folder: str) -> Any:
+        """Called by submitit before the job is taken away."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(Job(), folder)
+
+
+class SlurmLauncher(Launcher):
+    """An array of jobs through submitit.
+
+    Args:
+        parallel: jobs at once; null leaves that to SLURM.
+        threads: CPU threads of a run.
+        logs: folder of submitit's files.
+        options: of submitit's executor, such as ``slurm_partition`` and ``timeout_min``.
+        cluster: ``slurm``; ``local`` runs the same jobs as processes of this machine.
+    """
+
+    def __init__(
+        self,
+        parallel: int | None,
+        threads: int,
+        logs: Path,
+        options: dict[str, Any] | None = None,
+        cluster: str = "slurm",
+    ) -> None:
+        try:
+            import submitit
+        except ImportError:
+            raise UserError(
+                "--launcher slurm needs submitit, which is not installed: pip install "
+                "'solo-ext[benchmark]'"
+            ) from None
+        try:
+            self.executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
+        except RuntimeError as error:
+            raise UserError(f"--launcher slurm: {error}; use --launcher local") from None
+        given = {"cpus_per_task": threads, "name": "solo-ext", **(options or {})}
+        if parallel is not None and cluster == "slurm":
+            given["slurm_array_parallelism"] = parallel
+        try:
+            self.executor.update_parameters(**given)
+        except (TypeError, NameError, ValueError) as error:
+            raise ConfigError("--slurm", options, str(error).splitlines()[0]) from None
+
+    def run(self, folders: Sequence[Path], tick: Callable[[], None]) -> list[Outcome]:
+        if not folders:
+            return []
+        jobs = self.executor.map_array(Job(), [str(f) for f in folders])
+        try:
+            while not all(job.done() for job in jobs):
+                tick()
+                time.sleep(TICK)
+        except KeyboardInterrupt:
+            # What SLURM runs goes on; the next call collects its records.
+            raise
+        tick()
+        failed = []
+        for folder, job in zip(folders, jobs, strict=True):
+            error = job.exception()
+            if error is not None or not (folder / RECORD).is_file():
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                failed.append(Outcome(folder, lines[-1].strip() if lines else "no record"))
+        return failed

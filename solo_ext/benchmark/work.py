@@ -1,0 +1,218 @@
+"""One run of a benchmark, in a process of its own: ``python -m solo_ext.benchmark.work FOLDER``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import resource
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from omegaconf import OmegaConf
+
+from solo_ext import host
+from solo_ext.benchmark.code_version import code_version
+from solo_ext.benchmark.epoch_times import EPOCHS, EpochTimes, read_epochs
+from solo_ext.benchmark.plan import PlannedRun
+from solo_ext.benchmark.read import resolved
+from solo_ext.benchmark.records import Curves, Memory, Record
+from solo_ext.benchmark.run_lock import end_with_parent, locked
+from solo_ext.data.datasets import Images
+from solo_ext.errors import UserError
+from solo_ext.evaluation.evaluate import measure
+from solo_ext.evaluation.models import PIXELS, Model, RawPixels
+from solo_ext.evaluation.protocols import headline
+from solo_ext.evaluation.subject import Subject, open_subject, subject_of
+from solo_ext.evaluation.suite import read_suite_settings
+from solo_ext.messages import show_messages
+from solo_ext.paths import write_text
+from solo_ext.training.prepare import Prepared, prepare
+from solo_ext.training.pretrain import pretrain
+from solo_ext.training.records import environment, read_metrics
+from solo_ext.training.run_dir import METRICS, run_digest
+
+PLANNED, RECORD, PEAK = "planned.json", "record.json", "peak_memory.json"
+_WAIT = 30.0
+
+
+def work(folder: Path) -> Record:
+    """Trains and measures what ``planned.json`` says, and writes ``record.json``.
+
+    What an earlier process trained or finished is not repeated.
+
+    Args:
+        folder: the run directory; that of a teacher lies beside it.
+
+    Raises:
+        UserError: a config that cannot run, or another process in the folder.
+    """
+    with locked(folder, _WAIT):
+        file = folder / RECORD
+        if file.is_file():
+            done: Record = json.loads(file.read_text())
+            return done
+        planned = PlannedRun(**json.loads((folder / PLANNED).read_text()))
+        record = _run(planned, folder)
+        if int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0:
+            write_text(file, json.dumps(record, indent=1))
+        return record
+
+
+def _run(planned: PlannedRun, folder: Path) -> Record:
+    torch.set_num_threads(planned.threads)
+    config = dict(planned.config)
+    if planned.teacher is not None:
+        config["method_kwargs"]["teacher"]["path"] = str(folder.parent / planned.teacher)
+    prepared = prepare(config)
+    device = "cuda" if torch.cuda.is_available() and config["accelerator"] != "cpu" else "cpu"
+    memory: Memory | None = None
+    shared, chosen = read_suite_settings({**resolved(planned.evaluation), "device": device})
+    if planned.baseline is None:
+        times = EpochTimes(folder / EPOCHS, prepared.given["optimizer"]["batch_size"])
+        result = pretrain(prepared, run_dir=folder, callbacks=[times], show_progress=False)
+        if result.checkpoint is None:
+            raise UserError("checkpoint.enabled=false: a benchmark evaluates the last checkpoint")
+        memory = _peak(folder / PEAK)
+        subject = open_subject(str(result.checkpoint), shared)
+    else:
+        subject = subject_of(_baseline(planned, prepared, folder), shared, device)
+    scores: dict[str, float] = {}
+    for name, protocol in chosen.items():
+        if protocol is None:
+            raise UserError(f"evaluation.{name}: it cannot do without settings")
+        scores |= _named(name, measure(protocol, subject))
+    shutil.rmtree(folder / "features", ignore_errors=True)
+    return _record(planned, prepared, subject, folder, memory, scores)
+
+
+def _baseline(planned: PlannedRun, prepared: Prepared, folder: Path) -> Model:
+    cfg: Any = OmegaConf.to_container(prepared.cfg, resolve=True)
+    if planned.baseline == "raw-pixels":
+        size = cfg["augmentations"][0]["crop_size"]
+        return Model(PIXELS, RawPixels(), 3 * size * size, cfg, PIXELS, PIXELS, None, folder)
+    pl.seed_everything(planned.seed, verbose=False)
+    method = prepared.method(prepared.cfg)
+    backbone, width = method.backbone, method.features_dim
+    digest = f"random-{planned.key}"
+    return Model("random-backbone", backbone, width, cfg, "random", digest, None, folder)
+
+
+def _named(protocol: str, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Headline numbers under short names: ``knn``, ``lowshot_10_per_class``."""
+    found = {}
+    for key, value in headline(protocol, rows).items():
+        rest = key.replace("acc1", "").strip("_")
+        name = f"{protocol}_{rest}" if rest else protocol
+        if not math.isfinite(value):
+            raise RuntimeError(f"{name} is {value}: the run has no usable features")
+        found[name] = float(value)
+    return found
+
+
+def _peak(file: Path) -> Memory:
+    """Of this process, or of an earlier part of the run if that needed more."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        earlier = json.loads(file.read_text())
+        resident = max(resident, earlier["resident"])
+        cuda = None if cuda is None else max(cuda, earlier["cuda"] or 0)
+    write_text(file, json.dumps({"resident": resident, "cuda": cuda}))
+    return {"resident": resident, "cuda": cuda}
+
+
+def _record(
+    planned: PlannedRun,
+    prepared: Prepared,
+    subject: Subject,
+    folder: Path,
+    memory: Memory | None,
+    scores: dict[str, float],
+) -> Record:
+    epochs = read_epochs(folder / EPOCHS)
+    trained = planned.baseline is None
+    seconds = sum(e["seconds"] for e in epochs)
+    images: Images = prepared.train
+    return {
+        "key": planned.key,
+        "config_digest": run_digest(prepared.given),
+        "benchmark": planned.benchmark,
+        "dataset": planned.dataset,
+        "budget": planned.budget,
+        "row": planned.row,
+        "kind": planned.kind,
+        "method": None if planned.baseline == "raw-pixels" else prepared.given["method"],
+        "seed": planned.seed,
+        "config": _without_paths(prepared.given, planned),
+        "evaluation": planned.evaluation,
+        "threads": planned.threads,
+        "code": code_version(),
+        "environment": environment(host.load().info),
+        "epochs": len(epochs) if trained else 0,
+        "images": len(images),
+        "seconds": round(seconds, 3) if trained else None,
+        "images_per_second": (
+            round(sum(e["images"] for e in epochs) / seconds, 2) if trained and seconds else None
+        ),
+        "memory": memory,
+        "scores": scores,
+        "curves": _curves(folder, epochs),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _without_paths(given: dict[str, Any], planned: PlannedRun) -> dict[str, Any]:
+    """Records are published; where somebody's data lies is not."""
+    data = {k: v for k, v in given["data"].items() if k not in ("train_path", "val_path")}
+    kwargs = dict(given["method_kwargs"])
+    if planned.teacher is not None:
+        kwargs["teacher"] = {**kwargs["teacher"], "path": planned.teacher}
+    return {**given, "data": data, "method_kwargs": kwargs}
+
+
+def _curves(folder: Path, epochs: list[dict[str, Any]]) -> Curves | None:
+    file = folder / METRICS
+    if not file.is_file():
+        return None
+    lines = {m["epochs_done"]: m for m in read_metrics(file) if "epochs_done" in m}
+    if not lines:
+        return None
+    done = sorted(int(e) for e in lines)
+    total, passed = [0.0], 0.0
+    for entry in epochs:
+        passed += entry["seconds"]
+        total.append(round(passed, 3))
+    names = sorted({k for m in lines.values() for k in m if k.startswith("online_")})
+    short = {
+        n: n.removeprefix("online_").replace("acc1", "").strip("_").replace("__", "_")
+        for n in names
+    }
+    return {
+        "epochs": done,
+        "seconds": [total[min(e, len(total) - 1)] for e in done],
+        "scores": {short[n]: [lines[e].get(n) for e in done] for n in names},
+    }
+
+
+def main() -> int:
+    """Runs the folder that the command line names."""
+    end_with_parent()
+    show_messages()
+    try:
+        work(Path(sys.argv[1]))
+    except UserError as error:
+        print(f"solo-ext: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""A benchmark of seconds: two methods and the baselines on a fifth of the digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+TINY: dict[str, Any] = {
+    "title": "tiny",
+    "datasets": {
+        "digits": {
+            "changes": [
+                "accelerator=cpu",
+                "backbone.kwargs.channels=[8,8,8,8]",
+                "data.fraction=0.2",
+                "data.augmentation=batch",
+                "optimizer.batch_size=64",
+                "online_eval.every_n_epochs=2",
+                "max_epochs=3",
+            ]
+        }
+    },
+    "seeds": [1, 2],
+    "rows": {
+        "simclr": {"config": "simclr"},
+        "debiased": {"config": "debiased", "bases": ["simclr"]},
+        "random-backbone": {"baseline": "random-backbone"},
+        "raw-pixels": {"baseline": "raw-pixels"},
+    },
+    "evaluation": {"knn": {"k": [5], "temperature": [0.07]}},
+}
+
+
+@pytest.fixture
+def tiny() -> dict[str, Any]:
+    """Settings as YAML has them, to be changed."""
+    copied: dict[str, Any] = yaml.safe_load(yaml.safe_dump(TINY, sort_keys=False))
+    return copied
+
+
+@pytest.fixture
+def tiny_file(tmp_path: Path) -> Path:
+    """The same in a file."""
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(TINY, sort_keys=False))
+    return file

@@ -1,0 +1,118 @@
+"""The runs of a grid and their keys."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from solo_ext.benchmark import plan as planning
+from solo_ext.benchmark.plan import PlannedRun, make_plan
+from solo_ext.benchmark.read import checked_benchmark, read_benchmark, shipped_benchmarks
+from solo_ext.config.check import check_run
+from solo_ext.errors import ConfigError
+
+Planned = Callable[..., list[PlannedRun]]
+
+
+def planned(tiny: dict[str, Any], **change: Any) -> list[PlannedRun]:
+    return make_plan(checked_benchmark(tiny | change))
+
+
+def test_one_seed_of_everything_comes_first(tiny: dict[str, Any]) -> None:
+    found = [(run.row, run.seed) for run in planned(tiny)]
+    rows = list(tiny["rows"])
+    assert found == [(row, 1) for row in rows] + [(row, 2) for row in rows]
+
+
+def test_kinds_and_configs(tiny: dict[str, Any]) -> None:
+    runs = {run.row: run for run in planned(tiny, seeds=[3])}
+    assert {name: run.kind for name, run in runs.items()} == {
+        "simclr": "host",
+        "debiased": "plugin",
+        "random-backbone": "baseline",
+        "raw-pixels": "baseline",
+    }
+    assert runs["debiased"].config["seed"] == 3
+    assert runs["debiased"].config["max_epochs"] == 3
+    assert runs["random-backbone"].config["method"] == "simclr"
+
+
+def test_a_key_is_of_what_decides_the_numbers(tiny: dict[str, Any]) -> None:
+    def key(**change: Any) -> str:
+        return planned(tiny, **({"seeds": [1]} | change))[0].key
+
+    first, changes = key(), tiny["datasets"]["digits"]["changes"]
+
+    def changed(*more: str) -> str:
+        return key(datasets={"digits": {"changes": [*changes, *more]}})
+
+    assert key() == key(title="another", about="text") == first
+    assert changed("name=another", "checkpoint.keep_prev=true", "data.num_workers=2") == first
+    others = [
+        key(seeds=[2]),
+        key(threads=2),
+        key(evaluation={"knn": {"k": [7]}}),
+        changed("optimizer.lr=0.1"),
+        changed("method_kwargs.temperature=0.3"),
+        changed("data.fraction=0.3"),
+    ]
+    assert len({first, *others}) == 7
+
+
+def test_where_the_data_lies_is_not_part_of_a_key(
+    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = []
+    monkeypatch.setattr(planning, "prepare", check_run)
+    for place in ("/a", "/b"):
+        tiny["datasets"]["digits"]["changes"] = [
+            f"data.train_path={place}/train",
+            f"data.val_path={place}/val",
+        ]
+        keys.append(planned(tiny)[0].key)
+    assert keys[0] == keys[1]
+
+
+def test_teachers_come_first_and_are_part_of_the_key(tiny: dict[str, Any]) -> None:
+    tiny["rows"] |= {"teacher": {"config": "teacher"}, "seed": {"config": "seed"}}
+    runs = planned(tiny, teacher="teacher", default_rows=["seed", "simclr"])
+    assert [run.row for run in runs] == ["teacher", "seed", "simclr", "seed", "simclr"]
+    teacher, student, plain = runs[:3]
+    assert (teacher.kind, teacher.seed) == ("teacher", 0)
+    assert (student.teacher, plain.teacher) == (teacher.folder, None)
+    tiny["rows"]["teacher"]["changes"] = ["optimizer.lr=0.1"]
+    again = planned(tiny, teacher="teacher", default_rows=["seed", "simclr"])
+    assert again[0].key != teacher.key
+    assert again[1].key != student.key
+    assert again[2].key == plain.key
+
+
+def test_a_baseline_has_the_backbone_of_the_rows_not_of_the_teacher(tiny: dict[str, Any]) -> None:
+    tiny["datasets"]["digits"]["changes"] = ["max_epochs=1"]
+    tiny["rows"] = {"teacher": {"config": "teacher"}, **tiny["rows"]}
+    runs = {run.row: run for run in planned(tiny, teacher="teacher")}
+    widths = {n: r.config["backbone"]["kwargs"]["channels"][0] for n, r in runs.items()}
+    assert widths["random-backbone"] == widths["simclr"] != widths["teacher"]
+
+
+def test_mistakes_are_found_before_anything_runs(tiny: dict[str, Any]) -> None:
+    settings = checked_benchmark(tiny)
+    with pytest.raises(ConfigError, match="did you mean 'simclr'"):
+        make_plan(settings, ["simlcr"])
+    tiny["rows"]["debiased"]["changes"] = ["method_kwargs.tau_plus=1.5"]
+    with pytest.raises(ConfigError, match="tau_plus"):
+        planned(tiny)
+    tiny["rows"]["debiased"] = {"config": "debaised"}
+    with pytest.raises(ConfigError, match="did you mean 'digits/debiased'"):
+        planned(tiny)
+
+
+@pytest.mark.parametrize("name", shipped_benchmarks())
+def test_shipped_benchmarks_can_be_planned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without their data; digits, which has it, to the last check."""
+    if name != "digits":
+        monkeypatch.setattr(planning, "prepare", check_run)
+    settings = read_benchmark(name, ["seeds=[1]"])
+    runs = make_plan(settings)
+    assert len({run.key for run in runs}) == len(runs)
+    assert {run.row for run in runs} == set(settings.default_rows or settings.rows)

@@ -1,0 +1,147 @@
+"""A grid from nothing to its records, in processes as users start them."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from solo_ext.benchmark.records import read_records
+from solo_ext.errors import UserError
+
+
+def command(file: Path, out: Path, *words: str) -> list[str]:
+    cli = [sys.executable, "-m", "solo_ext.cli.main"]
+    return [*cli, "benchmark", "run", str(file), "--out", str(out), "--parallel", "2", *words]
+
+
+def run(file: Path, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(file, out, *words), capture_output=True, text=True, check=False)
+
+
+def numbers(out: Path) -> dict[str, Any]:
+    """What must not depend on when and how often a grid was stopped."""
+    own = ("config_digest", "row", "seed", "scores", "epochs", "images", "config", "evaluation")
+    return {
+        r["key"]: {k: r[k] for k in own}  # type: ignore[literal-required]
+        | {"curves": r["curves"] and (r["curves"]["epochs"], r["curves"]["scores"])}
+        for r in read_records(out)
+    }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The file and the folder of a grid that nobody stopped."""
+    from tests.benchmark.conftest import TINY
+
+    folder = tmp_path_factory.mktemp("grid")
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump(TINY, sort_keys=False))
+    done = run(file, folder / "out")
+    assert done.returncode == 0, done.stderr
+    return file, folder / "out"
+
+
+def test_records_of_a_grid(uninterrupted: tuple[Path, Path]) -> None:
+    records = {(r["row"], r["seed"]): r for r in read_records(uninterrupted[1])}
+    rows = ("simclr", "debiased", "random-backbone", "raw-pixels")
+    assert set(records) == {(row, seed) for row in rows for seed in (1, 2)}
+    trained = records["debiased", 1]
+    assert trained["epochs"] == 3
+    assert trained["images"] == 280
+    assert trained["seconds"] is not None
+    assert trained["seconds"] > 0
+    assert trained["memory"] is not None
+    assert trained["memory"]["resident"] > 1e8
+    assert trained["curves"] is not None
+    assert trained["curves"]["epochs"] == [0, 2, 3]
+    assert trained["curves"]["seconds"][0] == 0
+    assert trained["curves"]["seconds"][-1] == pytest.approx(trained["seconds"], abs=0.01)
+    # k = 5 there, the default k online.
+    assert set(trained["scores"]) == set(trained["curves"]["scores"]) == {"knn"}
+    assert trained["environment"]["torch_threads"] == 1
+    pixels, random_backbone = records["raw-pixels", 1], records["random-backbone", 1]
+    assert pixels["scores"] == records["raw-pixels", 2]["scores"]
+    assert random_backbone["scores"] != records["random-backbone", 2]["scores"]
+    assert pixels["seconds"] is None
+    assert pixels["memory"] is None
+    assert pixels["epochs"] == 0
+    assert str(uninterrupted[1].parent) not in json.dumps(list(records.values()))
+
+
+def test_a_finished_grid_runs_nothing(uninterrupted: tuple[Path, Path]) -> None:
+    file, out = uninterrupted
+    held = (out / "records.jsonl").read_bytes()
+    done = run(file, out)
+    assert done.returncode == 0
+    assert "8 of 8 runs were finished before" in done.stderr
+    assert (out / "records.jsonl").read_bytes() == held
+
+
+def test_killed_three_times_it_ends_alike(uninterrupted: tuple[Path, Path], tmp_path: Path) -> None:
+    """kill -9 of the command alone, at random moments: what it started ends by itself."""
+    file, whole = uninterrupted
+    out = tmp_path / "out"
+    draw = random.Random()
+    for _ in range(3):
+        process = subprocess.Popen(
+            command(file, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        # A run of this grid takes about ten seconds, most of them imports.
+        seconds = draw.uniform(5, 20)
+        time.sleep(seconds)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    done = run(file, out)
+    assert done.returncode == 0, done.stderr
+    assert numbers(out) == numbers(whole)
+
+
+def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    file, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    # The labels are counted when they are drawn.
+    tiny["evaluation"] = {"lowshot": {"shots": [20], "fractions": [], "draws": 1}}
+    tiny["seeds"] = [1]
+    tiny["rows"] = {name: tiny["rows"][name] for name in ("raw-pixels", "random-backbone")}
+    tiny["rows"]["raw-pixels"]["changes"] = []
+    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
+    (out / "runs").mkdir(parents=True)
+    planned = run(file, out, "--dry-run")
+    folder = next(f for f in planned.stderr.split() if "raw-pixels" in f)
+    # A file where the run wants to write.
+    (out / "runs" / folder).mkdir()
+    (out / "runs" / folder / "record.json").mkdir()
+    done = run(file, out)
+    assert done.returncode == 1
+    assert f"failed  {folder}: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [r["row"] for r in read_records(out)] == ["random-backbone"]
+    (out / "runs" / folder / "record.json").rmdir()
+    assert run(file, out).returncode == 0
+    assert len(read_records(out)) == 2
+
+
+def test_two_calls_at_once(tmp_path: Path, tiny_file: Path) -> None:
+    from solo_ext.benchmark.run_lock import locked
+
+    with locked(tmp_path):
+        with pytest.raises(UserError, match="another process"), locked(tmp_path):
+            pass
+        done = run(tiny_file, tmp_path)
+    assert done.returncode == 2
+    assert "is being written by another process" in done.stderr
+    with locked(tmp_path):
+        pass
+
+
+def test_json(uninterrupted: tuple[Path, Path]) -> None:
+    file, out = uninterrupted
+    document = json.loads(run(file, out, "--json").stdout)
+    assert document == {"out": str(out), "records": 8, "runs": 8, "failed": []}
