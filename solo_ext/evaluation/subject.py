@@ -150,6 +150,9 @@ class Subject:
         dtype = DTYPES[self.settings.features_dtype]
         found = images_fingerprint(images)
         if found is None:
+            if self.ranks.rank:
+                # Nothing is stored, so nothing can be shared.
+                return torch.empty(0, 0, dtype=dtype), torch.empty(0, dtype=torch.int64)
             loader = self.loader(images)
             extracted = extract_features(
                 self.model.backbone,
