@@ -26,6 +26,7 @@ from solo_ext.data.unreadable import name_of
 from solo_ext.errors import ConfigError
 from solo_ext.evaluation.classes import same_classes
 from solo_ext.evaluation.features import extract_features, feature_batches
+from solo_ext.evaluation.labelled_images import labelled_images
 from solo_ext.evaluation.models import Model, open_model
 from solo_ext.evaluation.protocols import Features
 from solo_ext.evaluation.settings import DTYPES, EvalData, EvalRun
@@ -53,8 +54,8 @@ class Subject:
         settings: shared by all protocols.
         cfg: solo-learn main's config for this evaluation; ``data`` and the one entry of
             ``augmentations`` are those of the fixed view.
-        train: training images.
-        test: test images; classes are numbered as in ``train``.
+        train: training images that have a label.
+        test: test images that have one; classes are numbered as in ``train``.
         device: where to compute.
         out: folder for pictures; it may not exist yet.
         progress: ``None`` where nobody looks.
@@ -253,7 +254,12 @@ def _images(cfg: Mapping[str, Any]) -> tuple[Images, Images]:
             "the run was trained without labels, and an evaluation needs some",
             "give class folders with data.train_path=... data.val_path=...",
         )
-    train, test = open_images(cfg["data"], "train"), open_images(cfg["data"], "val")
+    train, test = (
+        labelled_images(
+            open_images(cfg["data"], split), f"data.{split}_path", str(cfg["data"][f"{split}_path"])
+        )
+        for split in ("train", "val")
+    )
     if cfg["data"]["dataset"] not in STATISTICS:
         same_classes(train, test, str(cfg["data"]["val_path"]))
     return train, test

@@ -20,7 +20,7 @@ from solo_ext.evaluation.supervised.classifier import accuracies
 from solo_ext.evaluation.supervised.schedule import BASE_BATCH, Precision, seeded
 from solo_ext.evaluation.supervised.side_by_side import Heads, SideBySide
 from solo_ext.evaluation.supervised.unfinished import Unfinished
-from solo_ext.evaluation.supervised.views import STANDARD_VIEW, check_labelled, training_loader
+from solo_ext.evaluation.supervised.views import STANDARD_VIEW, training_loader
 
 if TYPE_CHECKING:
     from solo_ext.evaluation.subject import Subject
@@ -53,7 +53,6 @@ class LinearAugmented(BackboneProtocol):
         smallest of equals; its first is what is tested.
         """
         targets = torch.as_tensor(targets_of(subject.train))
-        check_labelled(targets)
         held = self._held(targets)
         loader = training_loader(
             subject, self.augmentation, batch_size=self.batch_size, seed=self.seed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torchvision import transforms as T
 
 from solo_ext.config.schema import Chance, View
@@ -60,18 +59,3 @@ def training_loader(
         batch_size,
         subject.cfg["data"]["num_workers"],
     )
-
-
-def check_labelled(targets: torch.Tensor) -> None:
-    """Refuses training images without labels.
-
-    Raises:
-        ConfigError: a target below 0.
-    """
-    if bool((targets < 0).any()):
-        raise ConfigError(
-            "data.train_path",
-            None,
-            f"{int((targets < 0).sum())} of {len(targets)} training images have no label",
-            "give class folders with data.train_path=...",
-        )
