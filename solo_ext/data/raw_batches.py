@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from solo_ext.data.datasets import Images, TrainingViews
+from solo_ext.data.datasets import TrainingViews
+from solo_ext.data.images import Images
 from solo_ext.data.pixels import Pixels
 from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import MultiCrop

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from torch.utils.data import Dataset, Subset
 
-from solo_ext.data.datasets import Images, targets_of
+from solo_ext.data.datasets import targets_of
+from solo_ext.data.images import Images
 from solo_ext.data.unreadable import Skipping
 from solo_ext.errors import ConfigError
 

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
-from solo_ext.data.datasets import Images
+from solo_ext.data.images import Images
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.evaluation.features import extract_features
 from solo_ext.evaluation.labelled_images import labelled_images

@@ -17,19 +17,20 @@ from torch.utils.data import Dataset, Subset
 
 from solo_ext import distributed
 from solo_ext.data.dali_views import DALIViews
-from solo_ext.data.datasets import Images, class_names, open_images
+from solo_ext.data.datasets import class_names, open_images
 from solo_ext.data.fingerprint import images_fingerprint
 from solo_ext.data.fixed_loader import FixedLoader
+from solo_ext.data.images import Images
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.transforms import STATISTICS, statistics
 from solo_ext.data.unreadable import name_of
 from solo_ext.errors import ConfigError
 from solo_ext.evaluation.classes import same_classes
 from solo_ext.evaluation.features import extract_features, feature_batches
+from solo_ext.evaluation.frozen_features import Features
 from solo_ext.evaluation.labelled_images import labelled_images
 from solo_ext.evaluation.models import Model, open_model
-from solo_ext.evaluation.protocols import Features
-from solo_ext.evaluation.settings import DTYPES, EvalData, EvalRun
+from solo_ext.evaluation.run_settings import DTYPES, EvalData, EvalRun
 from solo_ext.evaluation.store import ALONE, FeatureStore, Ranks
 
 logger = logging.getLogger(__name__)

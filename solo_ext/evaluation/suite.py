@@ -21,7 +21,7 @@ from solo_ext.data.fingerprint import images_fingerprint
 from solo_ext.errors import UserError
 from solo_ext.evaluation.evaluate import about, measure
 from solo_ext.evaluation.protocols import PROTOCOLS, FeatureProtocol, Protocol, headline
-from solo_ext.evaluation.settings import EvalRun
+from solo_ext.evaluation.run_settings import EvalRun
 from solo_ext.evaluation.subject import Progress, Subject, open_subject
 from solo_ext.evaluation.suite_page import render_suite
 from solo_ext.paths import write_text

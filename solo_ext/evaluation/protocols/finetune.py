@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Gt, Le
@@ -20,15 +20,13 @@ from solo_ext.config.types import (
 )
 from solo_ext.errors import ConfigError
 from solo_ext.evaluation.protocols.base import BackboneProtocol, Row
+from solo_ext.evaluation.subject import Subject
 from solo_ext.evaluation.supervised.classifier import Classifier, accuracies
 from solo_ext.evaluation.supervised.drop_path import with_drop_path
 from solo_ext.evaluation.supervised.fine_tuning import FineTuning, predicted
 from solo_ext.evaluation.supervised.schedule import BASE_BATCH, Precision, seeded
 from solo_ext.evaluation.supervised.unfinished import Unfinished
 from solo_ext.evaluation.supervised.views import STANDARD_VIEW, training_loader
-
-if TYPE_CHECKING:
-    from solo_ext.evaluation.subject import Subject
 
 FILE = "finetune.safetensors"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchvision import transforms as T
 
@@ -12,9 +12,7 @@ from solo_ext.data.loaders import ResumableLoader
 from solo_ext.data.sampler import EpochSampler
 from solo_ext.data.transforms import MultiCrop, pretrain_transform
 from solo_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from solo_ext.evaluation.subject import Subject
+from solo_ext.evaluation.subject import Subject
 
 STANDARD_VIEW = View(horizontal_flip=Chance(prob=0.5))
 """Crops of 8 to 100 % of the area, and flips: the usual view of supervised training."""
