@@ -26,9 +26,10 @@ def labelled_images(images: Images, key: str, path: str | None) -> Images:
     Raises:
         ConfigError: none has one.
     """
-    kept = [index for index, target in enumerate(targets_of(images)) if target >= 0]
-    if len(kept) == len(images):
+    targets = targets_of(images)
+    if all(target >= 0 for target in targets):
         return images
+    kept = [index for index, target in enumerate(targets) if target >= 0]
     if not kept:
         raise ConfigError(
             key,
