@@ -27,8 +27,14 @@ def run(args: argparse.Namespace) -> int:
     # Standard output is the document's alone, whatever Lightning or a method prints.
     with contextlib.redirect_stdout(sys.stderr):
         document = _COMMANDS[args.command](args)
-    print(json.dumps(document, indent=1))
+    if _first_process():
+        print(json.dumps(document, indent=1))
     return _exit_code(document)
+
+
+def _first_process() -> bool:
+    """Whether this is the one process of several that prints; as torchrun and Lightning number."""
+    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0
 
 
 def _exit_code(document: Any) -> int:
@@ -116,7 +122,7 @@ def _pretrain(args: argparse.Namespace) -> Any:
         folder = Path(args.config_path) if args.config_path else None
         prepared = prepare(compose(args.config_name, args.overrides, folder))
         result = pretrain(prepared, run_dir=Path(args.run_dir) if args.run_dir else None)
-    if not args.json and int(os.environ.get("LOCAL_RANK", 0)) == 0:
+    if not args.json and _first_process():
         console = _console()
         console.print(f"run directory  {result.run_dir}")
         console.print(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, cast
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from torchvision import datasets
@@ -15,22 +14,12 @@ from torchvision import datasets
 from solo_ext.data.formats.file_list import FileList
 from solo_ext.data.formats.h5 import open_h5
 from solo_ext.data.formats.huggingface import open_huggingface
+from solo_ext.data.images import Images, Item, Split
 from solo_ext.data.reading import UnreadableImage, load_image
 from solo_ext.data.sampler import SampleKey, mix
 from solo_ext.data.transforms import MultiCrop, Transform
 from solo_ext.data.unreadable import Skipping, name_of, read_sample
 from solo_ext.errors import ConfigError
-
-Split = Literal["train", "val"]
-Item = tuple[Image.Image, int]
-
-
-class Images(Protocol):
-    """A sized, indexable collection of (image, target)."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Item: ...
 
 
 class Unlabelled(Dataset[Item]):

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch.utils.data import Subset
 
-from solo_ext.data.datasets import Images, Unlabelled
+from solo_ext.data.datasets import Unlabelled
+from solo_ext.data.images import Images
 from solo_ext.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import Subset
 
-from solo_ext.data.datasets import Images
+from solo_ext.data.images import Images
 
 
 def images_fingerprint(images: Images) -> str | None:

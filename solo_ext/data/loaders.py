@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader
 
 from solo_ext.data.dali_errors import device_of
 from solo_ext.data.dali_views import DALIViews
-from solo_ext.data.datasets import FixedViews, Images, TrainingViews, targets_of
+from solo_ext.data.datasets import FixedViews, TrainingViews, targets_of
 from solo_ext.data.files import files_of
 from solo_ext.data.fixed_loader import FixedLoader
+from solo_ext.data.images import Images
 from solo_ext.data.pixels import open_pixels
 from solo_ext.data.place import Resumable
 from solo_ext.data.raw_batches import RawBatch, RawBatches

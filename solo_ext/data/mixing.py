@@ -33,10 +33,10 @@ class MixDraws(NamedTuple):
 class ViewMixer:
     """Mixes each view of an image with the same view of another image of the batch.
 
-    Mixup noise of Verma et al., "Towards domain-agnostic contrastive learning" (ICML 2021, arXiv
-    2011.04419): ``s x + (1 - s) x'`` with s uniform in [``min_share``, 1], drawn for every image
-    and view; target and index stay those of x. CutMix (Yun et al., ICCV 2019, arXiv 1905.04899)
-    pastes a box of area 1 - s instead, cut off at the edge.
+    Mixup as noise (after Verma et al., "Towards domain-agnostic contrastive learning", ICML 2021,
+    arXiv 2011.04419): ``s x + (1 - s) x'`` with s uniform in [``min_share``, 1], drawn for every
+    image and view; target and index stay those of x. CutMix (Yun et al., ICCV 2019, arXiv
+    1905.04899) pastes a box of area 1 - s instead, cut off at the edge.
 
     Everything but the choice of x' is a function of (seed, epoch, index); x' is the next in an
     order drawn from them, so that it depends on which images the batch has, not on their order.

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import Subset
 from torchvision import datasets
 
-from solo_ext.data.datasets import Images, targets_of
+from solo_ext.data.datasets import targets_of
+from solo_ext.data.images import Images
 from solo_ext.data.unreadable import Skipping, read_sample
 from solo_ext.errors import ConfigError
 

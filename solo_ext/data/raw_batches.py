@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from solo_ext.data.datasets import Images, TrainingViews
+from solo_ext.data.datasets import TrainingViews
+from solo_ext.data.images import Images
 from solo_ext.data.pixels import Pixels
 from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import MultiCrop
@@ -19,12 +21,15 @@ class RawBatch(NamedTuple):
 
     Attributes:
         epoch: that its augmentation is of.
-        indices: (N,).
+        asked: the samples that were asked for (N,), which augmentation is drawn for: what stands
+            in for an unreadable image gets other crops than it has as itself.
+        indices: the samples that are given (N,).
         images: (N, 3, H, W), uint8.
         targets: (N,).
     """
 
     epoch: int
+    asked: Tensor
     indices: Tensor
     images: Tensor
     targets: Tensor
@@ -48,7 +53,8 @@ class RawBatches(TrainingViews):
     def __getitems__(self, keys: Sequence[SampleKey]) -> RawBatch | UserError:
         """The batch of some samples of one epoch, or what is wrong with an image of it."""
         try:
-            return RawBatch(keys[0].epoch, *self.pixels.read([key.sample for key in keys]))
+            asked = [key.sample for key in keys]
+            return RawBatch(keys[0].epoch, torch.tensor(asked), *self.pixels.read(asked))
         except UserError as error:
             # Not raised: a worker's errors arrive as the text of a traceback.
             return UserError(str(error))

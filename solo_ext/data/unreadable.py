@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import Dataset, Subset
 
+from solo_ext.data.images import Images, Item
 from solo_ext.data.reading import UnreadableImage
-
-if TYPE_CHECKING:
-    from solo_ext.data.datasets import Images, Item
 
 MOST_IN_A_ROW = 100
 """So many samples in a row without a readable one are no bad luck: a disk is gone."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from solo_ext.data.datasets import Images, class_names
+from solo_ext.data.datasets import class_names
+from solo_ext.data.images import Images
 from solo_ext.errors import ConfigError, nearest
 
 

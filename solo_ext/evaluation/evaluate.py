@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from solo_ext.data.datasets import Images
+from solo_ext.data.images import Images
 from solo_ext.errors import ConfigError
 from solo_ext.evaluation.protocols import BackboneProtocol, FeatureProtocol, Protocol, Row
 from solo_ext.evaluation.settings import read_settings

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from solo_ext import host
 from solo_ext.errors import ConfigError, UserError
-from solo_ext.evaluation.settings import EvalRun
+from solo_ext.evaluation.run_settings import EvalRun
 from solo_ext.host.backbones import PREFIX, build_backbone
 from solo_ext.pretrained.files import state_digest
 from solo_ext.pretrained.layouts import image_side

@@ -10,9 +10,10 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
-from solo_ext.data.datasets import Images
+from solo_ext.data.images import Images
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.evaluation.features import extract_features
+from solo_ext.evaluation.labelled_images import labelled_images
 from solo_ext.evaluation.protocols import PROTOCOLS, FeatureProtocol, Features, headline
 
 
@@ -26,8 +27,8 @@ class OnlineEvaluation(Callback):
 
     Args:
         cfg: the checked config.
-        train: training images.
-        val: validation images.
+        train: training images; those without a label are left out.
+        val: validation images, likewise.
         every_n_epochs: above 0.
         protocols: names in :data:`solo_ext.evaluation.protocols.PROTOCOLS`.
     """
@@ -40,7 +41,10 @@ class OnlineEvaluation(Callback):
         every_n_epochs: int,
         protocols: Sequence[str],
     ) -> None:
-        self.loaders = (fixed_loader(cfg, train), fixed_loader(cfg, val))
+        self.loaders = tuple(
+            fixed_loader(cfg, labelled_images(images, key, cfg["data"].get(key.partition(".")[2])))
+            for images, key in ((train, "data.train_path"), (val, "data.val_path"))
+        )
         self.every_n_epochs, self.protocols = every_n_epochs, protocols
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

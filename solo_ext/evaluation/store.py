@@ -23,7 +23,8 @@ Batches = Callable[[Sequence[int]], Generator[tuple[Tensor, Tensor]]]
 VERSION = 1
 _WAIT = 0.2
 _STALLED = 120.0
-"""Seconds without a new file of another process after which its share is done here."""
+"""Seconds without a new file of another process after which its share is done here; more where a
+file takes longer here too."""
 
 
 class Ranks(NamedTuple):
@@ -109,6 +110,7 @@ class _Work:
             for i in range(files)
         ]
         self.features: Tensor | None = None
+        self.writable = True
         self.targets = torch.empty(count if ranks.rank == 0 else 0, dtype=torch.int64)
 
     def done(self, batches: Batches) -> tuple[Tensor, Tensor]:
@@ -119,19 +121,23 @@ class _Work:
                 if self._read(shard) is None:
                     self._extract_aside(shard, batches)
             return torch.empty(0, 0, dtype=self.dtype), self.targets
-        self._extract([s for s in own if not self._take(s)], batches)
-        self._extract(self._waited_for(others), batches)
+        missing = [s for s in own if not self._take(s)]
+        begin = time.monotonic()
+        self._extract(missing, batches)
+        per_file = (time.monotonic() - begin) / max(1, len(missing))
+        self._extract(self._waited_for(others, max(_STALLED, 3 * per_file)), batches)
         assert self.features is not None
         return self.features, self.targets
 
-    def _waited_for(self, shards: list[_Shard]) -> list[_Shard]:
+    def _waited_for(self, shards: list[_Shard], patience: float) -> list[_Shard]:
         """Takes what other processes write; returns what none of them wrote."""
         last = time.monotonic()
         while shards:
             left = [s for s in shards if not self._take(s)]
             if len(left) < len(shards):
                 shards, last = left, time.monotonic()
-            elif time.monotonic() - last > _STALLED:
+            elif not self.writable or time.monotonic() - last > patience:
+                # Where this process cannot write, the others cannot either.
                 break
             else:
                 time.sleep(_WAIT)
@@ -191,6 +197,7 @@ class _Work:
         try:
             _write(shard.file, lambda path: save_file(tensors, path, about))
         except OSError as error:
+            self.writable = False
             rank_zero_warn(f"features are not stored in {str(self.place)!r}: {error}")
 
     def _read(self, shard: _Shard) -> tuple[Tensor, Tensor] | None:

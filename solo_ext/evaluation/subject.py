@@ -17,18 +17,20 @@ from torch.utils.data import Dataset, Subset
 
 from solo_ext import distributed
 from solo_ext.data.dali_views import DALIViews
-from solo_ext.data.datasets import Images, class_names, open_images
+from solo_ext.data.datasets import class_names, open_images
 from solo_ext.data.fingerprint import images_fingerprint
 from solo_ext.data.fixed_loader import FixedLoader
+from solo_ext.data.images import Images
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.transforms import STATISTICS, statistics
 from solo_ext.data.unreadable import name_of
 from solo_ext.errors import ConfigError
 from solo_ext.evaluation.classes import same_classes
 from solo_ext.evaluation.features import extract_features, feature_batches
+from solo_ext.evaluation.frozen_features import Features
+from solo_ext.evaluation.labelled_images import labelled_images
 from solo_ext.evaluation.models import Model, open_model
-from solo_ext.evaluation.protocols import Features
-from solo_ext.evaluation.settings import DTYPES, EvalData, EvalRun
+from solo_ext.evaluation.run_settings import DTYPES, EvalData, EvalRun
 from solo_ext.evaluation.store import ALONE, FeatureStore, Ranks
 
 logger = logging.getLogger(__name__)
@@ -53,8 +55,8 @@ class Subject:
         settings: shared by all protocols.
         cfg: solo-learn main's config for this evaluation; ``data`` and the one entry of
             ``augmentations`` are those of the fixed view.
-        train: training images.
-        test: test images; classes are numbered as in ``train``.
+        train: training images that have a label.
+        test: test images that have one; classes are numbered as in ``train``.
         device: where to compute.
         out: folder for pictures; it may not exist yet.
         progress: ``None`` where nobody looks.
@@ -150,6 +152,9 @@ class Subject:
         dtype = DTYPES[self.settings.features_dtype]
         found = images_fingerprint(images)
         if found is None:
+            if self.ranks.rank:
+                # Nothing is stored, so nothing can be shared.
+                return torch.empty(0, 0, dtype=dtype), torch.empty(0, dtype=torch.int64)
             loader = self.loader(images)
             extracted = extract_features(
                 self.model.backbone,
@@ -265,7 +270,12 @@ def _images(cfg: Mapping[str, Any]) -> tuple[Images, Images]:
             "the run was trained without labels, and an evaluation needs some",
             "give class folders with data.train_path=... data.val_path=...",
         )
-    train, test = open_images(cfg["data"], "train"), open_images(cfg["data"], "val")
+    train, test = (
+        labelled_images(
+            open_images(cfg["data"], split), f"data.{split}_path", str(cfg["data"][f"{split}_path"])
+        )
+        for split in ("train", "val")
+    )
     if cfg["data"]["dataset"] not in STATISTICS:
         same_classes(train, test, str(cfg["data"]["val_path"]))
     return train, test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -20,7 +21,7 @@ from solo_ext.data.fingerprint import images_fingerprint
 from solo_ext.errors import UserError
 from solo_ext.evaluation.evaluate import about, measure
 from solo_ext.evaluation.protocols import PROTOCOLS, FeatureProtocol, Protocol, headline
-from solo_ext.evaluation.settings import EvalRun
+from solo_ext.evaluation.run_settings import EvalRun
 from solo_ext.evaluation.subject import Progress, Subject, open_subject
 from solo_ext.evaluation.suite_page import render_suite
 from solo_ext.paths import write_text
@@ -56,7 +57,11 @@ def evaluate_suite(
     shared, chosen = read_suite_settings(settings or {})
     subject = open_subject(str(path), shared, progress)
     if subject.ranks.rank:
-        _ = subject.features
+        if any(isinstance(protocol, FeatureProtocol) for protocol in chosen.values()):
+            # The first process meets what is wrong itself; it is not to be ended by a launcher that
+            # sees a process fail before the other protocols are done.
+            with contextlib.suppress(Exception):
+                _ = subject.features
         return {**about(subject), "entries": [], "failed": []}
     return _Suite(subject).run(chosen)
 

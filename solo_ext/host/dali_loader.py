@@ -11,8 +11,9 @@ from torch import Tensor
 
 from solo_ext import distributed
 from solo_ext.data.dali_errors import device_of, unreadable
-from solo_ext.data.datasets import Images, TrainingViews, targets_of
+from solo_ext.data.datasets import TrainingViews, targets_of
 from solo_ext.data.files import files_of
+from solo_ext.data.images import Images
 from solo_ext.data.loaders import epoch_sampler
 from solo_ext.data.place import Resumable
 from solo_ext.data.sampler import mix

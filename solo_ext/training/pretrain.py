@@ -26,8 +26,8 @@ from solo_ext import host
 from solo_ext.config.check import check_run, trainer_arguments
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.dali_views import DALIViews
-from solo_ext.data.datasets import Images
 from solo_ext.data.fixed_loader import FixedLoader
+from solo_ext.data.images import Images
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.mixing import ViewMixer
 from solo_ext.data.raw_batches import RawBatches

@@ -73,11 +73,12 @@ class RunData(pl.LightningDataModule):
         if not self.trainer.training or (self.augment is None and self.mixer is None):
             return batch
         if isinstance(batch, RawBatch):
-            epoch, indices, images, targets = batch
+            epoch, asked, indices, images, targets = batch
         else:
             epoch = self.trainer.current_epoch
             indices, images, targets = batch
-        samples = indices.numpy()
+            asked = indices
+        samples = asked.numpy()
         views = None if self.augment is None else self.augment.draw(epoch, samples)
         mixes = None
         if self.mixer is not None:

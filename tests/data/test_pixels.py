@@ -14,7 +14,8 @@ from torch.utils.data import Subset
 from torchvision import datasets
 
 from solo_ext.data import pixels
-from solo_ext.data.datasets import Images, open_images
+from solo_ext.data.datasets import open_images
+from solo_ext.data.images import Images
 from solo_ext.data.pixels import HeldPixels, open_pixels
 from solo_ext.data.raw_batches import RawBatch, RawBatches
 from solo_ext.data.sampler import SampleKey

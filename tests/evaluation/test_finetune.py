@@ -17,7 +17,7 @@ from solo_ext.config.schema import View
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.evaluate import evaluate
 from solo_ext.evaluation.protocols.finetune import Finetune
-from solo_ext.evaluation.settings import EvalRun
+from solo_ext.evaluation.run_settings import EvalRun
 from solo_ext.evaluation.subject import Subject, open_subject
 from solo_ext.evaluation.supervised.classifier import Classifier
 from solo_ext.evaluation.supervised.fine_tuning import predicted

@@ -19,7 +19,7 @@ from solo_ext.evaluation.evaluate import evaluate
 from solo_ext.evaluation.linear import holdout_mask
 from solo_ext.evaluation.models import Model
 from solo_ext.evaluation.protocols.linear_augmented import LinearAugmented
-from solo_ext.evaluation.settings import EvalRun
+from solo_ext.evaluation.run_settings import EvalRun
 from solo_ext.evaluation.subject import Subject, open_subject
 from solo_ext.evaluation.supervised.schedule import cosine_schedule
 from solo_ext.evaluation.supervised.unfinished import Unfinished

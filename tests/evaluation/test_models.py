@@ -12,7 +12,7 @@ from PIL import Image
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.evaluate import evaluate
 from solo_ext.evaluation.models import open_model
-from solo_ext.evaluation.settings import EvalRun
+from solo_ext.evaluation.run_settings import EvalRun
 
 SMALL = {"channels": [8, 8, 8, 8]}
 KNN = {"k": [1], "temperature": [0.1], "num_workers": 0}

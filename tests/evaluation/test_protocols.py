@@ -16,7 +16,8 @@ from sklearn.preprocessing import StandardScaler
 from solo_ext.config.schema import OnlineProtocol
 from solo_ext.errors import ConfigError
 from solo_ext.evaluation.protocols import PROTOCOLS, FeatureProtocol, Features, headline
-from solo_ext.evaluation.settings import EvalRun, read_settings
+from solo_ext.evaluation.run_settings import EvalRun
+from solo_ext.evaluation.settings import read_settings
 
 ON_FEATURES = {n: k for n, k in PROTOCOLS.items() if issubclass(k, FeatureProtocol)}
 QUICK: dict[str, dict[str, Any]] = {

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import average_precision_score
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from solo_ext.evaluation.retrieval import retrieval_scores
 
@@ -56,6 +60,30 @@ def test_equals_a_loop(alone: bool, block: int, monkeypatch: pytest.MonkeyPatch)
     assert found.mean_average_precision == pytest.approx(expected[0], abs=1e-4)
     assert found.recall == pytest.approx(expected[1], abs=1e-4)
     assert found.queries == expected[2]
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most elements that a tensor had."""
+
+    elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        tensors = [t for t in tree_leaves(made) if isinstance(t, Tensor)]
+        self.elements = max(self.elements, *(t.numel() for t in tensors), 0)
+        return made
+
+
+def test_no_table_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solo_ext.evaluation.retrieval._MAX_ELEMENTS", 5000)
+    for count in (200, 600):
+        features, targets = rows(count, seed=0)
+        assert features.numel() < 5000
+        with Largest() as largest:
+            retrieval_scores(features, targets, None, None, ks=[1])
+        assert count < largest.elements <= 5000, f"{count} rows, {count**2} pairs"
 
 
 def test_average_precision_is_that_of_scikit_learn() -> None:

@@ -129,10 +129,15 @@ def test_missing_rows_are_refused(tmp_path: Path) -> None:
         store(tmp_path).features(KEY, COUNT, Extraction(drop=4))
 
 
-def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", [1, 2])
+def test_folder_that_cannot_be_written(
+    world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are other processes waited for, which cannot write either."""
+    monkeypatch.setattr("solo_ext.evaluation.store._STALLED", 1e9)
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="features are not stored"):
-        check(store(tmp_path / "file").features(KEY, COUNT, Extraction()))
+        check(store(tmp_path / "file").features(KEY, COUNT, Extraction(), Ranks(0, world)))
 
 
 def test_key_is_readable(tmp_path: Path) -> None:

@@ -113,6 +113,36 @@ def test_by_default_all_that_neither_train_nor_need_settings(more: None) -> None
     assert told["drawn"] == Drawn(colour="red")
 
 
+def test_process_that_only_helps_never_fails_the_others(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be read is the first process's to report; without files nothing is shared."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    broken = tmp_path / "val"
+    shutil.copytree(images, broken)
+    (broken / "0" / "0.png").write_bytes(b"")
+    extracted: list[Any] = []
+    original = Subject.loader
+
+    def loader(self: Subject, part: Any) -> Any:
+        extracted.append(part)
+        return original(self, part)
+
+    monkeypatch.setattr(Subject, "loader", loader)
+    monkeypatch.setattr("solo_ext.evaluation.store._STALLED", 0.0)
+    given = {**QUICK, "data": {"val_path": str(broken)}}
+    for rank, failed in ((1, []), (0, ["knn", "geometry"])):
+        monkeypatch.setenv("RANK", str(rank))
+        assert evaluate_suite(run, given)["failed"] == failed
+    assert extracted
+    extracted.clear()
+    monkeypatch.setenv("RANK", "1")
+    given["data"]["unreadable"] = "skip"
+    assert evaluate_suite(run, given)["entries"] == []
+    assert evaluate_suite(run, {"protocols": ["neighbors"]})["entries"] == []
+    assert extracted == []
+
+
 @pytest.mark.usefixtures("more")
 def test_failure_leaves_the_others_alone(run: Path) -> None:
     record = evaluate_suite(run, {**QUICK, "protocols": ["broken", "drawn", "knn"]})

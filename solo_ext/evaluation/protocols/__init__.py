@@ -1,12 +1,7 @@
 """The protocols of ``solo-ext eval``, one per file: settings, and what they measure."""
 
-from solo_ext.evaluation.protocols.base import (
-    BackboneProtocol,
-    FeatureProtocol,
-    Features,
-    Protocol,
-    Row,
-)
+from solo_ext.evaluation.frozen_features import Features
+from solo_ext.evaluation.protocols.base import BackboneProtocol, FeatureProtocol, Protocol, Row
 from solo_ext.evaluation.protocols.clustering import Clusters
 from solo_ext.evaluation.protocols.finetune import Finetune
 from solo_ext.evaluation.protocols.geometry import FeatureSpace

@@ -12,7 +12,8 @@ from solo_ext.clustering import kmeans
 from solo_ext.config.types import NonNegativeInt, PositiveInt
 from solo_ext.errors import ConfigError
 from solo_ext.evaluation.cluster_scores import cluster_scores
-from solo_ext.evaluation.protocols.base import FeatureProtocol, Features, Row
+from solo_ext.evaluation.frozen_features import Features
+from solo_ext.evaluation.protocols.base import FeatureProtocol, Row
 
 
 class Clusters(FeatureProtocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Gt, Le
@@ -18,18 +18,15 @@ from solo_ext.config.types import (
     Probability,
     ProbabilityBelowOne,
 )
-from solo_ext.data.datasets import targets_of
 from solo_ext.errors import ConfigError
 from solo_ext.evaluation.protocols.base import BackboneProtocol, Row
+from solo_ext.evaluation.subject import Subject
 from solo_ext.evaluation.supervised.classifier import Classifier, accuracies
 from solo_ext.evaluation.supervised.drop_path import with_drop_path
 from solo_ext.evaluation.supervised.fine_tuning import FineTuning, predicted
 from solo_ext.evaluation.supervised.schedule import BASE_BATCH, Precision, seeded
 from solo_ext.evaluation.supervised.unfinished import Unfinished
-from solo_ext.evaluation.supervised.views import STANDARD_VIEW, check_labelled, training_loader
-
-if TYPE_CHECKING:
-    from solo_ext.evaluation.subject import Subject
+from solo_ext.evaluation.supervised.views import STANDARD_VIEW, training_loader
 
 FILE = "finetune.safetensors"
 
@@ -64,7 +61,6 @@ class Finetune(BackboneProtocol):
         last epoch; the test split serves nothing else.
         """
         self._check()
-        check_labelled(torch.as_tensor(targets_of(subject.train)))
         loader = training_loader(
             subject,
             self.augmentation,

@@ -10,7 +10,8 @@ from annotated_types import Gt
 
 from solo_ext.config.types import NonNegativeInt
 from solo_ext.evaluation.feature_geometry import feature_geometry
-from solo_ext.evaluation.protocols.base import FeatureProtocol, Features, Row
+from solo_ext.evaluation.frozen_features import Features
+from solo_ext.evaluation.protocols.base import FeatureProtocol, Row
 
 
 class FeatureSpace(FeatureProtocol):

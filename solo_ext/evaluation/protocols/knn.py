@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar
 from annotated_types import MinLen
 
 from solo_ext.config.types import PositiveFloat, PositiveInt
-from solo_ext.evaluation.protocols.base import FeatureProtocol, Features, Row
+from solo_ext.evaluation.frozen_features import Features
+from solo_ext.evaluation.protocols.base import FeatureProtocol, Row
 from solo_ext.modules.knn import knn_accuracy
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Gt, Lt, MinLen
@@ -14,16 +14,15 @@ from solo_ext.config.schema import Seed, View
 from solo_ext.config.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from solo_ext.data.datasets import targets_of
 from solo_ext.errors import ConfigError
+from solo_ext.evaluation.frozen_features import Features
 from solo_ext.evaluation.linear import holdout_mask
-from solo_ext.evaluation.protocols.base import BackboneProtocol, Features, Row
+from solo_ext.evaluation.protocols.base import BackboneProtocol, Row
+from solo_ext.evaluation.subject import Subject
 from solo_ext.evaluation.supervised.classifier import accuracies
 from solo_ext.evaluation.supervised.schedule import BASE_BATCH, Precision, seeded
 from solo_ext.evaluation.supervised.side_by_side import Heads, SideBySide
 from solo_ext.evaluation.supervised.unfinished import Unfinished
-from solo_ext.evaluation.supervised.views import STANDARD_VIEW, check_labelled, training_loader
-
-if TYPE_CHECKING:
-    from solo_ext.evaluation.subject import Subject
+from solo_ext.evaluation.supervised.views import STANDARD_VIEW, training_loader
 
 FILE = "linear_augmented.safetensors"
 
@@ -53,7 +52,6 @@ class LinearAugmented(BackboneProtocol):
         smallest of equals; its first is what is tested.
         """
         targets = torch.as_tensor(targets_of(subject.train))
-        check_labelled(targets)
         held = self._held(targets)
         loader = training_loader(
             subject, self.augmentation, batch_size=self.batch_size, seed=self.seed

@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar
 from annotated_types import Gt, Lt, MinLen
 
 from solo_ext.config.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from solo_ext.evaluation.frozen_features import Features
 from solo_ext.evaluation.linear_sgd import sweep_linear_probes
-from solo_ext.evaluation.protocols.base import FeatureProtocol, Features, Row
+from solo_ext.evaluation.protocols.base import FeatureProtocol, Row
 
 
 class LinearSGD(FeatureProtocol):

@@ -10,9 +10,10 @@ from scipy.stats import t as student_t
 
 from solo_ext.config.types import NonNegativeFloat, NonNegativeInt, PositiveInt
 from solo_ext.errors import ConfigError
+from solo_ext.evaluation.frozen_features import Features
 from solo_ext.evaluation.labelled_draw import labelled_draw
 from solo_ext.evaluation.linear import linear_probe
-from solo_ext.evaluation.protocols.base import FeatureProtocol, Features, Row
+from solo_ext.evaluation.protocols.base import FeatureProtocol, Row
 
 
 class LowShot(FeatureProtocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, MinLen
@@ -21,9 +21,7 @@ from solo_ext.evaluation.pictures.projection import (
 )
 from solo_ext.evaluation.pictures.scatter import Map, write_png
 from solo_ext.evaluation.protocols.base import BackboneProtocol, Row
-
-if TYPE_CHECKING:
-    from solo_ext.evaluation.subject import Subject
+from solo_ext.evaluation.subject import Subject
 
 PAGE = "map.html"
 _FEWEST = 4

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from solo_ext.config.schema import Seed
 from solo_ext.config.types import PositiveInt
-from solo_ext.data.datasets import Images
+from solo_ext.data.images import Images
 from solo_ext.data.transforms import FixedView
 from solo_ext.errors import ConfigError
 from solo_ext.evaluation.pictures.images import queries_of_all_classes
 from solo_ext.evaluation.pictures.neighbours import Shown, nearest, write_grid
 from solo_ext.evaluation.protocols.base import BackboneProtocol, Row
-
-if TYPE_CHECKING:
-    from solo_ext.evaluation.subject import Subject
+from solo_ext.evaluation.subject import Subject
 
 FILE = "neighbors.png"
 

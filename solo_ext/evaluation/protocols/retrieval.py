@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import MinLen
 
 from solo_ext.config.types import PositiveInt
-from solo_ext.evaluation.protocols.base import FeatureProtocol, Features, Row
+from solo_ext.evaluation.frozen_features import Features
+from solo_ext.evaluation.protocols.base import FeatureProtocol, Row
 from solo_ext.evaluation.retrieval import retrieval_scores
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import MinLen
 from pydantic import Field
@@ -12,10 +12,8 @@ from pydantic import Field
 from solo_ext.config.schema import Free, Section
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.protocols.base import BackboneProtocol, FeatureProtocol, Protocol, Row
-
-if TYPE_CHECKING:
-    from solo_ext.evaluation.subject import Subject
-
+from solo_ext.evaluation.run_settings import EvalData
+from solo_ext.evaluation.subject import Subject
 
 Name = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$", description="a folder's name")
@@ -51,8 +49,6 @@ class Transfer(BackboneProtocol):
         Raises:
             ConfigError: an unknown protocol, a wrong setting of one, or no such folder.
         """
-        from solo_ext.evaluation.settings import EvalData
-
         measured = {name: self._protocol(name) for name in dict.fromkeys(self.protocols)}
         for name in self.settings:
             if name not in measured:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from solo_ext import host
 from solo_ext.errors import ConfigError
+from solo_ext.evaluation.subject import Subject
 from solo_ext.host.backbones import build_backbone
-
-if TYPE_CHECKING:
-    from solo_ext.evaluation.subject import Subject
 
 
 def with_drop_path(subject: Subject, rate: float) -> nn.Module:

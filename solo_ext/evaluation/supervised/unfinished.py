@@ -6,15 +6,13 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from solo_ext.config.schema import Section
 from solo_ext.data.fingerprint import images_fingerprint
-
-if TYPE_CHECKING:
-    from solo_ext.evaluation.subject import Subject
+from solo_ext.evaluation.subject import Subject
 
 
 class Unfinished:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torchvision import transforms as T
 
 from solo_ext.config.schema import Chance, View
@@ -13,9 +12,7 @@ from solo_ext.data.loaders import ResumableLoader
 from solo_ext.data.sampler import EpochSampler
 from solo_ext.data.transforms import MultiCrop, pretrain_transform
 from solo_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from solo_ext.evaluation.subject import Subject
+from solo_ext.evaluation.subject import Subject
 
 STANDARD_VIEW = View(horizontal_flip=Chance(prob=0.5))
 """Crops of 8 to 100 % of the area, and flips: the usual view of supervised training."""
@@ -60,18 +57,3 @@ def training_loader(
         batch_size,
         subject.cfg["data"]["num_workers"],
     )
-
-
-def check_labelled(targets: torch.Tensor) -> None:
-    """Refuses training images without labels.
-
-    Raises:
-        ConfigError: a target below 0.
-    """
-    if bool((targets < 0).any()):
-        raise ConfigError(
-            "data.train_path",
-            None,
-            f"{int((targets < 0).sum())} of {len(targets)} training images have no label",
-            "give class folders with data.train_path=...",
-        )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from solo_ext.evaluation.protocols.finetune import Finetune
-from solo_ext.evaluation.settings import EvalRun
+from solo_ext.evaluation.run_settings import EvalRun
 from solo_ext.evaluation.subject import open_subject
 from solo_ext.evaluation.supervised.unfinished import Unfinished
 

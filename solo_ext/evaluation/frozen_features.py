@@ -1,0 +1,42 @@
+"""What protocols on frozen features are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Features:
+    """Frozen features of both splits; rows with target -1 carry no label.
+
+    Attributes:
+        train: (n, D), on the CPU, finite; float32, or half precision where they are stored so.
+        train_targets: (n,) int64.
+        test: (m, D).
+        test_targets: (m,).
+        num_classes: C; ``None``: one more than the largest target.
+        device: where to compute.
+    """
+
+    train: Tensor
+    train_targets: Tensor
+    test: Tensor
+    test_targets: Tensor
+    num_classes: int | None = None
+    device: str = "cpu"
+
+    @property
+    def classes(self) -> int:
+        """C, of the data set or as the targets show it."""
+        targets = (self.train_targets, self.test_targets)
+        return self.num_classes or 1 + max(int(t.max()) for t in targets)
+
+    def split(self, name: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
+        """Labelled features of one split and their targets."""
+        features = self.train if name == "train" else self.test
+        targets = self.train_targets if name == "train" else self.test_targets
+        labelled = targets >= 0
+        return (features, targets) if labelled.all() else (features[labelled], targets[labelled])
