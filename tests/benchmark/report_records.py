@@ -101,7 +101,9 @@ def results(scores: Mapping[str, Sequence[float]], **given: Any) -> Results:
 def write_folder(folder: Path, made: BenchmarkSettings, records: Sequence[Record]) -> Path:
     """As ``solo-ext benchmark run`` leaves it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SETTINGS).write_text(yaml.safe_dump(json.loads(made.model_dump_json())))
+    (folder / SETTINGS).write_text(
+        yaml.safe_dump(json.loads(made.model_dump_json()), sort_keys=False)
+    )
     (folder / RECORDS).unlink(missing_ok=True)
     append_records(folder, records)
     return folder

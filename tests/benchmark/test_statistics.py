@@ -95,6 +95,13 @@ def test_ranks_are_over_the_seeds_that_all_rows_have() -> None:
     assert mean_ranks(scores) == {"a": 2.25, "b": 1.25, "c": 2.5}
 
 
+def test_ranks_are_scipys() -> None:
+    draw = random.Random(1)
+    scores = {row: {seed: float(draw.randint(0, 5)) for seed in (1, 2, 3)} for row in "abcdefg"}
+    ranks = [stats.rankdata([-by_seed[seed] for by_seed in scores.values()]) for seed in (1, 2, 3)]
+    assert list(mean_ranks(scores).values()) == pytest.approx(list(np.mean(ranks, axis=0)))
+
+
 def test_no_ranks_without_a_common_seed() -> None:
     assert mean_ranks({"a": {1: 1.0}, "b": {2: 1.0}}) == {}
     assert mean_ranks({}) == {}
