@@ -27,6 +27,8 @@ class Row(Section):
         baseline: in place of a config.
         space: what tuning may change of this row, beside the shared space.
         label: what tables call it.
+        reference: trained, but neither ranked nor the best of a table: it sees labels, or more
+            than the others do.
     """
 
     config: str | None = None
@@ -35,6 +37,7 @@ class Row(Section):
     baseline: Literal["random-backbone", "raw-pixels"] | None = None
     space: dict[str, Dimension] = {}
     label: str | None = None
+    reference: bool = False
 
 
 class Dimension(Section):

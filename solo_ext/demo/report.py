@@ -22,6 +22,7 @@ from solo_ext.demo.svg import (
     scatter,
 )
 from solo_ext.evaluation.page_style import PAGE_STYLE, page
+from solo_ext.evaluation.svg import LEGEND_STYLE
 
 KINDS = {
     "plugin": "method added by solo-ext",
@@ -35,11 +36,7 @@ _STYLE = f"""{PAGE_STYLE}
 .figures {{ display: grid; gap: 1.5rem; margin: 1rem 0;
   grid-template-columns: repeat(auto-fill, minmax(min(17rem, 100%), 1fr)) }}
 figure {{ max-width: 24rem }}
-.legend {{ display: flex; flex-wrap: wrap; gap: .15rem .9rem; margin: .4rem 0; padding: 0;
-  list-style: none; font-size: .85rem }}
-.legend li {{ display: flex; align-items: center; gap: .35rem }}
-.legend svg {{ width: .7rem; height: .7rem; flex: none }}
-{FIGURE_STYLE}
+{LEGEND_STYLE}{FIGURE_STYLE}
 @media print {{ body {{ max-width: none; padding: 0; font-size: 10.5pt }}
   .wide {{ overflow: visible }} .results, .bars {{ min-width: 0 }} tr {{ break-inside: avoid }}
   h2, h2 + p {{ break-after: avoid }}

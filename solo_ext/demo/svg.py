@@ -1,7 +1,6 @@
 """Inline SVG figures of the demo report: bars, loss curves and scatter maps.
 
-Colours are CSS variables that the page (`solo_ext.demo.report`) sets, so that one figure serves
-the light, the dark and the printed version.
+Colours and shared parts: `solo_ext.evaluation.svg`.
 """
 
 import math
@@ -13,25 +12,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from solo_ext.evaluation.svg import (
+    SVG_STYLE,
+    nice_ticks,
+    svg_line,
+    svg_open,
+    svg_text,
+    tick_labels,
+)
+
 # Petroff (2021), ten colours chosen to stay distinct under colour-vision deficiency.
 CLASS_COLOURS = (
     "#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6",
     "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd",
 )  # fmt: skip
-FIGURE_STYLE = """\
-svg { display: block; width: 100%; height: auto; font: 12px system-ui, "Segoe UI", Helvetica,
-  Arial, sans-serif; font-variant-numeric: tabular-nums }
+FIGURE_STYLE = (
+    SVG_STYLE
+    + """\
 .bars { min-width: 42rem; font-size: 13px }
-svg text { fill: var(--ink) }
-svg .tick, svg .label { fill: var(--soft) }
-.mid { text-anchor: middle }
-.end { text-anchor: end }
-.axis { stroke: var(--soft) }
-line.grid { stroke: var(--rule) }
-.whisker { stroke: var(--ink); stroke-width: 1.5 }
-.plugin { fill: var(--plugin) }
-.host { fill: var(--host) }
-.baseline { fill: var(--baseline) }
 .curve { fill: none; stroke: var(--plugin); stroke-width: 2; stroke-linejoin: round;
   stroke-linecap: round }
 .lone { stroke-width: 6 }
@@ -39,7 +37,9 @@ line.grid { stroke: var(--rule) }
 circle { fill-opacity: .8 }
 svg .center { font-size: 14px; font-weight: 700; paint-order: stroke; stroke: var(--page);
   stroke-width: 4px; stroke-linejoin: round; pointer-events: none }
-""" + "\n".join(f".c{index} {{ fill: {colour} }}" for index, colour in enumerate(CLASS_COLOURS))
+"""
+    + "\n".join(f".c{index} {{ fill: {colour} }}" for index, colour in enumerate(CLASS_COLOURS))
+)
 
 DASH = "\N{EN DASH}"
 _LABEL_LIMIT = 32
@@ -62,76 +62,17 @@ def mean_std(mean: float, std: float) -> str:
     return f"{mean:.1f} ± {std:.1f}" if math.isfinite(std) else f"{mean:.1f}"
 
 
-def nice_ticks(low: float, high: float, target: int = 5, whole: bool = False) -> list[float]:
-    """Returns increasing round numbers, about `target` steps of 1, 2 or 5 times a power of ten.
-
-    Args:
-        low: Smallest value of the data.
-        high: Largest value of the data.
-        target: Number of steps aimed at.
-        whole: Never step by less than one (for counts such as epochs).
-
-    Returns:
-        At least two ticks; the first is at most `low` and the last at least `high`.
-    """
-    largest = max(abs(low), abs(high))
-    # A range this narrow is a constant up to rounding: steps within it would not be distinct.
-    if high - low <= 1e-9 * largest:
-        pad = 0.1 * largest or 1.0
-        low, high = low - pad, high + pad
-    raw = (high - low) / target
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
-    if whole:
-        step = max(step, 1.0)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [index * step for index in range(first, max(last, first + 1) + 1)]
-
-
-def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Formats ticks with as many digits as tell them apart, and no more."""
-    step = ticks[1] - ticks[0]
-    largest = max(abs(tick) for tick in ticks)
-    place = math.floor(math.log10(step) + 1e-9)
-    if largest < 1e5 and step >= 1e-4:
-        return [f"{tick:.{max(0, -place)}f}" for tick in ticks]
-    digits = max(0, math.floor(math.log10(largest)) - place)
-    return [_scientific(tick, digits) for tick in ticks]
-
-
-def _scientific(value: float, digits: int) -> str:
-    if value == 0:
-        return "0"
-    mantissa, exponent = f"{value:.{digits}e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
-
-
-def _open(css: str, width: float, height: float, description: str) -> str:
-    return (
-        f'<svg class="{css}" viewBox="0 0 {width:g} {height:g}" role="img" '
-        f'aria-label="{escape(description)}">'
-    )
-
-
-def _line(css: str, x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
-def _text(css: str, x: float, y: float, content: str, extra: str = "") -> str:
-    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}"{extra}>{escape(content)}</text>'
-
-
 def bar_chart(bars: Sequence[Bar], axis_label: str) -> str:
     """Draws horizontal bars on a 0 to 100 axis, with whiskers of one standard deviation."""
     longest = max((min(len(bar.label), _LABEL_LIMIT) for bar in bars), default=0)
     left, width, pitch, top = 24 + 8.4 * longest, 880.0, 30.0, 8.0
     right, bottom = width - 110, top + pitch * len(bars)
-    parts = [_open("bars", width, bottom + 44, axis_label)]
+    parts = [svg_open("bars", width, bottom + 44, axis_label)]
     for tick in range(0, 101, 20):
         x = left + (right - left) * tick / 100
-        parts.append(_line("axis" if tick == 0 else "grid", x, top, x, bottom + 4))
-        parts.append(_text("tick mid", x, bottom + 19, str(tick)))
-    parts.append(_text("label mid", (left + right) / 2, bottom + 38, axis_label))
+        parts.append(svg_line("axis" if tick == 0 else "grid", x, top, x, bottom + 4))
+        parts.append(svg_text("tick mid", x, bottom + 19, str(tick)))
+    parts.append(svg_text("label mid", (left + right) / 2, bottom + 38, axis_label))
     for index, bar in enumerate(bars):
         parts += _bar(bar, left, right, top + pitch * (index + 0.5))
     return "".join([*parts, "</svg>"])
@@ -145,7 +86,7 @@ def _bar(bar: Bar, left: float, right: float, middle: float) -> Iterator[str]:
     if len(name) > _LABEL_LIMIT:
         name = name[: _LABEL_LIMIT - 1] + "…"
     yield f"<g><title>{escape(bar.label)}: {mean_std(bar.mean, bar.std)}</title>"
-    yield _text("name end", left - 10, middle + 4, name)
+    yield svg_text("name end", left - 10, middle + 4, name)
     if math.isfinite(bar.mean):
         yield (
             f'<rect class="bar {escape(bar.kind)}" x="{left:.1f}" y="{middle - 9:.1f}" '
@@ -153,10 +94,10 @@ def _bar(bar: Bar, left: float, right: float, middle: float) -> Iterator[str]:
         )
         if math.isfinite(bar.std):
             low, high = at(bar.mean - bar.std), at(bar.mean + bar.std)
-            yield _line("whisker", low, middle, high, middle)
-            yield _line("whisker", low, middle - 4, low, middle + 4)
-            yield _line("whisker", high, middle - 4, high, middle + 4)
-    yield _text("value", right + 14, middle + 4, mean_std(bar.mean, bar.std))
+            yield svg_line("whisker", low, middle, high, middle)
+            yield svg_line("whisker", low, middle - 4, low, middle + 4)
+            yield svg_line("whisker", high, middle - 4, high, middle + 4)
+    yield svg_text("value", right + 14, middle + 4, mean_std(bar.mean, bar.std))
     yield "</g>"
 
 
@@ -165,9 +106,9 @@ def loss_chart(label: str, epochs: Sequence[float], losses: Sequence[float]) -> 
     left, right, top, bottom = 66.0, 310.0, 12.0, 180.0
     pairs = [(float(x), float(y)) for x, y in zip(epochs, losses, strict=True)]
     shown = [pair for pair in pairs if all(map(math.isfinite, pair))]
-    parts = [_open("loss", 322, 222, f"Training loss of {label} by epoch")]
+    parts = [svg_open("loss", 322, 222, f"Training loss of {label} by epoch")]
     if not shown:
-        parts.append(_text("label mid", 161, 100, "no finite loss recorded"))
+        parts.append(svg_text("label mid", 161, 100, "no finite loss recorded"))
         return "".join([*parts, "</svg>"])
     xs, ys = zip(*shown, strict=True)
     x_ticks = nice_ticks(min(xs), max(xs), whole=True)
@@ -180,17 +121,17 @@ def loss_chart(label: str, epochs: Sequence[float], losses: Sequence[float]) -> 
 
     for tick, text in zip(y_ticks, tick_labels(y_ticks), strict=True):
         y = place(x_ticks[0], tick)[1]
-        parts.append(_line("grid", left, y, right, y))
-        parts.append(_text("tick ytick end", left - 7, y + 4, text))
+        parts.append(svg_line("grid", left, y, right, y))
+        parts.append(svg_text("tick ytick end", left - 7, y + 4, text))
     for tick, text in zip(x_ticks, tick_labels(x_ticks), strict=True):
         x = place(tick, y_ticks[0])[0]
-        parts.append(_line("axis", x, bottom, x, bottom + 4))
-        parts.append(_text("tick xtick mid", x, bottom + 18, text))
-    parts.append(_line("axis", left, bottom, right, bottom))
-    parts.append(_text("label mid", (left + right) / 2, bottom + 37, "epoch"))
+        parts.append(svg_line("axis", x, bottom, x, bottom + 4))
+        parts.append(svg_text("tick xtick mid", x, bottom + 18, text))
+    parts.append(svg_line("axis", left, bottom, right, bottom))
+    parts.append(svg_text("label mid", (left + right) / 2, bottom + 37, "epoch"))
     middle = (top + bottom) / 2
     turn = f' transform="rotate(-90 10 {middle:.1f})"'
-    parts.append(_text("label mid", 10, middle, "loss", turn))
+    parts.append(svg_text("label mid", 10, middle, "loss", turn))
     parts += (_path([place(x, y) for x, y in run]) for run in _finite_runs(pairs))
     return "".join([*parts, "</svg>"])
 
@@ -227,7 +168,7 @@ def scatter(
     size, pad = 320.0, 14.0
     finite = np.isfinite(points).all(axis=1)
     points, targets = points[finite].astype(np.float64), targets[finite].astype(int)
-    parts = [_open("map", size, size, f"Two-dimensional map of {label}, coloured by class")]
+    parts = [svg_open("map", size, size, f"Two-dimensional map of {label}, coloured by class")]
     parts.append(
         f'<rect class="frame" x="0.5" y="0.5" width="{size - 1:g}" height="{size - 1:g}"/>'
     )
@@ -243,5 +184,5 @@ def scatter(
         )
         for target in np.unique(targets):
             x, y = np.median(placed[targets == target], axis=0)
-            parts.append(_text("center mid", x, y + 4, class_names[target]))
+            parts.append(svg_text("center mid", x, y + 4, class_names[target]))
     return "".join([*parts, "</svg>"])
