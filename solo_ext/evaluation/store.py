@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -17,6 +16,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from solo_ext.paths import write_whole
 
 Batches = Callable[[Sequence[int]], Generator[tuple[Tensor, Tensor]]]
 """Features and targets of some images, batch by batch, in the order of their indices."""
@@ -228,9 +229,4 @@ def _sha256(*tensors: Tensor) -> str:
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.saving")
-    try:
-        write(scratch)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    write_whole(path, write)

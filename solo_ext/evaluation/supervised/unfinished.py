@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import torch
 
 from solo_ext.config.schema import Section
 from solo_ext.data.fingerprint import images_fingerprint
+from solo_ext.paths import write_whole
 
 if TYPE_CHECKING:
     from solo_ext.evaluation.subject import Subject
@@ -57,12 +57,7 @@ class Unfinished:
     def save(self, state: dict[str, Any]) -> None:
         """Writes the whole file or none of it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self.file.with_suffix(f".{os.getpid()}.saving")
-        try:
-            torch.save(state, scratch)
-            os.replace(scratch, self.file)
-        finally:
-            scratch.unlink(missing_ok=True)
+        write_whole(self.file, lambda path: torch.save(state, path))
 
     def remove(self) -> None:
         """Removes the file."""
