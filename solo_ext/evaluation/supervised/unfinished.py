@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from solo_ext.config.schema import Section
 from solo_ext.data.fingerprint import images_fingerprint
 from solo_ext.paths import write_whole
 
 if TYPE_CHECKING:
+    from solo_ext.evaluation.protocols import Protocol
     from solo_ext.evaluation.subject import Subject
 
 
@@ -28,12 +28,13 @@ class Unfinished:
         settings: of the protocol.
     """
 
-    def __init__(self, subject: Subject, settings: Section) -> None:
+    def __init__(self, subject: Subject, settings: Protocol) -> None:
         first = subject.cfg["augmentations"][0]
         key = {
             "model": subject.model.digest,
             "backbone": subject.cfg["backbone"],
             "protocol": type(settings).__name__,
+            "version": settings.version,
             "settings": settings.model_dump(exclude={"save"}),
             "images": [images_fingerprint(i) for i in (subject.train, subject.test)],
             "paths": [str(subject.cfg["data"][f"{s}_path"]) for s in ("train", "val")],
