@@ -113,6 +113,7 @@ class Subject:
             *self._features("val", self.test),
             num_classes=self.num_classes,
             device=self.device,
+            class_names=self.class_names,
         )
 
     def left_out(self) -> dict[str, list[str]]:

@@ -52,8 +52,9 @@ def evaluate_suite(
         progress: called with what is being done and the batches done and in all.
 
     Returns:
-        The record: what was evaluated, on what, ``entries``, one for each protocol of this call
-        and of earlier ones, and ``failed``, names of this call. Of several processes those beside the first only help to extract; they have no entries.
+        The record: what was evaluated, on what, ``entries``, one for each protocol of this call and
+        of earlier ones, and ``failed``, those of this call. Of several processes those beside the
+        first only help to extract; they have no entries.
 
     Raises:
         UserError: wrong settings, a path that is no run, or a folder that cannot be written.

@@ -186,3 +186,17 @@ def test_features_of_one_data_set_at_a_time(
     monkeypatch.setattr(KNNProtocol, "measure", spy)
     evaluate("pixels", "transfer", {**given, **KNN})
     assert alive == [0, 0]
+
+
+def test_data_sets_with_fewer_labels_than_others_stay_a_table(
+    given: dict[str, Any], digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    """The means are of what all of them have."""
+    part = part_of(digit_images, tmp_path / "part", broken=False)
+    given["datasets"] = {"digits": digit_images, "part": part}
+    few = {"lowshot": {"shots": [1, 20], "fractions": [], "draws": 1}}
+    found = evaluate("pixels", "transfer", {**given, "protocols": ["lowshot"], "settings": few})
+    whole, small, mean = found["results"]
+    assert list(whole) == list(small) == list(mean)
+    assert small["lowshot_acc1_20_per_class"] is None is mean["lowshot_acc1_20_per_class"]
+    assert list(headline("transfer", [whole, small, mean])) == ["lowshot_acc1_1_per_class"]

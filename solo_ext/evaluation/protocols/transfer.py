@@ -77,14 +77,16 @@ class Transfer(BackboneProtocol):
         rows = [self._row(name, others.pop(name), measured) for name in self.datasets]
         if len(rows) > 1:
             rows.append(_mean(rows))
-        if any(row["files"] for row in rows):
-            return rows
-        return [{k: v for k, v in row.items() if k != "files"} for row in rows]
+        keys = dict.fromkeys(k for row in rows for k in row)
+        if not any(row["files"] for row in rows):
+            del keys["files"]
+        return [{k: row.get(k) for k in keys} for row in rows]
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
         """The last row's: the means, or those of the only data set."""
-        return {k: float(v) for k, v in rows[-1].items() if k not in _ABOUT}
+        numbers = {k: v for k, v in rows[-1].items() if k not in _ABOUT}
+        return {k: float(v) for k, v in numbers.items() if v is not None}
 
     def _row(self, name: str, subject: Subject, measured: Mapping[str, Protocol]) -> Row:
         from solo_ext.evaluation.evaluate import about, measure
@@ -151,6 +153,7 @@ def _data(subject: Subject, data: TransferData) -> EvalData:
 
 
 def _mean(rows: list[Row]) -> Row:
-    names = [k for k in rows[0] if k not in _ABOUT]
+    """Of what every data set has: few labels may be too many for one of them."""
+    names = [k for k in rows[0] if k not in _ABOUT and all(k in row for row in rows)]
     means: dict[str, Any] = {k: sum(r[k] for r in rows) / len(rows) for k in names}
     return {"dataset": "mean", "classes": "", "train": "", "test": "", **means, "files": []}
