@@ -6,13 +6,13 @@ import contextlib
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -192,7 +192,9 @@ class _Work:
         try:
             _write(shard.file, lambda path: save_file(tensors, path, about))
         except OSError as error:
-            rank_zero_warn(f"features are not stored in {str(self.place)!r}: {error}")
+            # Of every process: where one alone cannot write, the first would wait in silence.
+            said = f"features are not stored in {str(self.place)!r}: {error}"
+            warnings.warn(said, stacklevel=2)
 
     def _read(self, shard: _Shard) -> tuple[Tensor, Tensor] | None:
         """The rows of a file, ``None`` where it is missing, damaged, or of something else."""
