@@ -98,11 +98,14 @@ class _Suite:
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self.folder = subject, subject.model.folder
+        # Once: of a million files this takes a while.
+        prints = [images_fingerprint(images) for images in (subject.train, subject.test)]
+        self.known = None not in prints
         self.base = _digest(
             {
                 "model": subject.model.digest,
                 "backbone": subject.cfg["backbone"],
-                "images": [images_fingerprint(i) for i in (subject.train, subject.test)],
+                "images": prints,
                 "view": subject.cfg["augmentations"][0],
                 "data": [subject.cfg["data"][key] for key in ("dataset", "format")],
                 "dtype": subject.settings.features_dtype,
@@ -178,6 +181,8 @@ class _Suite:
 
     def _earlier(self) -> dict[str, dict[str, Any]]:
         """Entries of an earlier call of the same base, whatever their settings were."""
+        if not self.known:
+            return {}
         try:
             record = json.loads((self.folder / RECORD).read_text())
             if record["base"] != self.base:
@@ -185,8 +190,7 @@ class _Suite:
             found = {e["protocol"]: e for e in record["entries"]}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-        known = images_fingerprint(self.subject.train) and images_fingerprint(self.subject.test)
-        return {k: e for k, e in found.items() if k in PROTOCOLS} if known else {}
+        return {k: e for k, e in found.items() if k in PROTOCOLS}
 
     def _complete(self, entry: Mapping[str, Any]) -> bool:
         files = entry.get("files") or {}
