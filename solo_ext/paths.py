@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -28,11 +30,29 @@ def data_root() -> Path:
     return Path(os.environ.get("SOLO_EXT_DATA", "datasets"))
 
 
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a whole file or none of it; several processes may write the same one.
+
+    Args:
+        path: its folder exists.
+        write: called with the path of a file to write, which then takes the place of ``path``.
+    """
+    # The host too: processes of several may share the folder.
+    scratch = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.saving")
+    try:
+        write(scratch)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Writes a whole file or none of it."""
-    scratch = path.with_name(f".{path.name}.saving")
-    with scratch.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    """As :func:`write_whole`; a crash of the machine leaves the old text or the new one."""
+
+    def write(scratch: Path) -> None:
+        with scratch.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    write_whole(path, write)

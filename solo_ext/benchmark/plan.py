@@ -157,7 +157,7 @@ def _runs(
 def _composed(
     settings: BenchmarkSettings, dataset: str, row: Row, of_all: Sequence[str]
 ) -> dict[str, Any]:
-    # A baseline has the images and the backbone of the first row that trains; a teacher has its own.
+    # A baseline has images and backbone of the first row that trains; a teacher has its own.
     others = (r.config for n, r in settings.rows.items() if r.config and n != settings.teacher)
     config = row.config or next(others, None)
     if config is None:

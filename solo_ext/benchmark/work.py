@@ -24,7 +24,7 @@ from solo_ext.benchmark.plan import PlannedRun
 from solo_ext.benchmark.read import resolved
 from solo_ext.benchmark.records import Curves, Memory, Record
 from solo_ext.benchmark.run_lock import end_with_parent, locked
-from solo_ext.data.datasets import Images
+from solo_ext.data.images import Images
 from solo_ext.errors import UserError
 from solo_ext.evaluation.evaluate import measure
 from solo_ext.evaluation.models import PIXELS, Model, RawPixels

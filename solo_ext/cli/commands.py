@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 
 from solo_ext.errors import UserError
 
@@ -49,16 +50,30 @@ def _console() -> Console:
 def _show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> None:
     if args.json:
         return
-    table = Table(title=title, title_justify="left")
-    for key in rows[0]:
-        table.add_column(key.replace("_", " "))
-    for row in rows:
-        table.add_row(*(_cell(v) for v in row.values()))
+    # As text: brackets in a path or an error are no markup.
+    table = Table(title=Text(title), title_justify="left", show_header=len(rows) > 1)
+    if len(rows) == 1:
+        # A line of many numbers is wider than a terminal.
+        for key, value in rows[0].items():
+            table.add_row(Text(_words(key)), Text(_cell(value)))
+    else:
+        for key in rows[0]:
+            table.add_column(Text(_words(key)))
+        for row in rows:
+            table.add_row(*(Text(_cell(v)) for v in row.values()))
     Console().print(table)
 
 
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
 def _cell(value: Any) -> str:
-    return f"{value:.2f}" if isinstance(value, float) and value >= 1 else str(value)
+    if isinstance(value, float):
+        return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    return "-" if value is None else str(value)
 
 
 def _methods(args: argparse.Namespace) -> Any:

@@ -1,6 +1,10 @@
-"""Whether two folders of images number their classes alike."""
+"""Folders of images whose names are classes."""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from solo_ext.data.datasets import class_names
 from solo_ext.data.images import Images
@@ -30,3 +34,12 @@ def same_classes(train: Images, val: Images, val_path: str) -> None:
             f"class folder {missing[0]!r} is missing, which would shift the labels",
             "add the folder, it may hold a single image",
         )
+
+
+def has_class_folders(root: Path) -> bool:
+    """Whether a path is of a folder whose folders have images in them."""
+    root = root.expanduser()
+    if not root.is_dir():
+        return False
+    folders = (p for p in root.iterdir() if p.is_dir())
+    return any(file.suffix.lower() in IMG_EXTENSIONS for f in folders for file in f.iterdir())

@@ -55,7 +55,8 @@ def measure(protocol: Protocol, subject: Subject) -> list[Row]:
         features = subject.features
         return [] if subject.ranks.rank else protocol.measure(features)
     assert isinstance(protocol, BackboneProtocol)
-    _refuse_gaps(subject)
+    if protocol.needs_every_image:
+        _refuse_gaps(subject)
     return [] if subject.ranks.rank else protocol.run(subject.alone())
 
 

@@ -28,7 +28,8 @@ class SweepResult:
         train_accuracy: its top-1 on the train features.
         learning_rate: the rate chosen.
         weight_decay: the penalty chosen.
-        held_out: top-1 on the held-out rows by (rate, penalty), of which the largest was chosen.
+        held_out: top-1 on the held-out rows by (rate, penalty), of which the largest was chosen;
+            empty where there was nothing to choose from or by.
     """
 
     accuracy: float
@@ -74,6 +75,7 @@ def sweep_linear_probes(
     with momentum 0.9 and a cosine schedule, on the same batches: the logits of all of them are one
     matrix product. The pair with the best top-1 on a stratified hold-out of the train rows is
     chosen, the smaller rate and the larger penalty on a tie, and trained again on all train rows.
+    Where no class has two train rows there is no hold-out, and the middle of both lists is taken.
     The test rows are used for nothing but the accuracies that are returned. x is standardised by
     mean and deviation of the train rows, batch by batch: features on ``device`` are not copied.
     Rows with target -1 are dropped.
@@ -109,7 +111,9 @@ def sweep_linear_probes(
     grid = list(itertools.product(sorted(learning_rates), sorted(weight_decays, reverse=True)))
     targets = torch.searchsorted(classes, train_targets.clamp_min(int(classes[0]))).to(device)
     held = holdout_mask(train_targets[rows].numpy(), holdout, seed)
-    chosen, scores = grid[0], {}
+    # Without a hold-out the middle, of two the smaller rate and the larger penalty.
+    rates, decays = (list(dict.fromkeys(column)) for column in zip(*grid, strict=True))
+    chosen, scores = (rates[(len(rates) - 1) // 2], decays[(len(decays) - 1) // 2]), {}
     if len(grid) > 1 and bool(held.any()):
         fit = _Data(train_features, targets, *_statistics(train_features, rows[~held]))
         heads = _trained(fit, rows[~held], len(classes), grid, epochs, batch_size, seed)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from solo_ext.paths import write_whole
 
 Batches = Callable[[Sequence[int]], Generator[tuple[Tensor, Tensor]]]
 """Features and targets of some images, batch by batch, in the order of their indices."""
@@ -198,7 +199,9 @@ class _Work:
             _write(shard.file, lambda path: save_file(tensors, path, about))
         except OSError as error:
             self.writable = False
-            rank_zero_warn(f"features are not stored in {str(self.place)!r}: {error}")
+            # Of every process: where one alone cannot write, the first would wait in silence.
+            said = f"features are not stored in {str(self.place)!r}: {error}"
+            warnings.warn(said, stacklevel=2)
 
     def _read(self, shard: _Shard) -> tuple[Tensor, Tensor] | None:
         """The rows of a file, ``None`` where it is missing, damaged, or of something else."""
@@ -235,9 +238,4 @@ def _sha256(*tensors: Tensor) -> str:
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.saving")
-    try:
-        write(scratch)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    write_whole(path, write)

@@ -115,6 +115,7 @@ class Subject:
             *self._features("val", self.test),
             num_classes=self.num_classes,
             device=self.device,
+            class_names=self.class_names,
         )
 
     def left_out(self) -> dict[str, list[str]]:
@@ -135,8 +136,13 @@ class Subject:
         return replace(self, settings=settings, cfg=cfg, train=train, test=test, unreadable={})
 
     def alone(self) -> Subject:
-        """The same in this process, without help of the others."""
-        return replace(self, ranks=ALONE)
+        """The same in this process, without help of the others; features that are there stay."""
+        if self.ranks == ALONE:
+            return self
+        found = replace(self, ranks=ALONE)
+        if not self.ranks.rank and "features" in self.__dict__:
+            found.__dict__["features"] = self.__dict__["features"]
+        return found
 
     def _features(self, split: str, images: Images) -> tuple[Tensor, Tensor]:
         def batches(indices: Sequence[int]) -> Generator[tuple[Tensor, Tensor]]:

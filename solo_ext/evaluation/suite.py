@@ -6,22 +6,25 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import MinLen
+from filelock import FileLock
 from pydantic import TypeAdapter, create_model
 
 from solo_ext import __version__
 from solo_ext.config.check import validated
 from solo_ext.data.fingerprint import images_fingerprint
-from solo_ext.errors import UserError
+from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.evaluate import about, measure
 from solo_ext.evaluation.protocols import PROTOCOLS, FeatureProtocol, Protocol, headline
+from solo_ext.evaluation.row_files import file_digest, files_of, is_unchanged
 from solo_ext.evaluation.run_settings import EvalRun
+from solo_ext.evaluation.store import VERSION
 from solo_ext.evaluation.subject import Progress, Subject, open_subject
 from solo_ext.evaluation.suite_page import render_suite
 from solo_ext.paths import write_text
@@ -39,7 +42,8 @@ def evaluate_suite(
 
     ``eval_suite.json`` and ``eval_suite.html`` are written to the folder of the model after every
     protocol. One that fails is reported in its place, and the others go on. One that an earlier
-    call has measured, of the same weights, files and settings, is taken from there.
+    call has measured, of the same weights, files and settings, is taken from there, unless a file
+    that it wrote is lost or another by now. Several calls at once share the record.
 
     Args:
         path: as :func:`solo_ext.evaluation.models.open_model` takes it.
@@ -48,11 +52,12 @@ def evaluate_suite(
         progress: called with what is being done and the batches done and in all.
 
     Returns:
-        The record: what was evaluated, on what, and ``entries``, one for each protocol. Of several
-        processes those beside the first only help to extract; they have no entries.
+        The record: what was evaluated, on what, ``entries``, one for each protocol of this call and
+        of earlier ones, and ``failed``, those of this call. Of several processes those beside the
+        first only help to extract; they have no entries.
 
     Raises:
-        UserError: wrong settings, or a path that is no run.
+        UserError: wrong settings, a path that is no run, or a folder that cannot be written.
     """
     shared, chosen = read_suite_settings(settings or {})
     subject = open_subject(str(path), shared, progress)
@@ -97,30 +102,49 @@ class _Suite:
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self.folder = subject, subject.model.folder
+        # Once: of a million files this takes a while.
+        prints = [images_fingerprint(images) for images in (subject.train, subject.test)]
+        self.known = None not in prints
         self.base = _digest(
             {
                 "model": subject.model.digest,
                 "backbone": subject.cfg["backbone"],
-                "images": [images_fingerprint(i) for i in (subject.train, subject.test)],
+                "images": prints,
                 "view": subject.cfg["augmentations"][0],
-                "data": subject.cfg["data"]["dataset"],
+                "data": [subject.cfg["data"][key] for key in ("dataset", "format")],
                 "dtype": subject.settings.features_dtype,
+                "features": VERSION,
             }
         )
+        _check_folder(self.folder)
         self.entries = self._earlier()
+        self.measured: dict[str, dict[str, Any]] = {}
         self.broken_features: str | None = None
 
     def run(self, chosen: Mapping[str, Protocol | None]) -> dict[str, Any]:
         for place, (name, protocol) in enumerate(chosen.items()):
             if self.subject.progress is not None:
                 self.subject.progress("protocols", place, len(chosen))
-            held = self.entries.get(name)
-            key = _digest({"base": self.base, "settings": protocol and protocol.model_dump()})
-            if held is None or held["key"] != key or not self._complete(held):
-                self.entries[name] = {"key": key, **self._entry(name, protocol)}
-            record = self._record(chosen)
-            self._write(record)
+            held, key = self.entries.get(name), self._key(protocol)
+            if key is None or held is None or held["key"] != key or not self._complete(held):
+                self.measured[name] = {"key": key, **self._entry(name, protocol)}
+            record = self._kept(chosen)
         return record
+
+    def _key(self, protocol: Protocol | None) -> str | None:
+        """What an entry depends on; ``None`` where that cannot be told."""
+        content: dict[str, Any] = {"base": self.base, "settings": None}
+        if protocol is not None:
+            try:
+                further = protocol.depends_on(self.subject)
+            except Exception:
+                # Measuring meets it again, and reports it.
+                return None
+            if None in further:
+                return None
+            content |= {"settings": protocol.model_dump(), "further": further}
+            content["version"] = protocol.version
+        return _digest(content)
 
     def _entry(self, name: str, protocol: Protocol | None) -> dict[str, Any]:
         entry: dict[str, Any] = {
@@ -144,7 +168,9 @@ class _Suite:
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             entry |= {"status": "failed", "error": kind + lines[0]}
         else:
+            files = {file: file_digest(self.subject.out / file) for file in files_of(rows)}
             entry |= {"status": "done", "headline": headline(name, rows), "results": rows}
+            entry["files"] = files
         return {**entry, "seconds": round(time.monotonic() - begin, 2)}
 
     def _extract(self) -> None:
@@ -159,6 +185,8 @@ class _Suite:
 
     def _earlier(self) -> dict[str, dict[str, Any]]:
         """Entries of an earlier call of the same base, whatever their settings were."""
+        if not self.known:
+            return {}
         try:
             record = json.loads((self.folder / RECORD).read_text())
             if record["base"] != self.base:
@@ -166,29 +194,60 @@ class _Suite:
             found = {e["protocol"]: e for e in record["entries"]}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-        known = images_fingerprint(self.subject.train) and images_fingerprint(self.subject.test)
-        return {k: e for k, e in found.items() if k in PROTOCOLS} if known else {}
+        return {k: e for k, e in found.items() if k in PROTOCOLS}
 
     def _complete(self, entry: Mapping[str, Any]) -> bool:
-        files = [
-            row[k] for row in entry.get("results", ()) for k in ("picture", "page") if row.get(k)
-        ]
-        return entry["status"] == "done" and all((self.subject.out / f).is_file() for f in files)
+        files = entry.get("files") or {}
+        return entry["status"] == "done" and all(
+            is_unchanged(self.subject.out / file, digest) for file, digest in files.items()
+        )
 
     def _record(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         entries = [self.entries[name] for name in PROTOCOLS if name in self.entries]
+        failed = [e["protocol"] for e in entries if e["status"] == "failed"]
         return {
             "base": self.base,
             **about(self.subject),
             "environment": _environment(self.subject.device),
-            "failed": [e["protocol"] for e in entries if e["status"] == "failed"],
+            # Of what this call was asked for: it ended well where that did.
+            "failed": [name for name in failed if name in chosen],
             "entries": entries,
         }
 
-    def _write(self, record: Mapping[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / RECORD, json.dumps(record, indent=1))
-        write_text(self.folder / PAGE, render_suite(record, self.subject.out))
+    def _kept(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes the record with what other calls wrote into it meanwhile."""
+        with _locked(self.folder):
+            self.entries = {**self.entries, **self._earlier(), **self.measured}
+            record = self._record(chosen)
+            write_text(self.folder / RECORD, json.dumps(record, indent=1))
+            write_text(self.folder / PAGE, render_suite(record, self.subject.out))
+        return record
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses a folder that cannot be written, before hours of work are lost to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError("out", str(folder), reason, "give a folder that can be written") from None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """No other process is in this block for the folder, where its file system has locks."""
+    lock = FileLock(folder / f".{RECORD}.lock")
+    try:
+        lock.acquire()
+    except NotImplementedError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _digest(content: Any) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from solo_ext.evaluation.page_style import PAGE_STYLE, page
+from solo_ext.evaluation.row_files import is_unchanged
 
 _DASH = "\N{EN DASH}"
 _NAMES = {
@@ -17,7 +18,7 @@ _NAMES = {
     "ci95": "± (95 %)",
 }
 """What headings call a number."""
-_FILES = ("picture", "page")
+_FILES = ("picture", "page", "files")
 _STYLE = f"""{PAGE_STYLE}
 h2 small {{ color: var(--soft); font-weight: 400; font-size: .875rem; margin-left: .5rem }}
 .wide table {{ min-width: 24rem; font-variant-numeric: tabular-nums }}
@@ -117,7 +118,7 @@ def _section(entry: Mapping[str, Any], folder: Path) -> str:
         [
             head,
             _table(keys, rows) if keys else "",
-            _figures(rows, folder),
+            _figures(rows, folder, entry.get("files") or {}),
             f"<details><summary>Settings</summary><p>{escape(settings)}</p></details>",
         ]
     )
@@ -143,15 +144,21 @@ def _table(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _figures(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
+def _figures(
+    rows: Sequence[Mapping[str, Any]], folder: Path, digests: Mapping[str, str | None]
+) -> str:
+    """Pictures, and names of pages, that are still those that the rows were written with."""
     found = []
     for row in rows:
         label = ", ".join(
             f"{_words(k)} {_cell(v, True)}" for k, v in row.items() if k not in _FILES
         )
-        note = f"; interactive: {row['page']}" if row.get("page") else ""
+        link = row.get("page")
+        own = bool(link) and is_unchanged(folder / str(link), digests.get(str(link)))
+        note = f"; interactive: {link}" if own else ""
         if row.get("picture"):
-            data = _embedded(folder, str(row["picture"]))
+            picture = str(row["picture"])
+            data = _embedded(folder, picture, digests.get(picture))
             image = f'<img src="{data}" alt="{escape(label)}">' if data else ""
             missing = "" if data else f" (no picture {row['picture']})"
             caption = escape(f"{label}{note}{missing}")
@@ -161,10 +168,11 @@ def _figures(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
     return f'<div class="figures">{"".join(found)}</div>' if found else ""
 
 
-def _embedded(folder: Path, name: str) -> str:
-    """A PNG of the folder as a data URL; nothing from anywhere else."""
+def _embedded(folder: Path, name: str, digest: str | None) -> str:
+    """A PNG of the folder as a data URL; nothing from anywhere else, or written since."""
     file = folder / name
-    if Path(name).name != name or file.suffix.lower() != ".png" or not file.is_file():
+    own = Path(name).name == name and file.suffix.lower() == ".png"
+    if not own or not is_unchanged(file, digest):
         return ""
     return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
 

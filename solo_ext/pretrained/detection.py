@@ -48,6 +48,27 @@ def torchvision_twins(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield architecture, twin.eval()
 
 
+def detectron2_settings(architecture: str) -> str:
+    """What tells detectron2 which ResNet it is, as its command lines have it.
+
+    Args:
+        architecture: one of :data:`ARCHITECTURES`.
+    """
+    with torch.device("meta"):
+        model = models.get_model(architecture, weights=None)
+    stages = [model.layer1, model.layer2, model.layer3, model.layer4]
+    bottleneck = isinstance(model.layer1[0], models.resnet.Bottleneck)
+    settings = {
+        "DEPTH": 2 + (3 if bottleneck else 2) * sum(map(len, stages)),
+        "NUM_GROUPS": model.groups,
+        "WIDTH_PER_GROUP": model.base_width,
+    }
+    if not bottleneck:
+        # detectron2 assumes the 256 of the others.
+        settings["RES2_OUT_CHANNELS"] = 64
+    return " ".join(f"MODEL.RESNETS.{name} {value}" for name, value in settings.items())
+
+
 def detectron2_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights under detectron2's names: stages ``res2`` to ``res5``, norms inside convolutions.
 

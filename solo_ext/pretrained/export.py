@@ -19,7 +19,11 @@ from torch import Tensor, nn
 from solo_ext.config.check import validated
 from solo_ext.data.transforms import statistics
 from solo_ext.errors import ConfigError, UserError
-from solo_ext.pretrained.detection import detectron2_names, torchvision_twins
+from solo_ext.pretrained.detection import (
+    detectron2_names,
+    detectron2_settings,
+    torchvision_twins,
+)
 from solo_ext.pretrained.exported import FETCHING, KEY, WEIGHTS, Metadata, load_exported
 from solo_ext.pretrained.placing import placed_whole
 from solo_ext.pretrained.runs import Pretrained, load_pretrained
@@ -47,11 +51,13 @@ class Export:
         metadata: what it says of itself.
         difference: largest difference of the features after loading it back, as
             :data:`TOLERANCE` counts it.
+        architecture: torchvision's name of the network, where it was exported as such.
     """
 
     out: Path
     metadata: Metadata
     difference: float
+    architecture: str | None = None
 
     @property
     def load(self) -> str:
@@ -60,11 +66,12 @@ class Export:
             return f'timm.create_model("local-dir:{self.out}", pretrained=True)'
         if self.out.suffix == ".pth":
             return f'model.backbone.body.load_state_dict(torch.load("{self.out}"))'
-        if self.out.suffix == ".pkl":
+        if self.out.suffix == ".pkl" and self.architecture is not None:
             mean, std = ([round(255 * v, 3) for v in values] for values in self._statistics)
             return (
                 f"MODEL.WEIGHTS {self.out} INPUT.FORMAT RGB MODEL.PIXEL_MEAN {mean} "
-                f"MODEL.PIXEL_STD {std} MODEL.RESNETS.STRIDE_IN_1X1 False"
+                f"MODEL.PIXEL_STD {std} {detectron2_settings(self.architecture)} "
+                "MODEL.RESNETS.STRIDE_IN_1X1 False"
             )
         return f'solo_ext.load_exported("{self.out}")'
 
@@ -97,12 +104,13 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
     _check_place(target, form)
     metadata = _metadata(run)
     proof = _Proof(run.backbone, metadata.input_size)
+    architecture = None
     try:
         with placed_whole(target) as scratch:
             if form == "timm":
                 metadata, difference = _write_for_timm(scratch, run, metadata, proof)
             elif form in ("torchvision", "detectron2"):
-                difference = _write_for_detection(scratch, run, form, metadata, proof)
+                architecture, difference = _write_for_detection(scratch, run, form, metadata, proof)
             else:
                 _write_weights(scratch, run.backbone, metadata)
                 difference = proof.difference(load_exported(scratch).backbone)
@@ -113,7 +121,7 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
                     )
     except OSError as error:
         raise UserError(f"{str(target)!r} cannot be written: {error}; choose --out") from error
-    return Export(target, metadata, difference)
+    return Export(target, metadata, difference, architecture)
 
 
 def _check_place(target: Path, form: Format) -> None:
@@ -223,13 +231,11 @@ def _write_for_timm(
 
 def _write_for_detection(
     file: Path, run: Pretrained, form: Format, metadata: Metadata, proof: _Proof
-) -> float:
+) -> tuple[str, float]:
     """Writes the weights under the names of a detection library."""
-    for _, twin in torchvision_twins(run.backbone):
-        difference = proof.difference(twin)
-        if difference <= TOLERANCE:
-            break
-    else:
+    compared = ((name, proof.difference(twin)) for name, twin in torchvision_twins(run.backbone))
+    found = next((pair for pair in compared if pair[1] <= TOLERANCE), None)
+    if found is None:
         raise UserError(
             f"backbone {metadata.backbone.name!r} with {metadata.backbone.kwargs} on "
             f"{metadata.dataset} is none of the ResNets that detection libraries share; take "
@@ -238,12 +244,12 @@ def _write_for_detection(
     weights = {name: value.clone() for name, value in run.backbone.state_dict().items()}
     if form == "torchvision":
         torch.save(weights, file)
-        return difference
+        return found
     arrays = {name: value.numpy() for name, value in detectron2_names(weights).items()}
     content = {"model": arrays, "__author__": "solo_ext", "matching_heuristics": True}
     with file.open("wb") as opened:
         pickle.dump(content, opened)
-    return difference
+    return found
 
 
 def _timm_config(twin: TimmModel, metadata: Metadata) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -231,6 +232,31 @@ def test_eval_shows_a_table(own_run: Path, command: Command) -> None:
     assert result.code == 0
     assert "knn: debiased, epoch 1" in result.out
     assert result.err == ""
+
+
+def test_table_is_text_with_rounded_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets are no markup, negative numbers are as short as others."""
+    rows: list[dict[str, Any]] = [
+        {"name": "[/b] of [red]runs[/red]", "value": -12.3456789, "small": -0.00123456789},
+        {"name": "plain", "value": 87.5, "small": None},
+    ]
+    commands._show(argparse.Namespace(json=False), "suite: [/b] x", rows)
+    shown = capsys.readouterr().out
+    for text in ("suite: [/b] x", "[/b] of [red]runs[/red]", "-12.35", "-0.001235", "87.50"):
+        assert text in shown
+    assert "None" not in shown
+
+
+def test_table_of_one_row_stands_upright(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fits a terminal, however many numbers there are."""
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [{f"number_{n}_of_many": float(n) for n in range(12)}]
+    commands._show(argparse.Namespace(json=False), "geometry", rows)
+    shown = capsys.readouterr().out
+    assert all(f"number {n} of many" in shown for n in range(12))
+    assert "11.00" in shown
 
 
 def test_overrides_stand_anywhere(own_run: Path, command: Command) -> None:
@@ -487,3 +513,14 @@ def test_eval_suite_with_a_failure(own_run: Path, command: Command) -> None:
     assert (shown.code, shown.err) == (1, "")
     assert "k.0=5000: the test split has 397 labelled images" in shown.out
     assert "acc1" in shown.out
+    # It stays in the record, and is none of another call's.
+    other = command("eval", "suite", str(own_run), "protocols=[knn]")
+    assert (other.code, other.err) == (0, "")
+    assert "clustering" in other.out
+
+
+def test_eval_suite_into_a_file(own_run: Path, command: Command) -> None:
+    Path("taken").touch()
+    shown = command("eval", "suite", str(own_run), "protocols=[knn]", "out=taken")
+    assert (shown.code, shown.out, len(shown.lines)) == (2, "", 1)
+    assert "out='taken'" in shown.err

@@ -245,6 +245,14 @@ def test_loss_that_is_not_finite_is_a_line(call: Call) -> None:
         call(lr=1e30, optimizer="sgd", warmup_epochs=0.0)
 
 
+def test_training_that_diverges_in_its_last_step_is_a_line(call: Call, tmp_path: Path) -> None:
+    """The loss of a step is that before its update."""
+    settings = {"epochs": 1, "batch_size": 299, "optimizer": "sgd", "warmup_epochs": 0.0}
+    with pytest.raises(UserError, match="not finite; take a smaller lr"):
+        call(**settings, lr=1e20)
+    assert not list(tmp_path.glob(".unfinished-*"))
+
+
 def test_hosts_own_backbone(make_config: Any, digit_images: dict[str, str], tmp_path: Path) -> None:
     """solo-learn's ResNet of a run, which does not say how its layers are grouped."""
     from solo_ext.training.prepare import prepare

@@ -14,7 +14,7 @@ from torch import nn
 
 from solo_ext.config.schema import View
 from solo_ext.data.datasets import targets_of
-from solo_ext.errors import ConfigError
+from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.evaluate import evaluate
 from solo_ext.evaluation.linear import holdout_mask
 from solo_ext.evaluation.models import Model
@@ -192,3 +192,17 @@ def test_settings_are_refused(
     with pytest.raises(ConfigError) as caught:
         evaluate("pixels", "linear_augmented", {**given, **settings})
     assert str(caught.value).startswith(line)
+
+
+def test_rates_that_all_diverge_are_a_line(digit_images: dict[str, str], tmp_path: Path) -> None:
+    subject = opened(digit_images, tmp_path)
+    with pytest.raises(UserError, match="answers of the classifiers are not finite"):
+        run(subject, lr=[1e30], weight_decay=1.0)
+    assert not list(tmp_path.glob(".unfinished-*"))
+    assert run(subject, lr=[1e30, 0.01], weight_decay=1.0)["lr"] == 0.01
+
+
+def test_rate_beyond_single_precision_is_refused(digit_images: dict[str, str]) -> None:
+    given = {"data": digit_images, "num_workers": 0, "device": "cpu", "lr": [1e300]}
+    with pytest.raises(ConfigError, match=r"lr\.0=1e\+300: not a valid value"):
+        evaluate("pixels", "linear_augmented", given)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.decomposition import PCA
 
@@ -21,7 +22,7 @@ from solo_ext.evaluation.pictures import packages
 from solo_ext.evaluation.pictures.images import image_names, seeded_sample
 from solo_ext.evaluation.pictures.page import write_page
 from solo_ext.evaluation.pictures.projection import Projection, kept_neighbours
-from solo_ext.evaluation.pictures.scatter import Map, shortened
+from solo_ext.evaluation.pictures.scatter import Map, shortened, write_png
 from solo_ext.evaluation.protocols import Features, headline
 
 LAYOUT = Projection(perplexity=20.0, n_neighbors=10, min_dist=0.1, seed=0)
@@ -126,6 +127,24 @@ def test_names_of_classes_and_files_are_escaped(tmp_path: Path) -> None:
         inner = trace["hovertemplate"].replace("<b>", "").replace("</b><br>%{text}", "")
         assert "%{" not in inner
         assert "<" not in inner.replace("<extra></extra>", "")
+
+
+def test_legend_has_every_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """matplotlib leaves out names that begin with an underscore."""
+    drawn: list[Any] = []
+
+    def keep(self: Figure, *args: Any, **kwargs: Any) -> Any:
+        drawn.append(self)
+        return save(self, *args, **kwargs)
+
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", keep)
+    points = np.random.default_rng(0).normal(size=(6, 2))
+    what = Map(points, np.array([0, 0, 1, 1, 2, 2]), ["_hidden", "plain", "$x$"], ["n"] * 6)
+    write_png(what, "title", None, tmp_path / "map.png")
+    (legend,) = drawn[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["_hidden", "plain", r"\$x\$"]
+    assert len(legend.legend_handles) == 3
 
 
 def test_sample_is_seeded_and_of_few_classes() -> None:

@@ -14,7 +14,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 
 from solo_ext.config.schema import OnlineProtocol
-from solo_ext.errors import ConfigError
+from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.protocols import PROTOCOLS, FeatureProtocol, Features, headline
 from solo_ext.evaluation.run_settings import EvalRun
 from solo_ext.evaluation.settings import read_settings
@@ -126,8 +126,79 @@ def test_unknown_protocol_names_the_nearest() -> None:
 
 
 def test_more_shots_than_images(digits: Features) -> None:
-    with pytest.raises(ConfigError, match=r"shots\.1=500: Class 0 has \d+ train rows; lower it"):
-        ON_FEATURES["lowshot"](shots=[1, 500]).measure(digits)  # type: ignore[call-arg]
+    rows = ON_FEATURES["lowshot"](shots=[1, 500], fractions=[], draws=2).measure(digits)  # type: ignore[call-arg]
+    one, many = rows
+    assert one["note"] == ""
+    assert one["acc1"] > 20
+    assert (many["labels"], many["acc1"], many["images"]) == ("500 per class", None, None)
+    smallest = int(digits.train_targets.bincount().min())
+    assert many["note"].endswith(f"has {smallest} training images")
+    assert headline("lowshot", rows) == {"acc1_1_per_class": one["acc1"]}
+    with pytest.raises(ConfigError, match=r"shots\.0=500: class \d has \d+ training images; lower"):
+        ON_FEATURES["lowshot"](shots=[500], fractions=[]).measure(digits)  # type: ignore[call-arg]
+
+
+def test_class_without_training_image_is_named(digits: Features) -> None:
+    kept = digits.train_targets != 4
+    without = replace(
+        digits,
+        train=digits.train[kept],
+        train_targets=digits.train_targets[kept],
+        class_names=[f"digit {c}" for c in range(10)],
+    )
+    with pytest.raises(UserError, match="class 'digit 4' has no training image") as caught:
+        ON_FEATURES["lowshot"]().measure(without)
+    assert "lower" not in str(caught.value)
+
+
+def test_one_class_is_no_clustering(digits: Features) -> None:
+    one = replace(
+        digits,
+        train_targets=torch.zeros_like(digits.train_targets),
+        test_targets=torch.zeros_like(digits.test_targets),
+        num_classes=1,
+    )
+    with pytest.raises(ConfigError, match="k=null: there is one class"):
+        ON_FEATURES["clustering"]().measure(one)
+    (row,) = ON_FEATURES["clustering"](k=[2]).measure(one)  # type: ignore[call-arg]
+    assert row["accuracy"] < 100
+
+
+def test_query_without_an_answer_is_a_line(digits: Features) -> None:
+    places = torch.stack([(digits.test_targets == c).nonzero()[0, 0] for c in range(10)])
+    few = replace(digits, test=digits.test[places], test_targets=digits.test_targets[places])
+    with pytest.raises(ConfigError, match=r"gallery='test': no query shares its class .*=train"):
+        ON_FEATURES["retrieval"]().measure(few)
+
+
+def test_spread_of_one_image_is_a_line(digits: Features) -> None:
+    one = replace(digits, test=digits.test[:1], test_targets=digits.test_targets[:1])
+    with pytest.raises(ConfigError, match=r"split='test': it has one labelled image.*=train"):
+        ON_FEATURES["geometry"]().measure(one)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("name", ON_FEATURES)
+def test_split_without_labels_is_a_line(name: str, split: str, digits: Features) -> None:
+    targets = f"{split}_targets"
+    bare = replace(digits, **{targets: torch.full_like(getattr(digits, targets), -1)})
+    if split == "train" and name in ("clustering", "retrieval", "geometry"):
+        # They are of the test split.
+        assert measured(name, bare)
+        return
+    with pytest.raises(UserError, match=f"images of the {split} split has a label"):
+        measured(name, bare)
+
+
+def test_nothing_to_choose_by_takes_the_middle(digits: Features) -> None:
+    """One row per class leaves none to hold out."""
+    places = torch.stack([(digits.train_targets == c).nonzero()[0, 0] for c in range(10)])
+    few = replace(digits, train=digits.train[places], train_targets=digits.train_targets[places])
+    (row,) = ON_FEATURES["linear_sgd"]().measure(few)
+    assert (row["learning_rate"], row["weight_decay"]) == (0.01, 1e-3)
+    assert (row["at_edge"], row["held_out_acc1"]) == (None, None)
+    (one,) = ON_FEATURES["linear_sgd"](learning_rate=[0.1], weight_decay=[0.0]).measure(digits)  # type: ignore[call-arg]
+    assert one["at_edge"] is False
 
 
 def test_more_clusters_than_images(digits: Features) -> None:

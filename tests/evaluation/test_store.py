@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -138,6 +139,16 @@ def test_folder_that_cannot_be_written(
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="features are not stored"):
         check(store(tmp_path / "file").features(KEY, COUNT, Extraction(), Ranks(0, world)))
+
+
+def test_every_process_says_that_it_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of several under a launcher, whose warnings Lightning would keep back."""
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    (tmp_path / "file").touch()
+    with pytest.warns(UserWarning, match="features are not stored"):
+        store(tmp_path / "file").features(KEY, COUNT, Extraction(), Ranks(1, 2))
 
 
 def test_key_is_readable(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +25,9 @@ from solo_ext.evaluation.protocols import (
     Features,
     Row,
 )
-from solo_ext.evaluation.subject import Subject
+from solo_ext.evaluation.settings import EvalRun
+from solo_ext.evaluation.store import Ranks
+from solo_ext.evaluation.subject import Subject, open_subject
 from solo_ext.evaluation.suite import evaluate_suite, read_suite_settings
 from solo_ext.evaluation.suite_page import render_suite
 from solo_ext.training.prepare import prepare
@@ -50,6 +54,9 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
+WEIGHTS = "drawn.safetensors"
+
+
 class Broken(FeatureProtocol):
     """Fails."""
 
@@ -70,7 +77,8 @@ class Drawn(BackboneProtocol):
         seen.append(subject)
         subject.out.mkdir(exist_ok=True)
         Image.new("RGB", (3, 3), self.colour).save(subject.out / "drawn.png")
-        return [{"acc1": 1.5, "picture": "drawn.png", "page": "map.html"}]
+        (subject.out / "drawn.safetensors").write_text(self.colour)
+        return [{"acc1": 1.5, "picture": "drawn.png", "page": "map.html", "saved": WEIGHTS}]
 
 
 seen: list[Subject] = []
@@ -201,9 +209,178 @@ def test_failed_ones_and_lost_pictures_are_measured_again(run: Path) -> None:
     for expected in (1, 1):
         evaluate_suite(run, settings)
         assert len(seen) == expected
-    (run / "drawn.png").unlink()
+    for expected, lost in enumerate(("drawn.png", WEIGHTS), start=2):
+        (run / lost).unlink()
+        evaluate_suite(run, settings)
+        assert len(seen) == expected
+        assert (run / lost).is_file()
+
+
+@pytest.mark.usefixtures("more")
+def test_picture_of_another_call_is_not_taken_for_its_own(run: Path) -> None:
+    """A single protocol writes under the same names as the suite."""
+    settings = {"protocols": ["drawn"], "drawn": {"colour": "red"}}
     evaluate_suite(run, settings)
+    red = (run / "drawn.png").read_bytes()
+    evaluate(run, "drawn", {"colour": "blue"})
+    assert (run / "drawn.png").read_bytes() != red
+    # The numbers of the red one stay, but not beside the blue picture.
+    evaluate_suite(run, QUICK)
+    assert "no picture drawn.png" in read(run)[1]
     assert len(seen) == 2
+    evaluate_suite(run, settings)
+    assert (run / "drawn.png").read_bytes() == red
+    assert base64.b64encode(red).decode() in read(run)[1]
+    assert len(seen) == 3
+
+
+def test_single_map_after_the_suite(run: Path) -> None:
+    one = {"methods": ["pca"], "max_images": 30, "html": False}
+    settings = {"protocols": ["map"], "map": one}
+    first = evaluate_suite(run, settings)
+    picture = (run / "map_pca.png").read_bytes()
+    evaluate(run, "map", {**one, "max_images": 12})
+    assert (run / "map_pca.png").read_bytes() != picture
+    again = evaluate_suite(run, settings)
+    assert again["entries"][0]["results"] == first["entries"][0]["results"]
+    assert (run / "map_pca.png").read_bytes() == picture
+
+
+def transfer_to(folder: Path, *protocols: str) -> dict[str, Any]:
+    data = {"train_path": str(folder), "val_path": str(folder)}
+    own = {"neighbors": {"queries": 2, "k": 2}} if "neighbors" in protocols else {}
+    transfer = {"datasets": {"other": data}, "protocols": list(protocols), "settings": own}
+    return {"protocols": ["transfer"], "transfer": transfer}
+
+
+def test_transfer_is_measured_again_when_its_images_change(
+    run: Path, images: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(images, tmp_path / "other"))
+    settings = transfer_to(other, "knn")
+    (before,) = evaluate_suite(run, settings)["entries"]
+    assert evaluate_suite(run, settings)["entries"] == [before]
+    for file in sorted(other.rglob("*.png"))[::4]:
+        file.unlink()
+    (after,) = evaluate_suite(run, settings)["entries"]
+    assert (before["results"][0]["train"], after["results"][0]["train"]) == (48, 36)
+
+
+def test_transfer_to_what_nothing_tells_apart_is_always_measured(
+    run: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    measure = suite.measure
+
+    def spy(protocol: Any, subject: Subject) -> list[Row]:
+        asked.append(type(protocol).__name__)
+        return measure(protocol, subject)
+
+    monkeypatch.setattr(suite, "measure", spy)
+    monkeypatch.setattr("solo_ext.evaluation.protocols.transfer.images_fingerprint", lambda _: None)
+    for _ in range(2):
+        evaluate_suite(run, transfer_to(images, "knn"))
+    assert asked == ["Transfer", "Transfer"]
+
+
+def test_lost_files_of_transfer_are_made_again(run: Path, images: Path) -> None:
+    settings = transfer_to(images, "neighbors")
+    (entry,) = evaluate_suite(run, settings)["entries"]
+    assert entry["results"][0]["files"] == ["transfer/other/neighbors.png"]
+    assert set(entry["headline"]) == {"neighbors_precision"}
+    picture = run / "transfer" / "other" / "neighbors.png"
+    picture.unlink()
+    evaluate_suite(run, settings)
+    assert picture.is_file()
+
+
+def test_corrected_protocol_is_measured_again(
+    run: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**transfer_to(images, "geometry"), "protocols": ["geometry", "transfer"]}
+    before = evaluate_suite(run, settings)["entries"]
+    assert evaluate_suite(run, settings)["entries"] == before
+    monkeypatch.setattr(PROTOCOLS["geometry"], "version", 2)
+    after = evaluate_suite(run, settings)["entries"]
+    assert all(old["key"] != new["key"] for old, new in zip(before, after, strict=True))
+
+
+def test_other_format_is_measured_again(run: Path) -> None:
+    """Features through DALI are others by rounding."""
+    pytest.importorskip("nvidia.dali")
+    shared = {**QUICK, "protocols": ["geometry"], "device": "cpu"}
+    (first,) = evaluate_suite(run, shared)["entries"]
+    dali = {"data": {"format": "dali"}, "dali": {"device": "cpu"}}
+    (second,) = evaluate_suite(run, {**shared, **dali})["entries"]
+    assert second["key"] != first["key"]
+    assert second["results"] != first["results"]
+
+
+def test_calls_at_once_share_the_record(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that begins and ends while another measures."""
+
+    def with_another(protocol: Any, subject: Subject) -> list[Row]:
+        monkeypatch.setattr(suite, "measure", measure)
+        evaluate_suite(run, {"protocols": ["geometry"]})
+        return measure(protocol, subject)
+
+    measure = suite.measure
+    monkeypatch.setattr(suite, "measure", with_another)
+    record = evaluate_suite(run, {"protocols": ["knn"]})
+    assert [e["protocol"] for e in record["entries"]] == ["knn", "geometry"]
+    assert read(run)[0] == record
+
+
+@pytest.mark.usefixtures("more")
+def test_failure_of_an_earlier_call_is_none_of_this_one(run: Path) -> None:
+    assert evaluate_suite(run, {"protocols": ["broken"]})["failed"] == ["broken"]
+    record = evaluate_suite(run, {"protocols": ["knn"]})
+    assert [e["status"] for e in record["entries"]] == ["done", "failed"]
+    assert record["failed"] == []
+
+
+@pytest.mark.parametrize("below", ["", "sub"])
+def test_folder_that_cannot_be_written_is_found_at_once(
+    below: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: Any) -> Any:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(suite, "measure", none)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match="give a folder that can be written"):
+        evaluate_suite(run, {**QUICK, "out": str(file / below)})
+
+
+def test_features_are_extracted_once_where_they_are_not_stored(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spy(self: Subject, split: str, images: Any) -> Any:
+        asked.append(split)
+        return extract(self, split, images)
+
+    asked: list[str] = []
+    extract = Subject._features
+    monkeypatch.setattr(Subject, "_features", spy)
+    small = {"neighbors": {"queries": 2, "k": 2}, "map": {"methods": ["pca"], "html": False}}
+    protocols = {"protocols": ["knn", "neighbors", "map"], "data": {"unreadable": "skip"}}
+    record = evaluate_suite(run, {**QUICK, **small, **protocols})
+    assert record["failed"] == []
+    assert asked == ["train", "val"]
+
+
+def test_features_stay_in_a_process_that_goes_on_alone(run: Path) -> None:
+    subject = open_subject(str(run), EvalRun())
+    assert subject.alone() is subject
+    helped = replace(subject, ranks=Ranks(0, 2))
+    assert "features" not in helped.alone().__dict__
+    helped.__dict__["features"] = subject.features
+    assert helped.alone().features is subject.features
+    helper = replace(subject, ranks=Ranks(1, 2))
+    # It has no rows.
+    helper.__dict__["features"] = None
+    assert helper.alone().features is not None
 
 
 def test_stopped_suite_keeps_what_is_done(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +436,7 @@ class Page(HTMLParser):
 @pytest.mark.usefixtures("more")
 def test_page_is_whole_and_escapes(run: Path) -> None:
     settings = {"protocols": ["knn", "broken", "drawn"], "drawn": {"colour": "red"}}
+    (run / "map.html").write_text("")
     evaluate_suite(run, settings)
     record, text = read(run)
     page = Page(text)
@@ -294,6 +472,8 @@ def test_only_pictures_of_the_folder_are_embedded(name: str, tmp_path: Path) -> 
             }
         ],
     }
+    outside = {name: hashlib.sha256(tmp_path.joinpath("drawn.png").read_bytes()).hexdigest()}
+    record["entries"][0]["files"] = outside  # type: ignore[index]
     page = Page(render_suite(record, folder))
     assert "img" not in {tag for tag, _ in page.tags}
     assert "no picture" in page.text

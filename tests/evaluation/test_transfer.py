@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from solo_ext.errors import ConfigError
+from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.evaluate import evaluate
-from solo_ext.evaluation.protocols import headline
+from solo_ext.evaluation.protocols import Features, Row, headline
+from solo_ext.evaluation.protocols.knn import KNN as KNNProtocol
 
 KNN = {"protocols": ["knn"], "settings": {"knn": {"k": [3], "temperature": [0.1]}}}
 
@@ -78,3 +84,119 @@ def test_wrong_folder_is_found_before_anything_is_measured(
     with pytest.raises(ConfigError, match="no such folder"):
         evaluate("pixels", "transfer", {**given, **KNN})
     assert not (tmp_path / "features").exists()
+
+
+def part_of(digit_images: dict[str, str], root: Path, *, broken: bool = True) -> dict[str, str]:
+    """Eight images of every class of both splits; with ``broken`` one of each is cut off."""
+    paths = {}
+    for key, source in digit_images.items():
+        paths[key] = str(root / key)
+        for folder in Path(source).iterdir():
+            (root / key / folder.name).mkdir(parents=True)
+            for file in sorted(folder.iterdir())[:8]:
+                shutil.copy(file, root / key / folder.name)
+        if broken:
+            file = min((root / key / "3").iterdir())
+            file.write_bytes(file.read_bytes()[:40])
+    return paths
+
+
+@pytest.mark.parametrize("protocol", ["neighbors", "map", "linear_augmented"])
+def test_gaps_are_refused_where_every_image_is_needed(
+    protocol: str, given: dict[str, Any], digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    """Else pictures would have names of other images, and training would see other targets."""
+    given["datasets"] = {"part": part_of(digit_images, tmp_path / "part")}
+    given["data"] |= {"unreadable": "skip"}
+    with pytest.raises(ConfigError, match="1 images of train cannot be read"):
+        evaluate("pixels", "transfer", {**given, "protocols": [protocol]})
+
+
+def test_what_cannot_be_read_does_not_count(
+    given: dict[str, Any], digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    given["datasets"] = {"part": part_of(digit_images, tmp_path / "part")}
+    with pytest.raises(UserError, match="cannot be read"):
+        evaluate("pixels", "transfer", {**given, **KNN})
+    given["data"] |= {"unreadable": "skip"}
+    (row,) = evaluate("pixels", "transfer", {**given, **KNN})["results"]
+    assert (row["train"], row["test"]) == (79, 79)
+
+
+def test_gaps_in_the_images_of_the_run_are_no_matter(
+    given: dict[str, Any], digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    whole = part_of(digit_images, tmp_path / "whole", broken=False)
+    broken = part_of(digit_images, tmp_path / "broken")
+    given |= {"data": {**broken, "unreadable": "skip"}, "datasets": {"whole": whole}}
+    settings = {"protocols": ["neighbors"], "settings": {"neighbors": {"queries": 2, "k": 2}}}
+    (row,) = evaluate("pixels", "transfer", {**given, **settings})["results"]
+    assert (row["train"], row["test"]) == (80, 80)
+
+
+def h5(root: Path, folders: str, name: str) -> str:
+    """The images of class folders as solo-learn's HDF5 has them."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(root / f"{name}.h5", "w") as file:
+        for folder in sorted(Path(folders).iterdir()):
+            group = file.create_group(folder.name)
+            for image in sorted(folder.iterdir()):
+                pixels = np.frombuffer(image.read_bytes(), dtype=np.uint8)
+                group.create_dataset(image.name, data=pixels)
+    return str(root / f"{name}.h5")
+
+
+def test_format_follows_the_images(
+    given: dict[str, Any], digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    """Class folders beside images in HDF5, and HDF5 as a data set to transfer to."""
+    packed = {key: h5(tmp_path, path, key) for key, path in digit_images.items()}
+    expected = evaluate("pixels", "transfer", {**given, **KNN})["results"][0]
+    given["datasets"] = {"digits": digit_images}
+    given["data"] = {**packed, "format": "h5"}
+    (row,) = evaluate("pixels", "transfer", {**given, **KNN})["results"]
+    assert row == expected
+    given |= {"data": digit_images, "datasets": {"digits": {**packed, "format": "h5"}}}
+    (row,) = evaluate("pixels", "transfer", {**given, **KNN})["results"]
+    assert row == expected
+
+
+def test_loads_as_the_images_of_the_run(given: dict[str, Any], tmp_path: Path) -> None:
+    """With ``data.format=dali`` too, which the key of stored features tells."""
+    pytest.importorskip("nvidia.dali")
+    given["data"] |= {"format": "dali"}
+    evaluate("pixels", "transfer", {**given, **KNN, "dali": {"device": "cpu"}})
+    keys = [json.loads(p.read_text()) for p in (tmp_path / "features").glob("*/key.json")]
+    assert {key["view"]["dali"] for key in keys} == {True}
+
+
+def test_features_of_one_data_set_at_a_time(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref[Features]] = []
+    alive: list[int] = []
+
+    def spy(self: KNNProtocol, features: Features) -> list[Row]:
+        gc.collect()
+        alive.append(sum(ref() is not None for ref in held))
+        held.append(weakref.ref(features))
+        return measure(self, features)
+
+    measure = KNNProtocol.measure
+    monkeypatch.setattr(KNNProtocol, "measure", spy)
+    evaluate("pixels", "transfer", {**given, **KNN})
+    assert alive == [0, 0]
+
+
+def test_data_sets_with_fewer_labels_than_others_stay_a_table(
+    given: dict[str, Any], digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    """The means are of what all of them have."""
+    part = part_of(digit_images, tmp_path / "part", broken=False)
+    given["datasets"] = {"digits": digit_images, "part": part}
+    few = {"lowshot": {"shots": [1, 20], "fractions": [], "draws": 1}}
+    found = evaluate("pixels", "transfer", {**given, "protocols": ["lowshot"], "settings": few})
+    whole, small, mean = found["results"]
+    assert list(whole) == list(small) == list(mean)
+    assert small["lowshot_acc1_20_per_class"] is None is mean["lowshot_acc1_20_per_class"]
+    assert list(headline("transfer", [whole, small, mean])) == ["lowshot_acc1_1_per_class"]

@@ -16,7 +16,7 @@ from torchvision.models.detection import FasterRCNN, fasterrcnn_resnet50_fpn
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
 from solo_ext.errors import UserError
-from solo_ext.pretrained.detection import detectron2_names, torchvision_twins
+from solo_ext.pretrained.detection import detectron2_names, detectron2_settings, torchvision_twins
 from solo_ext.pretrained.export import Format, export
 from solo_ext.pretrained.runs import load_pretrained
 
@@ -86,6 +86,30 @@ def test_detectron2_reads_its_own_names(make_run: MakeRun) -> None:
     # Its images have values up to 255.
     assert "MODEL.PIXEL_MEAN [123.675, 116.28, 103.53]" in done.load
     assert "INPUT.FORMAT RGB" in done.load
+    resnet = "MODEL.RESNETS.DEPTH 50 MODEL.RESNETS.NUM_GROUPS 1 MODEL.RESNETS.WIDTH_PER_GROUP 64"
+    assert f"{resnet} MODEL.RESNETS.STRIDE_IN_1X1 False" in done.load
+    assert export(run, "torchvision").architecture == "resnet50"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "depth", "groups", "width", "more"),
+    [
+        ("resnet18", 18, 1, 64, " MODEL.RESNETS.RES2_OUT_CHANNELS 64"),
+        ("resnet34", 34, 1, 64, " MODEL.RESNETS.RES2_OUT_CHANNELS 64"),
+        ("resnet101", 101, 1, 64, ""),
+        ("wide_resnet50_2", 50, 1, 128, ""),
+        ("resnext101_32x8d", 101, 32, 8, ""),
+    ],
+)
+def test_detectron2_is_told_which_network_it_is(
+    architecture: str, depth: int, groups: int, width: int, more: str
+) -> None:
+    """Its default is ResNet-50, which other weights do not fit."""
+    resnets = "MODEL.RESNETS."
+    assert detectron2_settings(architecture) == (
+        f"{resnets}DEPTH {depth} {resnets}NUM_GROUPS {groups} "
+        f"{resnets}WIDTH_PER_GROUP {width}{more}"
+    )
 
 
 def resnet50_of_detectron2() -> dict[str, tuple[int, ...]]:

@@ -84,9 +84,7 @@ def write_png(what: Map, title: str, axes: tuple[str, str] | None, file: Path) -
         for label in what.present:
             rows = chunk[what.targets[chunk] == label]
             _dots(plot, what.points[rows], place[label], size)
-    for label in what.present:
-        handle = _dots(plot, np.empty((0, 2)), place[label], 44)
-        handle.set_label(shortened(what.classes[label]))
+    handles = [_dots(plot, np.empty((0, 2)), place[label], 44) for label in what.present]
     plot.set_title(title, loc="left", fontsize=12)
     plot.set_xticks([])
     plot.set_yticks([])
@@ -97,7 +95,14 @@ def write_png(what: Map, title: str, axes: tuple[str, str] | None, file: Path) -
     if axes is not None:
         plot.set_xlabel(axes[0])
         plot.set_ylabel(axes[1])
-    figure.legend(loc="outside right center", frameon=False, fontsize=9, ncols=columns)
+    legend = figure.legend(
+        handles,
+        [str(label) for label in what.present],
+        **{"loc": "outside right center", "frameon": False, "fontsize": 9, "ncols": columns},
+    )
+    for text, label in zip(legend.get_texts(), what.present, strict=True):
+        # Written into the legend itself: it leaves out what it is given with a leading underscore.
+        text.set_text(shortened(what.classes[label]))
     _name_classes(figure, plot, what)
     figure.savefig(file, metadata={"Software": None})
 

@@ -11,7 +11,8 @@ from solo_ext.evaluation.subject import Subject
 
 Row = dict[str, Any]
 """Numbers and short texts by name. ``picture``: file name of a PNG in the subject's ``out`` that
-the report embeds; ``page``: file name of a page there that it names."""
+the report embeds; ``page``: file name of a page there that it names; ``saved``: that of weights;
+``files``: list of further files there, by their paths in it."""
 
 
 class Protocol(Section):
@@ -20,10 +21,20 @@ class Protocol(Section):
     Attributes:
         title: what tables call it.
         by_default: whether the suite runs it unless it is told which to run.
+        version: raised where the same settings give other numbers than before, so that the suite
+            does not take the old ones from its record.
     """
 
     title: ClassVar[str]
     by_default: ClassVar[bool] = True
+    version: ClassVar[int] = 1
+
+    def depends_on(self, subject: Subject) -> list[str | None]:
+        """Digests of what the rows depend on beside settings, model and images of the subject.
+
+        ``None`` among them: it cannot be told whether that is still the same.
+        """
+        return []
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
@@ -44,7 +55,13 @@ class FeatureProtocol(Protocol):
 
 
 class BackboneProtocol(Protocol):
-    """A protocol that needs the backbone itself, the images, or a place for pictures."""
+    """A protocol that needs the backbone itself, the images, or a place for pictures.
+
+    Attributes:
+        needs_every_image: whether images that cannot be read are a reason to refuse.
+    """
+
+    needs_every_image: ClassVar[bool] = True
 
     @abstractmethod
     def run(self, subject: Subject) -> list[Row]:

@@ -34,6 +34,10 @@ class Clusters(FeatureProtocol):
     def measure(self, features: Features) -> list[Row]:
         """One row per k: means and sample deviations over seeds, in percent."""
         rows, targets = features.split(self.split)
+        if self.k is None and features.classes < 2:
+            raise ConfigError(
+                "k", None, "there is one class, which any clusters agree with", "give k"
+            )
         unit = F.normalize(rows.to(features.device).float(), dim=1)
         found = []
         for place, k in enumerate([features.classes] if self.k is None else self.k):

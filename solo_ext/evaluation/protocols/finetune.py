@@ -12,8 +12,8 @@ from timm.data import Mixup  # type: ignore[attr-defined]
 
 from solo_ext.config.schema import Seed, View
 from solo_ext.config.types import (
+    LearningRate,
     NonNegativeFloat,
-    PositiveFloat,
     PositiveInt,
     Probability,
     ProbabilityBelowOne,
@@ -23,7 +23,7 @@ from solo_ext.evaluation.protocols.base import BackboneProtocol, Row
 from solo_ext.evaluation.subject import Subject
 from solo_ext.evaluation.supervised.classifier import Classifier, accuracies
 from solo_ext.evaluation.supervised.drop_path import with_drop_path
-from solo_ext.evaluation.supervised.fine_tuning import FineTuning, predicted
+from solo_ext.evaluation.supervised.fine_tuning import FineTuning, diverged, predicted
 from solo_ext.evaluation.supervised.schedule import BASE_BATCH, Precision, seeded
 from solo_ext.evaluation.supervised.unfinished import Unfinished
 from solo_ext.evaluation.supervised.views import STANDARD_VIEW, training_loader
@@ -40,7 +40,7 @@ class Finetune(BackboneProtocol):
     epochs: PositiveInt = 50
     batch_size: PositiveInt = 256
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    lr: PositiveFloat = 1e-3
+    lr: LearningRate = 1e-3
     weight_decay: NonNegativeFloat = 0.05
     layer_decay: Annotated[float, Gt(0), Le(1)] = 0.75
     warmup_epochs: NonNegativeFloat | None = None
@@ -59,6 +59,9 @@ class Finetune(BackboneProtocol):
 
         ``lr`` is for a batch of 256 and scaled by batch / 256. The accuracies are those after the
         last epoch; the test split serves nothing else.
+
+        Raises:
+            UserError: settings that do not fit, or the training diverged.
         """
         self._check()
         loader = training_loader(
@@ -85,6 +88,10 @@ class Finetune(BackboneProtocol):
         logits, targets = predicted(
             model, subject.loader(subject.test), subject.device, self.precision
         )
+        if not bool(logits.isfinite().all()):
+            # Another call is to begin anew, not behind this end.
+            unfinished.remove()
+            raise diverged("answers after the last epoch are")
         row: Row = {**accuracies(logits, targets), "train_loss": loss, "epochs": self.epochs}
         if self.save:
             about = {"backbone": subject.cfg["backbone"], "classes": subject.class_names}

@@ -9,6 +9,7 @@ import torch
 from annotated_types import Gt
 
 from solo_ext.config.types import NonNegativeInt
+from solo_ext.errors import ConfigError
 from solo_ext.evaluation.feature_geometry import feature_geometry
 from solo_ext.evaluation.frozen_features import Features
 from solo_ext.evaluation.protocols.base import FeatureProtocol, Row
@@ -29,6 +30,14 @@ class FeatureSpace(FeatureProtocol):
     def measure(self, features: Features) -> list[Row]:
         """One row: the numbers of :class:`solo_ext.evaluation.feature_geometry.Geometry`."""
         rows, targets = features.split(self.split)
+        if len(rows) < 2:
+            other = "train" if self.split == "test" else "test"
+            raise ConfigError(
+                "split",
+                self.split,
+                "it has one labelled image, and the spread of features needs two",
+                f"give more images, or take split={other}",
+            )
         if len(rows) > self.samples:
             generator = torch.Generator().manual_seed(self.seed)
             drawn = torch.randperm(len(rows), generator=generator)[: self.samples]

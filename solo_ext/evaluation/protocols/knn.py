@@ -22,6 +22,7 @@ class KNN(FeatureProtocol):
 
     def measure(self, features: Features) -> list[Row]:
         """One row per k and temperature: ``k``, ``temperature``, ``acc1``, ``acc5``."""
+        features.check_labelled()
         scores = knn_accuracy(
             features.test.to(features.device),
             features.test_targets,

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from solo_ext.config.schema import Seed, View
-from solo_ext.config.types import NonNegativeFloat, PositiveFloat, PositiveInt
+from solo_ext.config.types import LearningRate, NonNegativeFloat, PositiveInt
 from solo_ext.data.datasets import targets_of
-from solo_ext.errors import ConfigError
+from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.frozen_features import Features
 from solo_ext.evaluation.linear import holdout_mask
 from solo_ext.evaluation.protocols.base import BackboneProtocol, Row
@@ -35,7 +35,7 @@ class LinearAugmented(BackboneProtocol):
 
     epochs: PositiveInt = 100
     batch_size: PositiveInt = 256
-    lr: Annotated[list[PositiveFloat], MinLen(1)] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
+    lr: Annotated[list[LearningRate], MinLen(1)] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
     weight_decay: NonNegativeFloat = 0.0
     holdout: Annotated[float, Gt(0), Lt(1)] = 0.1
     augmentation: View = STANDARD_VIEW
@@ -50,6 +50,9 @@ class LinearAugmented(BackboneProtocol):
         one is trained on all images, the other leaves out those held out. Of the rates the one is
         chosen whose second classifier is best on the fixed views of the images held out, the
         smallest of equals; its first is what is tested.
+
+        Raises:
+            UserError: settings that do not fit, or every training diverged.
         """
         targets = torch.as_tensor(targets_of(subject.train))
         held = self._held(targets)
@@ -67,7 +70,12 @@ class LinearAugmented(BackboneProtocol):
         report = subject.report("linear classifiers")
         training.train(backbone, heads, loader, held, unfinished, report)
         heads.cpu()
-        row = self._measured(heads, subject.features, held, rates)
+        try:
+            row = self._measured(heads, subject.features, held, rates)
+        except UserError:
+            # Another call is to begin anew, not behind this end.
+            unfinished.remove()
+            raise
         if self.save:
             self._save(subject, heads, rates.index(row["lr"]))
             row["saved"] = FILE
@@ -83,7 +91,12 @@ class LinearAugmented(BackboneProtocol):
             chosen = scores.index(max(scores))
             shown = ", ".join(f"{r:g}: {s:.2f}" for r, s in zip(rates, scores, strict=True))
             about = {"held_out": shown}
-        found = accuracies(heads.final[chosen](features.test.float()), features.test_targets)
+        logits = heads.final[chosen](features.test.float())
+        if not bool(logits.isfinite().all()):
+            raise ConfigError(
+                "lr", self.lr, "the answers of the classifiers are not finite", "take smaller ones"
+            )
+        found = accuracies(logits, features.test_targets)
         return {**found, "lr": rates[chosen], "epochs": self.epochs, **about}
 
     def _held(self, targets: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Gt, Lt, MinLen
 
-from solo_ext.config.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from solo_ext.config.types import LearningRate, NonNegativeFloat, NonNegativeInt, PositiveInt
 from solo_ext.evaluation.frozen_features import Features
 from solo_ext.evaluation.linear_sgd import sweep_linear_probes
 from solo_ext.evaluation.protocols.base import FeatureProtocol, Row
@@ -17,7 +17,7 @@ class LinearSGD(FeatureProtocol):
 
     title: ClassVar[str] = "Linear probe, SGD sweep"
 
-    learning_rate: Annotated[list[PositiveFloat], MinLen(1)] = [
+    learning_rate: Annotated[list[LearningRate], MinLen(1)] = [
         *(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
     ]
     weight_decay: Annotated[list[NonNegativeFloat], MinLen(1)] = [0.0, 1e-3]
@@ -29,8 +29,10 @@ class LinearSGD(FeatureProtocol):
     def measure(self, features: Features) -> list[Row]:
         """One row: accuracies, the chosen ``learning_rate`` and ``weight_decay``.
 
-        ``at_edge`` says that the rate is the largest or smallest of several: widen the grid.
+        ``at_edge`` says that the rate is the largest or smallest of several: widen the grid. It is
+        ``None`` where no class has two training images, so that none could be held out to choose.
         """
+        features.check_labelled()
         found = sweep_linear_probes(
             features.train,
             features.train_targets,
@@ -46,6 +48,7 @@ class LinearSGD(FeatureProtocol):
         )
         chosen = found.learning_rate
         edges = (min(self.learning_rate), max(self.learning_rate))
+        several = len(set(self.learning_rate)) > 1
         return [
             {
                 "acc1": found.accuracy,
@@ -54,6 +57,6 @@ class LinearSGD(FeatureProtocol):
                 "held_out_acc1": max(found.held_out.values(), default=None),
                 "learning_rate": chosen,
                 "weight_decay": found.weight_decay,
-                "at_edge": len(set(self.learning_rate)) > 1 and chosen in edges,
+                "at_edge": None if several and not found.held_out else several and chosen in edges,
             }
         ]

@@ -9,7 +9,7 @@ from annotated_types import Gt, Lt, MinLen
 from scipy.stats import t as student_t
 
 from solo_ext.config.types import NonNegativeFloat, NonNegativeInt, PositiveInt
-from solo_ext.errors import ConfigError
+from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.frozen_features import Features
 from solo_ext.evaluation.labelled_draw import labelled_draw
 from solo_ext.evaluation.linear import linear_probe
@@ -36,37 +36,60 @@ class LowShot(FeatureProtocol):
         """One row per amount: ``acc1`` is a mean over draws.
 
         ``std`` is their sample deviation, ``ci95`` half the 95 % interval of the mean by Student's
-        t: over draws of labels, not over training seeds.
+        t: over draws of labels, not over training seeds. Where some amounts are more than a class
+        has, they have no numbers, and ``note`` says which class it is.
+
+        Raises:
+            UserError: every amount is more, or a class has no training image at all.
         """
+        features.check_labelled()
         amounts = [
             *((f"{shots} per class", shots, f"shots.{i}") for i, shots in enumerate(self.shots)),
             *((f"{100 * f:g} %", f, f"fractions.{i}") for i, f in enumerate(self.fractions)),
         ]
         if not amounts:
             raise ConfigError("shots", [], "nothing to measure", "give shots or fractions")
-        return [self._row(features, *amount) for amount in amounts]
+        label, count = _smallest_class(features)
+        if not count:
+            raise UserError(
+                f"class {features.name_of(label)} has no training image, and few labels are of "
+                "every class; give images of it, or leave the class out of both splits"
+            )
+        short = f"class {features.name_of(label)} has {count} training images"
+        # A fraction takes one image at least, and never more than there are.
+        possible = [not isinstance(amount, int) or amount <= count for _, amount, _ in amounts]
+        if not any(possible):
+            raise ConfigError(amounts[0][2], amounts[0][1], short, "lower it")
+        rows = [
+            self._row(features, name, amount) if fits else _without(name)
+            for (name, amount, _), fits in zip(amounts, possible, strict=True)
+        ]
+        if all(possible):
+            return rows
+        return [
+            {**row, "note": "" if fits else short} for row, fits in zip(rows, possible, strict=True)
+        ]
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """By amount, such as ``acc1_10_per_class``."""
+        """By amount, such as ``acc1_10_per_class``; without those that a class has too few for."""
         names = {" per class": "_per_class", " %": "_percent"}
         found = {}
         for row in rows:
+            if row["acc1"] is None:
+                continue
             name = row["labels"]
             for old, new in names.items():
                 name = name.replace(old, new)
             found[f"acc1_{name}"] = float(row["acc1"])
         return found
 
-    def _row(self, features: Features, label: str, amount: int | float, key: str) -> Row:
+    def _row(self, features: Features, label: str, amount: int | float) -> Row:
         labels = features.train_targets.numpy()
         train = features.train
         accuracies, count = [], 0
         for draw in range(self.draws):
-            try:
-                rows = labelled_draw(labels, range(features.classes), amount, self.seed, draw)
-            except ValueError as error:
-                raise ConfigError(key, amount, str(error).partition(",")[0], "lower it") from None
+            rows = labelled_draw(labels, range(features.classes), amount, self.seed, draw)
             count = len(rows)
             result = linear_probe(
                 train[rows].to(features.device),
@@ -90,3 +113,15 @@ class LowShot(FeatureProtocol):
             "ci95": half,
             "draws": self.draws,
         }
+
+
+def _smallest_class(features: Features) -> tuple[int, int]:
+    """Number of the class with the fewest training images, the first of equals, and their count."""
+    targets = features.train_targets
+    counts = targets[targets >= 0].bincount(minlength=features.classes)
+    label = int(counts.argmin())
+    return label, int(counts[label])
+
+
+def _without(label: str) -> Row:
+    return {"labels": label, "images": None, "acc1": None, "std": None, "ci95": None, "draws": None}

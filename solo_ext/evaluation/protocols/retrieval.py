@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import MinLen
 
 from solo_ext.config.types import PositiveInt
+from solo_ext.errors import ConfigError
 from solo_ext.evaluation.frozen_features import Features
 from solo_ext.evaluation.protocols.base import FeatureProtocol, Row
 from solo_ext.evaluation.retrieval import retrieval_scores
@@ -27,7 +28,16 @@ class Retrieval(FeatureProtocol):
         """One row: ``map`` and ``recall_<k>`` in percent, ``queries`` that have an answer."""
         queries, targets = features.split("test")
         gallery, labels = (None, None) if self.gallery == "test" else features.split("train")
-        found = retrieval_scores(queries, targets, gallery, labels, self.k, features.device)
+        try:
+            found = retrieval_scores(queries, targets, gallery, labels, self.k, features.device)
+        except ValueError as error:
+            other = "train" if self.gallery == "test" else "test"
+            raise ConfigError(
+                "gallery",
+                self.gallery,
+                str(error),
+                f"give more images of a class, or take gallery={other}",
+            ) from error
         recalls = {f"recall_{k}": value for k, value in found.recall.items()}
         return [
             {

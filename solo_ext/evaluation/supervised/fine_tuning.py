@@ -66,7 +66,7 @@ class FineTuning:
             Mean loss of the last epoch.
 
         Raises:
-            UserError: the loss is not finite.
+            UserError: the loss or the weights are not finite.
         """
         steps = len(loader)
         total = steps * self.epochs
@@ -92,10 +92,10 @@ class FineTuning:
                         progress(step + 1, total)
             loss = float(summed) / steps
             if not torch.tensor(loss).isfinite():
-                raise UserError(
-                    f"the loss of epoch {epoch + 1} is not finite; take a smaller lr, or longer "
-                    "warmup_epochs"
-                )
+                raise diverged(f"loss of epoch {epoch + 1} is")
+            # The loss is that before the last update.
+            if not all(bool(p.isfinite().all()) for p in model.state_dict().values()):
+                raise diverged(f"weights after epoch {epoch + 1} are")
             state = {"epochs": epoch + 1, "loss": loss, "model": model.state_dict()}
             state |= {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
             unfinished.save(state)
@@ -109,6 +109,11 @@ class FineTuning:
         with autocast(self.device, self.precision):
             logits = model(views)
         return F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
+
+
+def diverged(what: str) -> UserError:
+    """The error of a training that ended in no numbers."""
+    return UserError(f"the {what} not finite; take a smaller lr, or longer warmup_epochs")
 
 
 def _resumed(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from solo_ext.config.schema import Section
 from solo_ext.data.fingerprint import images_fingerprint
 from solo_ext.evaluation.subject import Subject
+from solo_ext.paths import write_whole
+
+if TYPE_CHECKING:
+    from solo_ext.evaluation.protocols import Protocol
 
 
 class Unfinished:
@@ -26,12 +28,13 @@ class Unfinished:
         settings: of the protocol.
     """
 
-    def __init__(self, subject: Subject, settings: Section) -> None:
+    def __init__(self, subject: Subject, settings: Protocol) -> None:
         first = subject.cfg["augmentations"][0]
         key = {
             "model": subject.model.digest,
             "backbone": subject.cfg["backbone"],
             "protocol": type(settings).__name__,
+            "version": settings.version,
             "settings": settings.model_dump(exclude={"save"}),
             "images": [images_fingerprint(i) for i in (subject.train, subject.test)],
             "paths": [str(subject.cfg["data"][f"{s}_path"]) for s in ("train", "val")],
@@ -55,12 +58,7 @@ class Unfinished:
     def save(self, state: dict[str, Any]) -> None:
         """Writes the whole file or none of it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self.file.with_suffix(f".{os.getpid()}.saving")
-        try:
-            torch.save(state, scratch)
-            os.replace(scratch, self.file)
-        finally:
-            scratch.unlink(missing_ok=True)
+        write_whole(self.file, lambda path: torch.save(state, path))
 
     def remove(self) -> None:
         """Removes the file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from solo_ext.evaluation.protocols.finetune import Finetune
@@ -37,6 +38,14 @@ def test_is_found_by_the_same_call_alone(images: Path, tmp_path: Path) -> None:
     assert made(images, tmp_path, save=True).load() is not None
     first.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_corrected_protocol_starts_anew(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(images, tmp_path).save({"epochs": 3})
+    monkeypatch.setattr(Finetune, "version", Finetune.version + 1)
+    assert made(images, tmp_path).load() is None
 
 
 def test_damaged_file_counts_for_nothing(images: Path, tmp_path: Path) -> None:
