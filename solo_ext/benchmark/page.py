@@ -29,12 +29,13 @@ nav ul {{ list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2r
 a {{ color: var(--plugin) }}
 .wide table {{ font-variant-numeric: tabular-nums }}
 .wide th, .wide td {{ padding: .3rem .6rem }}
-.wide td {{ min-width: 5.75rem; max-width: 26rem }}
+.wide td {{ min-width: 6.75rem; max-width: 26rem }}
 .wide .num {{ min-width: 3.25rem }}
-.wide tbody th {{ min-width: min(11rem, 40vw) }}
-.wide td.short {{ min-width: 0; white-space: nowrap }}
+.wide .short {{ min-width: 0; white-space: nowrap }}
 .wide td.long {{ min-width: 15rem }}
-.wide th:first-child {{ padding-left: 0 }}
+.wide th:first-child {{ padding-left: 0; position: sticky; left: 0; background: var(--page) }}
+.wide tbody th {{ min-width: min(11rem, 40vw) }}
+.wide tbody th.short {{ min-width: 0 }}
 details {{ margin: .75rem 0 }}
 summary {{ cursor: pointer; color: var(--soft) }}
 .figures {{ display: grid; gap: 1.75rem 2rem; margin: 1rem 0;
@@ -94,7 +95,7 @@ def _table(table: Table) -> str:
     )
     lines = []
     for place, row in enumerate(table.rows):
-        cells = [f'<th scope="row">{escape(row[0])}</th>']
+        cells = [f'<th{css(0)} scope="row">{escape(row[0])}</th>']
         for column, text in enumerate(row[1:], 1):
             shown = escape(text)
             if (place, column) in table.bold:
