@@ -25,7 +25,13 @@ from solo_ext.data.transforms import pretrain_transform
 from solo_ext.paths import config_root
 
 IMAGES, BATCH = 2000, 256
-CASES = ((32, "cifar", 32), (32, "small32", 32), (128, "mocov2_128", 128))
+CASES = (
+    (32, "cifar", 32),
+    (32, "small32", 32),
+    (64, "mocov2_128", 64),
+    (96, "small32", 32),
+    (128, "mocov2_128", 128),
+)
 """Side of the images, name of the augmentations, side of the crops."""
 CIFAR = {"torchvision": 5.0, "kornia": 3.0}
 """Times faster than what, at CIFAR's size; the other cases have no target."""
