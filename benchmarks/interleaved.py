@@ -2,58 +2,94 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 Work = Callable[[], Any]
+Clock = Callable[[], float]
+Timer = Callable[[Work, int], float]
+"""Takes work and how often to do it."""
 
 _LEAST_SECONDS = 2e-2
+_LEAST_WARM, _WARM_SECONDS = 3, 10.0
+
+
+def take_turns(
+    variants: Mapping[str, Work], rounds: int, warm: int = 10, timer: Timer | None = None
+) -> dict[str, list[float]]:
+    """Times all variants in every round, each round starting with another one.
+
+    Work of less than 20 ms is repeated within its turn, as often as fills that time.
+
+    Args:
+        variants: what to do, by name.
+        rounds: that count.
+        warm: rounds before them: allocators and caches settle. Where they are slow, three are
+            enough: the others are left out once ten seconds have gone by.
+        timer: how calls are timed; by the clock on the wall.
+
+    Returns:
+        Seconds of one call in every round, by name.
+    """
+    names = list(variants)
+    timer = timer or by_clock(time.perf_counter)
+    repeats = dict.fromkeys(names, 1)
+    begin = time.perf_counter()
+    for turn in range(warm):
+        if turn >= _LEAST_WARM and time.perf_counter() - begin > _WARM_SECONDS:
+            break
+        for name in _starting_at(names, turn):
+            spent = timer(variants[name], repeats[name])
+            repeats[name] = max(repeats[name], round(_LEAST_SECONDS / spent), 1)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        for name in _starting_at(names, turn):
+            seconds[name].append(timer(variants[name], repeats[name]))
+    return seconds
+
+
+def _starting_at(names: list[str], turn: int) -> list[str]:
+    start = turn % len(names)
+    return names[start:] + names[:start]
+
+
+def ratios(seconds: Mapping[str, list[float]], name: str, to: str) -> tuple[float, float, float]:
+    """First quartile, median and third quartile over rounds of the time of one over another's."""
+    pairs = [a / b for a, b in zip(seconds[name], seconds[to], strict=True)]
+    if len(pairs) == 1:
+        return pairs[0], pairs[0], pairs[0]
+    low, middle, high = statistics.quantiles(pairs, n=4, method="inclusive")
+    return low, middle, high
 
 
 def race(
     variants: Mapping[str, Work],
     rounds: int,
     warm: int = 10,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
 ) -> dict[str, dict[str, float | list[float]]]:
-    """Times all variants in every round, each round starting with another one.
-
-    Work of less than 20 ms is repeated within its turn, as often as fills that time.
+    """Times all variants in turn, as :func:`take_turns` does.
 
     Args:
         variants: what to do, by name; the first is what ratios are relative to.
         rounds: that count.
-        warm: rounds before them: allocators and caches settle.
+        warm: rounds before them.
         clock: seconds; ``time.process_time`` leaves out what other processes take of the core.
 
     Returns:
         Of each variant `ms`, its median; `ratio`, the median over rounds of its time over the
         first one's of the same round; `quartiles` of that ratio.
     """
-    names = list(variants)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    repeats = dict.fromkeys(names, 1)
-    for turn in range(warm + rounds):
-        start = turn % len(names)
-        for name in names[start:] + names[:start]:
-            spent = _seconds(variants[name], repeats[name], clock)
-            if turn >= warm:
-                seconds[name].append(spent)
-            else:
-                repeats[name] = max(repeats[name], round(_LEAST_SECONDS / spent), 1)
-    first = seconds[names[0]]
+    seconds = take_turns(variants, rounds, warm, by_clock(clock))
+    first = next(iter(variants))
     found: dict[str, dict[str, float | list[float]]] = {}
     for name, times in seconds.items():
-        ratios = [t / own for t, own in zip(times, first, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        low, middle, high = ratios(seconds, name, first)
         found[name] = {
             "ms": 1e3 * statistics.median(times),
             "ratio": middle,
@@ -62,15 +98,36 @@ def race(
     return found
 
 
-def _seconds(work: Work, repeats: int, clock: Callable[[], float]) -> float:
-    start = clock()
+def by_clock(clock: Clock) -> Timer:
+    """Seconds of one of some calls, as the clock has it."""
+
+    def timer(work: Work, repeats: int) -> float:
+        start = clock()
+        for _ in range(repeats):
+            work()
+        return (clock() - start) / repeats
+
+    return timer
+
+
+def by_cuda_events(work: Work, repeats: int) -> float:
+    """Seconds of one of some calls, between two events on the GPU."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
     for _ in range(repeats):
         work()
-    return (clock() - start) / repeats
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / repeats
 
 
-def peak_mib(work: Work) -> float:
-    """Largest sum of live allocations of one call beyond its inputs, in MiB, on the CPU."""
+def peak_mib(work: Work, device: str = "cpu") -> float:
+    """Largest sum of live allocations of one call beyond its inputs, in MiB."""
+    if device == "cuda":
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        return (torch.cuda.max_memory_allocated() - held) / 2**20
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         result = work()
     del result
@@ -80,35 +137,3 @@ def peak_mib(work: Work) -> float:
         held += event.nbytes()
         most = max(most, held)
     return most / 2**20
-
-
-def show(name: str, row: Mapping[str, Any], note: str = "") -> None:
-    """Prints a line of a table of what :func:`race` and :func:`peak_mib` found."""
-    low, high = row["quartiles"]
-    print(
-        f"  {name:12} {row['ms']:9.3f} ms  {row['ratio']:7.2f} x ({low:.2f} to {high:.2f})"
-        f"  {row['mib']:8.1f} MiB  {note}",
-        flush=True,
-    )
-
-
-class Record(dict[str, Any]):
-    """What a benchmark found; written to the file of ``--json`` if there is one.
-
-    Making it also sets one thread and a seed.
-
-    Args:
-        doc: of the benchmark; its first line is the help.
-    """
-
-    def __init__(self, doc: str) -> None:
-        parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-        parser.add_argument("--json", type=Path)
-        self._file: Path | None = parser.parse_args().json
-        torch.set_num_threads(1)
-        torch.manual_seed(0)
-
-    def write(self) -> None:
-        """Writes what there is."""
-        if self._file is not None:
-            self._file.write_text(json.dumps(self, indent=1) + "\n")

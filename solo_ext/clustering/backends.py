@@ -36,9 +36,9 @@ _NEEDS = {
 def resolve_backend(name: str, device: torch.device | str, *, sharded: bool = False) -> str:
     """Name of the backend that will run.
 
-    "auto" is "torch" on a CPU, where `benchmarks/e_step.py` finds it the fastest and nothing need
-    be installed for it; on CUDA "flash" where flash-kmeans is installed, else "torch". Over several
-    ranks it is "torch", the only one that shares the work.
+    "auto" is "torch" on a CPU, where the row `e-step` of `benchmarks/speed` finds it the fastest
+    and nothing need be installed for it; on CUDA "flash" where flash-kmeans is installed, else
+    "torch". Over several ranks it is "torch", the only one that shares the work.
 
     Args:
         name: "auto", "torch", "faiss" or "flash".

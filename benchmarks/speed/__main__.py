@@ -1,0 +1,89 @@
+"""``python -m benchmarks.speed``: measures what is missing, then prints the table."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+# Spinning OpenMP threads make busy cores ten times slower; read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# The profiler announces every start and end of itself.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
+import torch
+from rich.console import Console
+
+import benchmarks.speed
+from benchmarks.speed.effort import QUICK, Effort
+from benchmarks.speed.record import Record
+from benchmarks.speed.rows import ROWS
+from benchmarks.speed.table import markdown, table
+from solo_ext.errors import UserError, nearest
+from solo_ext.paths import write_text
+
+USER_MISTAKE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed",
+        description=benchmarks.speed.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--quick", action="store_true", help="small sizes, no verdicts")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="the record; beside it OUT.md")
+    parser.add_argument("--fresh", action="store_true", help="measure again what OUT holds")
+    args = parser.parse_args(arguments)
+    try:
+        run(args)
+    except UserError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return USER_MISTAKE
+    return 0
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measures and prints.
+
+    Raises:
+        UserError: an unknown row, no GPU, or a record that does not fit.
+    """
+    names = args.rows or list(ROWS)
+    for name in names:
+        if name not in ROWS:
+            raise UserError(f"no row {name!r}; {nearest(name, ROWS, show=len(ROWS))}")
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU; use --device cpu")
+    effort = replace(QUICK if args.quick else Effort(), device=device)
+    folder = Path("runs") if args.quick else Path("benchmark_results") / "speed"
+    out = args.json or folder / f"{'speed-quick' if args.quick else device}.json"
+    torch.set_num_threads(1)
+    # A quick table is soon made again.
+    record = Record(out, effort, args.fresh or (args.quick and args.json is None))
+    console = Console()
+    # Tables are wider than what a file or pipe is taken to be.
+    console = console if console.is_terminal else Console(width=200)
+    for name in names:
+        if name not in record:
+            torch.manual_seed(0)
+            begin = time.perf_counter()
+            measured = ROWS[name].measure(effort)
+            record.add(name, measured, time.perf_counter() - begin)
+        console.print(f"[bold]{name}[/bold]")
+        console.print(table(record.findings(name), not args.quick))
+    held = [f for name in ROWS if name in record for f in record.findings(name)]
+    write_text(out.with_suffix(".md"), markdown(held, not args.quick))
+    console.print(f"record: {out}, {out.with_suffix('.md')}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""A row that times calls: variants of an operation in turn, at some sizes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.interleaved import (
+    Work,
+    by_clock,
+    by_cuda_events,
+    peak_mib,
+    ratios,
+    take_turns,
+)
+from benchmarks.speed.effort import Effort
+from benchmarks.speed.finding import Finding
+from benchmarks.speed.law import Law
+from benchmarks.speed.row import Measured
+from benchmarks.speed.target import Target, at_most
+
+OURS, AGAIN = "ours", "again"
+NEEDS_GPU, OF_CPU = "needs a GPU", "a target on a CPU"
+
+
+class Goal(NamedTuple):
+    """What one of our variants is to reach beside a peer.
+
+    Attributes:
+        peer: variant that it is compared with; empty for numbers of ours alone.
+        faster: least ratio of the peer's time to ours; 0: the ratio is shown, without a target.
+        leaner: least ratio of the peer's memory to ours.
+        ours: which variant of ours.
+        device: where that holds.
+        most_ms: most milliseconds of ours.
+        most_mib: most memory of ours.
+    """
+
+    peer: str = ""
+    faster: float | None = None
+    leaner: float | None = None
+    ours: str = OURS
+    device: str = "cpu"
+    most_ms: float | None = None
+    most_mib: float | None = None
+
+
+class Setup(NamedTuple):
+    """An operation on given inputs.
+
+    Attributes:
+        variants: calls by name, ``ours`` among them; in place of one that cannot be, why.
+        difference: of what a variant returned from what ours returned.
+    """
+
+    variants: dict[str, Work | str]
+    difference: Callable[[Any, Any], float] | None = None
+
+    @property
+    def works(self) -> dict[str, Work]:
+        """Those that can be called."""
+        return {name: work for name, work in self.variants.items() if not isinstance(work, str)}
+
+
+class Case(NamedTuple):
+    """An operation at a size.
+
+    Attributes:
+        label: of the full size.
+        make: its variants.
+        goals: what they are to reach.
+    """
+
+    label: str
+    make: Callable[[Effort], Setup]
+    goals: tuple[Goal, ...]
+
+    def names(self, device: str) -> list[str]:
+        """Variants that the goals on a device speak of."""
+        found = [OURS, *(n for g in self.goals if g.device == device for n in (g.ours, g.peer))]
+        return [name for name in dict.fromkeys(found) if name]
+
+    def measure(self, effort: Effort) -> Measured:
+        """Times the variants in turn, if something is to be reached on this device."""
+        if all(goal.device != effort.device for goal in self.goals):
+            return Measured([f for g in self.goals for f in _not_here(self.label, g)], {})
+        # The same inputs whatever was measured before.
+        torch.manual_seed(0)
+        setup = self.make(effort)
+        works = {name: on_device(work, effort.device) for name, work in setup.works.items()}
+        works = {**works, AGAIN: works[OURS]}
+        timer = by_cuda_events if effort.device == "cuda" else by_clock(time.perf_counter)
+        seconds = take_turns(works, effort.rounds, effort.warm, timer)
+        details: dict[str, Any] = {}
+        expected = works[OURS]() if setup.difference else None
+        for name, work in works.items():
+            low, middle, high = ratios(seconds, name, OURS)
+            details[name] = {
+                "ms": 1e3 * statistics.median(seconds[name]),
+                "ratio": middle,
+                "quartiles": [low, high],
+                "mib": peak_mib(work, effort.device),
+            }
+            if setup.difference is not None:
+                details[name]["difference"] = setup.difference(work(), expected)
+        missing = {n: why for n, why in setup.variants.items() if isinstance(why, str)}
+        findings = []
+        for goal in self.goals:
+            if goal.device != effort.device:
+                findings += _not_here(self.label, goal)
+            elif missing.keys() & {goal.ours, goal.peer}:
+                why = missing.get(goal.ours) or missing[goal.peer]
+                findings += _lines(self.label, goal, note=why)
+            else:
+                findings += _reached(self.label, goal, seconds, details)
+        return Measured(findings, {**details, **missing})
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A row of calls.
+
+    Attributes:
+        name: for ``--rows``.
+        cases: its sizes.
+        laws: how it grows; on a CPU.
+    """
+
+    name: str
+    cases: tuple[Case, ...]
+    laws: tuple[Law, ...] = ()
+
+    def measure(self, effort: Effort) -> Measured:
+        """Measures all sizes and laws."""
+        parts: dict[str, Measured] = {case.label: case.measure(effort) for case in self.cases}
+        if effort.device == "cpu":
+            parts.update({law.label: law.measure(effort) for law in self.laws})
+        findings = [f for part in parts.values() for f in part.findings]
+        return Measured(findings, {k: part.details for k, part in parts.items()})
+
+
+def on_device(work: Work, device: str) -> Work:
+    """The work as it runs in training there: on a GPU under autocast."""
+    if device == "cpu":
+        return work
+
+    def under_autocast() -> Any:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return work()
+
+    return under_autocast
+
+
+def _lines(label: str, goal: Goal, **rest: Any) -> list[Finding]:
+    """One for each number of a goal, not measured."""
+    names = {"ours": "" if goal.ours == OURS else goal.ours, "peer": goal.peer, **rest}
+    found = []
+    if goal.faster is not None:
+        found.append(Finding(label, Target(goal.faster) if goal.faster else None, **names))
+    if goal.leaner is not None:
+        found.append(Finding(f"{label}: memory", Target(goal.leaner), **names))
+    if goal.most_ms is not None:
+        found.append(Finding(f"{label}: time", at_most(goal.most_ms, "ms"), **names))
+    if goal.most_mib is not None:
+        found.append(Finding(f"{label}: memory", at_most(goal.most_mib, "MiB"), **names))
+    return found
+
+
+def _not_here(label: str, goal: Goal) -> list[Finding]:
+    note = NEEDS_GPU if goal.device == "cuda" else OF_CPU
+    return _lines(f"{label}, on a GPU" if goal.device == "cuda" else label, goal, note=note)
+
+
+def _reached(
+    label: str, goal: Goal, seconds: Mapping[str, list[float]], details: Mapping[str, Any]
+) -> list[Finding]:
+    own = details[goal.ours]
+    again, memory, note = ratios(seconds, AGAIN, OURS)[1], None, ""
+    if goal.peer:
+        memory = details[goal.peer]["mib"] / own["mib"] if own["mib"] else None
+        if "difference" in own:
+            far = details[goal.peer if goal.ours == OURS else goal.ours]["difference"]
+            note = f"differ by {far:.1e}"
+    found = []
+    for line in _lines(label, goal):
+        if line.target is not None and line.target.unit == "ms":
+            measured: float | None = own["ms"]
+        elif line.target is not None and line.target.unit == "MiB":
+            measured = own["mib"]
+        elif line.label.endswith(": memory"):
+            measured = memory
+        else:
+            measured = ratios(seconds, goal.peer, goal.ours)[1]
+            line = replace(line, again=again, memory=memory, note=note)
+        found.append(replace(line, measured=measured))
+    return found

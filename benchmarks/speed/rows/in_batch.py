@@ -1,0 +1,183 @@
+"""Debiased and hard-negative losses of a batch."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.interleaved import Work
+from benchmarks.speed.counting import counted
+from benchmarks.speed.effort import Effort
+from benchmarks.speed.finding import Finding
+from benchmarks.speed.law import Law
+from benchmarks.speed.operation import Case, Goal, Operation, Setup
+from benchmarks.speed.peers import peer
+from benchmarks.speed.row import Measured
+from benchmarks.speed.target import at_most, slope
+from solo_ext import host
+from solo_ext.losses import debiased_loss_func, hard_negative_loss_func, nt_xent_loss_func
+
+DIM, TEMPERATURE, TAU, BETA = 128, 0.5, 0.1, 1.0
+LAUNCHES = 60
+
+
+def own_by_rows(count: int, device: torch.device) -> Tensor:
+    """(2N, 2N), whether a column is of the row's own image; filled row by row as both codes do."""
+    own = torch.zeros(count, count, dtype=torch.bool)
+    for row in range(count):
+        own[row, row] = True
+        own[row, (row + count // 2) % count] = True
+    return own.to(device)
+
+
+def own_at_once(count: int, device: torch.device) -> Tensor:
+    """The same without a loop."""
+    own = torch.eye(count, dtype=torch.bool, device=device)
+    return own | own.roll(count // 2, 0)
+
+
+def plain_estimate(
+    z1: Tensor, z2: Tensor, beta: float, mask: Callable[[int, torch.device], Tensor] = own_by_rows
+) -> Tensor:
+    """Debiased, and with ``beta`` hard negatives, in the manner of the authors' code.
+
+    Similarities, a mask of own columns, exponentials, on the (2N, 2N) matrix.
+    """
+    rows = F.normalize(torch.cat((z1, z2)), dim=1)
+    count = len(rows)
+    own = mask(count, rows.device)
+    negative = torch.exp(rows @ rows.T / TEMPERATURE).masked_select(~own).view(count, -1)
+    positive = torch.exp((rows * rows.roll(count // 2, 0)).sum(1) / TEMPERATURE)
+    if beta:
+        weights = (beta * negative.log()).exp()
+        mass = (weights * negative).sum(1) / weights.mean(1)
+    else:
+        mass = negative.sum(1)
+    size = count - 2
+    estimate = (mass - TAU * size * positive) / (1 - TAU)
+    estimate = estimate.clamp(min=size * math.exp(-1 / TEMPERATURE))
+    return -torch.log(positive / (positive + estimate)).mean()
+
+
+def two_views(effort: Effort, size: int) -> list[Tensor]:
+    """Embeddings of two views, neither unit rows nor independent."""
+    z1, z2 = (torch.randn(size, DIM, device=effort.device) for _ in range(2))
+    return [z1.requires_grad_(), (z1.detach() + z2).requires_grad_()]
+
+
+def setup(effort: Effort, rows: int) -> Setup:
+    """Variants with ``rows`` embeddings, two of each image."""
+    size = effort.size(rows // 2)
+    views = two_views(effort, size)
+    theirs = host.load().solo.losses.simclr_loss_func
+    by_ids = "indexes" in inspect.signature(theirs).parameters
+    ids = torch.arange(size, device=effort.device).repeat(2)
+
+    def simclr() -> Tensor:
+        if by_ids:
+            return theirs(torch.cat(views), ids, temperature=TEMPERATURE)  # type: ignore[no-any-return]
+        return theirs(*views, temperature=TEMPERATURE)  # type: ignore[no-any-return]
+
+    def gradient(loss: Callable[..., Tensor], *args: Any) -> Tensor:
+        return torch.cat(torch.autograd.grad(loss(*args), views))
+
+    def lightly(module: Any) -> Work:
+        return partial(gradient, module.NTXentLoss(temperature=TEMPERATURE), *views)
+
+    return Setup(
+        {
+            "ours": lambda: gradient(debiased_loss_func, *views, TEMPERATURE, TAU),
+            "hard negatives": lambda: gradient(
+                hard_negative_loss_func, *views, TEMPERATURE, TAU, BETA
+            ),
+            "NT-Xent": lambda: gradient(nt_xent_loss_func, *views, TEMPERATURE),
+            "plain debiased": lambda: gradient(plain_estimate, *views, 0.0),
+            "plain hard": lambda: gradient(plain_estimate, *views, BETA),
+            "plain debiased, mask at once": lambda: gradient(
+                plain_estimate, *views, 0.0, own_at_once
+            ),
+            "plain hard, mask at once": lambda: gradient(plain_estimate, *views, BETA, own_at_once),
+            "solo-learn SimCLR": lambda: gradient(simclr),
+            "lightly NT-Xent": peer("lightly.loss", lightly),
+        }
+    )
+
+
+def growing(effort: Effort, size: int) -> Work:
+    """Ours alone, for the law."""
+    views = two_views(effort, size // 2)
+    return lambda: torch.autograd.grad(debiased_loss_func(*views, TEMPERATURE, TAU), views)
+
+
+class InBatch(Operation):
+    """Also counts what a GPU would have to launch."""
+
+    def measure(self, effort: Effort) -> Measured:
+        """Adds the launches at the smaller size."""
+        findings, details = super().measure(effort)
+        works = setup(effort, 512).works
+        for name, label, plain in (
+            ("ours", "debiased", "plain debiased, mask at once"),
+            ("hard negatives", "hard negatives", "plain hard, mask at once"),
+        ):
+            tally, theirs = counted(works[name]), counted(works[plain])
+            details[f"launches, {label}"] = {"ours": tally._asdict(), plain: theirs._asdict()}
+            for what, most, number, other in (
+                ("launches", LAUNCHES, tally.launches, theirs.launches),
+                ("host synchronisations", 0, tally.synchronisations, theirs.synchronisations),
+            ):
+                line = f"{label}, 2N 512: {what}"
+                note = f"{plain}: {other}"
+                findings.append(Finding(line, at_most(most, ""), float(number), note=note))
+        return Measured(findings, details)
+
+
+HARD = "hard negatives"
+
+
+def goals(debiased: float, hard: float, others: float | None, lean: float, gpu: float) -> Any:
+    """The targets at one size."""
+    either = (
+        ()
+        if others is None
+        else (
+            Goal("solo-learn SimCLR", others),
+            Goal("solo-learn SimCLR", others, ours=HARD),
+            Goal("lightly NT-Xent", others),
+            Goal("lightly NT-Xent", others, ours=HARD),
+        )
+    )
+    return (
+        Goal("plain debiased", debiased, lean),
+        Goal("plain hard", hard, lean, ours=HARD),
+        Goal("plain debiased, mask at once", 0),
+        Goal("plain hard, mask at once", 0, ours=HARD),
+        *either,
+        Goal("plain debiased", gpu, device="cuda"),
+        Goal("plain hard", gpu, ours=HARD, device="cuda"),
+    )
+
+
+ROW = InBatch(
+    "in-batch",
+    (
+        Case("in-batch, 2N 512", partial(setup, rows=512), goals(1.4, 1.8, 1.8, 1.3, 3.0)),
+        Case("in-batch, 2N 4,096", partial(setup, rows=4096), goals(2.1, 3.6, 2.1, 12, 5.0)),
+    ),
+    (
+        Law(
+            "debiased against 2N",
+            (512, 1024, 2048, 4096),
+            growing,
+            slope(2),
+            slope(1, at_most=True),
+        ),
+    ),
+)

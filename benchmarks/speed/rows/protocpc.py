@@ -1,0 +1,163 @@
+"""The ProtoCPC step, and the SEED loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.interleaved import Work
+from benchmarks.speed.effort import Effort
+from benchmarks.speed.law import Law
+from benchmarks.speed.operation import Case, Goal, Operation, Setup
+from benchmarks.speed.peers import compiled
+from benchmarks.speed.rows.inputs import across, relative, unit
+from benchmarks.speed.rows.sinkhorn import plain_sinkhorn
+from benchmarks.speed.target import slope
+from solo_ext.losses import protocpc_step, seed_loss_func
+
+BATCH = 512
+
+
+def algorithm(student: Tensor, teacher: Tensor, prior: Tensor) -> Tensor:
+    """Algorithm 1, from the logits (N, K) that the two networks end in."""
+    with torch.no_grad():
+        probs = plain_sinkhorn(teacher, 0.04, 3)
+        prior = 0.9 * prior + 0.1 * len(prior) * probs.mean(0)
+    scaled = student / 0.1
+    align = -(probs * scaled).sum(1)
+    return (align + torch.logsumexp(scaled + prior.log(), dim=1)).mean()
+
+
+def pseudo_code(student: Tensor, teacher: Tensor, prototypes: Tensor, prior: Tensor) -> Tensor:
+    """Algorithm 1, from the features; the prototypes are copied to the teacher at every step."""
+    with torch.no_grad():
+        of_teacher = teacher @ prototypes.detach().clone().T
+    return algorithm(student @ prototypes.T, of_teacher, prior)
+
+
+def first_on_sphere(student: Tensor) -> Callable[[Any, Any], float]:
+    """Largest relative difference of the gradients; the student's across the sphere."""
+
+    def difference(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
+        first = relative(across(found[0], student), across(expected[0], student))
+        return max([first, *map(relative, found[1:], expected[1:])])
+
+    return difference
+
+
+def step(effort: Effort, size: int, dim: int, learns: bool) -> Setup:
+    """Variants of the step with ``size`` prototypes."""
+    batch, size = effort.size(BATCH), effort.size(size)
+    student, teacher = unit(effort, batch, dim).requires_grad_(), unit(effort, batch, dim)
+    prototypes = unit(effort, size, dim).requires_grad_(learns)
+    prior = torch.ones(size, device=effort.device)
+    wanted = (student, prototypes) if learns else (student,)
+
+    def ours(dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+        views = student.unsqueeze(0), teacher.unsqueeze(0)
+        terms = protocpc_step(*views, prototypes, prior, compute_dtype=dtype)
+        return torch.autograd.grad(terms.loss, wanted)
+
+    def plain(loss: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss(student, teacher, prototypes, prior), wanted)
+
+    made = compiled(effort, pseudo_code, student, teacher, prototypes, prior)
+    return Setup(
+        {
+            "ours": ours,
+            "bfloat16": lambda: ours(torch.bfloat16),
+            "pseudo-code": lambda: plain(pseudo_code),
+            "compiled": made
+            if isinstance(made, str)
+            else lambda: torch.autograd.grad(made(), wanted),
+        },
+        first_on_sphere(student),
+    )
+
+
+def plain_seed(student: Tensor, teacher: Tensor, queue: Tensor) -> Tensor:
+    """The formula, as (N, 1 + K) matrices of logits."""
+    own = (student * teacher).sum(1, keepdim=True), (teacher * teacher).sum(1, keepdim=True)
+    logits = torch.cat((own[0], student @ queue.T), 1) / 0.2
+    target = (torch.cat((own[1], teacher @ queue.T), 1) / 0.01).softmax(1)
+    return -(target * logits.log_softmax(1)).sum(1).mean()
+
+
+def seed(effort: Effort) -> Setup:
+    """Variants of SEED."""
+    batch, size = effort.size(BATCH), effort.size(65536)
+    student, teacher = unit(effort, batch, 128).requires_grad_(), unit(effort, batch, 128)
+    queue = unit(effort, size, 128)
+    made = compiled(effort, plain_seed, student, teacher, queue)
+
+    def of(loss: Callable[..., Tensor], *rest: Any) -> Work:
+        return lambda: torch.autograd.grad(loss(student, teacher, queue, *rest), student)
+
+    return Setup(
+        {
+            "ours": of(seed_loss_func),
+            "bfloat16": of(seed_loss_func, 0.2, 0.01, torch.bfloat16),
+            "plain": of(plain_seed),
+            "compiled": made
+            if isinstance(made, str)
+            else lambda: torch.autograd.grad(made(), student),
+        },
+        first_on_sphere(student),
+    )
+
+
+def growing(effort: Effort, size: int) -> Work:
+    """Ours with learnable prototypes, for the law."""
+    batch = effort.size(BATCH)
+    student, teacher = unit(effort, batch, 128).requires_grad_(), unit(effort, batch, 128)
+    prototypes = unit(effort, size, 128).requires_grad_()
+    prior = torch.ones(size, device=effort.device)
+
+    def work() -> tuple[Tensor, ...]:
+        terms = protocpc_step(student.unsqueeze(0), teacher.unsqueeze(0), prototypes, prior)
+        return torch.autograd.grad(terms.loss, (student, prototypes))
+
+    return work
+
+
+PEER = "pseudo-code"
+ROW = Operation(
+    "protocpc",
+    (
+        Case(
+            "ProtoCPC step, learnable prototypes 512 x 65,536 x 256",
+            partial(step, size=65536, dim=256, learns=True),
+            (
+                Goal(PEER, 1.5, 3.3),
+                Goal("compiled", 0.95),
+                Goal(PEER, 4.0, ours="bfloat16"),
+                Goal(PEER, 5.0, ours="bfloat16", device="cuda", most_ms=0.5),
+            ),
+        ),
+        Case(
+            "ProtoCPC step, constant prototypes 512 x 65,536 x 256",
+            partial(step, size=65536, dim=256, learns=False),
+            (
+                Goal(PEER, 1.6, 4.5),
+                Goal("compiled", 0),
+                Goal(PEER, 4.5, ours="bfloat16"),
+                Goal(PEER, 5.0, ours="bfloat16", device="cuda"),
+            ),
+        ),
+        Case(
+            "ProtoCPC step, learnable prototypes 512 x 3,000 x 128",
+            partial(step, size=3000, dim=128, learns=True),
+            (Goal(PEER, 0), Goal("compiled", 0)),
+        ),
+        Case(
+            "SEED 512 x 65,536 x 128",
+            seed,
+            (Goal("plain", 0), Goal("compiled", 0), Goal("plain", 0, ours="bfloat16")),
+        ),
+    ),
+    (Law("ProtoCPC step against K", (4096, 8192, 16384, 32768), growing, slope(1)),),
+)

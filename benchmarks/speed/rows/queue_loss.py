@@ -1,0 +1,113 @@
+"""InfoNCE against a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.interleaved import Work
+from benchmarks.speed.effort import Effort
+from benchmarks.speed.law import Law
+from benchmarks.speed.operation import Case, Goal, Operation, Setup
+from benchmarks.speed.peers import compiled, peer
+from benchmarks.speed.rows.inputs import across, relative, unit
+from benchmarks.speed.target import slope
+from solo_ext import host
+from solo_ext.losses import info_nce_loss_func
+
+BATCH, DIM, TEMPERATURE = 256, 128, 0.2
+
+
+def plain_info_nce(query: Tensor, key: Tensor, queue: Tensor) -> Tensor:
+    """The formula as PCL and MoCo compute it: logits of a copied queue, joined, cross-entropy."""
+    own = (query * key).sum(1, keepdim=True)
+    logits = torch.cat((own, query @ queue.clone().T), dim=1) / TEMPERATURE
+    return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long, device=query.device))
+
+
+def setup(effort: Effort, size: int) -> Setup:
+    """Variants with a queue of ``size``."""
+    batch, size = effort.size(BATCH), effort.size(size)
+    query, key = unit(effort, batch, DIM).requires_grad_(), unit(effort, batch, DIM)
+    queue = unit(effort, size, DIM)
+    losses = host.load().solo.losses
+    theirs = getattr(losses, "mocov2plus_loss_func", None) or losses.moco_loss_func
+    # solo-learn's MoCo v2+ hands its loss a copy of the queue of both views, as columns.
+    columns = queue.T.contiguous()
+
+    def gradient(loss: Callable[..., Tensor], *args: Any) -> Tensor:
+        return torch.autograd.grad(loss(query, key, *args), query)[0]
+
+    def lightly(module: Any) -> Work:
+        loss = module.NTXentLoss(temperature=TEMPERATURE, memory_bank_size=(size, DIM))
+        loss = loss.to(effort.device)
+        # It takes in the keys of every step, which it cannot leave undone.
+        loss.memory_bank.bank.copy_(queue)
+        return lambda: gradient(loss)
+
+    def solo_learn() -> Tensor:
+        return gradient(theirs, columns.clone(), TEMPERATURE)
+
+    return Setup(
+        {
+            "ours": lambda: gradient(info_nce_loss_func, queue, TEMPERATURE),
+            "bfloat16": lambda: gradient(info_nce_loss_func, queue, TEMPERATURE, torch.bfloat16),
+            "plain (PCL, MoCo)": lambda: gradient(plain_info_nce, queue),
+            "compiled": compiled(effort, lambda: gradient(plain_info_nce, queue)),
+            "solo-learn": solo_learn,
+            "lightly": peer("lightly.loss", lightly),
+        },
+        lambda found, expected: relative(across(found, query), across(expected, query)),
+    )
+
+
+def ours(effort: Effort, batch: int, size: int) -> Work:
+    """Ours alone, for the laws."""
+    query = unit(effort, batch, DIM).requires_grad_()
+    key, queue = unit(effort, batch, DIM), unit(effort, size, DIM)
+    return lambda: torch.autograd.grad(info_nce_loss_func(query, key, queue, TEMPERATURE), query)
+
+
+PLAIN, COMPILED, SOLO, LIGHTLY = "plain (PCL, MoCo)", "compiled", "solo-learn", "lightly"
+LARGE = (
+    Goal(PLAIN, 2.6, 50),
+    Goal(SOLO, 2.8),
+    Goal(LIGHTLY, 2.9),
+    Goal(COMPILED, 1.3),
+    Goal(PLAIN, 6.5, ours="bfloat16"),
+    Goal(PLAIN, 5.0, ours="bfloat16", device="cuda", most_ms=0.06),
+    Goal(COMPILED, 1.5, ours="bfloat16", device="cuda"),
+)
+SMALL = (
+    Goal(PLAIN, 1.25, 15),
+    Goal(SOLO, 1.25),
+    Goal(LIGHTLY, 1.25),
+    Goal(PLAIN, 3.3, ours="bfloat16"),
+)
+ROW = Operation(
+    "queue-loss",
+    (
+        Case("InfoNCE 256 x 65,536 x 128", partial(setup, size=65536), LARGE),
+        Case("InfoNCE 256 x 16,384 x 128", partial(setup, size=16384), SMALL),
+    ),
+    (
+        Law(
+            "InfoNCE against K",
+            (8192, 16384, 32768, 65536, 131072),
+            lambda effort, size: ours(effort, effort.size(BATCH), size),
+            slope(1),
+            slope(0),
+        ),
+        Law(
+            "InfoNCE against N",
+            (64, 128, 256, 512),
+            lambda effort, batch: ours(effort, batch, effort.size(65536)),
+            slope(1, at_most=True),
+        ),
+    ),
+)

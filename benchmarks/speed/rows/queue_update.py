@@ -1,0 +1,136 @@
+"""Writing a batch into queues, and the moving average of a network."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.interleaved import Work
+from benchmarks.speed.effort import Effort
+from benchmarks.speed.operation import Case, Goal, Operation, Setup
+from benchmarks.speed.peers import peer
+from benchmarks.speed.rows.inputs import unit
+from solo_ext import host
+from solo_ext.modules.feature_queue import FeatureQueue
+from solo_ext.modules.support_set import SupportSet
+
+SIZE, BATCH, DIM = 65536, 256, 128
+
+
+def two_queues(effort: Effort) -> Setup:
+    """Variants of a step that writes to the queues of both views."""
+    size = effort.size(SIZE)
+    # solo-learn's asserts that one divides the other.
+    count = min(BATCH, size)
+    batch = [unit(effort, count, DIM) for _ in range(2)]
+    queues = [FeatureQueue(size, DIM).to(effort.device) for _ in range(2)]
+    write = host.load().solo.methods.MoCoV2Plus._dequeue_and_enqueue
+    held = SimpleNamespace(
+        queue=torch.stack([unit(effort, size, DIM).T for _ in range(2)]).contiguous(),
+        queue_ptr=torch.zeros(1, dtype=torch.long, device=effort.device),
+        queue_size=size,
+    )
+
+    def ours() -> None:
+        for queue, rows in zip(queues, batch, strict=True):
+            queue.update_(rows)
+
+    def theirs_without_copy() -> None:
+        write(held, torch.stack(batch))
+
+    def theirs() -> None:
+        # What the loss is handed.
+        held.queue.clone().detach()
+        theirs_without_copy()
+
+    return Setup({"ours": ours, "solo-learn": theirs, "columns only": theirs_without_copy})
+
+
+def one_queue(effort: Effort) -> Setup:
+    """Variants of a step that writes to one queue."""
+    size = effort.size(SIZE)
+    rows = unit(effort, min(BATCH, size), DIM)
+    queue, columns = FeatureQueue(size, DIM).to(effort.device), unit(effort, size, DIM).T.clone()
+    support, ids = (
+        SupportSet(size, DIM).to(effort.device),
+        torch.arange(len(rows), device=effort.device),
+    )
+    place = 0
+
+    def moco() -> None:
+        nonlocal place
+        columns.clone()
+        columns[:, place : place + len(rows)] = rows.T
+        place = (place + len(rows)) % size
+
+    def lightly(module: Any) -> Work:
+        bank = module.MemoryBankModule(size=(size, DIM)).to(effort.device)
+        return lambda: bank(rows, update=True)
+
+    return Setup(
+        {
+            "ours": lambda: queue.update_(rows),
+            "support set": lambda: support.update_(rows, ids, ids),
+            "plain (PCL, MoCo)": moco,
+            "lightly": peer("lightly.models.modules.memory_bank", lightly),
+        }
+    )
+
+
+def moving_average(effort: Effort) -> Setup:
+    """solo-learn's update of a momentum network, which our methods use too."""
+    from timm import create_model
+
+    name = "resnet50" if effort.shrink == 1 else "resnet10t"
+    networks: list[nn.Module] = [create_model(name).to(effort.device) for _ in range(2)]
+    updater = host.load().solo.utils.momentum.MomentumUpdater(0.99, 1.0)
+    online, momentum = (list(n.parameters()) for n in networks)
+
+    @torch.no_grad()
+    def grouped() -> None:
+        torch._foreach_lerp_(values(momentum), values(online), 0.01)
+
+    return Setup({"ours": lambda: updater.update(*networks), "torch._foreach_lerp_": grouped})
+
+
+def values(parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Their data: solo-learn's updater gives parameters new ones."""
+    return [p.data for p in parameters]
+
+
+ROW = Operation(
+    "queue-update",
+    (
+        Case(
+            "update of two queues of 65,536 x 128",
+            two_queues,
+            (
+                Goal("solo-learn", 100, most_mib=0),
+                Goal("columns only", 0),
+                Goal("solo-learn", 0, device="cuda", most_mib=0),
+            ),
+        ),
+        Case(
+            "update of one queue of 65,536 x 128",
+            one_queue,
+            (
+                Goal("plain (PCL, MoCo)", 100, most_mib=0),
+                Goal("lightly", 100),
+                Goal("plain (PCL, MoCo)", 0, ours="support set"),
+            ),
+        ),
+    ),
+)
+EMA = Operation(
+    "ema",
+    (
+        Case(
+            "EMA of ResNet-50, by solo-learn: there is none of ours",
+            moving_average,
+            (Goal("torch._foreach_lerp_", 0), Goal("torch._foreach_lerp_", 0, device="cuda")),
+        ),
+    ),
+)

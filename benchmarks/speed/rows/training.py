@@ -1,0 +1,218 @@
+"""Whole steps and epochs of the CIFAR configs beside those of the base methods, and their waits.
+
+A step is forward, backward, optimiser, momentum, queue and logging, without loading; an epoch is
+all of it, E-step, decoding and augmentation included. Everything but the method is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from benchmarks.interleaved import peak_mib
+from benchmarks.speed.counting import synchronisations
+from benchmarks.speed.effort import Effort
+from benchmarks.speed.finding import Finding
+from benchmarks.speed.row import Measured
+from benchmarks.speed.target import Target, at_most
+from benchmarks.speed.turns import race_trainers, train, training_images
+from benchmarks.speed.whole import Whole
+
+Run = tuple[str, tuple[str, ...]]
+"""Config, and changes of its settings."""
+
+# In the paper's proportion to the number of images.
+PCL = ("method_kwargs.num_prototypes=[25,62,125]", "method_kwargs.warmup_epochs=0")
+RUNS: dict[str, Run] = {
+    "simclr": ("simclr", ()),
+    "debiased": ("debiased", ()),
+    "hard_negative": ("hard_negative", ()),
+    "metric": ("metric", ()),
+    "nnclr": ("nnclr", ()),
+    "nnclr_symmetric": ("nnclr_symmetric", ()),
+    "mocov2plus": ("mocov2plus", ()),
+    "mochi": ("mochi", ("method_kwargs.mixing.warmup_epochs=0",)),
+    "pcl, weight 0": ("pcl", (*PCL, "method_kwargs.proto_weight=0")),
+    "pcl": ("pcl", PCL),
+    "pcl, bank": ("pcl", (*PCL, "method_kwargs.e_step=bank")),
+    "protocpc": ("protocpc", ()),
+}
+FAMILIES = {
+    "simclr": ("debiased", "hard_negative", "metric"),
+    "nnclr": ("nnclr_symmetric",),
+    "mocov2plus": ("mochi", "pcl, weight 0", "pcl"),
+}
+"""Methods by the base method of solo-learn that they are compared with."""
+MOST = {
+    "debiased": 1.0,
+    "hard_negative": 1.01,
+    "nnclr_symmetric": 1.02,
+    "mochi": 1.08,
+    "pcl": 1.05,
+}
+"""Most that a step may take, as a ratio to the base method's."""
+GPU_MOST = 1.05
+EPOCHS = {"pcl": 1.35, "pcl, bank": 1.05}
+"""Most that an epoch may take, as a ratio to MoCo v2+'s."""
+STEP_ROUNDS, EPOCH_ROUNDS = 15, 3
+QUEUES = ("mocov2plus", "mochi", "nnclr", "pcl")
+
+
+def given(effort: Effort, name: str) -> Run:
+    """A run, made smaller where the effort is."""
+    config, changes = RUNS[name]
+    if effort.shrink == 1:
+        return config, changes
+    if config in QUEUES:
+        changes = (*changes, f"method_kwargs.queue_size={10 * effort.size(256)}")
+    if config == "pcl":
+        changes = (*changes, "method_kwargs.num_prototypes=[5,10]")
+    return config, changes
+
+
+def over(seconds: dict[str, list[float]], name: str, base: str, skip: int) -> float:
+    """Median ratio, round by round."""
+    pairs = zip(seconds[name][skip:], seconds[base][skip:], strict=True)
+    return statistics.median(a / b for a, b in pairs)
+
+
+def steps(effort: Effort) -> Measured:
+    """A race of steps for each base method."""
+    rounds = STEP_ROUNDS if effort.shrink == 1 else effort.rounds
+    skip = 3 if effort.shrink == 1 else 1
+    findings, details = [], {}
+    for base, methods in FAMILIES.items():
+        runs = {name: given(effort, name) for name in (base, *methods)}
+        runs["again"] = runs[base]
+        seconds = race_trainers(effort, runs, per_epoch=False, rounds=rounds + skip)
+        details[base] = seconds
+        again = over(seconds, "again", base, skip)
+        for name in methods:
+            most = GPU_MOST if effort.device == "cuda" else MOST.get(name)
+            target = None if most is None else at_most(most, "x")
+            findings.append(
+                Finding(
+                    f"step of {name} over {base}",
+                    target,
+                    over(seconds, name, base, skip),
+                    peer=f"{base} of solo-learn",
+                    again=again,
+                )
+            )
+    return Measured(findings, details)
+
+
+def epochs(effort: Effort) -> Measured:
+    """A race of epochs."""
+    base = "mocov2plus"
+    runs = {name: given(effort, name) for name in (base, *EPOCHS)}
+    runs["again"] = runs[base]
+    rounds = EPOCH_ROUNDS if effort.shrink == 1 else 1
+    seconds = race_trainers(effort, runs, per_epoch=True, rounds=rounds + 1)
+    again = over(seconds, "again", base, 1)
+    findings = [
+        Finding(
+            f"epoch of {name} over {base}",
+            at_most(most, "x"),
+            over(seconds, name, base, 1),
+            peer=f"{base} of solo-learn",
+            again=again,
+        )
+        for name, most in EPOCHS.items()
+    ]
+    return Measured(findings, {"seconds": seconds})
+
+
+class Watch(Callback):
+    """What a step allocates, and what makes the host wait in it.
+
+    The first step is left alone, in the second memory is measured, in the third waits are counted:
+    in forward pass and loss, and in the method's own work after the step.
+
+    Args:
+        device: of the run.
+
+    Attributes:
+        mib: the most that the forward pass and loss allocate.
+        waits: what makes the host wait.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.mib = 0.0
+        self.waits: list[str] = []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        step, after = pl_module.training_step, pl_module.on_train_batch_end
+
+        # Lightning looks for this name.
+        def training_step(batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 1:
+                held: list[Any] = []
+                self.mib = peak_mib(lambda: held.append(step(batch, batch_idx)), self.device)
+                return held[0]
+            with self._counting(batch_idx):
+                return step(batch, batch_idx)
+
+        def on_train_batch_end(outputs: Any, batch: Any, index: int) -> None:
+            with self._counting(index):
+                after(outputs, batch, index)
+
+        pl_module.training_step = training_step
+        pl_module.on_train_batch_end = on_train_batch_end
+
+    @contextlib.contextmanager
+    def _counting(self, index: int) -> Any:
+        if index != 2:
+            yield
+            return
+        with synchronisations(self.device) as found:
+            yield
+        self.waits += found
+
+
+def watched(effort: Effort, names: Sequence[str]) -> dict[str, Watch]:
+    """One epoch of each, watched."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        images = training_images(effort, Path(folder))
+        for name in names:
+            found[name] = Watch(effort.device)
+            train(effort, *given(effort, name), images, 1, found[name])
+    return found
+
+
+def waits(effort: Effort) -> Measured:
+    """Of every method, beside its base method."""
+    found = watched(effort, list(RUNS))
+    base_of = {name: base for base, methods in FAMILIES.items() for name in methods}
+    findings = []
+    for name, watch in found.items():
+        if name in FAMILIES:
+            continue
+        base = base_of.get(name)
+        names: dict[str, Any] = {}
+        if base is not None:
+            count = len(found[base].waits)
+            names = {"peer": f"{base} of solo-learn", "note": f"{base}: {count}"}
+            findings.append(
+                Finding(
+                    f"memory of forward pass and loss of {name}",
+                    Target(1.0, "at_most"),
+                    watch.mib / found[base].mib,
+                    peer=names["peer"],
+                )
+            )
+        label = f"host synchronisations in a step of {name}"
+        findings.append(Finding(label, at_most(0, ""), float(len(watch.waits)), **names))
+    details = {name: {"waits": w.waits, "mib": w.mib} for name, w in found.items()}
+    return Measured(findings, details)
+
+
+STEPS, EPOCHS_ROW, WAITS = Whole("steps", steps), Whole("epochs", epochs), Whole("waits", waits)

@@ -1,0 +1,221 @@
+"""Real Trainers, one per thread, that take turns: a step or an epoch each."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from benchmarks.speed.effort import Effort
+from benchmarks.speed.made_images import write_folders
+from solo_ext.config.compose import compose
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain
+
+BATCH, STEPS_PER_EPOCH = 256, 9
+ON_GPU = (
+    "backbone.name=resnet18",
+    "~backbone.kwargs.channels",
+    "~backbone.kwargs.small_stem",
+    "precision=bf16-mixed",
+)
+"""solo-learn's ResNet-18 with its stem for small images."""
+
+
+class Turns:
+    """Lets one of several threads run at a time, in order.
+
+    Args:
+        count: number of threads.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.condition = threading.Condition()
+        self.waiting, self.current = list(range(count)), 0
+
+    def take(self, who: int) -> None:
+        """Waits until it is this thread's turn."""
+        with self.condition:
+            self.condition.wait_for(lambda: self.waiting[self.current] == who)
+
+    def give(self) -> None:
+        """Hands over to the next."""
+        with self.condition:
+            self.current = (self.current + 1) % len(self.waiting)
+            self.condition.notify_all()
+
+    def leave(self, who: int) -> None:
+        """Takes part no more."""
+        with self.condition:
+            self.condition.wait_for(lambda: self.waiting[self.current] == who)
+            self.waiting.pop(self.current)
+            self.current = self.current % len(self.waiting) if self.waiting else 0
+            self.condition.notify_all()
+
+
+class Timer(Callback):
+    """Times every step, or every epoch, of a run within its turn.
+
+    Args:
+        turns: shared.
+        who: number of the thread.
+        per_epoch: or per step.
+
+    Attributes:
+        seconds: of each.
+        started: set when the first one begins.
+    """
+
+    def __init__(self, turns: Turns, who: int, per_epoch: bool) -> None:
+        self.turns, self.who, self.per_epoch = turns, who, per_epoch
+        self.seconds: list[float] = []
+        self.started = threading.Event()
+
+    def _begin(self) -> None:
+        # Kept until the next step begins: what lies between, loading, disturbs nobody's.
+        if self.seconds:
+            self.turns.give()
+        self.started.set()
+        self.turns.take(self.who)
+        self._watch = Stopwatch()
+
+    def _end(self) -> None:
+        self.seconds.append(self._watch.seconds())
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        if self.per_epoch:
+            self._begin()
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        if self.per_epoch:
+            self._end()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        if not self.per_epoch:
+            self._begin()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """A step ends with the method's own hook, which comes after the callbacks'."""
+        if self.per_epoch:
+            return
+        own = pl_module.on_train_batch_end
+
+        def own_then_stop(*args: Any) -> None:
+            own(*args)
+            self._end()
+
+        pl_module.on_train_batch_end = own_then_stop
+
+
+class Stopwatch:
+    """Seconds since it was made; on a GPU those between two events there."""
+
+    def __init__(self) -> None:
+        self._event = None
+        if torch.cuda.is_available():
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+        self._start = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Since the start; waits for the GPU."""
+        if self._event is None:
+            return time.perf_counter() - self._start
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        end.synchronize()
+        return float(self._event.elapsed_time(end)) / 1e3
+
+
+def train(
+    effort: Effort, name: str, changes: Sequence[str], images: Path, epochs: int, callback: Callback
+) -> None:
+    """Trains the method of a CIFAR config on made images.
+
+    Args:
+        effort: decides on device and batch size.
+        name: of the config.
+        changes: of its settings.
+        images: class folders.
+        epochs: of nine steps.
+        callback: watches.
+    """
+    gpu = effort.device == "cuda"
+    settings = [
+        "data.dataset=custom",
+        f"data.train_path={images}",
+        "data.val_path=null",
+        "data.augmentation=image",
+        "data.num_workers=0",
+        "online_eval.every_n_epochs=0",
+        "checkpoint.enabled=false",
+        "loggers=[]",
+        f"accelerator={'gpu' if gpu else 'cpu'}",
+        f"optimizer.batch_size={effort.size(BATCH)}",
+        f"max_epochs={epochs}",
+        "data.fraction=1.0",
+        *(ON_GPU if gpu else ()),
+    ]
+    run = prepare(compose(f"cifar10_cpu/{name}", [*settings, *changes]))
+    with tempfile.TemporaryDirectory() as folder:
+        pretrain(run, run_dir=Path(folder), callbacks=[callback], show_progress=False)
+
+
+def training_images(effort: Effort, root: Path) -> Path:
+    """Writes as many images as an epoch takes."""
+    write_folders(root, STEPS_PER_EPOCH * effort.size(BATCH), 32)
+    return root
+
+
+def race_trainers(
+    effort: Effort,
+    runs: Mapping[str, tuple[str, Sequence[str]]],
+    per_epoch: bool,
+    rounds: int,
+) -> dict[str, list[float]]:
+    """Seconds of every round of every run.
+
+    Args:
+        effort: decides on device and batch size.
+        runs: config and changes, by name.
+        per_epoch: rounds are epochs, or else steps.
+        rounds: how many.
+
+    Raises:
+        Exception: what one of the runs raised.
+    """
+    turns = Turns(len(runs))
+    timers = [Timer(turns, who, per_epoch) for who in range(len(runs))]
+    failures: list[BaseException] = []
+    epochs = rounds if per_epoch else -(-rounds // STEPS_PER_EPOCH)
+
+    def work(who: int, name: str, changes: Sequence[str], images: Path) -> None:
+        try:
+            train(effort, name, changes, images, epochs, timers[who])
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            timers[who].started.set()
+            turns.leave(who)
+
+    with tempfile.TemporaryDirectory() as folder:
+        images = training_images(effort, Path(folder))
+        threads = [
+            threading.Thread(target=work, args=(who, *run, images), daemon=True)
+            for who, run in enumerate(runs.values())
+        ]
+        # Composing and seeding use what threads share: one run after the other starts.
+        for thread, timer in zip(threads, timers, strict=True):
+            thread.start()
+            timer.started.wait()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    return {name: timer.seconds for name, timer in zip(runs, timers, strict=True)}

@@ -1,0 +1,101 @@
+"""An interrupted table goes on; one of other settings is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.speed import __main__ as command
+from benchmarks.speed.effort import QUICK, Effort
+from benchmarks.speed.finding import Finding
+from benchmarks.speed.record import Record
+from benchmarks.speed.row import Measured
+from benchmarks.speed.rows import ROWS
+from benchmarks.speed.target import Target
+from benchmarks.speed.whole import Whole
+from solo_ext.errors import UserError
+
+Calls = list[str]
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Three rows in place of all; what was measured, in order. The second fails at first."""
+    calls: Calls = []
+
+    def row(name: str) -> Whole:
+        def measure(effort: Effort) -> Measured:
+            calls.append(name)
+            if name == "b" and calls.count("b") == 1:
+                raise KeyboardInterrupt
+            return Measured([Finding(name, Target(2.0), 3.0)], {"effort": effort.shrink})
+
+        return Whole(name, measure)
+
+    for name in list(ROWS):
+        monkeypatch.delitem(ROWS, name)
+    for name in "abc":
+        monkeypatch.setitem(ROWS, name, row(name))
+    return calls
+
+
+def test_goes_on_where_it_was_interrupted(
+    rows: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "made" / "speed.json"
+    arguments = ["--device", "cpu", "--json", str(out)]
+    with pytest.raises(KeyboardInterrupt):
+        command.main(arguments)
+    assert list(json.loads(out.read_text())["rows"]) == ["a"]
+    assert command.main(arguments) == 0
+    assert rows == ["a", "b", "b", "c"]
+    record = json.loads(out.read_text())
+    assert list(record["rows"]) == ["a", "b", "c"]
+    assert record["rows"]["c"]["findings"][0]["verdict"] == "met"
+    assert record["environment"]["packages"]["torch"]
+    assert out.with_suffix(".md").read_text().count("| met |") == 3
+    # A finished table is printed again, not measured.
+    capsys.readouterr()
+    assert command.main(arguments) == 0
+    assert len(rows) == 4
+    assert capsys.readouterr().out.count("met") == 3
+
+
+def test_chosen_rows_are_added(rows: Calls, tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--json", str(tmp_path / "speed.json"), "--rows"]
+    command.main([*arguments, "c"])
+    command.main([*arguments, "a", "c"])
+    assert rows == ["c", "a"]
+
+
+def test_fresh_measures_again(rows: Calls, tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--json", str(tmp_path / "speed.json"), "--rows", "a"]
+    command.main(arguments)
+    command.main([*arguments, "--fresh"])
+    assert rows == ["a", "a"]
+
+
+def test_other_settings_are_refused(rows: Calls, tmp_path: Path) -> None:
+    out = tmp_path / "speed.json"
+    Record(out, Effort()).add("a", Measured([], {}), 1.0)
+    assert "a" in Record(out, Effort())
+    with pytest.raises(UserError, match="another effort; give another --json"):
+        Record(out, QUICK)
+    assert "a" not in Record(out, QUICK, fresh=True)
+    held = json.loads(out.read_text())
+    out.write_text(json.dumps({**held, "code": "0"}))
+    with pytest.raises(UserError, match="another code"):
+        Record(out, Effort())
+    out.write_text("[]")
+    with pytest.raises(UserError, match="no record of a speed table"):
+        Record(out, Effort())
+
+
+def test_an_unknown_row_is_named(
+    rows: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--rows", "d", "--json", str(tmp_path / "speed.json")]) == 2
+    assert "no row 'd'" in capsys.readouterr().err
+    assert rows == []

@@ -1,0 +1,92 @@
+"""Timing in turns, and counting what a step asks of the host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.interleaved import peak_mib, race, ratios, take_turns
+from benchmarks.speed.counting import counted, synchronisations
+
+
+def test_each_round_has_all_and_starts_with_another() -> None:
+    calls: list[str] = []
+
+    def timer(work: object, repeats: int) -> float:
+        assert callable(work)
+        work()
+        return 1.0
+
+    works = {name: lambda name=name: calls.append(name) for name in "abc"}
+    seconds = take_turns(works, rounds=3, warm=1, timer=timer)
+    assert calls == list("abc" + "abc" + "bca" + "cab")
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_short_work_is_repeated() -> None:
+    repeated: list[int] = []
+
+    def timer(work: object, repeats: int) -> float:
+        repeated.append(repeats)
+        return 1e-3
+
+    take_turns({"a": lambda: None}, rounds=1, warm=2, timer=timer)
+    assert repeated == [1, 20, 20]
+
+
+def test_slow_work_warms_up_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.interleaved._WARM_SECONDS", 0.0)
+    calls: list[int] = []
+
+    def timer(work: object, repeats: int) -> float:
+        calls.append(repeats)
+        return 1.0
+
+    take_turns({"a": lambda: None}, rounds=2, warm=10, timer=timer)
+    assert len(calls) == 3 + 2
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    # The second round was disturbed, which a ratio of medians would not show as 2.
+    seconds = {"a": [1.0, 10.0, 1.2], "b": [2.0, 20.0, 2.4]}
+    assert ratios(seconds, "b", "a") == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_race_keeps_its_form() -> None:
+    found = race({"a": lambda: sum(range(1000)), "b": lambda: sum(range(4000))}, 3, warm=1)
+    assert found["a"]["ratio"] == 1
+    assert found["b"]["ratio"] > 1  # type: ignore[operator]
+    assert set(found["b"]) == {"ms", "ratio", "quartiles"}
+
+
+def test_memory_is_the_peak() -> None:
+    def work() -> torch.Tensor:
+        first = torch.ones(2**18)
+        del first
+        return torch.ones(2**18) + torch.ones(2**18)
+
+    # Three tensors of 1 MiB at the most, however many there were in all.
+    assert peak_mib(work) == pytest.approx(3, abs=0.1)
+
+
+def test_what_the_host_waits_for() -> None:
+    x = torch.arange(6.0)
+    for work, expected in (
+        (lambda: x.sum().item(), 1),
+        (lambda: x[x > 2], 1),
+        (lambda: x.masked_select(x > 2), 1),
+        (lambda: (x > 2).nonzero(), 1),
+        (lambda: bool((x > 2).any()), 1),
+        (lambda: torch.where(x > 2, x, 0.0).sum(), 0),
+        (lambda: x[torch.tensor([0, 1])], 0),
+    ):
+        assert counted(work).synchronisations == expected
+    with synchronisations("cpu") as found:
+        x.max().item()
+    assert found == ["aten::_local_scalar_dense"]
+
+
+def test_views_are_not_launched() -> None:
+    x = torch.ones(4, 4)
+    assert counted(lambda: x.T[0].detach()).launches == 0
+    assert counted(lambda: (x + 1) @ x).launches == 2
