@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from solo_ext import host
-from solo_ext.benchmark.read import suite_settings
 from solo_ext.benchmark.records import Kind
 from solo_ext.benchmark.settings import BenchmarkSettings, Row
 from solo_ext.config.check import check_run
@@ -35,7 +34,7 @@ class PlannedRun:
         seed: of the run.
         config: composed, not yet checked; ``teacher.path`` is set when the run is started.
         baseline: in place of training.
-        evaluation: settings of the suite.
+        evaluation: settings of the suite, by protocol.
         threads: CPU threads.
         teacher: the run that teaches it, or ``None``.
     """
@@ -126,7 +125,7 @@ def _runs(
     of = teacher if taught else None
     is_teacher = name == settings.teacher
     seeds = [settings.teacher_seed] if is_teacher else settings.seeds
-    evaluation = suite_settings(settings)
+    evaluation = settings.evaluation
     kind: Kind = "host"
     if row.baseline is not None:
         kind = "baseline"

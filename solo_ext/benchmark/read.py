@@ -75,23 +75,23 @@ def checked_benchmark(given: dict[str, Any]) -> BenchmarkSettings:
     _known(settings, "teacher", [settings.teacher] if settings.teacher else [])
     for name, claim in settings.hypotheses.items():
         _known(settings, f"hypotheses.{name}", [claim.row, claim.base])
-    suite_settings(settings)
+    suite_settings(settings.evaluation)
     return settings
 
 
-def suite_settings(settings: BenchmarkSettings) -> dict[str, Any]:
-    """The settings of ``solo-ext eval suite``, checked; interpolations are not resolved.
+def suite_settings(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``solo-ext eval suite`` takes, of the section ``evaluation``, interpolations resolved.
 
     Raises:
         ConfigError: an unknown protocol or a wrong setting of one.
     """
-    own = {name: value for name, value in settings.evaluation.items() if value is not None}
-    given = {"protocols": list(settings.evaluation), **own}
-    read_suite_settings(resolved(given))
+    own = {name: value for name, value in evaluation.items() if value is not None}
+    given = _resolved({"protocols": list(evaluation), **own})
+    read_suite_settings(given)
     return given
 
 
-def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with their interpolations resolved.
 
     Raises:

@@ -46,7 +46,7 @@ class Record(TypedDict):
         method: name in solo-learn's registry; null for raw pixels.
         seed: of the run.
         config: as it was run, defaults filled in.
-        evaluation: settings of the suite.
+        evaluation: settings of the suite, by protocol; null: defaults.
         threads: CPU threads.
         code: ``version``, and ``commit`` and ``changed`` where there is a checkout.
         environment: as of a run directory: host, packages, processor, GPUs.

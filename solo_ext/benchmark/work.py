@@ -21,7 +21,7 @@ from solo_ext import host
 from solo_ext.benchmark.code_version import code_version
 from solo_ext.benchmark.epoch_times import EPOCHS, EpochTimes, read_epochs
 from solo_ext.benchmark.plan import PlannedRun
-from solo_ext.benchmark.read import resolved
+from solo_ext.benchmark.read import suite_settings
 from solo_ext.benchmark.records import Curves, Memory, Record
 from solo_ext.benchmark.run_lock import end_with_parent, locked
 from solo_ext.data.images import Images
@@ -73,7 +73,7 @@ def _run(planned: PlannedRun, folder: Path) -> Record:
     prepared = prepare(config)
     device = "cuda" if torch.cuda.is_available() and config["accelerator"] != "cpu" else "cpu"
     memory: Memory | None = None
-    shared, chosen = read_suite_settings({**resolved(planned.evaluation), "device": device})
+    shared, chosen = read_suite_settings({**suite_settings(planned.evaluation), "device": device})
     if planned.baseline is None:
         times = EpochTimes(folder / EPOCHS, prepared.given["optimizer"]["batch_size"])
         result = pretrain(prepared, run_dir=folder, callbacks=[times], show_progress=False)

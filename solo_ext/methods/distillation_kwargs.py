@@ -12,7 +12,7 @@ from solo_ext.config.types import PositiveInt, method_kwargs
 from solo_ext.data.fixed_views import first_random_setting
 from solo_ext.errors import ConfigError
 from solo_ext.methods.registry import require_indices
-from solo_ext.pretrained.teachers import TeacherSource, check_source
+from solo_ext.pretrained.teacher_source import TeacherSource, check_source
 
 TEACHER = "method_kwargs.teacher"
 """Where the settings of the teacher stand in the config."""

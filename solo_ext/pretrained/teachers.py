@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 
-from solo_ext.pretrained.dino import load_dino
 from solo_ext.pretrained.loaded_teacher import LoadedTeacher
-from solo_ext.pretrained.moco_v2 import load_moco_v2
-from solo_ext.pretrained.run_teacher import load_run
-from solo_ext.pretrained.swav import load_swav
 from solo_ext.pretrained.teacher_source import TeacherSource, check_source
-from solo_ext.pretrained.timm_models import load_timm
-from solo_ext.pretrained.torchvision_models import load_torchvision
 
 __all__ = ["LoadedTeacher", "TeacherSource", "check_source", "load_teacher"]
 
-_LOADERS: dict[str, Callable[[TeacherSource], LoadedTeacher]] = {
-    "dino": load_dino,
-    "moco_v2": load_moco_v2,
-    "run": load_run,
-    "swav": load_swav,
-    "timm": load_timm,
-    "torchvision": load_torchvision,
+_MODULES = {
+    "dino": "dino",
+    "moco_v2": "moco_v2",
+    "run": "run_teacher",
+    "swav": "swav",
+    "timm": "timm_models",
+    "torchvision": "torchvision_models",
 }
+"""Each has ``load_<layout>``; imported when a teacher is, not with the methods' registration."""
 
 
 def load_teacher(source: TeacherSource) -> LoadedTeacher:
@@ -36,4 +31,6 @@ def load_teacher(source: TeacherSource) -> LoadedTeacher:
             the first keys at fault.
     """
     check_source(source)
-    return _LOADERS[source.layout](source)
+    module = importlib.import_module(f"solo_ext.pretrained.{_MODULES[source.layout]}")
+    loaded: LoadedTeacher = getattr(module, f"load_{source.layout}")(source)
+    return loaded

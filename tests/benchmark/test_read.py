@@ -9,7 +9,6 @@ import yaml
 from solo_ext.benchmark.read import (
     checked_benchmark,
     read_benchmark,
-    resolved,
     shipped_benchmarks,
     suite_settings,
 )
@@ -97,9 +96,10 @@ def test_paths_of_this_machine_are_resolved_late(
     with pytest.raises(UserError, match="SOLO_EXT_TEST_PLACE"):
         checked_benchmark(tiny)
     monkeypatch.setenv("SOLO_EXT_TEST_PLACE", "/here")
-    given = suite_settings(checked_benchmark(tiny))
-    assert given["transfer"] == of
-    assert resolved(given)["transfer"]["datasets"]["other"]["train_path"] == "/here/train"
+    settings = checked_benchmark(tiny)
+    assert settings.evaluation["transfer"] == of
+    given = suite_settings(settings.evaluation)
+    assert given["transfer"]["datasets"]["other"]["train_path"] == "/here/train"
 
 
 def test_settings_survive_a_file(tiny: dict[str, Any]) -> None:
