@@ -14,6 +14,7 @@ from solo_ext.config.check import check_run
 from solo_ext.errors import ConfigError
 
 Planned = Callable[..., list[PlannedRun]]
+Shipped = tuple[BenchmarkSettings, list[PlannedRun]]
 
 
 def planned(tiny: dict[str, Any], **change: Any) -> list[PlannedRun]:
@@ -110,8 +111,8 @@ def test_mistakes_are_found_before_anything_runs(tiny: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module", params=shipped_benchmarks())
-def shipped(request: pytest.FixtureRequest) -> Iterator[tuple[BenchmarkSettings, list[PlannedRun]]]:
-    """A shipped benchmark and its runs, without its data; digits, which has it, to the last check."""
+def shipped(request: pytest.FixtureRequest) -> Iterator[Shipped]:
+    """A shipped benchmark and its runs, without its data; digits has it, and the last check."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "digits":
             patch.setattr(planning, "prepare", check_run)
@@ -119,17 +120,13 @@ def shipped(request: pytest.FixtureRequest) -> Iterator[tuple[BenchmarkSettings,
         yield settings, make_plan(settings)
 
 
-def test_shipped_benchmarks_can_be_planned(
-    shipped: tuple[BenchmarkSettings, list[PlannedRun]],
-) -> None:
+def test_shipped_benchmarks_can_be_planned(shipped: Shipped) -> None:
     settings, runs = shipped
     assert len({run.key for run in runs}) == len(runs)
     assert {run.row for run in runs} == set(settings.default_rows or settings.rows)
 
 
-def test_rows_of_shipped_benchmarks_are_on_equal_terms(
-    shipped: tuple[BenchmarkSettings, list[PlannedRun]],
-) -> None:
+def test_rows_of_shipped_benchmarks_are_on_equal_terms(shipped: Shipped) -> None:
     """Images, crops, backbone, batch and epochs; students see one of the crops."""
     _, runs = shipped
     terms: dict[tuple[str, str], set[str]] = {}
@@ -144,9 +141,7 @@ def test_rows_of_shipped_benchmarks_are_on_equal_terms(
     assert [len(found) for found in terms.values()] == [1] * len(terms)
 
 
-def test_what_shipped_benchmarks_tune_holds_the_row_s_own_rate(
-    shipped: tuple[BenchmarkSettings, list[PlannedRun]],
-) -> None:
+def test_what_shipped_benchmarks_tune_holds_the_row_s_own_rate(shipped: Shipped) -> None:
     settings, runs = shipped
     for run in runs:
         if settings.tuning is not None and run.kind in ("host", "plugin"):
