@@ -1,6 +1,7 @@
 """The runs of a grid and their keys."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -8,10 +9,12 @@ import pytest
 from solo_ext.benchmark import plan as planning
 from solo_ext.benchmark.plan import PlannedRun, make_plan
 from solo_ext.benchmark.read import checked_benchmark, read_benchmark, shipped_benchmarks
+from solo_ext.benchmark.settings import BenchmarkSettings
 from solo_ext.config.check import check_run
 from solo_ext.errors import ConfigError
 
 Planned = Callable[..., list[PlannedRun]]
+Shipped = tuple[BenchmarkSettings, list[PlannedRun]]
 
 
 def planned(tiny: dict[str, Any], **change: Any) -> list[PlannedRun]:
@@ -107,12 +110,43 @@ def test_mistakes_are_found_before_anything_runs(tiny: dict[str, Any]) -> None:
         planned(tiny)
 
 
-@pytest.mark.parametrize("name", shipped_benchmarks())
-def test_shipped_benchmarks_can_be_planned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without their data; digits, which has it, to the last check."""
-    if name != "digits":
-        monkeypatch.setattr(planning, "prepare", check_run)
-    settings = read_benchmark(name, ["seeds=[1]"])
-    runs = make_plan(settings)
+@pytest.fixture(scope="module", params=shipped_benchmarks())
+def shipped(request: pytest.FixtureRequest) -> Iterator[Shipped]:
+    """A shipped benchmark and its runs, without its data; digits has it, and the last check."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "digits":
+            patch.setattr(planning, "prepare", check_run)
+        settings = read_benchmark(request.param, ["seeds=[1]"])
+        yield settings, make_plan(settings)
+
+
+def test_shipped_benchmarks_can_be_planned(shipped: Shipped) -> None:
+    settings, runs = shipped
     assert len({run.key for run in runs}) == len(runs)
     assert {run.row for run in runs} == set(settings.default_rows or settings.rows)
+
+
+def test_rows_of_shipped_benchmarks_are_on_equal_terms(shipped: Shipped) -> None:
+    """Images, crops, backbone, batch and epochs; students see one of the crops."""
+    _, runs = shipped
+    terms: dict[tuple[str, str], set[str]] = {}
+    for run in runs:
+        if run.kind != "teacher":
+            config = run.config
+            crops = [{**a, "num_crops": None} for a in config["augmentations"]]
+            batch = config["optimizer"]["batch_size"]
+            shared = [config[key] for key in ("data", "backbone", "max_epochs", "precision")]
+            found = json.dumps([crops, batch, *shared], sort_keys=True)
+            terms.setdefault((run.dataset, run.budget), set()).add(found)
+    assert [len(found) for found in terms.values()] == [1] * len(terms)
+
+
+def test_what_shipped_benchmarks_tune_holds_the_row_s_own_rate(shipped: Shipped) -> None:
+    settings, runs = shipped
+    for run in runs:
+        if settings.tuning is not None and run.kind in ("host", "plugin"):
+            space = settings.tuning.space | settings.rows[run.row].space
+            rate = space["optimizer.lr"]
+            assert rate.low is not None
+            assert rate.high is not None
+            assert rate.low <= run.config["optimizer"]["lr"] <= rate.high, run.row
