@@ -12,6 +12,7 @@ from solo_ext.benchmark.read import (
     shipped_benchmarks,
     suite_settings,
 )
+from solo_ext.benchmark.reported import selected
 from solo_ext.errors import ConfigError, UserError
 
 
@@ -106,3 +107,10 @@ def test_settings_survive_a_file(tiny: dict[str, Any]) -> None:
     settings = checked_benchmark(tiny)
     text = yaml.safe_dump(settings.model_dump(exclude_defaults=True))
     assert checked_benchmark(yaml.safe_load(text)) == settings
+
+
+@pytest.mark.parametrize("name", shipped_benchmarks())
+def test_published_numbers_beside_shipped_benchmarks_are_there(name: str) -> None:
+    for entry in read_benchmark(name).datasets.values():
+        if entry.reported is not None:
+            assert selected(entry.reported, name)
