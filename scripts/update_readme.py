@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from solo_ext.benchmark.readme import readme_table, updated
 from solo_ext.benchmark.records import SETTINGS
+from solo_ext.benchmark.reporting.readme import readme_table, updated
 from solo_ext.errors import UserError
 from solo_ext.paths import write_text
 

@@ -139,7 +139,7 @@ def _launcher(args: argparse.Namespace, threads: int, memory: float, out: Path) 
 
 
 def _report(args: argparse.Namespace) -> Any:
-    from solo_ext.benchmark.report import write_report
+    from solo_ext.benchmark.reporting.report import write_report
 
     files = write_report([Path(r) for r in args.records], Path(args.out) if args.out else None)
     if not args.json:

@@ -12,7 +12,7 @@ from solo_ext.benchmark.read import (
     shipped_benchmarks,
     suite_settings,
 )
-from solo_ext.benchmark.reported import selected
+from solo_ext.benchmark.reporting.reported import selected
 from solo_ext.errors import ConfigError, UserError
 
 

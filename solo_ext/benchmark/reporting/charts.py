@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from solo_ext.benchmark.statistics import Estimate
-from solo_ext.benchmark.wording import mean_and_deviation
+from solo_ext.benchmark.reporting.statistics import Estimate
+from solo_ext.benchmark.reporting.wording import mean_and_deviation
 from solo_ext.evaluation.svg import nice_ticks, svg_line, svg_open, svg_text, tick_labels
 
 MOST_LINES = 8

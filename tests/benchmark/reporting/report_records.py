@@ -11,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from solo_ext.benchmark.records import RECORDS, SETTINGS, Record, append_records
-from solo_ext.benchmark.results import Results
+from solo_ext.benchmark.reporting.results import Results
 from solo_ext.benchmark.settings import BenchmarkSettings
 from solo_ext.config.check import validated
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from solo_ext.benchmark.blocks import Table
 from solo_ext.benchmark.records import Record
-from solo_ext.benchmark.reported import PublishedNumber
-from solo_ext.benchmark.results import Place, Results
-from solo_ext.benchmark.statistics import estimate, mean_ranks, paired_differences
-from solo_ext.benchmark.wording import (
+from solo_ext.benchmark.reporting.blocks import Table
+from solo_ext.benchmark.reporting.reported import PublishedNumber
+from solo_ext.benchmark.reporting.results import Place, Results
+from solo_ext.benchmark.reporting.statistics import estimate, mean_ranks, paired_differences
+from solo_ext.benchmark.reporting.wording import (
     DASH,
     gibibytes,
     mean_and_deviation,

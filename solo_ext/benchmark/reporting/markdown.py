@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from solo_ext.benchmark.blocks import Block, Bullets, Figures, Heading, Paragraph, Table
+from solo_ext.benchmark.reporting.blocks import Block, Bullets, Figures, Heading, Paragraph, Table
 
 _AT_A_START = re.compile(r"^(\d*)([-+#.)])")
 _MEANS_SOMETHING = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)")

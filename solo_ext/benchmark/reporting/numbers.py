@@ -7,10 +7,10 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from solo_ext.benchmark.results import Place, Results
-from solo_ext.benchmark.sections import published_numbers
-from solo_ext.benchmark.statistics import Estimate, estimate, paired_differences
-from solo_ext.benchmark.tables import (
+from solo_ext.benchmark.reporting.results import Place, Results
+from solo_ext.benchmark.reporting.sections import published_numbers
+from solo_ext.benchmark.reporting.statistics import Estimate, estimate, paired_differences
+from solo_ext.benchmark.reporting.tables import (
     mean_of,
     peak_of,
     place_ranks,

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from solo_ext.benchmark.blocks import Table
 from solo_ext.benchmark.records import Record
-from solo_ext.benchmark.results import Results
-from solo_ext.benchmark.wording import DASH
+from solo_ext.benchmark.reporting.blocks import Table
+from solo_ext.benchmark.reporting.results import Results
+from solo_ext.benchmark.reporting.wording import DASH
 
 
 def environments_table(records: Sequence[Record]) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from solo_ext.benchmark.reported import published, selected
+from solo_ext.benchmark.reporting.reported import published, selected
 from solo_ext.benchmark.settings import Reported
 from solo_ext.errors import ConfigError
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from solo_ext.benchmark.blocks import Figure
-from solo_ext.benchmark.charts import MOST_LINES, Dots, Line, dot_chart, line_chart
-from solo_ext.benchmark.results import Place, Results
-from solo_ext.benchmark.statistics import estimate
-from solo_ext.benchmark.tables import WHOSE
-from solo_ext.benchmark.wording import counted
+from solo_ext.benchmark.reporting.blocks import Figure
+from solo_ext.benchmark.reporting.charts import MOST_LINES, Dots, Line, dot_chart, line_chart
+from solo_ext.benchmark.reporting.results import Place, Results
+from solo_ext.benchmark.reporting.statistics import estimate
+from solo_ext.benchmark.reporting.tables import WHOSE
+from solo_ext.benchmark.reporting.wording import counted
 
 
 def score_figures(results: Results, place: Place) -> list[Figure]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from solo_ext.benchmark.results import Place, Results
-from solo_ext.benchmark.settings import Hypothesis
-from solo_ext.benchmark.statistics import (
+from solo_ext.benchmark.reporting.results import Place, Results
+from solo_ext.benchmark.reporting.statistics import (
     Estimate,
     estimate,
     holm,
     paired_differences,
     paired_p_value,
 )
+from solo_ext.benchmark.settings import Hypothesis
 
 Answer = Literal["reproduced", "contradicted", "undecided"]
 

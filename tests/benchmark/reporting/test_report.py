@@ -28,10 +28,10 @@ from report_records import (  # noqa: E402
 
 del sys.path[:2]
 
-from solo_ext.benchmark.blocks import Bullets, Figures, Heading, Paragraph, Table  # noqa: E402
-from solo_ext.benchmark.report import write_report  # noqa: E402
-from solo_ext.benchmark.results import Results  # noqa: E402
-from solo_ext.benchmark.sections import benchmark_blocks  # noqa: E402
+from solo_ext.benchmark.reporting.blocks import Bullets, Figures, Heading, Paragraph, Table  # noqa: E402
+from solo_ext.benchmark.reporting.report import write_report  # noqa: E402
+from solo_ext.benchmark.reporting.results import Results  # noqa: E402
+from solo_ext.benchmark.reporting.sections import benchmark_blocks  # noqa: E402
 from solo_ext.errors import ConfigError, UserError  # noqa: E402
 
 A, B = [50.0, 53.0, 52.0], [48.0, 49.0, 51.0]

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from solo_ext.benchmark.blocks import Table
-from solo_ext.benchmark.markdown import escaped, table
-from solo_ext.benchmark.results import Results, read_results
-from solo_ext.benchmark.sections import place_title
-from solo_ext.benchmark.statistics import estimate
-from solo_ext.benchmark.tables import best_rows
-from solo_ext.benchmark.verdicts import verdicts
-from solo_ext.benchmark.wording import mean_and_deviation
+from solo_ext.benchmark.reporting.blocks import Table
+from solo_ext.benchmark.reporting.markdown import escaped, table
+from solo_ext.benchmark.reporting.results import Results, read_results
+from solo_ext.benchmark.reporting.sections import place_title
+from solo_ext.benchmark.reporting.statistics import estimate
+from solo_ext.benchmark.reporting.tables import best_rows
+from solo_ext.benchmark.reporting.verdicts import verdicts
+from solo_ext.benchmark.reporting.wording import mean_and_deviation
 from solo_ext.errors import UserError
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from solo_ext.benchmark.statistics import (
+from solo_ext.benchmark.reporting.statistics import (
     Estimate,
     common_seeds,
     estimate,

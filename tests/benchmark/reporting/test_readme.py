@@ -14,7 +14,7 @@ from report_records import record, rows_of, settings, write_folder  # noqa: E402
 
 sys.path.remove(str(HERE))
 
-from solo_ext.benchmark.readme import BEGIN, END, readme_table, updated  # noqa: E402
+from solo_ext.benchmark.reporting.readme import BEGIN, END, readme_table, updated  # noqa: E402
 from solo_ext.errors import UserError  # noqa: E402
 
 SCRIPT = HERE.parents[1] / "scripts" / "update_readme.py"

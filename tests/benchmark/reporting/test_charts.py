@@ -16,9 +16,17 @@ from report_records import results  # noqa: E402
 
 del sys.path[:2]
 
-from solo_ext.benchmark.charts import DARK, LIGHT, MOST_LINES, Dots, Line, dot_chart, line_chart  # noqa: E402
-from solo_ext.benchmark.figures import families  # noqa: E402
-from solo_ext.benchmark.statistics import estimate  # noqa: E402
+from solo_ext.benchmark.reporting.charts import (  # noqa: E402
+    DARK,
+    LIGHT,
+    MOST_LINES,
+    Dots,
+    Line,
+    dot_chart,
+    line_chart,
+)
+from solo_ext.benchmark.reporting.figures import families  # noqa: E402
+from solo_ext.benchmark.reporting.statistics import estimate  # noqa: E402
 
 
 def grouped(**bases: list[str]) -> list[list[str]]:

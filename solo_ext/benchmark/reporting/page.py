@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from solo_ext.benchmark.blocks import (
+from solo_ext.benchmark.reporting.blocks import (
     Block,
     Bullets,
     Figure,
@@ -14,7 +14,7 @@ from solo_ext.benchmark.blocks import (
     Paragraph,
     Table,
 )
-from solo_ext.benchmark.charts import CHART_STYLE
+from solo_ext.benchmark.reporting.charts import CHART_STYLE
 from solo_ext.evaluation.page_style import PAGE_STYLE, page
 from solo_ext.evaluation.svg import LEGEND_STYLE, SVG_STYLE
 

@@ -13,7 +13,7 @@ from report_records import record, results, rows_of, settings, write_folder  # n
 
 sys.path.remove(str(HERE))
 
-from solo_ext.benchmark.results import Place, Results, read_results  # noqa: E402
+from solo_ext.benchmark.reporting.results import Place, Results, read_results  # noqa: E402
 from solo_ext.errors import ConfigError, UserError  # noqa: E402
 
 DIGITS = Place("digits", "default")

@@ -16,8 +16,8 @@ from report_records import record, results, rows_of, settings  # noqa: E402
 
 sys.path.remove(str(HERE))
 
-from solo_ext.benchmark.results import Results  # noqa: E402
-from solo_ext.benchmark.verdicts import Verdict, verdicts  # noqa: E402
+from solo_ext.benchmark.reporting.results import Results  # noqa: E402
+from solo_ext.benchmark.reporting.verdicts import Verdict, verdicts  # noqa: E402
 
 BASE = [40.0, 42.0, 41.0]
 ABOVE, BELOW, AROUND = [45.0, 47.2, 46.1], [35.0, 37.2, 36.1], [41.0, 40.0, 42.0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from solo_ext.benchmark.statistics import Estimate
+from solo_ext.benchmark.reporting.statistics import Estimate
 
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from solo_ext.benchmark.blocks import Block, Heading
-from solo_ext.benchmark.markdown import render_markdown
-from solo_ext.benchmark.numbers import render_csv
-from solo_ext.benchmark.page import render_page
-from solo_ext.benchmark.results import Results, read_results
-from solo_ext.benchmark.sections import benchmark_blocks
+from solo_ext.benchmark.reporting.blocks import Block, Heading
+from solo_ext.benchmark.reporting.markdown import render_markdown
+from solo_ext.benchmark.reporting.numbers import render_csv
+from solo_ext.benchmark.reporting.page import render_page
+from solo_ext.benchmark.reporting.results import Results, read_results
+from solo_ext.benchmark.reporting.sections import benchmark_blocks
 from solo_ext.errors import UserError
 from solo_ext.paths import write_text
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from solo_ext.benchmark.blocks import Block, Bullets, Figures, Heading, Paragraph, Table
-from solo_ext.benchmark.figures import curve_figures, score_figures
-from solo_ext.benchmark.origins import (
+from solo_ext.benchmark.reporting.blocks import Block, Bullets, Figures, Heading, Paragraph, Table
+from solo_ext.benchmark.reporting.figures import curve_figures, score_figures
+from solo_ext.benchmark.reporting.origins import (
     environments_table,
     machines,
     protocols_table,
     rows_table,
 )
-from solo_ext.benchmark.reported import PublishedNumber, selected
-from solo_ext.benchmark.results import Place, Results
-from solo_ext.benchmark.statistics import common_seeds
-from solo_ext.benchmark.tables import (
+from solo_ext.benchmark.reporting.reported import PublishedNumber, selected
+from solo_ext.benchmark.reporting.results import Place, Results
+from solo_ext.benchmark.reporting.statistics import common_seeds
+from solo_ext.benchmark.reporting.tables import (
     best_rows,
     differences_table,
     place_ranks,
@@ -23,8 +23,8 @@ from solo_ext.benchmark.tables import (
     published_table,
     scores_table,
 )
-from solo_ext.benchmark.verdicts import Verdict, verdicts
-from solo_ext.benchmark.wording import counted, mean_and_interval, p_value
+from solo_ext.benchmark.reporting.verdicts import Verdict, verdicts
+from solo_ext.benchmark.reporting.wording import counted, mean_and_interval, p_value
 
 
 def benchmark_blocks(results: Results) -> list[Block]:
