@@ -1,7 +1,6 @@
 """The demo report: what the page says, that it is well formed, and that it fetches nothing."""
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,7 @@ import pytest
 
 from solo_ext.demo.report import Curve, FeatureMap, Report, Row, render, write_report
 from solo_ext.demo.svg import Bar, bar_chart, loss_chart
-
-TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS))
-from page_tree import Node, parse  # noqa: E402
-
-sys.path.remove(str(TESTS))
+from tests.page_tree import Node, parse
 
 NAN = float("nan")
 DASH = "\N{EN DASH}"

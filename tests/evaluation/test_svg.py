@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from solo_ext.evaluation.svg import nice_ticks, tick_labels
-
-TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS))
-from page_tree import parse  # noqa: E402
-
-sys.path.remove(str(TESTS))
+from tests.page_tree import parse
 
 
 @pytest.mark.parametrize(

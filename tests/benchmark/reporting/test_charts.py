@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-from page_tree import parse  # noqa: E402
-from report_records import results  # noqa: E402
-
-del sys.path[:2]
-
-from solo_ext.benchmark.reporting.charts import (  # noqa: E402
+from solo_ext.benchmark.reporting.charts import (
     DARK,
     LIGHT,
     MOST_LINES,
@@ -25,8 +16,10 @@ from solo_ext.benchmark.reporting.charts import (  # noqa: E402
     dot_chart,
     line_chart,
 )
-from solo_ext.benchmark.reporting.figures import families  # noqa: E402
-from solo_ext.benchmark.reporting.statistics import estimate  # noqa: E402
+from solo_ext.benchmark.reporting.figures import families
+from solo_ext.benchmark.reporting.statistics import estimate
+from tests.benchmark.reporting.report_records import results
+from tests.page_tree import parse
 
 
 def grouped(**bases: list[str]) -> list[list[str]]:

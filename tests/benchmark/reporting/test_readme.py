@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from report_records import record, rows_of, settings, write_folder  # noqa: E402
+from solo_ext.benchmark.reporting.readme import BEGIN, END, readme_table, updated
+from solo_ext.errors import UserError
+from tests.benchmark.reporting.report_records import record, rows_of, settings, write_folder
 
-sys.path.remove(str(HERE))
-
-from solo_ext.benchmark.reporting.readme import BEGIN, END, readme_table, updated  # noqa: E402
-from solo_ext.errors import UserError  # noqa: E402
-
-SCRIPT = HERE.parents[1] / "scripts" / "update_readme.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "update_readme.py"
 A, B = [50.0, 53.0, 52.0], [48.0, 49.0, 51.0]
 README = f"# Title\n\n{BEGIN}\nold\n{END}\n\nRest.\n"
 

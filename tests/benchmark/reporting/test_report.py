@@ -6,7 +6,6 @@ import csv
 import io
 import re
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,12 @@ from typing import Any
 import pytest
 from scipy import stats
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-from page_tree import Node, parse  # noqa: E402
-from report_records import (  # noqa: E402
+from solo_ext.benchmark.reporting.blocks import Bullets, Figures, Heading, Paragraph, Table
+from solo_ext.benchmark.reporting.report import write_report
+from solo_ext.benchmark.reporting.results import Results
+from solo_ext.benchmark.reporting.sections import benchmark_blocks
+from solo_ext.errors import ConfigError, UserError
+from tests.benchmark.reporting.report_records import (
     ENVIRONMENT,
     record,
     results,
@@ -25,14 +26,7 @@ from report_records import (  # noqa: E402
     settings,
     write_folder,
 )
-
-del sys.path[:2]
-
-from solo_ext.benchmark.reporting.blocks import Bullets, Figures, Heading, Paragraph, Table  # noqa: E402
-from solo_ext.benchmark.reporting.report import write_report  # noqa: E402
-from solo_ext.benchmark.reporting.results import Results  # noqa: E402
-from solo_ext.benchmark.reporting.sections import benchmark_blocks  # noqa: E402
-from solo_ext.errors import ConfigError, UserError  # noqa: E402
+from tests.page_tree import Node, parse
 
 A, B = [50.0, 53.0, 52.0], [48.0, 49.0, 51.0]
 HOSTILE = "<script>alert('1')</script>|`x`\n*y*"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from report_records import record, results, rows_of, settings, write_folder  # noqa: E402
-
-sys.path.remove(str(HERE))
-
-from solo_ext.benchmark.reporting.results import Place, Results, read_results  # noqa: E402
-from solo_ext.errors import ConfigError, UserError  # noqa: E402
+from solo_ext.benchmark.reporting.results import Place, Results, read_results
+from solo_ext.errors import ConfigError, UserError
+from tests.benchmark.reporting.report_records import (
+    record,
+    results,
+    rows_of,
+    settings,
+    write_folder,
+)
 
 DIGITS = Place("digits", "default")
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy import stats
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from report_records import record, results, rows_of, settings  # noqa: E402
-
-sys.path.remove(str(HERE))
-
-from solo_ext.benchmark.reporting.results import Results  # noqa: E402
-from solo_ext.benchmark.reporting.verdicts import Verdict, verdicts  # noqa: E402
+from solo_ext.benchmark.reporting.results import Results
+from solo_ext.benchmark.reporting.verdicts import Verdict, verdicts
+from tests.benchmark.reporting.report_records import record, results, rows_of, settings
 
 BASE = [40.0, 42.0, 41.0]
 ABOVE, BELOW, AROUND = [45.0, 47.2, 46.1], [35.0, 37.2, 36.1], [41.0, 40.0, 42.0]
