@@ -77,21 +77,17 @@ def run_benchmark(
             if watch is not None:
                 watch(out / RUNS, held)
 
-        failed: list[Outcome] = []
-        for stage in _stages(plan):
-            tick()
-            folders = [_place(run, out) for run in stage if run.key not in held]
-            failed += launcher.run(folders, tick)
         tick()
+        # Two rows may be alike.
+        missing = {run.folder: run for run in plan if run.key not in held}
+        places = {name: _place(run, out) for name, run in missing.items()}
+        needs = {
+            places[name]: places[run.teacher]
+            for name, run in missing.items()
+            if run.teacher in places
+        }
+        failed = launcher.run(list(places.values()), needs, tick)
         return BenchmarkResult([held[run.key] for run in plan if run.key in held], failed)
-
-
-def _stages(plan: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
-    """Teachers first; each run once, though two rows may be alike."""
-    unique = list({run.key: run for run in plan}.values())
-    taught_by = {run.teacher for run in unique}
-    first = [run for run in unique if run.folder in taught_by]
-    return [first, [run for run in unique if run.folder not in taught_by]]
 
 
 def _place(run: PlannedRun, out: Path) -> Path:

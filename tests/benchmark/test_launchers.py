@@ -83,3 +83,49 @@ def test_a_table_on_a_terminal(tmp_path: Path, tiny: dict[str, Any]) -> None:
     assert "2 of 8 runs" in text
     assert "knn 83.00 ± 1.41" in text
     assert "seed 1: 1/3" in text
+
+
+def test_students_wait_for_their_teacher_and_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {name: tmp_path / name for name in ("teacher", "student", "other")}
+    for place in places.values():
+        place.mkdir()
+    started: list[str] = []
+
+    class Process:
+        """Ends at the second look; the teacher leaves a record, or does not."""
+
+        pid, returncode = 0, 0
+
+        def __init__(self, folder: Path) -> None:
+            self.folder, self.looks = folder, 0
+
+        def poll(self) -> int | None:
+            self.looks += 1
+            if self.looks < 2:
+                return None
+            if leaves or self.folder.name != "teacher":
+                (self.folder / "record.json").write_text("{}")
+            return 0
+
+    def start(self: LocalLauncher, folder: Path, slot: int) -> Any:
+        started.append(folder.name)
+        return local._Running(folder, Process(folder), slot)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LocalLauncher, "_start", start)
+    monkeypatch.setattr(local, "_available", lambda: 1e12)
+    monkeypatch.setattr(local, "TICK", 0.0)
+    folders = [places[name] for name in ("teacher", "student", "other")]
+    needs = {places["student"]: places["teacher"]}
+    leaves = True
+    assert LocalLauncher(2, 1, 1e9).run(folders, needs, lambda: None) == []
+    assert started == ["teacher", "other", "student"]
+    for place in places.values():
+        (place / "record.json").unlink()
+    started.clear()
+    leaves = False
+    failed = LocalLauncher(2, 1, 1e9).run(folders, needs, lambda: None)
+    assert [o.folder.name for o in failed] == ["teacher", "student"]
+    assert failed[1].reason == "its teacher teacher failed"
+    assert "student" not in started

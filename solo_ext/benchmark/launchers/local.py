@@ -7,13 +7,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from solo_ext.benchmark.launchers.base import LOG, TICK, Launcher, Outcome, last_line
+from solo_ext.benchmark.launchers.base import (
+    LOG,
+    TICK,
+    Launcher,
+    Outcome,
+    is_ready,
+    last_line,
+    untaught,
+)
 from solo_ext.benchmark.run_lock import PARENT
 from solo_ext.benchmark.work import PEAK, RECORD
 
@@ -46,7 +54,9 @@ class LocalLauncher(Launcher):
         self.places = parallel or gpus or max(1, cores // threads)
         self.threads, self.memory, self.devices = threads, memory, devices
 
-    def run(self, folders: Sequence[Path], tick: Callable[[], None]) -> list[Outcome]:
+    def run(
+        self, folders: Sequence[Path], needs: Mapping[Path, Path], tick: Callable[[], None]
+    ) -> list[Outcome]:
         waiting = list(folders)
         running: list[_Running] = []
         failed: list[Outcome] = []
@@ -55,10 +65,15 @@ class LocalLauncher(Launcher):
                 for one in [r for r in running if r.process.poll() is not None]:
                     running.remove(one)
                     failed += self._ended(one)
-                while waiting and self._room(running):
+                while ready := [f for f in waiting if is_ready(f, needs)]:
+                    if not self._room(running):
+                        break
                     taken = {r.slot for r in running}
                     slot = next(i for i in range(self.places) if i not in taken)
-                    running.append(self._start(waiting.pop(0), slot))
+                    running.append(self._start(ready[0], slot))
+                    waiting.remove(ready[0])
+                if not running and not ready:
+                    return [*failed, *(untaught(folder, needs) for folder in waiting)]
                 tick()
                 time.sleep(TICK)
         finally:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from solo_ext.benchmark.launchers.base import TICK, Launcher, Outcome
+from solo_ext.benchmark.launchers.base import TICK, Launcher, Outcome, is_ready, untaught
 from solo_ext.benchmark.work import RECORD, work
 from solo_ext.errors import ConfigError, UserError
 
@@ -63,17 +63,24 @@ class SlurmLauncher(Launcher):
         except (TypeError, NameError, ValueError) as error:
             raise ConfigError("--slurm", options, str(error).splitlines()[0]) from None
 
-    def run(self, folders: Sequence[Path], tick: Callable[[], None]) -> list[Outcome]:
+    def run(
+        self, folders: Sequence[Path], needs: Mapping[Path, Path], tick: Callable[[], None]
+    ) -> list[Outcome]:
+        first = [f for f in folders if is_ready(f, needs)]
+        students = [f for f in folders if f not in first]
+        failed = self._array(first, tick)
+        taught = [f for f in students if is_ready(f, needs)]
+        failed += self._array(taught, tick)
+        return failed + [untaught(f, needs) for f in students if f not in taught]
+
+    def _array(self, folders: Sequence[Path], tick: Callable[[], None]) -> list[Outcome]:
+        """What SLURM runs goes on if this call is interrupted; the next one collects its records."""
         if not folders:
             return []
         jobs = self.executor.map_array(Job(), [str(f) for f in folders])
-        try:
-            while not all(job.done() for job in jobs):
-                tick()
-                time.sleep(TICK)
-        except KeyboardInterrupt:
-            # What SLURM runs goes on; the next call collects its records.
-            raise
+        while not all(job.done() for job in jobs):
+            tick()
+            time.sleep(TICK)
         tick()
         failed = []
         for folder, job in zip(folders, jobs, strict=True):
