@@ -48,12 +48,15 @@ def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
 
 def end_with_parent() -> None:
     """Ends this process when the one that started it is gone, killed or not."""
-    parent = os.environ.get(PARENT)
-    if parent is None:
+    if PARENT not in os.environ:
         return
+    parent = os.getppid()
+    # Lightning starts further ranks from the first one.
+    if "LOCAL_RANK" not in os.environ and parent != int(os.environ[PARENT]):
+        os._exit(1)
 
     def watch() -> None:
-        while os.getppid() == int(parent):
+        while os.getppid() == parent:
             time.sleep(0.2)
         os._exit(1)
 

@@ -42,7 +42,7 @@ PLANNED, RECORD, PEAK = "planned.json", "record.json", "peak_memory.json"
 _WAIT = 30.0
 
 
-def work(folder: Path) -> Record:
+def work(folder: Path) -> Record | None:
     """Trains and measures what ``planned.json`` says, and writes ``record.json``.
 
     What an earlier process trained or finished is not repeated.
@@ -50,37 +50,53 @@ def work(folder: Path) -> Record:
     Args:
         folder: the run directory; that of a teacher lies beside it.
 
+    Returns:
+        The record; none in the further processes of a run.
+
     Raises:
         UserError: a config that cannot run, or another process in the folder.
     """
+    planned = PlannedRun(**json.loads((folder / PLANNED).read_text()))
+    torch.set_num_threads(planned.threads)
+    if int(os.environ.get("LOCAL_RANK", 0)):
+        # Lightning started it to train along; the first process holds the folder.
+        _train(prepare(_config(planned, folder)), folder)
+        return None
     with locked(folder, _WAIT):
         file = folder / RECORD
-        if file.is_file():
-            done: Record = json.loads(file.read_text())
-            return done
-        planned = PlannedRun(**json.loads((folder / PLANNED).read_text()))
-        record = _run(planned, folder)
-        if int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0:
+        if not file.is_file():
+            record = _run(planned, folder)
             write_text(file, json.dumps(record, indent=1))
-        return record
+        found: Record = json.loads(file.read_text())
+        return found
 
 
-def _run(planned: PlannedRun, folder: Path) -> Record:
-    torch.set_num_threads(planned.threads)
+def _config(planned: PlannedRun, folder: Path) -> dict[str, Any]:
     config = dict(planned.config)
     if planned.teacher is not None:
         config["method_kwargs"]["teacher"]["path"] = str(folder.parent / planned.teacher)
+    return config
+
+
+def _train(prepared: Prepared, folder: Path) -> Path:
+    times = EpochTimes(folder / EPOCHS, prepared.given["optimizer"]["batch_size"])
+    result = pretrain(prepared, run_dir=folder, callbacks=[times], show_progress=False)
+    if result.checkpoint is None:
+        raise UserError("checkpoint.enabled=false: a benchmark evaluates the last checkpoint")
+    return result.checkpoint
+
+
+def _run(planned: PlannedRun, folder: Path) -> Record:
+    config = _config(planned, folder)
     prepared = prepare(config)
     device = "cuda" if torch.cuda.is_available() and config["accelerator"] != "cpu" else "cpu"
     memory: Memory | None = None
     shared, chosen = read_suite_settings({**suite_settings(planned.evaluation), "device": device})
     if planned.baseline is None:
-        times = EpochTimes(folder / EPOCHS, prepared.given["optimizer"]["batch_size"])
-        result = pretrain(prepared, run_dir=folder, callbacks=[times], show_progress=False)
-        if result.checkpoint is None:
-            raise UserError("checkpoint.enabled=false: a benchmark evaluates the last checkpoint")
+        checkpoint = _train(prepared, folder)
         memory = _peak(folder / PEAK)
-        subject = open_subject(str(result.checkpoint), shared)
+        # The other processes of a run are gone by now.
+        subject = open_subject(str(checkpoint), shared).alone()
     else:
         subject = subject_of(_baseline(planned, prepared, folder), shared, device)
     scores: dict[str, float] = {}

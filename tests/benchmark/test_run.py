@@ -142,3 +142,18 @@ def test_json(uninterrupted: tuple[Path, Path]) -> None:
     file, out = uninterrupted
     document = json.loads(run(file, out, "--json").stdout)
     assert document == {"out": str(out), "records": 4, "runs": 4, "failed": []}
+
+
+def test_a_run_of_two_processes(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Lightning starts the second one; it trains along and leaves the rest to the first."""
+    file, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    tiny["datasets"]["digits"]["changes"] += ["strategy=ddp", "max_epochs=2"]
+    file.write_text(yaml.safe_dump(tiny | {"seeds": [1]}, sort_keys=False))
+    done = run(file, out, "--rows", "debiased", "--devices", "2")
+    assert done.returncode == 0, done.stderr
+    (record,) = read_records(out)
+    assert record["epochs"] == 2
+    (folder,) = (out / "runs").iterdir()
+    lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
+    # 280 images: two batches of 64 for each process.
+    assert [line["images"] for line in lines] == [256, 256]

@@ -73,7 +73,9 @@ class LocalLauncher(Launcher):
                     running.append(self._start(ready[0], slot))
                     waiting.remove(ready[0])
                 if not running and not ready:
-                    return [*failed, *(untaught(folder, needs) for folder in waiting)]
+                    # Students whose teacher failed.
+                    failed += [untaught(folder, needs) for folder in waiting]
+                    break
                 tick()
                 time.sleep(TICK)
         finally:

@@ -74,7 +74,7 @@ class SlurmLauncher(Launcher):
         return failed + [untaught(f, needs) for f in students if f not in taught]
 
     def _array(self, folders: Sequence[Path], tick: Callable[[], None]) -> list[Outcome]:
-        """What SLURM runs goes on if this call is interrupted; the next one collects its records."""
+        """Jobs go on if this call is interrupted; the next one collects their records."""
         if not folders:
             return []
         jobs = self.executor.map_array(Job(), [str(f) for f in folders])
