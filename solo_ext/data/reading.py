@@ -17,7 +17,8 @@ from solo_ext.errors import UserError
 
 _SIXTEEN_BITS = 65535
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
-_NOT_THE_IMAGES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+NOT_THE_IMAGES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Numbers of errors that say nothing about a file: too many are open, memory is used up."""
 
 
 class UnreadableImage(UserError):
@@ -102,7 +103,7 @@ def _read(source: Path | bytes, name: str) -> Image.Image:
         raise
     except Exception as error:
         # Damaged files make PIL raise errors of most kinds.
-        if isinstance(error, OSError) and error.errno in _NOT_THE_IMAGES_FAULT:
+        if isinstance(error, OSError) and error.errno in NOT_THE_IMAGES_FAULT:
             raise
         raise UnreadableImage(name, _reason(error, source)) from None
 
