@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
+from solo_ext.data.fingerprint import file_state
 from solo_ext.data.formats.imagenet100 import IMAGENET100
 from solo_ext.data.reading import NOT_THE_IMAGES_FAULT, UnreadableImage, decode_image
 from solo_ext.errors import ConfigError
@@ -52,6 +53,11 @@ class H5Images(Dataset[tuple[Image.Image, int]]):
         self._names = np.array([n.encode() for of_class in names for n in of_class], dtype=bytes)
         self.targets = np.repeat(np.arange(len(names)), [len(n) for n in names])
         self._file: tuple[int, Any] | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the file and with the classes taken out of it."""
+        return f"{file_state(Path(self.path))} {self.classes}"
 
     def __len__(self) -> int:
         return len(self.targets)
