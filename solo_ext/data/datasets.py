@@ -229,6 +229,9 @@ def _held_out(images: Images, holdout: float, split: Split) -> Images:
     held = _stratified([targets[i] for i in labelled], holdout, "data.holdout")
     chosen = {labelled[i] for i in held}
     kept = [i for i in range(len(targets)) if (i in chosen) == (split == "val")]
+    if isinstance(images, Subset):
+        # Not a part of a part, which would hide what it is of.
+        return cast(Images, Subset(images.dataset, [images.indices[i] for i in kept]))
     return cast(Images, Subset(cast(Dataset[Any], images), kept))
 
 
