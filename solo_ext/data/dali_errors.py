@@ -53,6 +53,16 @@ def device_of(cfg: Mapping[str, Any]) -> str:
     return device
 
 
+def cannot_skip() -> ConfigError:
+    """The error for ``data.unreadable=skip`` with DALI."""
+    return ConfigError(
+        "data.unreadable",
+        "skip",
+        "DALI stops at an image that it cannot read",
+        "set it to refuse and remove such images, or use data.format=image_folder",
+    )
+
+
 def unreadable(error: RuntimeError, files: Sequence[str]) -> Exception:
     """The error to raise for a pipeline that failed: one that names the file, if it was a file.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from torchvision import datasets
 
+from solo_ext.data.formats.class_folders import ClassFolders
 from solo_ext.data.formats.file_list import FileList
 from solo_ext.data.formats.h5 import open_h5
 from solo_ext.data.formats.huggingface import open_huggingface
@@ -119,18 +120,26 @@ def open_images(data: Mapping[str, Any], split: Split) -> Images:
             both splits are parts of the training images, and ``data.val_path`` is not read.
 
     Raises:
-        ConfigError: the path is missing, empty, or not of the layout that the data set has, or
-            a fraction cannot hold every class.
+        ConfigError: the path is missing, empty, not readable, or not of the layout that the data
+            set has, or a fraction cannot hold every class.
     """
     holdout = data.get("holdout")
     if holdout is not None:
         return _held_out(open_images({**data, "holdout": None}, "train"), holdout, split)
     key = f"data.{split}_path"
     path = data.get(f"{split}_path")
-    if path is None:
-        raise ConfigError(key, None, "no path", "give the folder of the images")
+    # An empty one would be the current folder.
+    if path is None or not str(path).strip():
+        raise ConfigError(key, path, "no path", "give the folder of the images")
     unlabelled = bool(data.get("no_labels")) and split == "train"
-    images = _opened(data, split, str(path), unlabelled)
+    try:
+        images = _opened(data, split, str(path), unlabelled)
+    except OSError as error:
+        problem = error.strerror or str(error).splitlines()[0]
+        named = f" ({error.filename})" if error.filename else ""
+        raise ConfigError(
+            key, path, f"{problem}{named}", "give a folder or file that can be read"
+        ) from None
     if len(images) == 0:
         raise ConfigError(key, str(path), "no image in it", "give a folder with images")
     if unlabelled and not isinstance(images, Unlabelled | FileList):
@@ -152,10 +161,12 @@ def _opened(data: Mapping[str, Any], split: Split, path: str, unlabelled: bool) 
     if not root.exists():
         raise ConfigError(key, path, "no such folder", "give the folder of the images")
     if root.is_file():
-        return cast(Images, FileList(root, key, not unlabelled))
+        # One that is not there is then skipped as any other that cannot be read.
+        present = data.get("unreadable") != "skip"
+        return cast(Images, FileList(root, key, not unlabelled, present=present))
     if name in ("cifar10", "cifar100", "stl10"):
         return _torchvision(name, root, split, key)
-    return cast(Images, Unlabelled(root)) if unlabelled else _class_folder(root, key)
+    return cast(Images, Unlabelled(root) if unlabelled else ClassFolders(root, key))
 
 
 def class_names(images: Images) -> list[str]:
@@ -180,23 +191,6 @@ def targets_of(images: Images) -> Sequence[int]:
         if hasattr(images, name):
             return [int(t) for t in getattr(images, name)]
     return [images[i][1] for i in range(len(cast(Sized, images)))]
-
-
-def _class_folder(root: Path, key: str) -> Images:
-    classes = [p for p in root.iterdir() if p.is_dir()]
-    if not classes:
-        raise ConfigError(
-            key,
-            str(root),
-            "no class folders in it",
-            "lay the images out as <class>/<image>, or set data.no_labels=true for training",
-        )
-    try:
-        return cast(Images, datasets.ImageFolder(str(root), loader=load_image))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            key, str(root), str(error).splitlines()[0], "remove it or fill it"
-        ) from None
 
 
 def _huggingface(data: Mapping[str, Any], split: Split, path: str, unlabelled: bool) -> Any:
@@ -235,6 +229,9 @@ def _held_out(images: Images, holdout: float, split: Split) -> Images:
     held = _stratified([targets[i] for i in labelled], holdout, "data.holdout")
     chosen = {labelled[i] for i in held}
     kept = [i for i in range(len(targets)) if (i in chosen) == (split == "val")]
+    if isinstance(images, Subset):
+        # Not a part of a part, which would hide what it is of.
+        return cast(Images, Subset(images.dataset, [images.indices[i] for i in kept]))
     return cast(Images, Subset(cast(Dataset[Any], images), kept))
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from torch.utils.data import Subset
 
+from solo_ext.data.dali_errors import cannot_skip
 from solo_ext.data.datasets import Unlabelled
 from solo_ext.data.images import Images
+from solo_ext.data.unreadable import Skipping
 from solo_ext.errors import ConfigError
 
 
@@ -15,9 +17,11 @@ def files_of(images: Images) -> list[str]:
     """Path of every sample, in the order of the data set's indices.
 
     Raises:
-        ConfigError: a data set that is no set of files.
+        ConfigError: a data set that is no set of files, or of which unreadable ones are skipped.
     """
     source: Any = images
+    if isinstance(source, Skipping):
+        raise cannot_skip()
     if isinstance(source, Subset):
         files = files_of(source.dataset)  # type: ignore[arg-type]
         return [files[index] for index in source.indices]

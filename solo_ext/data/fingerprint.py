@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def images_fingerprint(images: Images) -> str | None:
         return None
     digest.update(type(source).__name__.encode())
     for entry in entries:
-        digest.update(f"{entry}\n".encode())
+        # A name on disk need not be UTF-8.
+        digest.update(os.fsencode(f"{entry}\n"))
     return digest.hexdigest()
 
 
@@ -43,19 +45,20 @@ def _entries(source: Any) -> Iterable[str] | None:
     if isinstance(own, str):
         return [own]
     if hasattr(source, "samples"):
-        return (f"{_file(Path(path))} {target}" for path, target in source.samples)
+        return (f"{file_state(Path(path))} {target}" for path, target in source.samples)
     if hasattr(source, "files"):
-        return (_file(Path(path)) for path in source.files)
+        return (file_state(Path(path)) for path in source.files)
     if hasattr(source, "base_folder") and hasattr(source, "root"):
         # torchvision's data sets: a few large files, and an argument that names the split.
         folder = Path(source.root) / source.base_folder
         split = getattr(source, "split", getattr(source, "train", None))
         files = sorted(p for p in folder.rglob("*") if p.is_file())
-        return [str(split), *map(_file, files)]
+        return [str(split), *map(file_state, files)]
     return None
 
 
-def _file(path: Path) -> str:
+def file_state(path: Path) -> str:
+    """Path, size and time of change of a file."""
     try:
         stat = path.stat()
     except OSError as error:

@@ -61,7 +61,7 @@ class FixedLoader(DataLoader[Any]):
                 in_a_row = 0 if fine else in_a_row + 1
                 if not fine:
                     self.skipped.append(number * self.batch_size + place)
-                if in_a_row > MOST_IN_A_ROW:
+                if in_a_row >= MOST_IN_A_ROW:
                     raise self._too_many(in_a_row)
             if batch is not None:
                 served = True

@@ -42,7 +42,9 @@ def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
                 "use image folders or one of torchvision's data sets",
             )
         return loader.dataset
-    data = {**cfg["data"], "format": "dali", "dataset": "custom"}
+    # What solo-learn's own scripts do not read changes nothing there.
+    unread = {"holdout": None, "unreadable": "refuse"}
+    data = {**cfg["data"], "format": "dali", "dataset": "custom", **unread}
     return TrainingViews(open_images(data, "train"), MultiCrop([], []), 0)
 
 

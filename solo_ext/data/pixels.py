@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import Subset
 from torchvision import datasets
 
-from solo_ext.data.datasets import targets_of
+from solo_ext.data.datasets import WithoutLabels, targets_of
 from solo_ext.data.images import Images
-from solo_ext.data.unreadable import Skipping, read_sample
+from solo_ext.data.unreadable import Skipping, name_of, read_sample
 from solo_ext.errors import ConfigError
 
 MEMORY_BOUND = 8 << 30
@@ -81,8 +81,8 @@ class DecodedPixels:
             raise ConfigError(
                 "data.augmentation",
                 "batch",
-                f"image {sample} has {image.width} x {image.height} pixels, the first "
-                f"{self.width} x {self.height}",
+                f"image {name_of(self.images, sample)!r} has {image.width} x {image.height} "
+                f"pixels, the first {self.width} x {self.height}",
                 "take image, or scale them to one size beforehand",
             )
         return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
@@ -94,6 +94,7 @@ class HeldPixels:
     Args:
         pixels: (N, H, W, 3) or (N, 3, H, W), uint8; not copied.
         targets: of all its images.
+        channels_last: which of the two shapes it has.
         chosen: the samples, as places in the array; all by default.
         served: indices of the samples that the rows are of, where others stand in for some.
     """
@@ -104,14 +105,16 @@ class HeldPixels:
         self,
         pixels: NDArray[np.uint8],
         targets: Sequence[int],
+        *,
+        channels_last: bool,
         chosen: Sequence[int] | None = None,
         served: Tensor | None = None,
     ) -> None:
         self.served = served
         self.pixels, self.targets = pixels, torch.as_tensor(targets)
         self.chosen = None if chosen is None else np.asarray(chosen)
-        self.channels_last = pixels.shape[-1] == 3
-        self.height, self.width = pixels.shape[1:3] if self.channels_last else pixels.shape[2:]
+        self.channels_last = channels_last
+        self.height, self.width = pixels.shape[1:3] if channels_last else pixels.shape[2:]
 
     def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Reads samples."""
@@ -137,10 +140,15 @@ def open_pixels(images: Images, in_memory: bool) -> Pixels:
     """
     # What is held already can be read.
     plain: Any = images.images if isinstance(images, Skipping) else images
-    source: Any = plain.dataset if isinstance(plain, Subset) else plain
+    whole: Any = plain.dataset if isinstance(plain, Subset) else plain
+    source: Any = whole.images if isinstance(whole, WithoutLabels) else whole
     if isinstance(source, datasets.CIFAR10 | datasets.STL10):
-        chosen = plain.indices if isinstance(plain, Subset) else None
-        return HeldPixels(source.data, targets_of(source), chosen)
+        return HeldPixels(
+            source.data,
+            targets_of(whole),
+            channels_last=isinstance(source, datasets.CIFAR10),
+            chosen=plain.indices if isinstance(plain, Subset) else None,
+        )
     decoded = DecodedPixels(images)
     return _hold(decoded) if in_memory else decoded
 
@@ -165,4 +173,4 @@ def _hold(decoded: DecodedPixels) -> HeldPixels:
         targets += labels.tolist()
         if samples.stop == count or samples.stop % (10 * _BLOCK) == 0:
             log.info("decoded %d of %d images into memory", samples.stop, count)
-    return HeldPixels(pixels, targets, served=served)
+    return HeldPixels(pixels, targets, channels_last=False, served=served)

@@ -15,9 +15,11 @@ from PIL import Image, UnidentifiedImageError
 
 from solo_ext.errors import UserError
 
-_SIXTEEN_BITS = 65535
+_SIXTEEN = 16
+_BITS_PER_SAMPLE = 258
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
-_NOT_THE_IMAGES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+NOT_THE_IMAGES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Numbers of errors that say nothing about a file: too many are open, memory is used up."""
 
 
 class UnreadableImage(UserError):
@@ -68,14 +70,15 @@ def decode_image(encoded: bytes, name: str) -> Image.Image:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Decodes an opened image to 8-bit RGB.
 
-    16-bit grey levels are scaled to 8 bits, where PIL's own conversion clips at 255. Transparency
-    is dropped, the colours below it stay. A rotation that only EXIF states is not applied.
+    Grey levels of up to 16 bits are scaled to 8, where PIL's own conversion clips at 255.
+    Transparency is dropped, the colours below it stay. A rotation that only EXIF states is not
+    applied.
 
     Raises:
         ValueError: grey levels whose range nothing states (floating point, or beyond 16 bits).
     """
     if image.mode == "I" or image.mode.startswith("I;16"):
-        return Image.fromarray(_eight_bits(np.asarray(image))).convert("RGB")
+        return Image.fromarray(_eight_bits(np.asarray(image), _bits(image))).convert("RGB")
     if image.mode == "F":
         raise ValueError("its grey levels are floating-point numbers, of no stated range")
     if image.mode == "P" and "transparency" in image.info:
@@ -84,11 +87,21 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _eight_bits(grey: NDArray[Any]) -> NDArray[np.uint8]:
-    if grey.size and (grey.min() < 0 or grey.max() > _SIXTEEN_BITS):
-        raise ValueError("its grey levels go beyond 16 bits, of no stated range")
-    # 65535 / 255 = 257; rounded to the nearest.
-    return ((grey.astype(np.uint32) + 128) // 257).astype(np.uint8)
+def _bits(image: Image.Image) -> int:
+    """Bits per sample that a TIFF states; 16 for what else has more than 8."""
+    stated = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, _SIXTEEN)
+    return int(stated[0] if isinstance(stated, tuple) else stated)
+
+
+def _eight_bits(grey: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    highest = 2**bits - 1
+    if bits > _SIXTEEN or (grey.size and (grey.min() < 0 or grey.max() > highest)):
+        raise ValueError(
+            f"its grey levels go beyond {min(bits, _SIXTEEN)} bits, of no stated range"
+        )
+    # Rounded to the nearest.
+    scaled: NDArray[np.uint32] = (510 * grey.astype(np.uint32) + highest) // (2 * highest)
+    return scaled.astype(np.uint8)
 
 
 def _read(source: Path | bytes, name: str) -> Image.Image:
@@ -102,7 +115,7 @@ def _read(source: Path | bytes, name: str) -> Image.Image:
         raise
     except Exception as error:
         # Damaged files make PIL raise errors of most kinds.
-        if isinstance(error, OSError) and error.errno in _NOT_THE_IMAGES_FAULT:
+        if isinstance(error, OSError) and error.errno in NOT_THE_IMAGES_FAULT:
             raise
         raise UnreadableImage(name, _reason(error, source)) from None
 

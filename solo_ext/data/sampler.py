@@ -64,7 +64,11 @@ class EpochSampler(Sampler[SampleKey]):
 
 
 def mix(*parts: int) -> int:
-    """A 63-bit seed from several numbers, different for different numbers (SplitMix64)."""
+    """A 63-bit seed from several numbers (SplitMix64).
+
+    Of it torch's generator on the CPU uses the lower 32 bits alone: two sets of numbers in 4
+    billion draw alike there.
+    """
     state = 0
     for part in parts:
         state = (state ^ (part & _MASK)) & _MASK

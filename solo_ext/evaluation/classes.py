@@ -14,8 +14,10 @@ from solo_ext.errors import ConfigError, nearest
 def same_classes(train: Images, val: Images, val_path: str) -> None:
     """Refuses class folders of validation whose numbers mean other classes than in training.
 
+    The last classes may be missing in validation, which shifts no number.
+
     Raises:
-        ConfigError: a class that only one of the two has.
+        ConfigError: a class that training lacks, or one missing before others.
     """
     ours, theirs = class_names(train), class_names(val)
     extra = sorted(set(theirs) - set(ours))
@@ -26,13 +28,13 @@ def same_classes(train: Images, val: Images, val_path: str) -> None:
             f"class {extra[0]!r} is not among the training classes",
             nearest(extra[0], ours),
         )
-    if ours != theirs:
+    if theirs != ours[: len(theirs)]:
         missing = sorted(set(ours) - set(theirs))
         raise ConfigError(
             "data.val_path",
             val_path,
-            f"class folder {missing[0]!r} is missing, which would shift the labels",
-            "add the folder, it may hold a single image",
+            f"class {missing[0]!r} is missing, which would shift the labels",
+            "add it, a single image is enough",
         )
 
 

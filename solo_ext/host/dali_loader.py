@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from solo_ext import distributed
-from solo_ext.data.dali_errors import device_of, unreadable
+from solo_ext.data.dali_errors import cannot_skip, device_of, unreadable
 from solo_ext.data.datasets import TrainingViews, targets_of
 from solo_ext.data.files import files_of
 from solo_ext.data.images import Images
@@ -110,12 +110,7 @@ def check_dali(given: Mapping[str, Any]) -> None:
             images to skip.
     """
     if given["data"]["unreadable"] == "skip":
-        raise ConfigError(
-            "data.unreadable",
-            "skip",
-            "DALI stops at an image that it cannot read",
-            "set it to refuse and remove such images, or use data.format=image_folder",
-        )
+        raise cannot_skip()
     device_of(given)
     if given["data"]["dataset"] not in FILES_ONLY:
         raise ConfigError(

@@ -16,6 +16,7 @@ from solo_ext.config.hardware import check_hardware, world_size
 from solo_ext.config.schema import DALI, OPTIMIZER_KWARGS, Momentum
 from solo_ext.data.datasets import class_names, open_images
 from solo_ext.data.images import Images
+from solo_ext.data.transforms import STATISTICS
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.classes import same_classes
 from solo_ext.host.dali_loader import check_dali
@@ -78,8 +79,11 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     without = given["data"]["val_path"] is None and given["data"]["holdout"] is None
     val = None if without else open_images(given["data"], "val")
     given["data"]["num_classes"] = _count_classes(given["data"], train)
-    if val is not None and given["data"]["dataset"] == "custom" and not given["data"]["no_labels"]:
+    # torchvision's archives number their classes themselves.
+    numbered = given["data"]["dataset"] in STATISTICS
+    if val is not None and not numbered and not given["data"]["no_labels"]:
         same_classes(train, val, given["data"]["val_path"])
+    _fill_a_batch(given, len(train))
     check_builtin(given, len(train))
     _validation_interval(given, len(train))
     cfg = _as_methods_take_it(given)
@@ -210,6 +214,19 @@ def _scheduler(scheduler: Mapping[str, Any]) -> None:
             scheduler["lr_decay_steps"],
             "scheduler.name=step needs the epochs at which the rate decays",
             "give a list such as [60, 80]",
+        )
+
+
+def _fill_a_batch(given: Mapping[str, Any], images: int) -> None:
+    # The loaders, made before the other processes are there, see one process only.
+    processes, size = world_size(given), given["optimizer"]["batch_size"]
+    if images // processes < size:
+        raise ConfigError(
+            "optimizer.batch_size",
+            size,
+            f"the training set has {images // processes} images per process"
+            + (f", {images} for {processes} processes" if processes > 1 else ""),
+            "take a smaller batch",
         )
 
 

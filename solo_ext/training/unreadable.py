@@ -57,10 +57,11 @@ class UnreadableReport(Callback):
 
     def _write(self) -> None:
         for loader, written in zip(self.loaders, self._written, strict=True):
-            if len(loader.skipped) <= len(written):
+            # A pass of validation has its own: as many may be others.
+            new = [index for index in loader.skipped if index not in written]
+            if not new:
                 continue
             views: Any = loader.dataset
-            new = [index for index in loader.skipped if index not in written]
             written.update(new)
             names = {name_of(views.images, i): reason_of(views.images, i) for i in new}
             add_lines(self.file, names)
@@ -68,7 +69,8 @@ class UnreadableReport(Callback):
 
 def add_lines(file: Path, names: dict[str, str]) -> None:
     """Adds a line for every name that the file has none of; several processes may do so at once."""
-    with file.open("a+") as held:
+    # A name on disk need not be UTF-8.
+    with file.open("a+", encoding="utf-8", errors="surrogateescape") as held:
         # Windows has no such lock.
         with contextlib.suppress(ImportError):
             import fcntl
@@ -84,4 +86,4 @@ def add_lines(file: Path, names: dict[str, str]) -> None:
 
 
 def _lines(file: Path) -> list[str]:
-    return file.read_text().splitlines() if file.is_file() else []
+    return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []

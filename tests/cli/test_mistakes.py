@@ -362,7 +362,7 @@ PATHS = {
     ),
     "class that is missing": config(
         "data.val_path={one_class_less}",
-        says=("data.val_path='{one_class_less}'", "class folder '7'"),
+        says=("data.val_path='{one_class_less}'", "class '7'"),
     ),
     "no labels, no images": config(
         "data.no_labels=true", "data.val_path=null", says=("data.train_path=", "no image")

@@ -1,7 +1,12 @@
 """Images of a config, and the views that training takes of them."""
 
+import errno
+import importlib.util
+import io
+import os
 import pickle
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +103,15 @@ def test_opens_below_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPat
     assert len(open_images(section(f"~/{folder.name}"), "train")) == 60
 
 
-def test_reads_no_image_for_names_and_targets(folder: Path) -> None:
+def test_reads_no_image_for_names_and_targets(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images: Any = open_images(section(folder, fraction=0.5), "train")
 
     def refuse(path: str) -> None:
         raise AssertionError(f"decoded {path}")
 
-    images.dataset.loader = refuse
+    monkeypatch.setattr("solo_ext.data.formats.class_folders.load_image", refuse)
     assert len(targets_of(images)) == 30
     assert class_names(images) == ["ant", "bee", "cat"]
     with pytest.raises(AssertionError, match="decoded"):
@@ -257,11 +264,91 @@ def test_refuses_a_missing_path(tmp_path: Path, split: Any) -> None:
     for data, problem in (
         (section(tmp_path / "nowhere"), "no such folder"),
         (section(tmp_path, train_path=None, val_path=None), "no path"),
+        (section(""), "no path"),
+        (section("x" * 300), "File name too long"),
         ({"dataset": "custom", "format": "image_folder"}, "no path"),
     ):
         with pytest.raises(ConfigError, match=problem) as caught:
             open_images(data, split)
         assert caught.value.key == f"data.{split}_path"
+
+
+@pytest.mark.parametrize("layout", ["classes", "nested", "flat", "list", "h5"])
+def test_refuses_what_may_not_be_read(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, whatever cannot be listed or opened."""
+    place = tmp_path / ("data" if layout in ("classes", "nested", "flat") else "data.txt")
+    held_back = place / "ant" / "old" if layout == "nested" else place
+    if layout == "h5":
+        pytest.importorskip("h5py")
+    if place.suffix:
+        place.write_text("image.png 3")
+    else:
+        save_image(place / "ant" / "0.png", 0)
+        save_image(place / "ant" / "old" / "1.png", 0)
+    # The superuser may read anything.
+    _forbid(monkeypatch, held_back)
+    given = {"flat": {"no_labels": True}, "h5": {"format": "h5"}}.get(layout, {})
+    with pytest.raises(ConfigError, match="Permission denied") as caught:
+        open_images(section(place, **given), "train")
+    assert (caught.value.key, caught.value.value) == ("data.train_path", str(place))
+    assert "\n" not in str(caught.value)
+
+
+def _forbid(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Makes the system refuse one folder or file."""
+
+    def refusing(call: Any) -> Any:
+        def refuse(name: Any, *given: Any, **more: Any) -> Any:
+            if str(name) == str(path):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return call(name, *given, **more)
+
+        return refuse
+
+    for place, name in ((os, "scandir"), (os, "listdir"), (io, "open")):
+        monkeypatch.setattr(place, name, refusing(getattr(place, name)))
+    if importlib.util.find_spec("h5py"):
+        monkeypatch.setattr("h5py.File", refusing(importlib.import_module("h5py").File))
+
+
+def test_hidden_folders_are_no_classes(folder: Path, tmp_path: Path) -> None:
+    """Those that editors and file systems leave."""
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    (copy / ".ipynb_checkpoints").mkdir()
+    save_image(copy / ".Trash" / "0.png", 0)
+    found, before = (open_images(section(place), "train") for place in (copy, folder))
+    assert class_names(found) == class_names(before)
+    assert targets_of(found) == targets_of(before)
+
+
+def test_class_folders_are_read_as_torchvision_reads_them(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    for number, name in enumerate(("ant/b/1.PNG", "ant/b.png/2.jpg", "ant/a/z/3.bmp", "bee/Z.png")):
+        save_image(copy / name, number)
+    (copy / "bee" / "more").symlink_to(copy / "ant" / "b", target_is_directory=True)
+    (copy / "cat" / "dangling.png").symlink_to("nowhere.png")
+    (copy / "notes.png").write_text("no class")
+    found: Any = open_images(section(copy), "train")
+    theirs = datasets.ImageFolder(str(copy))
+    assert found.samples == theirs.samples
+    assert (found.classes, found.targets) == (theirs.classes, theirs.targets)
+    assert str(copy / "bee" / "more" / "1.PNG") in dict(found.samples)
+
+
+@pytest.mark.parametrize(
+    ("link", "target"), [("ant/loop", ".."), ("ant/in/loop", "."), ("dog", "."), ("ant/a", "../b")]
+)
+def test_refuses_a_circle_of_links(tmp_path: Path, link: str, target: str) -> None:
+    for name in ("ant/0.png", "ant/in/1.png", "b/2.png"):
+        save_image(tmp_path / name, 0)
+    (tmp_path / "b" / "back").symlink_to("../ant", target_is_directory=True)
+    assert len(open_images(section(tmp_path), "train")) == 5
+    (tmp_path / link).symlink_to(target, target_is_directory=True)
+    with pytest.raises(ConfigError, match="is a link to a folder that it lies in") as caught:
+        open_images(section(tmp_path), "train")
+    assert caught.value.key == "data.train_path"
 
 
 def test_refuses_a_file_that_is_no_list(tmp_path: Path) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from torch.utils.data import Subset
 
 from solo_ext.data.datasets import open_images
 from solo_ext.data.fingerprint import images_fingerprint
+from solo_ext.data.formats.huggingface import HuggingFaceImages
 
 DATA = {"dataset": "custom", "format": "image_folder"}
 
@@ -72,3 +76,51 @@ def test_own_fingerprint_counts() -> None:
     assert images_fingerprint(own) is not None
     assert images_fingerprint(Subset(own, [0])) != images_fingerprint(own)  # type: ignore[arg-type]
     assert images_fingerprint(Plain([1])) is None  # type: ignore[arg-type]
+
+
+def test_names_need_not_be_utf8(folder: Path) -> None:
+    before = fingerprint(folder)
+    odd = os.fsencode(folder / "1") + b"/\xff.png"
+    with open(odd, "wb") as file:
+        file.write((folder / "1" / "3.png").read_bytes())
+    assert fingerprint(folder) != before
+
+
+def _h5(path: Path, levels: tuple[int, ...]) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        for name in ("a", "b"):
+            for number, level in enumerate(levels):
+                file[f"{name}/{number}"] = np.frombuffer(_png(level), dtype=np.uint8)
+
+
+def _hub(path: Path, levels: tuple[int, ...]) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [{"bytes": _png(n), "path": None} for n in levels], "label": [0] * len(levels)}
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(2)})
+    shutil.rmtree(path, ignore_errors=True)
+    datasets.Dataset.from_dict(rows, kinds).save_to_disk(str(path))
+
+
+def _png(level: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4), (level, level, level)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("kind", "write"), [("h5", _h5), ("huggingface", _hub)])
+def test_files_of_many_images(kind: str, write: Any, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    write(path, (1, 2, 3, 4))
+    first, half = fingerprint(path, format=kind), fingerprint(path, format=kind, fraction=0.5)
+    assert first == fingerprint(path, format=kind) != half
+    write(path, (1, 2, 3, 5))
+    assert fingerprint(path, format=kind) != first
+
+
+def test_rows_that_are_paths_tell_nothing(folder: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [str(folder / "1" / "3.png")], "label": [0]}
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(2)})
+    made = datasets.Dataset.from_dict(rows, kinds)
+    assert images_fingerprint(HuggingFaceImages(made, "x")) is None

@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 from torchvision import datasets
 
 from solo_ext.data import pixels
-from solo_ext.data.datasets import open_images
+from solo_ext.data.datasets import WithoutLabels, open_images
 from solo_ext.data.images import Images
 from solo_ext.data.pixels import HeldPixels, open_pixels
 from solo_ext.data.raw_batches import RawBatch, RawBatches
@@ -93,20 +93,22 @@ def test_grey_images_have_three_channels(tmp_path: Path) -> None:
 
 
 def test_sizes_that_differ_are_refused_at_the_start(folder: Callable[..., Images]) -> None:
-    with pytest.raises(ConfigError, match=r"image 5 has 8 x 8 pixels, the first 8 x 6.*take image"):
+    with pytest.raises(
+        ConfigError, match=r"image '.*005.png' has 8 x 8 pixels, the first 8 x 6.*take image"
+    ):
         open_pixels(folder(odd=5), in_memory=False)
 
 
 def test_sizes_that_differ_are_refused_when_met(folder: Callable[..., Images]) -> None:
     """Past the look at the start: from memory before training, else as a message, not a crash."""
     images = folder(60, odd=58)
-    with pytest.raises(ConfigError, match="image 58 has 8 x 8"):
+    with pytest.raises(ConfigError, match=r"image '.*058.png' has 8 x 8"):
         open_pixels(images, in_memory=True)
     batches = RawBatches(images, open_pixels(images, in_memory=False))
     assert isinstance(batches.__getitems__([SampleKey(0, 3), SampleKey(0, 4)]), RawBatch)
     error = batches.__getitems__([SampleKey(0, 3), SampleKey(0, 58)])
     assert isinstance(error, UserError)
-    assert "image 58 has 8 x 8 pixels" in str(error)
+    assert "058.png' has 8 x 8 pixels" in str(error)
     assert "\n" not in str(error)
 
 
@@ -119,3 +121,50 @@ def test_more_than_memory_is_refused(
     with pytest.raises(ConfigError, match=r"data.in_memory=true: 12 images of 8 x 6 pixels take"):
         open_pixels(folder(), in_memory=True)
     open_pixels(folder(), in_memory=False)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_images_three_pixels_wide(tmp_path: Path, in_memory: bool) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 3, 3), dtype=np.uint8)
+    images: Any = [(Image.fromarray(array), 0) for array in pixels]
+    read = open_pixels(images, in_memory)
+    assert (read.height, read.width) == (5, 3)
+    assert np.array_equal(read.read([1, 0])[1].numpy(), pixels[[1, 0]].transpose(0, 3, 1, 2))
+
+
+def _cifar(count: int = COUNT) -> Any:
+    """Without the archive that the class would open."""
+    made: Any = datasets.CIFAR10.__new__(datasets.CIFAR10)
+    rng = np.random.default_rng(0)
+    made.data = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+    made.targets = [i % 2 for i in range(count)]
+    made.transform = made.target_transform = None
+    return made
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_without_labels_arrays_stay_arrays(part: bool) -> None:
+    source = _cifar()
+    images: Any = WithoutLabels(source)
+    images = Subset(images, [5, 2, 7]) if part else images
+    read = open_pixels(images, in_memory=False)
+    assert read.held
+    indices, taken, targets = read.read([1, 0])
+    places = [2, 5] if part else [1, 0]
+    assert indices.tolist() == [1, 0]
+    assert np.array_equal(taken.numpy(), source.data[places].transpose(0, 3, 1, 2))
+    assert targets.tolist() == [-1, -1]
+
+
+def test_a_fraction_without_what_is_held_out_stays_an_array(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = _cifar(40)
+    monkeypatch.setattr("solo_ext.data.datasets._opened", lambda *_: source)
+    data = {"dataset": "cifar10", "format": "image_folder", "train_path": "x"}
+    part = open_images({**data, "fraction": 0.5, "holdout": 0.2}, "train")
+    read = open_pixels(part, in_memory=False)
+    assert read.held
+    wanted = np.stack([np.asarray(part[i][0]) for i in range(len(part))])
+    assert len(part) == 16
+    assert np.array_equal(read.read(range(16))[1].numpy(), wanted.transpose(0, 3, 1, 2))

@@ -73,6 +73,28 @@ def tiff16(pixels: NDArray[np.uint16]) -> bytes:
     return file + struct.pack("<I", 0) + struct.pack(f"<{channels}H", *[16] * channels) + content
 
 
+def tiff12(pixels: NDArray[np.uint16]) -> bytes:
+    """Returns a grey TIFF file of 12 bits, two pixels in three bytes."""
+    rgb = tiff16(np.repeat(pixels[..., None], 3, axis=2))
+    first, second = pixels.reshape(-1, 2).astype(np.uint32).T
+    both = first << 12 | second
+    content = np.stack([both >> 16, both >> 8 & 255, both & 255], axis=1).astype(np.uint8).tobytes()
+    after = 8 + 2 + 9 * 12 + 4
+    head = bytearray(rgb[:after])
+    for tag, kind, value in ((258, 3, 12), (262, 3, 1), (273, 4, after), (277, 3, 1)):
+        place = next(
+            p for p in range(10, after - 4, 12) if head[p : p + 2] == struct.pack("<H", tag)
+        )
+        head[place + 2 : place + 8] = struct.pack("<HI", kind, 1)
+        head[place + 8 : place + 12] = struct.pack("<I", value)
+        if tag == 273:
+            size = next(
+                p for p in range(10, after, 12) if head[p : p + 2] == struct.pack("<H", 279)
+            )
+            head[size + 8 : size + 12] = struct.pack("<I", len(content))
+    return bytes(head) + content
+
+
 def photo() -> Image.Image:
     """Returns a smooth picture, which JPEG keeps."""
     return Image.fromarray(EIGHT)
@@ -87,7 +109,7 @@ SIXTEEN_BITS: dict[str, tuple[bytes, NDArray[np.uint8]]] = {
     "grey PNG": (png16(GREY), GREY_LEVELS),
     "grey TIFF": (saved(Image.fromarray(GREY), "TIFF"), GREY_LEVELS),
     "grey PGM": (b"P5 16 16 65535\n" + GREY.astype(">u2").tobytes(), GREY_LEVELS),
-    "grey TIFF in 32 bits": (saved(Image.fromarray(GREY.astype(np.int32)), "TIFF"), GREY_LEVELS),
+    "grey TIFF of 12 bits": (tiff12(GREY >> 4), GREY_LEVELS),
     "RGB PNG": (png16(RGB), EIGHT),
     "RGB TIFF": (tiff16(RGB), EIGHT),
 }
@@ -165,6 +187,10 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "32 bits": (
         lambda p: p.write_bytes(saved(Image.fromarray(GREY.astype(np.int32) * 9), "TIFF")),
+        "beyond 16 bits",
+    ),
+    "32 bits, of small values": (
+        lambda p: p.write_bytes(saved(Image.fromarray(GREY.astype(np.int32)), "TIFF")),
         "beyond 16 bits",
     ),
     "not there": (lambda p: None, "it is not there"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +14,10 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import Subset
 
 from solo_ext.config.schema import Augmentation
+from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.datasets import (
     FixedViews,
     TrainingViews,
@@ -21,13 +25,15 @@ from solo_ext.data.datasets import (
     open_images,
     targets_of,
 )
+from solo_ext.data.files import files_of
 from solo_ext.data.fixed_loader import FixedLoader
 from solo_ext.data.fixed_pass import fixed_pass_loader
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import UnreadableImage
 from solo_ext.data.sampler import EpochSampler, SampleKey
 from solo_ext.data.unreadable import MOST_IN_A_ROW, Skipping, name_of, passed_over, read_sample
-from solo_ext.training.unreadable import add_lines
+from solo_ext.errors import ConfigError
+from solo_ext.training.unreadable import UnreadableReport, add_lines
 
 PER_CLASS, BATCH = 8, 4
 SIZE = 3 * PER_CLASS
@@ -107,9 +113,22 @@ def test_views_of_a_stand_in(folder: Path) -> None:
     views: Any = loader_of(config(folder)).dataset
     index, crops, target = views[SampleKey(0, 7)]
     assert (index, target) == (10, 1)
-    asked = [views[SampleKey(0, i)][1] for i in (7, 8, 9, 10)]
-    assert not all(torch.equal(a[0], b[0]) for a in asked for b in asked)
-    assert torch.equal(views[SampleKey(0, 7)][1][0], crops[0])
+    asked = [views[SampleKey(0, i)][1][0] for i in (7, 8, 9, 10)]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(asked, 2))
+    assert torch.equal(asked[0], crops[0])
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_views_of_a_stand_in_on_the_batch(folder: Path, in_memory: bool) -> None:
+    cfg = config(folder, augmentation="batch", in_memory=in_memory)
+    views: Any = loader_of(cfg).dataset
+    batch = views.__getitems__([SampleKey(0, i) for i in (7, 8, 9, 10)])
+    assert batch.indices.tolist() == [10] * 4
+    assert batch.targets.tolist() == [1] * 4
+    assert all(torch.equal(image, batch.images[3]) for image in batch.images)
+    augment = BatchAugment("custom", cfg["augmentations"], 8, 8, cfg["seed"])
+    crops = augment(batch.images, augment.draw(batch.epoch, batch.asked.numpy()))[0]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(crops, 2))
 
 
 Batches = list[Any]
@@ -288,12 +307,16 @@ def test_no_endless_search(size: int, workers: int) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_few_in_a_row_are_none_too_many() -> None:
+def test_training_and_evaluation_have_one_limit() -> None:
     size = MOST_IN_A_ROW + 1
     images: Any = Skipping(_Broken(size, (size - 1,)))  # type: ignore[arg-type]
-    with pytest.raises(UnreadableImage):
+    with pytest.raises(UnreadableImage, match=f"none of {MOST_IN_A_ROW} images"):
         read_sample(images, 0)
-    assert read_sample(images, 1)[0] == size - 1
+    with pytest.raises(UnreadableImage, match=f"none of {MOST_IN_A_ROW} images"):
+        list(FixedLoader(FixedViews(images, _to_zeros), 8))
+    size = MOST_IN_A_ROW
+    images = Skipping(_Broken(size, (size - 1,)))  # type: ignore[arg-type]
+    assert read_sample(images, 0)[0] == size - 1
     loader = FixedLoader(FixedViews(images, _to_zeros), 8)
     assert [len(targets) for _, targets in loader] == [1]
     assert loader.skipped == list(range(size - 1))
@@ -308,3 +331,33 @@ def test_names_are_written_once(tmp_path: Path) -> None:
         "c .jpg\tit is a folder",
         "d.jpg\tit is empty",
     ]
+
+
+def test_names_need_not_be_utf8(tmp_path: Path) -> None:
+    file = tmp_path / "unreadable.txt"
+    odd = os.fsdecode(b"\xff.jpg")
+    for _ in range(2):
+        add_lines(file, {odd: "it is empty", "\u00e4.jpg": "it is a folder"})
+    assert file.read_bytes() == b"\xff.jpg\tit is empty\n\xc3\xa4.jpg\tit is a folder\n"
+
+
+def test_another_image_of_a_later_pass_is_named(folder: Path, tmp_path: Path) -> None:
+    """A loader of validation begins a list of its own with every pass."""
+    cfg = config(folder)
+    loader: Any = fixed_loader(cfg, open_images(cfg["data"], "val"))
+    report: Any = UnreadableReport(tmp_path / "unreadable.txt", [loader])
+    for skipped in ([2], [7], [7]):
+        loader.skipped = skipped
+        report.on_validation_end(None, None)
+    names = [line.split("\t")[0] for line in report.file.read_text().splitlines()]
+    assert [Path(name).name for name in names] == ["02.png", "07.png"]
+
+
+def test_dali_does_not_skip(folder: Path) -> None:
+    """Of a run that did, an evaluation through DALI says so."""
+    images = open_images(config(folder)["data"], "val")
+    part: Any = Subset(images, [0, 1])  # type: ignore[arg-type]
+    for given in (images, part):
+        with pytest.raises(ConfigError, match="DALI stops at an image") as caught:
+            files_of(given)
+        assert (caught.value.key, caught.value.value) == ("data.unreadable", "skip")

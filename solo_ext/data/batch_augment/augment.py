@@ -9,10 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from solo_ext.data.batch_augment.crop import kernel_bytes
 from solo_ext.data.batch_augment.draws import ViewDraws, draw_view
 from solo_ext.data.batch_augment.uniforms import sample_keys
 from solo_ext.data.batch_augment.view import ViewMaker
 from solo_ext.data.transforms import statistics
+from solo_ext.errors import ConfigError
+
+MEMORY_BOUND = 4 << 30
+"""Largest matrices, in bytes, that all entries of ``augmentations`` may have."""
 
 
 class BatchAugment(nn.Module):
@@ -28,6 +33,9 @@ class BatchAugment(nn.Module):
         height: of the images.
         width: of the images.
         seed: seed of the run.
+
+    Raises:
+        ConfigError: the matrices of its crops would take too much memory.
     """
 
     def __init__(
@@ -41,6 +49,7 @@ class BatchAugment(nn.Module):
         super().__init__()
         self.augmentations, self.seed = augmentations, seed
         self.height, self.width = height, width
+        _check_memory(augmentations, height, width)
         self.makers = nn.ModuleList(
             ViewMaker(a, *statistics(dataset, a), height, width) for a in augmentations
         )
@@ -79,3 +88,19 @@ class BatchAugment(nn.Module):
         for augmentation, maker in zip(self.augmentations, self.makers, strict=True):
             for _ in range(augmentation["num_crops"]):
                 yield augmentation, maker
+
+
+def _check_memory(augmentations: Sequence[Mapping[str, Any]], height: int, width: int) -> None:
+    taken = sum(
+        kernel_bytes(height, a["crop_size"], False)
+        + kernel_bytes(width, a["crop_size"], a["horizontal_flip"]["prob"] > 0)
+        for a in augmentations
+    )
+    if taken > MEMORY_BOUND:
+        raise ConfigError(
+            "data.augmentation",
+            "batch",
+            f"for crops of {width} x {height} pixels it holds matrices of {taken / 2**30:.1f} GiB, "
+            f"the bound is {MEMORY_BOUND / 2**30:.0f} GiB",
+            "take image, or scale the images down beforehand",
+        )

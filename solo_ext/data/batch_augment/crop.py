@@ -47,6 +47,11 @@ class AxisResampler(nn.Module):
         return shifted[mirror, length, self.source - start]
 
 
+def kernel_bytes(source: int, size: int, mirrored: bool) -> int:
+    """Memory of an :class:`AxisResampler`, which grows with the square of the source."""
+    return 4 * (1 + mirrored) * (source + 1) * size * 2 * source
+
+
 def bicubic_matrices(source: int, size: int) -> list[Tensor | None]:
     """Matrices that scale crops of any length up to ``source`` to ``size`` pixels."""
     return [None, *(bicubic_matrix(length, size) for length in range(1, source + 1))]

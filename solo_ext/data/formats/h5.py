@@ -10,9 +10,14 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
+from solo_ext.data.fingerprint import file_state
 from solo_ext.data.formats.imagenet100 import IMAGENET100
-from solo_ext.data.reading import UnreadableImage, decode_image
+from solo_ext.data.reading import NOT_THE_IMAGES_FAULT, UnreadableImage, decode_image
 from solo_ext.errors import ConfigError
+
+_LAYOUT = "lay it out as <class>/<image>, each image the bytes of its file (uint8)"
+_DAMAGED = (OSError, KeyError, TypeError, AttributeError, RuntimeError, ValueError)
+"""What h5py raises for a file of which parts are overwritten, missing or named oddly."""
 
 
 class H5Images(Dataset[tuple[Image.Image, int]]):
@@ -31,6 +36,8 @@ class H5Images(Dataset[tuple[Image.Image, int]]):
 
     Raises:
         OSError: the file cannot be opened as HDF5.
+        KeyError, TypeError, AttributeError, RuntimeError, ValueError: it is damaged, or a name in
+            it is no text.
         ImportError: h5py is not installed.
     """
 
@@ -47,6 +54,11 @@ class H5Images(Dataset[tuple[Image.Image, int]]):
         self.targets = np.repeat(np.arange(len(names)), [len(n) for n in names])
         self._file: tuple[int, Any] | None = None
 
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the file and with the classes taken out of it."""
+        return f"{file_state(Path(self.path))} {self.classes}"
+
     def __len__(self) -> int:
         return len(self.targets)
 
@@ -58,7 +70,9 @@ class H5Images(Dataset[tuple[Image.Image, int]]):
         name = self.name_of(index)
         try:
             stored = self._opened()[self.classes[target]][self._names[index]][()]
-        except (OSError, KeyError, TypeError) as error:
+        except _DAMAGED as error:
+            if isinstance(error, OSError) and error.errno in NOT_THE_IMAGES_FAULT:
+                raise
             raise UnreadableImage(name, str(error) or type(error).__name__) from None
         if getattr(stored, "dtype", None) != np.uint8 or stored.ndim != 1:
             raise UnreadableImage(name, "it is not the bytes of an image file (uint8, 1-D)")
@@ -71,8 +85,11 @@ class H5Images(Dataset[tuple[Image.Image, int]]):
     def _opened(self) -> Any:
         import h5py
 
-        # A handle that a forked worker inherits is its parent's.
         if self._file is None or self._file[0] != os.getpid():
+            if self._file is not None:
+                # Inherited by a fork. As long as it is open here, HDF5 gives the same descriptor
+                # for the same file, whose place in the file all processes would move.
+                self._file[1].close()
             self._file = os.getpid(), h5py.File(self.path, "r", locking="best-effort")
         return self._file[1]
 
@@ -86,7 +103,8 @@ def open_h5(path: str, key: str, dataset: str) -> H5Images:
         dataset: ``data.dataset``; ``imagenet100`` takes its classes out of a file of ImageNet.
 
     Raises:
-        ConfigError: h5py or the file is missing, or the file is of another layout.
+        ConfigError: h5py or the file is missing, or the file is damaged or of another layout.
+        OSError: the system does not let it be opened.
     """
     place = Path(path).expanduser()
     if not place.is_file():
@@ -98,15 +116,21 @@ def open_h5(path: str, key: str, dataset: str) -> H5Images:
         raise ConfigError(
             "data.format", "h5", "h5py is not installed", "pip install 'solo-ext[h5]'"
         ) from None
-    except OSError as error:
+    except _DAMAGED as error:
+        if isinstance(error, OSError) and error.errno:
+            # Of the file as a whole: no permission, too many are open.
+            raise
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, OSError):
+            raise ConfigError(key, path, f"not an HDF5 file ({said})", "give a .h5 file") from None
         raise ConfigError(
-            key, path, f"not an HDF5 file ({str(error).splitlines()[0]})", "give a .h5 file"
+            key, path, f"a damaged HDF5 file, or one of another layout ({said})", _LAYOUT
         ) from None
     if not len(images):
         raise ConfigError(
             key,
             path,
             "no images in the groups of this file" if images.classes else "no groups in this file",
-            "lay it out as <class>/<image>, each image the bytes of its file (uint8)",
+            _LAYOUT,
         )
     return images

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,14 @@ class HuggingFaceImages(Dataset[tuple[Image.Image, int]]):
         self.rows = rows.with_format(None).select_columns([self.column])
         if isinstance(rows.features[self.column], datasets.Image):
             self.rows = self.rows.cast_column(self.column, datasets.Image(decode=False))
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Changes with the table and the labels; ``None`` where images are files of their own."""
+        if not len(self) or self._stored(0)[0] is None:
+            return None
+        labels = hashlib.sha256(self.targets.tobytes()).hexdigest()
+        return f"{self.rows._fingerprint} {labels}"
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -1,5 +1,6 @@
 """File lists: the same images as class folders, and one line for a list that is none."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 
 from solo_ext.data.datasets import class_names, open_images, targets_of
 from solo_ext.data.files import files_of
+from solo_ext.data.reading import UnreadableImage
+from solo_ext.data.unreadable import read_sample
 from solo_ext.errors import ConfigError
 
 
@@ -83,6 +86,10 @@ def test_fraction(images: Path, tmp_path: Path) -> None:
         ("# nothing\n", "no image in it"),
         ("\nlonely.png\n", "line 2 has no label"),
         ("missing.png 3", "line 1 names 'missing.png', which is no file"),
+        (f"{'x' * 300} 3", r"line 1 names 'x{120}\.\.\.', which is no file \(File name too long"),
+        ("list.txt 0\nlist.txt 01440764", "label '01440764' is neither a whole number nor a name"),
+        ("list.txt 0\nlist.txt -01", "label '-01' is neither"),
+        ("list.txt 0\nlist.txt 1440764", "'1440764' asks for 1440765 classes of 2 images"),
     ],
 )
 def test_one_line_for_a_bad_list(tmp_path: Path, text: str, problem: str) -> None:
@@ -90,3 +97,53 @@ def test_one_line_for_a_bad_list(tmp_path: Path, text: str, problem: str) -> Non
     with pytest.raises(ConfigError, match=problem) as caught:
         open_images(section(tmp_path / "list.txt"), "train")
     assert caught.value.key == "data.train_path"
+
+
+@pytest.mark.parametrize("none", ["-1", "-7"])
+def test_negative_whole_numbers_are_no_label(images: Path, tmp_path: Path, none: str) -> None:
+    file = next(images.glob("0/*"))
+    (tmp_path / "list.txt").write_text(f"{file} 0\n{file} {none}\n{file} 2\n")
+    found = open_images(section(tmp_path / "list.txt"), "train")
+    assert (list(targets_of(found)), class_names(found)) == ([0, -1, 2], ["0", "1", "2"])
+
+
+def test_what_looks_like_a_number_among_names_is_a_name(images: Path, tmp_path: Path) -> None:
+    file = next(images.glob("0/*"))
+    long = "1" * 5000
+    (tmp_path / "list.txt").write_text(f"{file} 01\n{file} {long}\n{file} ant\n")
+    found = open_images(section(tmp_path / "list.txt"), "train")
+    assert class_names(found) == ["01", long, "ant"]
+    (tmp_path / "list.txt").write_text(f"{file} {long}\n")
+    assert class_names(open_images(section(tmp_path / "list.txt"), "train")) == [long]
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_a_path(images: Path, tmp_path: Path) -> None:
+    file = next(images.glob("0/*"))
+    (tmp_path / "list.txt").write_text(f"{file} ant\r\n{file} bee\r\n", encoding="utf-8-sig")
+    found = open_images(section(tmp_path / "list.txt"), "train")
+    assert (files_of(found), class_names(found)) == ([str(file)] * 2, ["ant", "bee"])
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\x85", "\x0c"])
+def test_only_a_line_feed_ends_a_line(images: Path, tmp_path: Path, sign: str) -> None:
+    path = tmp_path / f"a{sign}b.png"
+    path.write_bytes(next(images.glob("0/*")).read_bytes())
+    (tmp_path / "list.txt").write_text(f"{path.name} ant\n", encoding="utf-8")
+    found = open_images(section(tmp_path / "list.txt"), "train")
+    assert files_of(found) == [str(path)]
+    assert found[0][1] == 0
+
+
+def test_a_missing_file_is_skipped_where_unreadable_ones_are(images: Path, tmp_path: Path) -> None:
+    file = next(images.glob("0/*"))
+    (tmp_path / "dangling.png").symlink_to("nowhere.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    broken = ("missing.png", "dangling.png", "pipe.png", "x" * 300)
+    lines = [f"{name} 1" for name in broken]
+    (tmp_path / "list.txt").write_text("\n".join([*lines, f"{file} 0"]))
+    found = open_images(section(tmp_path / "list.txt", unreadable="skip"), "train")
+    assert list(targets_of(found)) == [1, 1, 1, 1, 0]
+    for index in range(4):
+        with pytest.raises(UnreadableImage):
+            found[index]
+        assert read_sample(found, index)[0] == 4

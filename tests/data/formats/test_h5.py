@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
+import multiprocessing
 import os
 import pickle
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -146,6 +150,53 @@ def test_handles_are_of_the_process(path: Path) -> None:
     assert images._file[1] is not handle
 
 
+MOVED = 12345
+
+
+def _moved(images: H5Images, sender: Any) -> None:
+    images[0]
+    assert images._file is not None
+    handle = images._file[1].id.get_vfd_handle()
+    sender.send(os.lseek(handle, MOVED, os.SEEK_SET))
+
+
+def test_a_fork_does_not_move_its_parents_place(path: Path) -> None:
+    """Two descriptors of one opening share one place in the file."""
+    images = H5Images(path)
+    images[0]
+    assert images._file is not None
+    mine = images._file[1].id.get_vfd_handle()
+    before = os.lseek(mine, 0, os.SEEK_CUR)
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(False)
+    process = context.Process(target=_moved, args=(images, sender))
+    process.start()
+    process.join(60)
+    assert receiver.poll()
+    assert receiver.recv() == MOVED
+    assert before == os.lseek(mine, 0, os.SEEK_CUR) != MOVED
+    assert images[0][1] == 0
+
+
+def _lowest_free() -> int:
+    free = os.dup(0)
+    os.close(free)
+    return free
+
+
+def test_too_many_open_files_are_not_the_images_fault(path: Path) -> None:
+    images = H5Images(path)
+    held = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_lowest_free(), held[1]))
+    try:
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            images[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, held)
+    assert caught.value.errno == errno.EMFILE
+    assert images[0][1] == 0
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     broken = {
         "a": {
@@ -201,6 +252,49 @@ def test_files_of_another_kind(make: Any, problem: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
         open_images(section(path), "val")
     assert (caught.value.key, caught.value.value) == ("data.val_path", str(path))
+
+
+def _dangling(file: Any) -> None:
+    file["b"] = h5py.SoftLink("/nowhere")
+
+
+def _odd_class(file: Any) -> None:
+    file.create_group(b"\xff\xfe")
+
+
+def _odd_image(file: Any) -> None:
+    file["a"][b"\xff\xfe.png"] = encoded(3)
+
+
+@pytest.mark.parametrize("damage", [_dangling, _odd_class, _odd_image])
+def test_a_file_that_is_damaged(damage: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.h5", classes(("a",)))
+    with h5py.File(path, "a") as file:
+        damage(file)
+    with pytest.raises(ConfigError, match="a damaged HDF5 file, or one of another layout"):
+        open_images(section(path), "val")
+
+
+def test_bytes_that_are_overwritten(tmp_path: Path) -> None:
+    """Wherever that is, one of the two errors that end in a line."""
+    whole = write(tmp_path / "x.h5", classes(("a", "b"), each=2)).read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for place in range(0, len(whole), 31):
+        torn = bytearray(whole)
+        torn[place : place + 8] = rng.bytes(8)
+        (tmp_path / "y.h5").write_bytes(torn[: len(whole)])
+        try:
+            images: Any = open_images(section(tmp_path / "y.h5"), "train")
+        except ConfigError:
+            refused += 1
+            continue
+        for index in range(len(images)):
+            with contextlib.suppress(UnreadableImage):
+                images[index]
+        if images._file is not None:
+            images._file[1].close()
+    assert refused
 
 
 def test_without_h5py(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
