@@ -26,7 +26,7 @@ class LiveTable:
 
     def __init__(self, plan: Sequence[PlannedRun], console: Console) -> None:
         self.plan, self.console = plan, console
-        self._live = Live(console=console, transient=True) if console.is_terminal else None
+        self._live = Live(console=console) if console.is_terminal else None
         self._known: set[str] = set()
         self._first = True
 

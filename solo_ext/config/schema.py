@@ -22,9 +22,20 @@ Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
 Share = Annotated[float, Gt(0), Le(1)]
 Duration = Annotated[str, Field(pattern=r"^\d+:\d\d:\d\d:\d\d$", description="a time DD:HH:MM:SS")]
 OnlineProtocol = Literal[
-    "knn", "linear", "linear_sgd", "lowshot", "clustering", "retrieval", "geometry"
+    "knn",
+    "linear",
+    "linear_sgd",
+    "lowshot",
+    "clustering",
+    "retrieval",
+    "geometry",
+    "linear_augmented",
+    "finetune",
+    "map",
+    "neighbors",
+    "transfer",
 ]
-"""The protocols of ``solo_ext.evaluation.protocols`` on features, which lie above this layer."""
+"""The protocols of ``solo_ext.evaluation.protocols``, which lies above this layer."""
 Batches = NonNegativeInt | Probability | None
 
 
@@ -252,10 +263,14 @@ class KNNEval(Section):
 
 
 class OnlineEval(Section):
-    """``online_eval``: the protocols of ``solo-ext eval``, every n epochs; 0 is never."""
+    """``online_eval``: the protocols of ``solo-ext eval``, every n epochs; 0 is never.
+
+    ``settings`` are those of the protocols, by protocol and name.
+    """
 
     every_n_epochs: NonNegativeInt = 0
     protocols: Annotated[list[OnlineProtocol], MinLen(1)] = ["knn"]
+    settings: dict[str, Free] = {}
 
 
 class Performance(Section):

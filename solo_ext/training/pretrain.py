@@ -32,7 +32,7 @@ from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.mixing import ViewMixer
 from solo_ext.data.raw_batches import RawBatches
 from solo_ext.errors import ConfigError, UserError
-from solo_ext.evaluation.online import OnlineEvaluation
+from solo_ext.evaluation.online import OnlineEvaluation, online_protocols
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.training.checkpointing import RunCheckpoint, RunState
 from solo_ext.training.prepare import Prepared, prepare
@@ -115,7 +115,7 @@ def pretrain(
     start = _start_of(resume)
     named_after = run_dir.name.startswith(f"{cfg.name}-")
     stem = run_dir.name if named_after else f"{cfg.name}-{run_dir.name}"
-    own: list[Callback] = [RunState(loader), *callbacks, *_online(prepared)]
+    own: list[Callback] = [RunState(loader), *callbacks, *_online(prepared, run_dir)]
     if given["data"]["unreadable"] == "skip":
         loaders = [loader] if val_loader is None else [loader, val_loader]
         own.append(UnreadableReport(run_dir / UNREADABLE, loaders))
@@ -221,7 +221,7 @@ def _add_timing(
     return {"seconds": total["seconds"], "images_per_second": rate}
 
 
-def _online(prepared: Prepared) -> list[Callback]:
+def _online(prepared: Prepared, run_dir: Path) -> list[Callback]:
     settings = prepared.given["online_eval"]
     if not settings["every_n_epochs"]:
         return []
@@ -238,7 +238,8 @@ def _online(prepared: Prepared) -> list[Callback]:
             prepared.train,
             prepared.val,
             settings["every_n_epochs"],
-            settings["protocols"],
+            online_protocols(prepared.given),
+            run_dir / "online",
         )
     ]
 

@@ -49,21 +49,80 @@ def test_online_equals_offline_and_leaves_training_alone(
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
-def test_every_protocol_on_features_runs_while_training(
+def quick(images: Path) -> dict[str, Any]:
+    """Settings with which protocols take seconds, or which they cannot do without."""
+    paths = {"train_path": str(images), "val_path": str(images)}
+    return {
+        "linear_augmented": {"epochs": 1, "lr": [0.1], "batch_size": 16},
+        "finetune": {"epochs": 1, "batch_size": 16},
+        "map": {"methods": ["pca"], "html": False},
+        "neighbors": {"queries": 3, "k": 2},
+        "transfer": {"datasets": {"same": paths}, "protocols": ["knn"]},
+    }
+
+
+def test_every_protocol_runs_while_training_and_leaves_it_alone(
     make_config: MakeConfig, images: Path, tmp_path: Path
 ) -> None:
     names = list(get_args(OnlineProtocol))
-    config = make_config(
-        "simclr",
-        data={"val_path": str(images)},
-        online_eval={"every_n_epochs": 1, "protocols": names},
+    config = make_config("simclr", data={"val_path": str(images)})
+    online = {"every_n_epochs": 1, "protocols": names, "settings": quick(images)}
+    plain = pretrain(prepare(config), run_dir=tmp_path / "plain", show_progress=False)
+    run = pretrain(
+        prepare({**config, "online_eval": online}), run_dir=tmp_path / "run", show_progress=False
     )
-    run = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
-    logged = {k for r in read_metrics(run.run_dir / "metrics.jsonl") for k in r}
+    records = read_metrics(run.run_dir / "metrics.jsonl")
+    logged = {k: v for r in records if r.get("epochs_done") == 1 for k, v in r.items()}
     for name in names:
         assert any(k.startswith(f"online_{name}_") for k in logged), name
-    assert {"online_lowshot_acc1_5_per_class", "online_clustering_nmi"} <= logged
-    assert not (run.run_dir / "features").exists()
+    assert {"online_lowshot_acc1_5_per_class", "online_clustering_nmi"} <= set(logged)
+    assert not list(run.run_dir.rglob("features"))
+    written = {p.suffix for p in (run.run_dir / "online" / "epoch-1").iterdir()}
+    assert written == {".png"}
+    for name in ("finetune", "neighbors"):
+        offline = headline(name, evaluate(run.run_dir, name, quick(images)[name])["results"])
+        for key, value in offline.items():
+            assert logged[f"online_{name}_{key}"] == pytest.approx(value)
+    assert plain.checkpoint is not None
+    assert run.checkpoint is not None
+    a, b = (
+        torch.load(c, weights_only=True)["state_dict"] for c in (plain.checkpoint, run.checkpoint)
+    )
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize(
+    ("online", "says"),
+    [
+        ({"settings": {"knn": {"kk": [1]}}}, "online_eval.settings.knn.kk"),
+        ({"settings": {"knn": {"k": [0]}}}, "online_eval.settings.knn.k"),
+        ({"settings": {"knn": {"device": "cpu"}}}, "online_eval.settings.knn.device"),
+        ({"settings": {"linear": {}}}, "not among online_eval.protocols"),
+        ({"protocols": ["transfer"]}, "online_eval.settings.transfer.datasets"),
+    ],
+)
+def test_wrong_settings(
+    make_config: MakeConfig, images: Path, tmp_path: Path, online: dict[str, Any], says: str
+) -> None:
+    config = make_config(
+        "simclr", data={"val_path": str(images)}, online_eval={"every_n_epochs": 1, **online}
+    )
+    with pytest.raises(ConfigError) as caught:
+        pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    assert says in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_protocols_that_need_every_image(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    config = make_config(
+        "simclr",
+        data={"val_path": str(images), "unreadable": "skip"},
+        online_eval={"every_n_epochs": 1, "protocols": ["knn", "neighbors"]},
+    )
+    with pytest.raises(ConfigError, match=r"neighbors.*needs every image"):
+        pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
 
 
 def test_needs_labelled_validation_images(make_config: MakeConfig, tmp_path: Path) -> None:

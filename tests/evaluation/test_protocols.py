@@ -33,7 +33,7 @@ def measured(name: str, features: Features) -> list[dict[str, Any]]:
 
 
 def test_config_knows_those_that_run_while_training() -> None:
-    assert list(get_args(OnlineProtocol)) == list(ON_FEATURES)
+    assert list(get_args(OnlineProtocol)) == list(PROTOCOLS)
 
 
 def test_settings_are_not_named_like_shared_ones() -> None:

@@ -26,6 +26,7 @@ from solo_ext.benchmark.run_lock import PARENT
 from solo_ext.benchmark.work import PEAK, RECORD
 
 GIGABYTE = 1e9
+_PATIENCE = 30.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class LocalLauncher(Launcher):
             for one in running:
                 one.process.terminate()
             for one in running:
-                one.process.wait()
+                _end(one.process)
         tick()
         return failed
 
@@ -121,6 +122,15 @@ class LocalLauncher(Launcher):
         if peak.is_file():
             self.memory = max(self.memory, float(json.loads(peak.read_text())["resident"]))
         return []
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        # What it had not written yet is repeated by the next call.
+        process.kill()
+        process.wait()
 
 
 def _gpus() -> int:
