@@ -45,34 +45,23 @@ def proto_nce_terms(
     with full_precision_products(query.device):
         query = F.normalize(query, dim=1)
         own = (query * prototypes[positive_ids]).sum(1) / concentration[positive_ids]
-        if negative_ids is not None or prototypes.requires_grad or concentration.requires_grad:
-            logits = _logits(
-                query, prototypes, concentration, positive_ids, negative_ids, collisions
-            )
+        table, scale, log_weight = prototypes, concentration.reciprocal(), None
+        if negative_ids is not None:
+            ids = torch.cat((positive_ids, negative_ids))
+            table, scale = table[ids], scale[ids]
+            if collisions == "merge":
+                repeated = _repeated(ids, prototypes.shape[0])
+                log_weight = torch.zeros_like(scale).masked_fill(repeated, float("-inf"))
+        if table.requires_grad or scale.requires_grad:
+            logits = query @ table.T * scale
+            if log_weight is not None:
+                logits = logits + log_weight
             mass, largest = logits.logsumexp(1), logits.detach().amax(1)
         else:
-            mass, largest = table_logsumexp(query, prototypes, concentration.reciprocal())
+            mass, largest = table_logsumexp(query, table, scale, log_weight=log_weight)
         # The same product, summed in another order, may differ in its last bits.
         reached = own.detach() >= largest - 1e-4 * largest.abs().clamp(min=1)
     return ProtoNCETerms((mass - own).mean(), reached.to(mass.dtype).mean())
-
-
-def _logits(
-    query: Tensor,
-    prototypes: Tensor,
-    concentration: Tensor,
-    positive_ids: Tensor,
-    negative_ids: Tensor | None,
-    collisions: Collisions,
-) -> Tensor:
-    """(N, C) of every query with every column, minus infinity at columns that do not count."""
-    if negative_ids is None:
-        return query @ prototypes.T / concentration
-    ids = torch.cat((positive_ids, negative_ids))
-    logits = query @ prototypes[ids].T / concentration[ids]
-    if collisions == "merge":
-        logits = logits.masked_fill(_repeated(ids, prototypes.shape[0]), float("-inf"))
-    return logits
 
 
 def _repeated(ids: Tensor, size: int) -> Tensor:
