@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 import time
@@ -216,6 +217,8 @@ def race_trainers(
             timer.started.wait()
         for thread in threads:
             thread.join()
+    # Each run leaves the variable as it found it, which is another's where they overlap.
+    os.environ.pop("SOLO_EXT_RUN_DIR", None)
     if failures:
         raise failures[0]
     return {name: timer.seconds for name, timer in zip(runs, timers, strict=True)}

@@ -25,7 +25,16 @@ from solo_ext.methods import METHODS
 from solo_ext.pretrained.exported import load_exported
 
 Command = Callable[..., Any]
-COMMANDS = ("demo", "methods", "losses", "doctor", "pretrain", "eval", "export")
+COMMANDS = (
+    "demo",
+    "methods",
+    "losses",
+    "doctor",
+    "pretrain",
+    "eval",
+    "benchmark",
+    "export",
+)
 WITHOUT_SOLO = """
 import contextlib, importlib.machinery, io, json, sys
 find = importlib.machinery.PathFinder.find_spec

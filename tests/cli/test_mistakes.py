@@ -383,7 +383,7 @@ PATHS = {
 }
 
 LINES = {
-    "nothing": words(says=("allowed: demo, doctor, eval",)),
+    "nothing": words(says=("allowed: benchmark, demo, doctor, eval",)),
     "command": words("pretrian", says=("unknown command 'pretrian'", "did you mean 'pretrain'?")),
     "option before the command": words(
         "--vresion", says=("'--vresion'", "did you mean '--version'?")

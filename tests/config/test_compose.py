@@ -64,11 +64,13 @@ def of_the_data_at_hand(name: str, root: Path) -> list[str]:
     if folder == "digits":
         return teacher
     paths = [f"data.{s}_path={root}/cifar10/{f}" for s, f in (("train", "train"), ("val", "test"))]
-    smaller = ["method_kwargs.num_prototypes=[4,9]", "optimizer.batch_size=4"]
+    smaller = ["method_kwargs.num_prototypes=[4,9]"]
     return [
         *teacher,
+        "optimizer.batch_size=4",
         *(() if folder == "cifar10_cpu" else ("data.dataset=custom", *paths)),
         *(smaller if "/pcl" in name else ()),
+        *(("method_kwargs.num_prototypes=[9,9,9]",) if method == "deepclusterv2" else ()),
         *(("method_kwargs.clusters.num_prototypes=[9]",) if "/metric" in name else ()),
         *(("method_kwargs.num_negatives=null",) if name == "imagenet/pcl_v1" else ()),
     ]
