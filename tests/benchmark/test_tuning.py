@@ -9,6 +9,7 @@ import yaml
 
 from solo_ext.benchmark.plan import make_plan
 from solo_ext.benchmark.read import checked_benchmark, read_benchmark
+from solo_ext.benchmark.records import read_records
 from solo_ext.benchmark.settings import BenchmarkSettings
 from solo_ext.benchmark.tuning import TRIALS, trial_settings, tunable, write_tuned
 from solo_ext.errors import ConfigError, UserError
@@ -122,5 +123,11 @@ def test_from_the_command_line(tmp_path: Path, tiny: dict[str, Any]) -> None:
     words = ["benchmark", "tune", str(file), "--rows", "simclr", "--out", str(out)]
     assert main(words) == 0
     assert read_benchmark(str(out / "tuned.yaml")).title == "tiny, tuned"
-    scores = [t["score"] for t in json.loads((out / TRIALS).read_text())["trials"]]
-    assert len(set(scores)) == 2
+    trials = json.loads((out / TRIALS).read_text())["trials"]
+    records = {r["row"]: r for r in read_records(out)}
+    for number, trial in enumerate(trials):
+        record = records[f"simclr.{number}"]
+        assert trial["score"] == record["scores"]["knn"]
+        # 280 training images but for a quarter.
+        assert record["images"] == 210
+    assert trials[1]["settings"]["optimizer.lr"] == records["simclr.1"]["config"]["optimizer"]["lr"]
