@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 
 from solo_ext.errors import UserError
 
-RECORDS, SETTINGS = "records.jsonl", "benchmark.yaml"
+RECORDS, SETTINGS, LOCK = "records.jsonl", "benchmark.yaml", ".lock"
 Kind = Literal["plugin", "host", "baseline", "teacher"]
 
 

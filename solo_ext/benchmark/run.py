@@ -12,15 +12,16 @@ import yaml
 from solo_ext.benchmark.launchers.base import Launcher, Outcome
 from solo_ext.benchmark.plan import PlannedRun
 from solo_ext.benchmark.records import (
+    LOCK,
     RECORDS,
     SETTINGS,
     Record,
     append_records,
     read_records,
 )
-from solo_ext.benchmark.run_lock import locked
 from solo_ext.benchmark.settings import BenchmarkSettings
 from solo_ext.benchmark.work import PLANNED, RECORD
+from solo_ext.locks import locked
 from solo_ext.paths import write_text
 
 RUNS = "runs"
@@ -64,7 +65,7 @@ def run_benchmark(
         UserError: another call is at work in the folder.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
+    with locked(out / LOCK, 0):
         dumped = settings.model_dump(exclude_defaults=True)
         write_text(out / SETTINGS, yaml.safe_dump(dumped, sort_keys=False))
         # What a killed call left, of other rows too.

@@ -20,10 +20,10 @@ from omegaconf import OmegaConf
 from solo_ext import host
 from solo_ext.benchmark.code_version import code_version
 from solo_ext.benchmark.epoch_times import EPOCHS, EpochTimes, read_epochs
+from solo_ext.benchmark.orphans import end_with_parent
 from solo_ext.benchmark.plan import PlannedRun
 from solo_ext.benchmark.read import suite_settings
-from solo_ext.benchmark.records import Curves, Memory, Record
-from solo_ext.benchmark.run_lock import end_with_parent, locked
+from solo_ext.benchmark.records import LOCK, Curves, Memory, Record
 from solo_ext.data.images import Images
 from solo_ext.errors import UserError
 from solo_ext.evaluation.evaluate import measure
@@ -31,6 +31,7 @@ from solo_ext.evaluation.models import PIXELS, Model, RawPixels
 from solo_ext.evaluation.protocols import headline
 from solo_ext.evaluation.subject import Subject, open_subject, subject_of
 from solo_ext.evaluation.suite import read_suite_settings
+from solo_ext.locks import locked
 from solo_ext.messages import show_messages
 from solo_ext.paths import write_text
 from solo_ext.training.prepare import Prepared, prepare
@@ -62,7 +63,7 @@ def work(folder: Path) -> Record | None:
         # Lightning started it to train along; the first process holds the folder.
         _train(prepare(_config(planned, folder)), folder)
         return None
-    with locked(folder, _WAIT):
+    with locked(folder / LOCK, _WAIT):
         file = folder / RECORD
         if not file.is_file():
             record = _run(planned, folder)

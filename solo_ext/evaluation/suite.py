@@ -6,14 +6,13 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import MinLen
-from filelock import FileLock
 from pydantic import TypeAdapter, create_model
 
 from solo_ext import __version__
@@ -27,9 +26,11 @@ from solo_ext.evaluation.run_settings import EvalRun
 from solo_ext.evaluation.store import VERSION
 from solo_ext.evaluation.subject import Progress, Subject, open_subject
 from solo_ext.evaluation.suite_page import render_suite
+from solo_ext.locks import locked
 from solo_ext.paths import write_text
 
 RECORD, PAGE = "eval_suite.json", "eval_suite.html"
+_LOCK = f".{RECORD}.lock"
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn")
 
 
@@ -216,7 +217,7 @@ class _Suite:
 
     def _kept(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the record with what other calls wrote into it meanwhile."""
-        with _locked(self.folder):
+        with locked(self.folder / _LOCK):
             self.entries = {**self.entries, **self._earlier(), **self.measured}
             record = self._record(chosen)
             write_text(self.folder / RECORD, json.dumps(record, indent=1))
@@ -228,26 +229,11 @@ def _check_folder(folder: Path) -> None:
     """Refuses a folder that cannot be written, before hours of work are lost to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
+        with locked(folder / _LOCK):
             pass
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConfigError("out", str(folder), reason, "give a folder that can be written") from None
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """No other process is in this block for the folder, where its file system has locks."""
-    lock = FileLock(folder / f".{RECORD}.lock")
-    try:
-        lock.acquire()
-    except NotImplementedError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _digest(content: Any) -> str:

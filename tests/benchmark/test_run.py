@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from solo_ext.benchmark.records import read_records
+from solo_ext.benchmark.records import LOCK, read_records
 from solo_ext.errors import UserError
+from solo_ext.locks import locked
 
 
 def command(file: Path, out: Path, *words: str) -> list[str]:
@@ -126,15 +127,14 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, tiny: dict[str, 
 
 
 def test_two_calls_at_once(tmp_path: Path, tiny_file: Path) -> None:
-    from solo_ext.benchmark.run_lock import locked
-
-    with locked(tmp_path):
-        with pytest.raises(UserError, match="another process"), locked(tmp_path):
+    lock = tmp_path / LOCK
+    with locked(lock, 0):
+        with pytest.raises(UserError, match="another process"), locked(lock, 0):
             pass
         done = run(tiny_file, tmp_path)
     assert done.returncode == 2
     assert "is being written by another process" in done.stderr
-    with locked(tmp_path):
+    with locked(lock, 0):
         pass
 
 

@@ -22,7 +22,7 @@ from solo_ext.benchmark.launchers.base import (
     last_line,
     untaught,
 )
-from solo_ext.benchmark.run_lock import PARENT
+from solo_ext.benchmark.orphans import PARENT
 from solo_ext.benchmark.work import PEAK, RECORD
 
 GIGABYTE = 1e9
