@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Lt, MinLen
 from pydantic import Field
 
 from solo_ext.config.schema import Free, Section, Seed
-from solo_ext.config.types import NonNegativeInt, PositiveFloat, PositiveInt
+from solo_ext.config.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 Name = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", description="a name without spaces")
@@ -75,9 +75,11 @@ class Hypothesis(Section):
     Attributes:
         claim: what is expected, in a sentence.
         source: paper, year, place in it.
-        row: the row that is expected above (``direction: above``) or below ``base``.
+        row: the row that is expected above (``direction: above``) or below ``base``, or not above
+            it (``not_above``).
         base: the other row.
         measure: the score.
+        margin: points above ``base`` that ``not_above`` still takes for none.
         seeds: how many pairs the verdict needs at least.
         note: why it came out so, written afterwards.
     """
@@ -87,7 +89,8 @@ class Hypothesis(Section):
     row: Name
     base: Name
     measure: str
-    direction: Literal["above", "below"] = "above"
+    direction: Literal["above", "below", "not_above"] = "above"
+    margin: NonNegativeFloat = 0
     seeds: Annotated[int, Ge(2)] = 5
     note: str = ""
 

@@ -25,6 +25,7 @@ from solo_ext.benchmark.reporting.tables import (
 )
 from solo_ext.benchmark.reporting.verdicts import Verdict, verdicts
 from solo_ext.benchmark.reporting.wording import counted, mean_and_interval, p_value
+from solo_ext.benchmark.settings import Hypothesis
 
 
 def benchmark_blocks(results: Results) -> list[Block]:
@@ -234,6 +235,12 @@ def _how_to_read(results: Results, place: Place) -> str:
     return " ".join(words)
 
 
+def _expected(hypothesis: Hypothesis) -> str:
+    if hypothesis.direction != "not_above":
+        return hypothesis.direction
+    return f"at most {hypothesis.margin:g} above" if hypothesis.margin else "not above"
+
+
 def _verdict_table(results: Results, found: Sequence[Verdict]) -> Table:
     lines = []
     for verdict in found:
@@ -243,7 +250,7 @@ def _verdict_table(results: Results, found: Sequence[Verdict]) -> Table:
             [
                 verdict.name,
                 place_title(results, verdict.place),
-                f"{results.label(hypothesis.row)} {hypothesis.direction} "
+                f"{results.label(hypothesis.row)} {_expected(hypothesis)} "
                 f"{results.label(hypothesis.base)} in {hypothesis.measure}",
                 str(len(verdict.differences)),
                 mean_and_interval(verdict.estimate),

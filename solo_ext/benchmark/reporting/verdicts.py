@@ -80,10 +80,18 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def _answer(hypothesis: Hypothesis, mean: Estimate | None) -> tuple[Answer, str]:
-    """``reproduced`` where the whole interval is on the expected side, and why if undecided."""
+    """``reproduced`` where the whole interval is on the expected side, and why if undecided.
+
+    That a row is not above needs an interval that ends below the margin: to find no difference
+    is not to show that there is none.
+    """
     count = 0 if mean is None else mean.count
     if mean is None or mean.low is None or mean.high is None or count < hypothesis.seeds:
         return "undecided", f"{count} of {hypothesis.seeds} pairs"
+    if hypothesis.direction == "not_above":
+        if mean.high <= hypothesis.margin:
+            return "reproduced", ""
+        return ("contradicted", "") if mean.low > 0 else ("undecided", "the interval is too wide")
     if mean.low <= 0 <= mean.high:
         return "undecided", "the interval holds 0"
     above = mean.low > 0

@@ -45,6 +45,24 @@ def test_verdict_by_side_of_the_interval(scores: list[float], direction: str, an
     assert (found.p_value < 0.05) == (answer != "undecided")
 
 
+@pytest.mark.parametrize(
+    ("scores", "margin", "answer"),
+    [
+        (BELOW, 0.0, "reproduced"),
+        (AROUND, 0.0, "undecided"),
+        (AROUND, 9.0, "reproduced"),
+        (ABOVE, 0.0, "contradicted"),
+        (ABOVE, 9.0, "reproduced"),
+        (ABOVE, 5.0, "contradicted"),
+    ],
+)
+def test_not_above_needs_an_interval_below_the_margin(
+    scores: list[float], margin: float, answer: str
+) -> None:
+    """Five more or less points in each pair, give or take 0.3; around none, give or take 5."""
+    assert verdict(scores, direction="not_above", margin=margin).answer == answer
+
+
 def test_too_few_seeds_decide_nothing() -> None:
     found = verdict(ABOVE, seeds=5)
     assert (found.answer, found.reason) == ("undecided", "3 of 5 pairs")

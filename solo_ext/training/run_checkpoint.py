@@ -1,0 +1,158 @@
+"""Checkpoints that continue the same run, at the end of an epoch or within it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Checkpoint
+
+from solo_ext.errors import StoppedBySignal, UserError
+from solo_ext.training.agreement import Agreement
+from solo_ext.training.requeue import requeue
+from solo_ext.training.run_dir import checkpoints, outdate
+from solo_ext.training.stop_signals import StopSignals
+
+
+class RunCheckpoint(Checkpoint):
+    """Writes ``<stem>-ep=<epoch>.ckpt``, and ``-step=<n>`` within an epoch.
+
+    A file appears whole or not at all; the one before it is kept as ``....ckpt.previous``. A
+    signal that asks the run to end is answered after the next optimiser step, with a checkpoint.
+
+    Args:
+        run_dir: the run directory.
+        stem: first part of the names.
+        frequency: epochs between checkpoints; the last epoch always has one.
+        keep_prev: keep those of earlier epochs.
+        every_n_steps: optimiser steps between checkpoints within an epoch; 0 is none.
+        every_n_minutes: minutes from one checkpoint to the next, at most; 0 is none.
+
+    Raises:
+        StoppedBySignal: in training, once the checkpoint is there.
+        UserError: in training, a checkpoint that cannot be written; those before it are kept.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        stem: str,
+        *,
+        frequency: int,
+        keep_prev: bool,
+        every_n_steps: int,
+        every_n_minutes: float,
+    ) -> None:
+        self.run_dir, self.stem = run_dir, stem
+        self.frequency, self.keep_prev = frequency, keep_prev
+        self.every_n_steps, self.every_n_minutes = every_n_steps, every_n_minutes
+        self.signals = StopSignals()
+        self._agreement: Agreement | None = None
+        self._saved_at = time.monotonic()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for torn in (
+            self.run_dir.glob(f".{self.stem}-ep=*.saving") if trainer.is_global_zero else ()
+        ):
+            torn.unlink(missing_ok=True)
+        self._agreement = Agreement(pl_module.device)
+        self._saved_at = time.monotonic()
+        self.signals.listen()
+        # Lightning calls callbacks before the method's own hook, which moves momentum networks
+        # and queues: a checkpoint written in between would lose one step of them.
+        own = pl_module.on_train_batch_end
+
+        def own_then_save(outputs: Any, batch: Any, batch_idx: int) -> None:
+            own(outputs, batch, batch_idx)
+            self._save_within_epoch(trainer, batch_idx)
+
+        pl_module.on_train_batch_end = own_then_save  # type: ignore[method-assign]
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        pl_module.__dict__.pop("on_train_batch_end", None)
+        self.signals.leave()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self.on_train_end(trainer, pl_module)
+
+    def _save_within_epoch(self, trainer: pl.Trainer, batch_idx: int) -> None:
+        stepped = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if not stepped or batch_idx + 1 >= trainer.num_training_batches:
+            return
+        received, due = self._agreed(trainer)
+        every = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
+        if every or due or received:
+            self._save(trainer, f"-step={trainer.global_step}")
+        self._stop_for(trainer, received)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        final = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
+        received, due = self._agreed(trainer, now=True)
+        if final or received or due or trainer.current_epoch % self.frequency == 0:
+            self._save(trainer, "")
+        if not final:
+            self._stop_for(trainer, received)
+
+    def _agreed(self, trainer: pl.Trainer, *, now: bool = False) -> list[int]:
+        """The signal that any process received, and whether a checkpoint is due by the clock."""
+        assert self._agreement is not None
+        waited = time.monotonic() - self._saved_at
+        due = 0 < 60 * self.every_n_minutes <= waited
+        wishes = [self.signals.received or 0, int(due and trainer.is_global_zero)]
+        return self._agreement.any_of(wishes, trainer.global_step, now=now)
+
+    def _stop_for(self, trainer: pl.Trainer, received: int) -> None:
+        if not received:
+            return
+        again = trainer.is_global_zero and requeue(signal.Signals(received))
+        then = "the job is requeued" if again else f"--resume {str(self.run_dir)!r} goes on"
+        raise StoppedBySignal(
+            f"stopped by {signal.Signals(received).name} after optimiser step "
+            f"{trainer.global_step}, which is saved; {then}",
+            received,
+        )
+
+    def _save(self, trainer: pl.Trainer, place: str) -> None:
+        target = self.run_dir / f"{self.stem}-ep={trainer.current_epoch}{place}.ckpt"
+        scratch = self.run_dir / f".{target.name}.saving"
+        try:
+            trainer.save_checkpoint(scratch)
+            if trainer.is_global_zero:
+                _sync(scratch)
+                os.replace(scratch, target)
+                _sync(self.run_dir)
+                self._outdate_others(target)
+        except (OSError, RuntimeError) as error:
+            with contextlib.suppress(OSError):
+                scratch.unlink(missing_ok=True)
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise UserError(
+                f"checkpoint {str(target)!r} cannot be written ({reason}); those before it are "
+                f"kept: make room, then `solo-ext pretrain --resume {self.run_dir}` goes on"
+            ) from error
+        self._saved_at = time.monotonic()
+
+    def _outdate_others(self, newest: Path) -> None:
+        """By what is there: a process that was killed may have left more than one."""
+        others = [
+            held
+            for held in checkpoints(self.run_dir)
+            if held.path.name.startswith(f"{self.stem}-ep=") and held.path != newest
+        ]
+        outdate(self.run_dir, [h for h in others if h.step is not None or not self.keep_prev])
+
+
+def _sync(path: Path) -> None:
+    """Makes the disk hold what the file or folder says."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
