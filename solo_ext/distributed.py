@@ -100,3 +100,12 @@ def gather(x: Tensor) -> Tensor:
     ]
     dist.all_gather(parts, x.contiguous())
     return torch.cat(parts)
+
+
+def gather_objects(own: Any) -> list[Any]:
+    """What every rank has, rank by rank; through pickle, so small things only."""
+    if world_size() == 1:
+        return [own]
+    held: list[Any] = [None] * world_size()
+    dist.all_gather_object(held, own)
+    return held

@@ -34,6 +34,19 @@ class HostError(UserError):
     """solo-learn is missing, or is of a generation that cannot do what was asked."""
 
 
+class StoppedBySignal(UserError):
+    """A run that a signal ended, after it wrote down where it stands.
+
+    Args:
+        message: what was kept, and how to go on.
+        signal: number of the signal.
+    """
+
+    def __init__(self, message: str, signal: int) -> None:
+        self.signal = signal
+        super().__init__(message)
+
+
 def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:
     """Says which valid name is closest to ``name`` and which others there are.
 

@@ -132,11 +132,12 @@ def _pretrain(args: argparse.Namespace) -> Any:
                 f"--resume goes on with the run as it was: leave out {unused[0]!r}, or start a "
                 "new run with --config-name"
             )
-        result = resume(Path(args.resume))
+        result = resume(Path(args.resume), force=args.force)
     else:
         folder = Path(args.config_path) if args.config_path else None
         prepared = prepare(compose(args.config_name, args.overrides, folder))
-        result = pretrain(prepared, run_dir=Path(args.run_dir) if args.run_dir else None)
+        run_dir = Path(args.run_dir) if args.run_dir else None
+        result = pretrain(prepared, run_dir=run_dir, force=args.force)
     if not args.json and _first_process():
         console = _console()
         console.print(f"run directory  {result.run_dir}")

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from solo_ext import __version__
 from solo_ext.cli.benchmark import add_parsers
-from solo_ext.errors import UserError, nearest
+from solo_ext.errors import StoppedBySignal, UserError, nearest
 
 USER_MISTAKE = 2
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -90,6 +90,9 @@ def build_parser() -> argparse.ArgumentParser:
     source.add_argument("--resume", metavar="RUN_DIR", help="go on with a run")
     pretrain.add_argument("--config-path", help="folder of your own configs")
     pretrain.add_argument("--run-dir", help="where to write; continued if it holds this run")
+    pretrain.add_argument(
+        "--force", action="store_true", help="go on from a checkpoint of other settings or images"
+    )
     pretrain.add_argument("--json", action="store_true", help="print one JSON document")
     pretrain.add_argument("overrides", nargs="*", metavar="key=value")
 
@@ -124,7 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        The exit code: 0, or 2 for a user's mistake. A failure raises, which exits with 1.
+        The exit code: 0, 2 for a user's mistake, or 128 and a signal's number for a run that it
+        ended. A failure raises, which exits with 1.
     """
     # Spinning OpenMP threads make two busy cores ten times slower; read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -133,6 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from solo_ext.cli import commands
 
         return commands.run(args)
+    except StoppedBySignal as stop:
+        print(f"solo-ext: {stop}", file=sys.stderr)
+        return 128 + stop.signal
     except UserError as error:
         print(f"solo-ext: {error}", file=sys.stderr)
         return USER_MISTAKE

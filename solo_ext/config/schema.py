@@ -238,13 +238,14 @@ class Momentum(Section):
 
 
 class Checkpoint(Section):
-    """``checkpoint``: ``every_n_steps`` also saves within the epoch, 0 does not."""
+    """``checkpoint``: also within an epoch, every n steps or minutes; 0 is never."""
 
     enabled: bool = True
     dir: str = "trained_models"
     frequency: PositiveInt = 1
     keep_prev: bool = False
     every_n_steps: NonNegativeInt = 0
+    every_n_minutes: NonNegativeFloat = 30
 
 
 class AutoResume(Section):

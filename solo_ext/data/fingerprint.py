@@ -40,6 +40,48 @@ def images_fingerprint(images: Images) -> str | None:
     return digest.hexdigest()
 
 
+def names_fingerprint(images: Images) -> str | None:
+    """A digest of which images a data set has, in which order and of which classes.
+
+    Unlike :func:`images_fingerprint` it is the same for a copy of the files elsewhere, and looks
+    at no file.
+
+    Args:
+        images: as :func:`solo_ext.data.datasets.open_images` gives them.
+
+    Returns:
+        Hex digits; ``None`` where nothing tells what the images are.
+    """
+    digest = hashlib.sha256()
+    source: Any = images
+    while isinstance(source, Subset):
+        digest.update(repr(list(source.indices)).encode())
+        source = source.dataset
+    if hasattr(source, "samples"):
+        paths = [os.fspath(path) for path, _ in source.samples]
+        entries: Iterable[Any] = zip(_from_root(paths), (t for _, t in source.samples), strict=True)
+    elif hasattr(source, "files"):
+        entries = _from_root([os.fspath(path) for path in source.files])
+    elif isinstance(getattr(source, "fingerprint", None), str):
+        entries = [source.fingerprint]
+    elif hasattr(source, "base_folder"):
+        entries = [source.base_folder, getattr(source, "split", getattr(source, "train", None))]
+    else:
+        return None
+    digest.update(type(source).__name__.encode())
+    for entry in entries:
+        digest.update(os.fsencode(f"{entry}\n"))
+    return digest.hexdigest()
+
+
+def _from_root(paths: list[str]) -> list[str]:
+    """The paths without the folder that they all lie in."""
+    if not paths:
+        return []
+    root = os.path.commonpath([os.path.dirname(path) for path in paths])
+    return [os.path.relpath(path, root) for path in paths]
+
+
 def _entries(source: Any) -> Iterable[str] | None:
     own = getattr(source, "fingerprint", None)
     if isinstance(own, str):

@@ -23,7 +23,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import OmegaConf
 
 from solo_ext import host
-from solo_ext.config.check import check_run, trainer_arguments
+from solo_ext.config.check import trainer_arguments
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.dali_views import DALIViews
 from solo_ext.data.fixed_loader import FixedLoader
@@ -34,26 +34,29 @@ from solo_ext.data.raw_batches import RawBatches
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.online import OnlineEvaluation, online_protocols
 from solo_ext.host.dali_loader import DALILoader
-from solo_ext.training.checkpointing import RunCheckpoint, RunState
+from solo_ext.locks import locked
+from solo_ext.training.agreed_dir import RUN_DIR, agreed_run_dir
+from solo_ext.training.checkpoint_io import DirectCheckpointIO
+from solo_ext.training.identity import Identity
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.progress import progress_callback
 from solo_ext.training.records import JsonLines, environment, package_version
+from solo_ext.training.resume_point import resume_point
+from solo_ext.training.run_checkpoint import RunCheckpoint
 from solo_ext.training.run_data import RunData
 from solo_ext.training.run_dir import (
     ARGS,
     CONFIG,
     ENVIRONMENT,
+    LOCK,
     METRICS,
     TIMING,
     checkpoints,
-    choose_run_dir,
     read_config,
-    run_digest,
     write_text,
 )
+from solo_ext.training.run_state import RunState
 from solo_ext.training.unreadable import UNREADABLE, UnreadableReport
-
-_RUN_DIR = "SOLO_EXT_RUN_DIR"
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def pretrain(
     run_dir: Path | None = None,
     callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
+    force: bool = False,
 ) -> PretrainResult:
     """Trains from the start, or goes on where the run's last checkpoint stands.
 
@@ -91,17 +95,18 @@ def pretrain(
             holds checkpoints of this config is continued.
         callbacks: further Lightning callbacks.
         show_progress: report progress on standard error.
+        force: go on from a checkpoint of other settings or images.
 
     Raises:
-        UserError: a checkpoint that cannot be used, or a logger that is not installed.
+        UserError: a checkpoint that cannot be used, a logger that is not installed, another
+            process at work in the directory, or a directory that cannot be written.
+        StoppedBySignal: a signal ended it; its checkpoint stands where it was.
     """
     given, cfg = prepared.given, prepared.cfg
-    if run_dir is None and _RUN_DIR in os.environ:
-        # Rank 0 started this process: the directory is there by now, and must be the same.
-        run_dir = Path(os.environ[_RUN_DIR])
-    elif run_dir is None:
-        run_dir = choose_run_dir(given)
-    resume = _checkpoint_to_resume(given, run_dir)
+    if run_dir is None:
+        run_dir = agreed_run_dir(given)
+    identity = Identity.of(given, prepared.train)
+    resume = resume_point(run_dir, given["resume_from_checkpoint"], identity, force=force)
     loader: Any = train_loader(given, prepared.train)
     val_loader = None if prepared.val is None else fixed_loader(given, prepared.val)
     data = _run_data(given, loader, val_loader)
@@ -112,10 +117,11 @@ def pretrain(
     model.to(
         memory_format=torch.channels_last if _channels_last(given) else torch.contiguous_format
     )
-    start = _start_of(resume)
+    start = 0 if resume is None else resume.step
     named_after = run_dir.name.startswith(f"{cfg.name}-")
     stem = run_dir.name if named_after else f"{cfg.name}-{run_dir.name}"
-    own: list[Callback] = [RunState(loader), *callbacks, *_online(prepared, run_dir)]
+    state = RunState(loader, identity, lambda: _write_records(run_dir, prepared))
+    own: list[Callback] = [state, *callbacks, *_online(prepared, run_dir)]
     if given["data"]["unreadable"] == "skip":
         loaders = [loader] if val_loader is None else [loader, val_loader]
         own.append(UnreadableReport(run_dir / UNREADABLE, loaders))
@@ -130,17 +136,16 @@ def pretrain(
                 frequency=save["frequency"],
                 keep_prev=save["keep_prev"],
                 every_n_steps=save["every_n_steps"],
+                every_n_minutes=save["every_n_minutes"],
             )
         )
     trainer = _trainer(given, run_dir, own, _loggers(given, run_dir, start))
-    if trainer.is_global_zero:
-        _write_records(run_dir, prepared)
     if given["debug_augmentations"]:
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)
     begin = time.monotonic()
-    with _announced(run_dir):
-        trainer.fit(model, datamodule=data, ckpt_path=None if resume is None else str(resume))
+    with _announced(run_dir), _alone(run_dir, trainer):
+        trainer.fit(model, datamodule=data, ckpt_path=None if resume is None else str(resume.path))
     seconds = time.monotonic() - begin
     if trainer.interrupted:
         raise KeyboardInterrupt
@@ -182,29 +187,61 @@ def _run_data(
 @contextlib.contextmanager
 def _announced(run_dir: Path) -> Iterator[None]:
     """Tells processes that Lightning starts for other ranks which directory this run has."""
-    held = os.environ.get(_RUN_DIR)
-    os.environ[_RUN_DIR] = str(run_dir.absolute())
+    held = os.environ.get(RUN_DIR)
+    os.environ[RUN_DIR] = str(run_dir.absolute())
     try:
         yield
     finally:
-        os.environ.pop(_RUN_DIR, None)
+        os.environ.pop(RUN_DIR, None)
         if held is not None:
-            os.environ[_RUN_DIR] = held
+            os.environ[RUN_DIR] = held
 
 
-def resume(run_dir: Path, *, callbacks: Sequence[Callback] = ()) -> PretrainResult:
+@contextlib.contextmanager
+def _alone(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
+    """No other run is at work in the directory."""
+    if not trainer.is_global_zero:
+        yield
+        return
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        held = contextlib.ExitStack()
+        held.enter_context(locked(run_dir / LOCK, 0))
+    except OSError as error:
+        raise UserError(
+            f"run directory {str(run_dir)!r}: {error.strerror or type(error).__name__}; name one "
+            "that can be written with --run-dir"
+        ) from error
+    with held:
+        try:
+            yield
+        finally:
+            # One that failed before its first batch leaves nothing.
+            if [file.name for file in run_dir.iterdir()] == [LOCK]:
+                (run_dir / LOCK).unlink()
+                run_dir.rmdir()
+
+
+def resume(
+    run_dir: Path, *, callbacks: Sequence[Callback] = (), force: bool = False
+) -> PretrainResult:
     """Goes on with the run of a directory, from its most advanced checkpoint.
+
+    Args:
+        run_dir: the run directory.
+        callbacks: further Lightning callbacks.
+        force: go on although its images are others now.
 
     Raises:
         UserError: the folder is no run directory, or holds no checkpoint.
     """
     prepared = prepare(read_config(run_dir))
-    if not checkpoints(run_dir):
+    if not checkpoints(run_dir, previous=True):
         raise UserError(
             f"run directory {str(run_dir)!r}: no checkpoint to resume from; start it again with "
             "`solo-ext pretrain`"
         )
-    return pretrain(prepared, run_dir=run_dir, callbacks=callbacks)
+    return pretrain(prepared, run_dir=run_dir, callbacks=callbacks, force=force)
 
 
 def _add_timing(
@@ -244,39 +281,6 @@ def _online(prepared: Prepared, run_dir: Path) -> list[Callback]:
     ]
 
 
-def _checkpoint_to_resume(given: dict[str, Any], run_dir: Path) -> Path | None:
-    found = checkpoints(run_dir)
-    # Checked again, so that a run of an earlier version gets the defaults of this one.
-    if found and run_digest(check_run(read_config(run_dir))) != run_digest(given):
-        raise UserError(
-            f"run directory {str(run_dir)!r} holds a run of another config; name a new one, or "
-            "resume that run with `solo-ext pretrain --resume RUN_DIR`"
-        )
-    if found:
-        # A run that began with another's checkpoint has come further than that by now.
-        return found[-1].path
-    named = given["resume_from_checkpoint"]
-    if named is not None and not Path(named).is_file():
-        raise ConfigError(
-            "resume_from_checkpoint", named, "no such file", "give a .ckpt file of this run"
-        )
-    return None if named is None else Path(named)
-
-
-def _start_of(checkpoint: Path | None) -> int:
-    """Optimiser step at which a checkpoint stands."""
-    if checkpoint is None:
-        return 0
-    try:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        return int(state["global_step"])
-    except Exception as error:
-        raise UserError(
-            f"checkpoint {str(checkpoint)!r} cannot be read ({str(error).splitlines()[0]}); "
-            "remove it to resume from an earlier one or to start again"
-        ) from error
-
-
 def _channels_last(given: dict[str, Any]) -> bool:
     return not given["performance"]["disable_channel_last"]
 
@@ -309,6 +313,7 @@ def _trainer(
             logger=loggers,
             callbacks=callbacks,
             default_root_dir=str(run_dir),
+            plugins=[DirectCheckpointIO()],
             enable_checkpointing=given["checkpoint"]["enabled"],
         )
     except (MisconfigurationException, ValueError, TypeError) as error:

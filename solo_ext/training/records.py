@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from solo_ext import __version__
 from solo_ext.host import HostInfo
+from solo_ext.json_lines import whole_lines
 
 PACKAGES = (
     "torch",
@@ -84,13 +85,7 @@ def _plain(value: Any) -> float | None:
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """Lines of a ``metrics.jsonl``; one that a killed run left half written is passed over."""
-    records = []
-    for line in file.read_text().splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return records
+    return whole_lines(file)
 
 
 def package_version(name: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import signal
 import time
@@ -57,7 +58,9 @@ class RunCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for torn in (
-            self.run_dir.glob(f".{self.stem}-ep=*.saving") if trainer.is_global_zero else ()
+            self.run_dir.glob(f".{glob.escape(self.stem)}-ep=*.saving")
+            if trainer.is_global_zero
+            else ()
         ):
             torn.unlink(missing_ok=True)
         self._agreement = Agreement(pl_module.device)
@@ -93,10 +96,13 @@ class RunCheckpoint(Checkpoint):
         self._stop_for(trainer, received)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        final = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
+        reached = 0 <= trainer.max_steps <= trainer.global_step
+        # An epoch that max_time or max_steps cut short ends here too.
+        whole = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        final = reached or trainer.should_stop or _last_epoch(trainer)
         received, due = self._agreed(trainer, now=True)
         if final or received or due or trainer.current_epoch % self.frequency == 0:
-            self._save(trainer, "")
+            self._save(trainer, "" if whole else f"-step={trainer.global_step}")
         if not final:
             self._stop_for(trainer, received)
 
@@ -112,7 +118,8 @@ class RunCheckpoint(Checkpoint):
         if not received:
             return
         again = trainer.is_global_zero and requeue(signal.Signals(received))
-        then = "the job is requeued" if again else f"--resume {str(self.run_dir)!r} goes on"
+        command = f"`solo-ext pretrain --resume {self.run_dir}` goes on"
+        then = "the job is requeued" if again else command
         raise StoppedBySignal(
             f"stopped by {signal.Signals(received).name} after optimiser step "
             f"{trainer.global_step}, which is saved; {then}",
@@ -147,6 +154,11 @@ class RunCheckpoint(Checkpoint):
             if held.path.name.startswith(f"{self.stem}-ep=") and held.path != newest
         ]
         outdate(self.run_dir, [h for h in others if h.step is not None or not self.keep_prev])
+
+
+def _last_epoch(trainer: pl.Trainer) -> bool:
+    # Without a number of epochs, -1, the steps decide.
+    return trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.current_epoch + 1
 
 
 def _sync(path: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from solo_ext.errors import UserError
 from solo_ext.paths import write_text as write_text
 
 CONFIG, ARGS = "config.yaml", "args.json"
+LOCK = ".lock"
 METRICS, ENVIRONMENT, TIMING = "metrics.jsonl", "environment.json", "timing.json"
 _CHECKPOINT = re.compile(r"-ep=(?P<epoch>\d+)(?:-step=(?P<step>\d+))?\.ckpt$")
+PREVIOUS = ".previous"
+"""Ending of the checkpoint before the last one; scripts that take any ``.ckpt`` pass it over."""
 _NOT_OF_THE_RUN = {
     "resume_from_checkpoint",
     "auto_resume",
@@ -26,6 +30,10 @@ _NOT_OF_THE_RUN = {
     "loggers",
     "checkpoint",
     "debug_augmentations",
+    "log_every_n_steps",
+    "data.num_workers",
+    "data.start_method",
+    "data.in_memory",
 }
 
 
@@ -44,24 +52,48 @@ class Checkpoint:
     step: int | None
 
 
+def changes_numbers(key: str) -> bool:
+    """Whether a setting, by its dotted key, can change what a run computes."""
+    parts = key.split(".")
+    return not any(".".join(parts[:n]) in _NOT_OF_THE_RUN for n in range(1, len(parts) + 1))
+
+
 def run_digest(given: Mapping[str, Any]) -> str:
     """Eight hex digits that change with everything that changes the run's numbers."""
-    relevant = _numbers_alike({k: v for k, v in given.items() if k not in _NOT_OF_THE_RUN})
-    text = json.dumps(relevant, sort_keys=True, default=str)
+    text = json.dumps(_relevant(given, ""), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _numbers_alike(value: Any) -> Any:
+def _relevant(given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    kept = {k: v for k, v in given.items() if changes_numbers(f"{prefix}{k}")}
+    return {
+        k: _relevant(v, f"{prefix}{k}.") if isinstance(v, Mapping) else numbers_alike(v)
+        for k, v in kept.items()
+    }
+
+
+def numbers_alike(value: Any) -> Any:
     """10 and 10.0 are one setting; which of them a file holds depends on who wrote it."""
     if isinstance(value, dict):
-        return {k: _numbers_alike(v) for k, v in value.items()}
+        return {k: numbers_alike(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_numbers_alike(v) for v in value]
+        return [numbers_alike(v) for v in value]
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def numberless_run_dir(given: Mapping[str, Any]) -> Path:
+    """``<checkpoint.dir>/<method>/<name>-<digest>``, taken or not.
+
+    Args:
+        given: the checked config.
+    """
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", given["name"])
+    parent = Path(given["checkpoint"]["dir"], given["method"])
+    return parent / f"{name}-{run_digest(given)}"
+
+
 def choose_run_dir(given: Mapping[str, Any]) -> Path:
-    """``<checkpoint.dir>/<method>/<name>-<digest>``; numbered on where that is taken.
+    """As :func:`numberless_run_dir`; numbered on where that is taken.
 
     With ``auto_resume.enabled`` the latest directory of the config is taken again, unless its
     last checkpoint is older than ``auto_resume.max_hours``.
@@ -69,14 +101,11 @@ def choose_run_dir(given: Mapping[str, Any]) -> Path:
     Args:
         given: the checked config.
     """
-    parent = Path(given["checkpoint"]["dir"]) / given["method"]
-    stem = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', given['name'])}-{run_digest(given)}"
-    path: Path = parent / stem
+    first = path = latest = numberless_run_dir(given)
     number = 1
-    latest = path
     while path.exists():
         number += 1
-        latest, path = path, parent / f"{stem}-{number}"
+        latest, path = path, first.with_name(f"{first.name}-{number}")
     automatic = given["auto_resume"]
     found = checkpoints(latest) if automatic["enabled"] and latest.exists() else []
     if found and time.time() - found[-1].path.stat().st_mtime < 3600 * automatic["max_hours"]:
@@ -84,16 +113,38 @@ def choose_run_dir(given: Mapping[str, Any]) -> Path:
     return path
 
 
-def checkpoints(run_dir: Path) -> list[Checkpoint]:
-    """Checkpoints of a run directory, the most advanced last."""
+def checkpoints(run_dir: Path, *, previous: bool = False) -> list[Checkpoint]:
+    """Checkpoints of a run directory, the most advanced last.
+
+    Args:
+        run_dir: the folder.
+        previous: take the one that was kept as the previous one in.
+    """
     found = []
-    for path in run_dir.glob("*.ckpt"):
-        match = _CHECKPOINT.search(path.name)
-        if match:
+    for path in run_dir.glob("*.ckpt*"):
+        held_back = path.name.endswith(PREVIOUS)
+        match = _CHECKPOINT.search(path.name.removesuffix(PREVIOUS))
+        if match and (previous or not held_back):
             step = match["step"]
             found.append(Checkpoint(path, int(match["epoch"]), int(step) if step else None))
+    return sorted(found, key=_progress)
+
+
+def _progress(checkpoint: Checkpoint) -> tuple[int, bool, int]:
     # Within an epoch its end comes last.
-    return sorted(found, key=lambda c: (c.epoch, c.step is None, c.step or 0))
+    return checkpoint.epoch, checkpoint.step is None, checkpoint.step or 0
+
+
+def outdate(run_dir: Path, held: Sequence[Checkpoint]) -> None:
+    """Keeps the most advanced of some checkpoints as the previous one, and removes the rest."""
+    if not held:
+        return
+    for older in run_dir.glob(f"*.ckpt{PREVIOUS}"):
+        older.unlink(missing_ok=True)
+    *older_ones, last = sorted(held, key=_progress)
+    for one in older_ones:
+        one.path.unlink(missing_ok=True)
+    os.replace(last.path, last.path.with_name(last.path.name + PREVIOUS))
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:

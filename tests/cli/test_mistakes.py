@@ -374,7 +374,8 @@ PATHS = {
         (*DEBIASED, *TINY, "--run-dir", "{file}"), ("--run-dir='{file}'", "name a folder")
     ),
     "run directory of another config": Mistake(
-        (*DEBIASED, *TINY, "optimizer.lr=0.7", "--run-dir", "{run}"), ("{run}", "another config")
+        (*DEBIASED, *TINY, "optimizer.lr=0.7", "--run-dir", "{run}"),
+        ("{run}", "another run: optimizer.lr", "--force"),
     ),
     "checkpoint to resume from": config(
         "resume_from_checkpoint=/no/run.ckpt",

@@ -47,5 +47,5 @@ def test_another_budget_needs_another_folder(
 ) -> None:
     out, _ = demo
     monkeypatch.setenv("SOLO_EXT_DATA", str(out / "data"))
-    with pytest.raises(UserError, match="another config"):
+    with pytest.raises(UserError, match="of another run"):
         run_demo(out / "out", epochs=2, quiet=True)

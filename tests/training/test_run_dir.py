@@ -111,6 +111,8 @@ def test_files_of_a_run(make_config: MakeConfig, images: Path, tmp_path: Path) -
         "timing.json",
         "csv",
         "tiny-v1-ep=1.ckpt",
+        "tiny-v1-ep=0.ckpt.previous",
+        ".lock",
     }
     args = json.loads((result.run_dir / "args.json").read_text())
     assert args["method"] == "simclr"
@@ -146,7 +148,11 @@ def test_leftovers_of_a_killed_process_go(
         (run / name).touch()
     resume(run)
     names = {p.name for p in run.iterdir() if ".ckpt" in p.name}
-    assert names == {"tiny-run-ep=1.ckpt", "somebody-elses.ckpt"}
+    assert names == {
+        "tiny-run-ep=1.ckpt",
+        "tiny-run-ep=1-step=3.ckpt.previous",
+        "somebody-elses.ckpt",
+    }
 
 
 def test_a_config_that_is_none_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""The checkpoint that a run goes on from."""
+
+from __future__ import annotations
+
+import logging
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from solo_ext.errors import ConfigError, UserError
+from solo_ext.training.identity import Identity, listed
+from solo_ext.training.run_dir import PREVIOUS, checkpoints
+
+logger = logging.getLogger(__name__)
+UNREADABLE = ".unreadable"
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """A checkpoint to go on from.
+
+    Attributes:
+        path: the file.
+        step: optimiser steps done there.
+    """
+
+    path: Path
+    step: int
+
+
+def resume_point(
+    run_dir: Path, named: str | None, identity: Identity, *, force: bool = False
+) -> ResumePoint | None:
+    """The most advanced checkpoint of a run directory that is whole and of this run.
+
+    One that is torn is set aside with a warning, as ``....ckpt.unreadable``, and the one before
+    it taken.
+
+    Args:
+        run_dir: of the run; need not be there.
+        named: ``resume_from_checkpoint``, a file to begin with where the directory has none.
+        identity: of the run that is to go on.
+        force: go on although it is another one.
+
+    Returns:
+        ``None`` for a run that starts from nothing.
+
+    Raises:
+        UserError: it is of another run, with the differences; or none of them can be read.
+    """
+    found = checkpoints(run_dir, previous=True)
+    for held in reversed(found):
+        try:
+            state = read_state(held.path)
+        except UserError as error:
+            _set_aside(held.path, str(error))
+            continue
+        # A run that began with another's checkpoint has come further than that by now.
+        return _of_this_run(held.path, state, identity, force)
+    if found:
+        raise UserError(
+            f"run directory {str(run_dir)!r}: none of its checkpoints can be read, they are now "
+            f"called ...{UNREADABLE}; start again in another one"
+        )
+    if named is None:
+        return None
+    if not Path(named).is_file():
+        raise ConfigError(
+            "resume_from_checkpoint", named, "no such file", "give a .ckpt file of this run"
+        )
+    return _of_this_run(Path(named), read_state(Path(named)), identity, force)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What a training checkpoint holds, read without running code.
+
+    Raises:
+        UserError: the file is torn, damaged, or no such checkpoint.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"{damaged} in it is damaged")
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        missing = [k for k in ("epoch", "global_step", "state_dict", "loops") if k not in state]
+        if missing:
+            raise ValueError(f"it holds no {missing[0]!r}")
+        int(state["global_step"])
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UserError(f"checkpoint {str(path)!r} cannot be read ({reason})") from error
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"checkpoint {str(path)!r} cannot be read ({reason}); give another one"
+        ) from error
+    return state  # type: ignore[no-any-return]
+
+
+def _of_this_run(path: Path, state: dict[str, Any], identity: Identity, force: bool) -> ResumePoint:
+    held = Identity.read(state)
+    differences = [] if held is None else held.differences(identity)
+    if differences and not force:
+        raise UserError(
+            f"checkpoint {str(path)!r} is of another run: {listed(differences)}; name another "
+            "--run-dir, `solo-ext pretrain --resume` for the run as it was, or --force to go on "
+            "with these settings"
+        )
+    if differences:
+        logger.warning(f"goes on from another run's checkpoint: {listed(differences)}")
+    return ResumePoint(path, int(state["global_step"]))
+
+
+def _set_aside(path: Path, why: str) -> None:
+    kept = path.name.removesuffix(PREVIOUS) + UNREADABLE
+    logger.warning(f"{why}; it is kept as {kept}, and the one before it is used")
+    try:
+        os.replace(path, path.with_name(kept))
+    except FileNotFoundError:
+        # Another process of this run was faster.
+        return
+    except OSError as error:
+        raise UserError(
+            f"checkpoint {str(path)!r} cannot be renamed ({error.strerror}); remove it"
+        ) from error

@@ -1,0 +1,115 @@
+"""The place in the data, the random generators and the identity of a run, in its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+
+from solo_ext import distributed
+from solo_ext.data.place import Resumable
+from solo_ext.distributed import gather_objects
+from solo_ext.training.identity import Identity
+from solo_ext.training.random_state import random_state, set_random_state
+
+_AT_START = "on_train_epoch_start."
+
+
+class RunState(Callback):
+    """Keeps in checkpoints what Lightning leaves out, of every process.
+
+    The place in the data: Lightning restores a loader's within an epoch only, and would draw the
+    next epoch in the order of the first. The random generators. The sums that the epoch's means
+    are taken of. And which run it is.
+
+    Args:
+        loader: the training loader.
+        identity: of the run.
+        begin: called on the first process before the first batch, when nothing that depends on the
+            config alone can fail any more.
+    """
+
+    def __init__(self, loader: Resumable, identity: Identity, begin: Callable[[], None]) -> None:
+        self.loader, self.identity, self._begin = loader, identity, begin
+        self._pending: dict[str, Any] | None = None
+        self._sums: dict[str, tuple[Any, ...]] = {}
+        self._begun = False
+        self._trainer: pl.Trainer | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._trainer = trainer
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self.identity.write(checkpoint)
+
+    def state_dict(self) -> dict[str, Any]:
+        own = random_state() | {"sums": self._epoch_sums()}
+        return {"data": self.loader.state_dict(), "processes": gather_objects(own)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loader.load_state_dict(state_dict["data"])
+        self._pending = state_dict
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._restore()
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        # A run resumed within an epoch starts no epoch.
+        self._restore()
+        if not self._begun and trainer.is_global_zero:
+            self._begin()
+        self._begun = True
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        if not self._sums:
+            return
+        for name, metric in self._results().items():
+            if name in self._sums:
+                value, size = self._sums.pop(name)
+                metric.value = value.to(metric.value.device) + metric.value
+                metric.cumulated_batch_size = size.to(metric.value.device) + (
+                    metric.cumulated_batch_size
+                )
+        for name in [name for name in self._sums if name.startswith(_AT_START)]:
+            # A run resumed within an epoch does not log again what is known at its start.
+            value, size = self._sums.pop(name)
+            shown = name.removeprefix(_AT_START)
+            pl_module.log(shown, value / size, on_step=False, on_epoch=True, batch_size=int(size))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._sums = {}
+
+    def _results(self) -> dict[str, Any]:
+        """Lightning's means over the epoch."""
+        assert self._trainer is not None
+        held = self._trainer.fit_loop.epoch_loop._results
+        return {
+            name: metric
+            for name, metric in held.items()
+            if metric.is_tensor and metric.meta.on_epoch and metric.meta.is_mean_reduction
+        }
+
+    def _epoch_sums(self) -> dict[str, tuple[Any, ...]]:
+        if self._trainer is None or self.loader.state_dict()["batches"] == 0:
+            return {}
+        return {
+            name: (metric.value.cpu(), metric.cumulated_batch_size.cpu())
+            for name, metric in self._results().items()
+        }
+
+    def _restore(self) -> None:
+        """Late, because a method's own start of training may draw numbers."""
+        state, self._pending = self._pending, None
+        if state is None:
+            return
+        own = state["processes"][distributed.rank() % len(state["processes"])]
+        self._sums = dict(own["sums"])
+        set_random_state(own)

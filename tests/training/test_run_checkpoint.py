@@ -1,0 +1,132 @@
+"""When checkpoints are written, and what happens where they cannot be."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import LambdaCallback
+
+from solo_ext.errors import UserError
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain, resume
+from solo_ext.training.run_dir import checkpoints
+
+MakeConfig = Callable[..., dict[str, Any]]
+
+
+def names_over_time(config: dict[str, Any], run: Path) -> list[str]:
+    """The newest checkpoint before each batch."""
+    seen: list[str] = []
+
+    def look(*_: Any) -> None:
+        found = checkpoints(run)
+        seen.append(found[-1].path.name.removeprefix("tiny-run-") if found else "")
+
+    watch = LambdaCallback(on_train_batch_start=look)
+    pretrain(prepare(config), run_dir=run, callbacks=[watch], show_progress=False)
+    return seen
+
+
+def test_every_n_minutes(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Less than a step is after every one."""
+    checkpoint = {"every_n_minutes": 1e-9, "frequency": 100}
+    config = make_config("simclr", checkpoint=checkpoint, max_epochs=2)
+    seen = names_over_time(config, tmp_path / "run")
+    assert seen == ["", "ep=0-step=1.ckpt", "ep=0.ckpt", "ep=1-step=3.ckpt"]
+
+
+def test_minutes_that_are_not_over(make_config: MakeConfig, tmp_path: Path) -> None:
+    checkpoint = {"every_n_minutes": 60, "frequency": 100}
+    config = make_config("simclr", checkpoint=checkpoint, max_epochs=3)
+    seen = names_over_time(config, tmp_path / "run")
+    assert seen == ["", "", *["ep=0.ckpt"] * 4]
+
+
+@pytest.mark.parametrize(("steps", "name"), [(3, "ep=1-step=3"), (4, "ep=1")])
+def test_the_end_by_steps_is_saved(
+    steps: int, name: str, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Whatever the frequency, and within an epoch or with it."""
+    config = make_config("simclr", checkpoint={"frequency": 100}, max_steps=steps, max_epochs=10)
+    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    assert result.checkpoint is not None
+    assert result.checkpoint.name == f"tiny-run-{name}.ckpt"
+    begun: list[int] = []
+    watch = LambdaCallback(
+        on_train_batch_start=lambda trainer, *_: begun.append(trainer.global_step)
+    )
+    longer = prepare({**config, "max_steps": 6})
+    pretrain(longer, run_dir=tmp_path / "run", callbacks=[watch], show_progress=False, force=True)
+    assert begun == list(range(steps, 6))
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[[], None]]:
+    """From when it is called, no file of this process can grow beyond a few bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+def test_a_disk_that_fills_up(
+    make_config: MakeConfig, tmp_path: Path, full_disk: Callable[[], None]
+) -> None:
+    """What was saved stays, nothing half-written does, and the run goes on once there is room."""
+    run, limits = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
+    config = make_config("simclr", checkpoint={"every_n_steps": 1}, max_epochs=2)
+
+    def fill(trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 2:
+            full_disk()
+
+    watch = LambdaCallback(on_train_batch_start=fill)
+    with pytest.raises(UserError, match=r"ep=1-step=3\.ckpt.*cannot be written \(.*make room"):
+        pretrain(prepare(config), run_dir=run, callbacks=[watch], show_progress=False)
+    assert checkpoints(run)[-1].path.name == "tiny-run-ep=0.ckpt"
+    assert not list(run.glob(".*.saving"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    resume(run)
+    assert checkpoints(run)[-1].epoch == 1
+
+
+def test_a_folder_that_cannot_be_made(make_config: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="Not a directory; name one that can be written"):
+        pretrain(
+            prepare(make_config("simclr")), run_dir=tmp_path / "file" / "run", show_progress=False
+        )
+
+
+def test_one_process_at_a_time(make_config: MakeConfig, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = make_config("simclr", max_epochs=2)
+
+    def again(trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 1:
+            with pytest.raises(UserError, match="is being written by another process"):
+                pretrain(prepare(config), run_dir=run, show_progress=False)
+
+    watch = LambdaCallback(on_train_batch_start=again)
+    result = pretrain(prepare(config), run_dir=run, callbacks=[watch], show_progress=False)
+    assert result.epochs == 2
+
+
+def test_what_fails_at_its_start_leaves_nothing(make_config: MakeConfig, tmp_path: Path) -> None:
+    def fail(*_: Any) -> None:
+        raise UserError("no")
+
+    watch = LambdaCallback(on_train_start=fail)
+    with pytest.raises(UserError, match="no"):
+        pretrain(
+            prepare(make_config("simclr")),
+            run_dir=tmp_path / "run",
+            callbacks=[watch],
+            show_progress=False,
+        )
+    assert not (tmp_path / "run").exists()

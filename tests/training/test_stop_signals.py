@@ -1,0 +1,130 @@
+"""A run that a signal ends writes where it stands first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import Callback
+
+from solo_ext.errors import StoppedBySignal
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain, resume
+from solo_ext.training.run_dir import checkpoints
+from solo_ext.training.stop_signals import SIGNALS
+
+MakeConfig = Callable[..., dict[str, Any]]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+STEPS = 2
+"""Steps per epoch."""
+
+
+class SignalAt(Callback):
+    """Sends this process a signal within the step that follows ``step`` others."""
+
+    def __init__(self, step: int, number: signal.Signals) -> None:
+        self.step, self.number = step, number
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    state = torch.load(checkpoints(run_dir)[-1].path, weights_only=True)
+    return dict(state["state_dict"])
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("step", [STEPS, 2 * STEPS - 1], ids=["within-epoch", "last-step"])
+def test_saved_then_stopped(
+    step: int, number: signal.Signals, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """And the resumed run is the uninterrupted one; a last step is saved with its epoch."""
+    config = make_config("nnclr_symmetric", max_epochs=4, checkpoint={"frequency": 100})
+    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    handlers = [signal.getsignal(n) for n in SIGNALS]
+    run = tmp_path / "parts"
+    with pytest.raises(StoppedBySignal, match=f"{number.name} after optimiser step {step + 1}"):
+        pretrain(
+            prepare(config), run_dir=run, callbacks=[SignalAt(step, number)], show_progress=False
+        )
+    assert [signal.getsignal(n) for n in SIGNALS] == handlers
+    (held,) = [c for c in checkpoints(run) if c.epoch == 1]
+    assert held.step == (None if step == 2 * STEPS - 1 else step + 1)
+    resume(run)
+    for key, value in weights(tmp_path / "whole").items():
+        assert torch.equal(value, weights(run)[key]), key
+
+
+def test_after_the_last_step_there_is_nothing_to_stop(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    result = pretrain(
+        prepare(make_config("simclr", max_epochs=1)),
+        run_dir=tmp_path / "run",
+        callbacks=[SignalAt(STEPS - 1, signal.SIGTERM)],
+        show_progress=False,
+    )
+    assert result.epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "job", "asked"),
+    [
+        ("SIGUSR1", {"SLURM_JOB_ID": "17"}, "requeue 17\n"),
+        (
+            "SIGUSR1",
+            {"SLURM_JOB_ID": "18", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"},
+            "requeue 17_3\n",
+        ),
+        ("SIGTERM", {"SLURM_JOB_ID": "17"}, ""),
+        ("SIGUSR1", {}, ""),
+    ],
+    ids=["job", "array", "pre-empted", "no-job"],
+)
+def test_command_line(
+    number: str, job: dict[str, str], asked: str, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """A line on standard error, the exit code of the signal, and the queue where there is one."""
+    config = make_config("simclr", max_epochs=1000, checkpoint={"every_n_steps": 1})
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    scontrol.chmod(scontrol.stat().st_mode | stat.S_IXUSR)
+    run = tmp_path / "run"
+    words = ["--config-path", str(tmp_path), "--config-name", "mine", "--run-dir", str(run)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    environment |= {**job, "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}"}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "solo_ext.cli.main", "pretrain", *words],
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        while not list(run.glob("*.ckpt")):
+            assert started.poll() is None
+        started.send_signal(signal.Signals[number])
+        _, shown = started.communicate(timeout=120)
+    finally:
+        started.kill()
+    assert started.returncode == 128 + signal.Signals[number]
+    last = shown.strip().splitlines()[-1]
+    assert last.startswith(f"solo-ext: stopped by {number} after optimiser step ")
+    then = "the job is requeued" if asked else f"`solo-ext pretrain --resume {run}` goes on"
+    assert last.endswith(then)
+    assert "Traceback" not in shown
+    found = tmp_path / "asked"
+    assert (found.read_text() if found.is_file() else "") == asked
