@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
+
+from solo_ext.json_lines import append_lines, whole_lines
 
 EPOCHS = "epochs.jsonl"
 
@@ -45,20 +46,10 @@ class EpochTimes(Callback):
             "images": self._batches * self.batch_size * trainer.world_size,
             "seconds": round(self._end - self._begin, 4),
         }
-        with self.file.open("a") as held:
-            held.write(json.dumps(line) + "\n")
+        append_lines(self.file, [line])
 
 
 def read_epochs(file: Path) -> list[dict[str, Any]]:
     """One entry for each finished epoch, in order; none where there is no file."""
-    if not file.is_file():
-        return []
-    found: dict[int, dict[str, Any]] = {}
-    for line in file.read_text().splitlines():
-        try:
-            entry = json.loads(line)
-            found[entry["epoch"]] = entry
-        except (ValueError, KeyError, TypeError):
-            # A killed run's last line.
-            continue
+    found = {entry["epoch"]: entry for entry in whole_lines(file) if "epoch" in entry}
     return [found[epoch] for epoch in sorted(found)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from solo_ext import host
+from solo_ext.benchmark.measures import check_measures
 from solo_ext.benchmark.records import Kind
 from solo_ext.benchmark.settings import BenchmarkSettings, Row
 from solo_ext.config.check import check_run
 from solo_ext.config.compose import compose
+from solo_ext.data.datasets import open_images
+from solo_ext.data.fingerprint import names_fingerprint
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.methods import METHODS
 from solo_ext.training.prepare import prepare
@@ -65,18 +69,20 @@ class PlannedRun:
 def make_plan(
     settings: BenchmarkSettings,
     rows: Sequence[str] | None = None,
-    changes: Sequence[str] = (),
+    devices: int = 1,
 ) -> list[PlannedRun]:
     """All runs, one seed of everything before the next; nothing is started.
 
     Args:
         settings: the benchmark.
         rows: names of the rows to run; null: its default rows.
-        changes: of the settings of every run.
+        devices: of every run; they share its batch.
 
     Raises:
-        ConfigError: an unknown row, or a config that would not start.
+        ConfigError: an unknown row, two rows that are alike, a score that the evaluation does not
+            give, or a config that would not start.
     """
+    check_measures(settings)
     names = list(rows if rows is not None else settings.default_rows or settings.rows)
     for name in names:
         if name not in settings.rows:
@@ -84,7 +90,8 @@ def make_plan(
     found: list[PlannedRun] = []
     for dataset in settings.datasets:
         for budget in settings.budgets:
-            found += _planned(settings, dataset, budget, names, changes)
+            found += _planned(settings, dataset, budget, names, devices)
+    _check_apart(found)
     order = {seed: place for place, seed in enumerate(settings.seeds)}
     return sorted(found, key=lambda run: -1 if run.kind == "teacher" else order[run.seed])
 
@@ -94,16 +101,16 @@ def _planned(
     dataset: str,
     budget: str,
     names: Sequence[str],
-    changes: Sequence[str],
+    devices: int,
 ) -> Iterable[PlannedRun]:
     teacher = None
     if settings.teacher is not None and _needed(settings, names):
-        made = _runs(settings, dataset, budget, settings.teacher, changes, None)
+        made = _runs(settings, dataset, budget, settings.teacher, devices, None)
         teacher = next(made)
         yield teacher
     for name in names:
         if name != settings.teacher:
-            yield from _runs(settings, dataset, budget, name, changes, teacher)
+            yield from _runs(settings, dataset, budget, name, devices, teacher)
 
 
 def _needed(settings: BenchmarkSettings, names: Sequence[str]) -> bool:
@@ -115,12 +122,14 @@ def _runs(
     dataset: str,
     budget: str,
     name: str,
-    changes: Sequence[str],
+    devices: int,
     teacher: PlannedRun | None,
 ) -> Any:
     row = settings.rows[name]
-    of_all = [*settings.datasets[dataset].changes, *settings.budgets[budget], *changes]
+    of_all = [*settings.datasets[dataset].changes, *settings.budgets[budget]]
     config = _composed(settings, dataset, row, of_all)
+    if devices > 1:
+        _share_batch(config, devices)
     taught = "teacher" in (config.get("method_kwargs") or {})
     of = teacher if taught else None
     is_teacher = name == settings.teacher
@@ -166,6 +175,30 @@ def _composed(
     return compose(f"{dataset}/{config}", [*own, *of_all], folder)
 
 
+def _share_batch(config: dict[str, Any], devices: int) -> None:
+    """The same batch in all, and so the same learning rate."""
+    optimizer = config["optimizer"]
+    if optimizer["batch_size"] % devices:
+        raise ConfigError(
+            "--devices",
+            devices,
+            f"the batch of {optimizer['batch_size']} cannot be shared out evenly",
+            "take a number that divides it",
+        )
+    config["devices"] = str(devices)
+    config["optimizer"] = {**optimizer, "batch_size": optimizer["batch_size"] // devices}
+
+
+def _check_apart(plan: Sequence[PlannedRun]) -> None:
+    first: dict[str, str] = {}
+    for run in plan:
+        other = first.setdefault(run.key, run.row)
+        if other != run.row:
+            raise ConfigError(
+                "rows", [other, run.row], "are the same run", "leave one of them out, or change it"
+            )
+
+
 def _check(config: Mapping[str, Any], taught: bool) -> None:
     if taught:
         # The teacher is not there yet.
@@ -181,7 +214,7 @@ def _key(
     threads: int,
     teacher: str | None,
 ) -> str:
-    """Where the data lies and what the run is called decide nothing."""
+    """Which images they are, not where they lie; what the run is called decides nothing."""
     relevant = copy.deepcopy(dict(config))
     for name in ("name", "checkpoint", "loggers", "wandb", "auto_resume", "hydra"):
         relevant.pop(name, None)
@@ -191,10 +224,20 @@ def _key(
         relevant["method_kwargs"]["teacher"]["path"] = teacher
     content = {
         "config": relevant,
+        "images": _images(json.dumps(check_run(config)["data"], sort_keys=True)),
         "baseline": row.baseline,
         "evaluation": evaluation,
         "threads": threads,
-        "host": host.load().info.generation,
+        "host": host.load().info.fingerprint,
     }
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _images(data: str) -> list[str | None]:
+    """What tells the training and validation images of a section ``data`` from others."""
+    section = json.loads(data)
+    without = section["val_path"] is None and section["holdout"] is None
+    found = [names_fingerprint(open_images(section, "train"))]
+    return found if without else [*found, names_fingerprint(open_images(section, "val"))]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from solo_ext.errors import UserError
+from solo_ext.json_lines import append_lines
 
 RECORDS, SETTINGS, LOCK = "records.jsonl", "benchmark.yaml", ".lock"
 Kind = Literal["plugin", "host", "baseline", "teacher"]
@@ -36,8 +36,9 @@ class Record(TypedDict):
     """A finished run.
 
     Attributes:
-        key: digest of everything that decides the numbers: config without paths, evaluation,
-            threads, generation of the host, and the key of the teacher's run.
+        key: digest of what decides the numbers: config, names and classes of the images,
+            evaluation, threads, code of the host, and the key of the teacher's run; not the
+            plugin's own code.
         config_digest: of the config alone, as run directories are named after.
         dataset: folder of configs.
         budget: name in the settings.
@@ -50,6 +51,7 @@ class Record(TypedDict):
         threads: CPU threads.
         code: ``version``, and ``commit`` and ``changed`` where there is a checkout.
         environment: as of a run directory: host, packages, processor, GPUs.
+        parts: processes that trained it one after another; more than 1 for one that was resumed.
         epochs: trained; 0 for baselines.
         images: for training.
         seconds: of training, without evaluations; null for baselines.
@@ -74,6 +76,7 @@ class Record(TypedDict):
     threads: int
     code: dict[str, Any]
     environment: dict[str, Any]
+    parts: NotRequired[int]
     epochs: int
     images: int
     seconds: float | None
@@ -82,6 +85,9 @@ class Record(TypedDict):
     scores: dict[str, float]
     curves: Curves | None
     finished: str
+
+
+_REQUIRED = Record.__annotations__.keys() - {"parts"}
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -101,8 +107,11 @@ def read_records(folder: Path) -> list[Record]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
+            absent = _REQUIRED - record.keys()
+            if absent:
+                raise KeyError(min(absent))
             found[record["key"]] = record
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             if number == len(lines) and not line.endswith("\n"):
                 continue
             raise UserError(
@@ -113,12 +122,4 @@ def read_records(folder: Path) -> list[Record]:
 
 def append_records(folder: Path, records: Iterable[Record]) -> None:
     """Adds lines; what a killed process left half written is removed first."""
-    file = folder / RECORDS
-    text = "".join(json.dumps(r, sort_keys=True) + "\n" for r in records)
-    with file.open("a+b") as held:
-        held.seek(0)
-        content = held.read()
-        held.truncate(content.rfind(b"\n") + 1)
-        held.write(text.encode())
-        held.flush()
-        os.fsync(held.fileno())
+    append_lines(folder / RECORDS, records)

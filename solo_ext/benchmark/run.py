@@ -21,8 +21,10 @@ from solo_ext.benchmark.records import (
 )
 from solo_ext.benchmark.settings import BenchmarkSettings
 from solo_ext.benchmark.work import PLANNED, RECORD
+from solo_ext.errors import UserError
 from solo_ext.locks import locked
 from solo_ext.paths import write_text
+from solo_ext.training.run_dir import checkpoints
 
 RUNS = "runs"
 Watch = Callable[[Path, Mapping[str, Record]], None]
@@ -62,15 +64,23 @@ def run_benchmark(
         watch: called about twice a second.
 
     Raises:
-        UserError: another call is at work in the folder.
+        UserError: another call is at work in the folder, it holds another benchmark, or it cannot
+            be written.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {str(out)!r}: {error.strerror}; name a folder that can be written"
+        ) from error
     with locked(out / LOCK, 0):
+        settings = _joined(settings, out)
         dumped = settings.model_dump(exclude_defaults=True)
         write_text(out / SETTINGS, yaml.safe_dump(dumped, sort_keys=False))
         # What a killed call left, of other rows too.
         held = {r["key"]: r for r in _held(out)}
         _collect(out, held, [f.name for f in (out / RUNS).glob("*/")])
+        _rename(out, held, plan)
         planned = [run.folder for run in plan]
 
         def tick() -> None:
@@ -79,8 +89,14 @@ def run_benchmark(
                 watch(out / RUNS, held)
 
         tick()
-        # Two rows may be alike.
         missing = {run.folder: run for run in plan if run.key not in held}
+        taught_by = {run.teacher for run in missing.values()}
+        # Its record may have come without its run directory.
+        missing |= {
+            run.folder: run
+            for run in plan
+            if run.folder in taught_by and not checkpoints(out / RUNS / run.folder)
+        }
         places = {name: _place(run, out) for name, run in missing.items()}
         needs = {
             places[name]: places[run.teacher]
@@ -89,6 +105,40 @@ def run_benchmark(
         }
         failed = launcher.run(list(places.values()), needs, tick)
         return BenchmarkResult([held[run.key] for run in plan if run.key in held], failed)
+
+
+def _joined(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:
+    """Settings that keep the seeds which the folder has runs of already.
+
+    Raises:
+        UserError: the folder holds another benchmark.
+    """
+    file = out / SETTINGS
+    try:
+        before = yaml.safe_load(file.read_text()) if file.is_file() else None
+    except yaml.YAMLError:
+        before = None
+    if not isinstance(before, dict):
+        return settings
+    if before.get("title") != settings.title:
+        raise UserError(
+            f"--out {str(out)!r} holds the benchmark {before.get('title')!r}, not "
+            f"{settings.title!r}; name another folder"
+        )
+    seeds = [s for s in before.get("seeds", []) if isinstance(s, int)]
+    return settings.model_copy(update={"seeds": sorted({*seeds, *settings.seeds})})
+
+
+def _rename(out: Path, held: dict[str, Record], plan: Sequence[PlannedRun]) -> None:
+    """Gives the records of rows that have another name now that name."""
+    renamed: list[Record] = [
+        {**held[run.key], "row": run.row}
+        for run in plan
+        if run.key in held and held[run.key]["row"] != run.row
+    ]
+    if renamed:
+        append_records(out, renamed)
+        held |= {record["key"]: record for record in renamed}
 
 
 def _place(run: PlannedRun, out: Path) -> Path:
@@ -102,13 +152,21 @@ def _held(out: Path) -> list[Record]:
     return read_records(out) if (out / RECORDS).is_file() else []
 
 
+def _read(file: Path) -> Record:
+    try:
+        record: Record = json.loads(file.read_text())
+        return {**record, "key": record["key"]}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{str(file)!r}: not a record of a run; remove it") from None
+
+
 def _collect(out: Path, held: dict[str, Record], folders: Sequence[str]) -> None:
     """Adds the records of run directories that are not among ``held``."""
     fresh: dict[str, Record] = {}
     for name in folders:
         key, file = name.rpartition("-")[2], out / RUNS / name / RECORD
         if key not in held and file.is_file():
-            fresh[key] = json.loads(file.read_text())
+            fresh[key] = _read(file)
     if fresh:
         append_records(out, fresh.values())
         held |= fresh

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from solo_ext.benchmark.measures import check_measure
 from solo_ext.benchmark.records import Record
 from solo_ext.benchmark.settings import BenchmarkSettings, DatasetEntry, Dimension, Row, Tuning
 from solo_ext.errors import ConfigError, UserError
@@ -30,10 +31,19 @@ def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> Benchmar
         rows: names of rows that train.
 
     Raises:
-        ConfigError: no section ``tuning``, or a space that cannot be drawn from.
+        ConfigError: no section ``tuning``, several data sets or budgets, a measure that the
+            evaluation does not give, or a space that cannot be drawn from.
         UserError: Optuna is not installed.
     """
     tuning = _tuning(settings)
+    if len(settings.datasets) * len(settings.budgets) > 1:
+        raise ConfigError(
+            "datasets",
+            list(settings.datasets),
+            "tuning takes one data set and budget",
+            "tune them one by one, with overrides such as '~budgets.800'",
+        )
+    check_measure("tuning.measure", tuning.measure, settings)
     trials: dict[str, Row] = {}
     for name in rows:
         row = settings.rows[name]
@@ -77,7 +87,7 @@ def tunable(settings: BenchmarkSettings, rows: Sequence[str] | None = None) -> l
 
 
 def write_tuned(
-    settings: BenchmarkSettings, rows: Sequence[str], records: Sequence[Record], out: Path
+    settings: BenchmarkSettings, rows: Sequence[str], records: Mapping[str, Record], out: Path
 ) -> Path:
     """Writes every trial's score to ``trials.json``, and the best settings to ``tuned.yaml``.
 
@@ -87,27 +97,19 @@ def write_tuned(
     Args:
         settings: what was tuned.
         rows: those of :func:`trial_settings`.
-        records: of the trials.
+        records: of the trials, by the names of their rows.
         out: folder.
 
     Raises:
         UserError: trials are missing, or the measure is not among their scores.
     """
     tuning = _tuning(settings)
-    if len(settings.datasets) * len(settings.budgets) > 1:
-        raise ConfigError(
-            "datasets",
-            list(settings.datasets),
-            "tuning takes one data set and budget",
-            "tune them one by one, with overrides such as budgets={default: []}",
-        )
-    by_row = {record["row"]: record for record in records}
     trials = []
     tuned = dict(settings.rows)
     for name in rows:
         row, found = settings.rows[name], []
         for number, drawn in enumerate(_draws(tuning, name, row)):
-            record = by_row.get(f"{name}.{number}")
+            record = records.get(f"{name}.{number}")
             if record is None:
                 raise UserError(
                     f"{_DRAWN.format(row=name, trial=number)} has no record; run the same command "

@@ -23,7 +23,7 @@ from solo_ext.benchmark.epoch_times import EPOCHS, EpochTimes, read_epochs
 from solo_ext.benchmark.orphans import end_with_parent
 from solo_ext.benchmark.plan import PlannedRun
 from solo_ext.benchmark.read import suite_settings
-from solo_ext.benchmark.records import LOCK, Curves, Memory, Record
+from solo_ext.benchmark.records import Curves, Memory, Record
 from solo_ext.data.images import Images
 from solo_ext.errors import UserError
 from solo_ext.evaluation.evaluate import measure
@@ -31,6 +31,7 @@ from solo_ext.evaluation.models import PIXELS, Model, RawPixels
 from solo_ext.evaluation.protocols import headline
 from solo_ext.evaluation.subject import Subject, open_subject, subject_of
 from solo_ext.evaluation.suite import read_suite_settings
+from solo_ext.json_lines import append_lines, whole_lines
 from solo_ext.locks import locked
 from solo_ext.messages import show_messages
 from solo_ext.paths import write_text
@@ -40,6 +41,7 @@ from solo_ext.training.records import environment, read_metrics
 from solo_ext.training.run_dir import METRICS, run_digest
 
 PLANNED, RECORD, PEAK = "planned.json", "record.json", "peak_memory.json"
+STARTS, _LOCK = "starts.jsonl", ".work.lock"
 _WAIT = 30.0
 
 
@@ -63,9 +65,12 @@ def work(folder: Path) -> Record | None:
         # Lightning started it to train along; the first process holds the folder.
         _train(prepare(_config(planned, folder)), folder)
         return None
-    with locked(folder / LOCK, _WAIT):
+    with locked(folder / _LOCK, _WAIT):
         file = folder / RECORD
         if not file.is_file():
+            # Now: who commits meanwhile changes what the checkout says.
+            start = {"code": code_version(), "environment": _environment()}
+            append_lines(folder / STARTS, [start])
             record = _run(planned, folder)
             write_text(file, json.dumps(record, indent=1))
         found: Record = json.loads(file.read_text())
@@ -133,10 +138,18 @@ def _named(protocol: str, rows: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
+def _most_resident() -> int:
+    """Bytes; ``ru_maxrss`` begins with what the process that started this one had."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(n.split()[1]) for n in lines if n.startswith("VmHWM:"))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 def _peak(file: Path) -> Memory:
     """Of this process, or of an earlier part of the run if that needed more."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    resident = _most_resident()
     cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
     with contextlib.suppress(OSError, ValueError, KeyError):
         earlier = json.loads(file.read_text())
@@ -154,7 +167,7 @@ def _record(
     memory: Memory | None,
     scores: dict[str, float],
 ) -> Record:
-    epochs = read_epochs(folder / EPOCHS)
+    epochs, starts = read_epochs(folder / EPOCHS), whole_lines(folder / STARTS)
     trained = planned.baseline is None
     seconds = sum(e["seconds"] for e in epochs)
     images: Images = prepared.train
@@ -171,8 +184,9 @@ def _record(
         "config": _without_paths(prepared.given, planned),
         "evaluation": planned.evaluation,
         "threads": planned.threads,
-        "code": code_version(),
-        "environment": environment(host.load().info),
+        "code": _code(starts),
+        "environment": starts[0]["environment"],
+        "parts": len(starts),
         "epochs": len(epochs) if trained else 0,
         "images": len(images),
         "seconds": round(seconds, 3) if trained else None,
@@ -184,6 +198,16 @@ def _record(
         "curves": _curves(folder, epochs),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _environment() -> dict[str, Any]:
+    return environment(host.load().info)
+
+
+def _code(starts: list[dict[str, Any]]) -> dict[str, Any]:
+    """That of the first start; it counts as changed where a later part ran other code."""
+    first = dict(starts[0]["code"])
+    return first | ({"changed": True} if any(s["code"] != first for s in starts) else {})
 
 
 def _without_paths(given: dict[str, Any], planned: PlannedRun) -> dict[str, Any]:

@@ -66,24 +66,23 @@ def _run(args: argparse.Namespace) -> Any:
 
     settings = read_benchmark(args.config, args.overrides)
     out = Path(args.out or Path("benchmark_runs") / Path(args.config).stem)
-    done = _run_settings(args, settings, args.rows, out)
-    if not args.json and not args.dry_run:
-        Console(highlight=False).print(Text(f"next  solo-ext benchmark report {out}"))
-    return done
+    done, records = _run_settings(args, settings, args.rows, out)
+    if args.dry_run or not records:
+        return done
+    return {**done, **_write_report(args, [out], None)}
 
 
 def _tune(args: argparse.Namespace) -> Any:
     from solo_ext.benchmark.read import read_benchmark
-    from solo_ext.benchmark.records import read_records
     from solo_ext.benchmark.tuning import trial_settings, tunable, write_tuned
 
     settings = read_benchmark(args.config, args.overrides)
     rows = tunable(settings, args.rows)
     out = Path(args.out or Path("benchmark_runs") / f"{Path(args.config).stem}-tuning")
-    done = _run_settings(args, trial_settings(settings, rows), None, out)
+    done, records = _run_settings(args, trial_settings(settings, rows), None, out)
     if args.dry_run or done["failed"]:
         return done
-    file = write_tuned(settings, rows, read_records(out), out)
+    file = write_tuned(settings, rows, records, out)
     if not args.json:
         Console(highlight=False).print(Text(f"next  solo-ext benchmark run {file}"))
     return {**done, "tuned": str(file)}
@@ -91,18 +90,18 @@ def _tune(args: argparse.Namespace) -> Any:
 
 def _run_settings(
     args: argparse.Namespace, settings: BenchmarkSettings, rows: list[str] | None, out: Path
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What to print, and the records by row (of its last seed)."""
     from solo_ext.benchmark.live import LiveTable
     from solo_ext.benchmark.plan import make_plan
     from solo_ext.benchmark.run import run_benchmark
 
-    changes = [f'devices="{args.devices}"'] if args.devices != 1 else []
-    plan = make_plan(settings, rows, changes)
+    plan = make_plan(settings, rows, args.devices)
     console = Console(stderr=True, highlight=False)
     if args.dry_run:
         for planned in plan:
             console.print(Text(planned.folder), soft_wrap=True)
-        return {"out": str(out), "runs": [planned.folder for planned in plan]}
+        return {"out": str(out), "runs": [planned.folder for planned in plan]}, {}
     launcher = _launcher(args, settings.threads, settings.memory, out)
     with LiveTable(plan, console) as table:
         result = run_benchmark(settings, plan, out, launcher, table)
@@ -113,7 +112,8 @@ def _run_settings(
         count = f"{len(result.records)} of {len(plan)} runs have records in {out}"
         Console(highlight=False).print(Text(count), soft_wrap=True)
     failed = [{"run": o.folder.name, "reason": o.reason} for o in result.failed]
-    return {"out": str(out), "records": len(result.records), "runs": len(plan), "failed": failed}
+    counts = {"out": str(out), "records": len(result.records), "runs": len(plan)}
+    return {**counts, "failed": failed}, {record["row"]: record for record in result.records}
 
 
 def _launcher(args: argparse.Namespace, threads: int, memory: float, out: Path) -> Any:
@@ -128,6 +128,10 @@ def _launcher(args: argparse.Namespace, threads: int, memory: float, out: Path) 
         if args.slurm:
             raise ConfigError("--slurm", args.slurm, "the launcher is local", "leave it out")
         return LocalLauncher(args.parallel, threads, memory * GIGABYTE, args.devices)
+    if args.devices > 1:
+        raise ConfigError(
+            "--devices", args.devices, "a run in SLURM has one device", "take --launcher local"
+        )
     from omegaconf import OmegaConf
 
     from solo_ext.config.compose import apply_overrides, parse
@@ -139,9 +143,15 @@ def _launcher(args: argparse.Namespace, threads: int, memory: float, out: Path) 
 
 
 def _report(args: argparse.Namespace) -> Any:
+    return _write_report(
+        args, [Path(r) for r in args.records], Path(args.out) if args.out else None
+    )
+
+
+def _write_report(args: argparse.Namespace, folders: list[Path], out: Path | None) -> Any:
     from solo_ext.benchmark.reporting.report import write_report
 
-    files = write_report([Path(r) for r in args.records], Path(args.out) if args.out else None)
+    files = write_report(folders, out)
     if not args.json:
         for file in files:
             Console(highlight=False).print(Text(str(file)), soft_wrap=True)

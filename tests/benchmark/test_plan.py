@@ -1,7 +1,9 @@
 """The runs of a grid and their keys."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from solo_ext.benchmark.plan import PlannedRun, make_plan
 from solo_ext.benchmark.read import checked_benchmark, read_benchmark, shipped_benchmarks
 from solo_ext.benchmark.settings import BenchmarkSettings
 from solo_ext.config.check import check_run
+from solo_ext.data.digits import digits_folder
 from solo_ext.errors import ConfigError
 
 Planned = Callable[..., list[PlannedRun]]
@@ -62,18 +65,54 @@ def test_a_key_is_of_what_decides_the_numbers(tiny: dict[str, Any]) -> None:
     assert len({first, *others}) == 7
 
 
-def test_where_the_data_lies_is_not_part_of_a_key(
-    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_not_where_the_images_lie_but_which_they_are_is_part_of_a_key(
+    tiny: dict[str, Any], tmp_path: Path
 ) -> None:
-    keys = []
-    monkeypatch.setattr(planning, "prepare", check_run)
-    for place in ("/a", "/b"):
+    def key(name: str, without: str = "") -> str:
+        for split in ("train", "val"):
+            copy = Path(shutil.copytree(digits_folder(split), tmp_path / name / split))
+            for file in sorted(copy.rglob("*.png"))[:1] if split == without else ():
+                file.unlink()
         tiny["datasets"]["digits"]["changes"] = [
-            f"data.train_path={place}/train",
-            f"data.val_path={place}/val",
+            f"data.{split}_path={tmp_path}/{name}/{split}" for split in ("train", "val")
         ]
-        keys.append(planned(tiny)[0].key)
-    assert keys[0] == keys[1]
+        return planned(tiny)[0].key
+
+    assert key("a") == key("b")
+    assert len({key("c"), key("d", "train"), key("e", "val")}) == 3
+
+
+def test_devices_share_the_batch(tiny: dict[str, Any]) -> None:
+    """A run on two is the run on one, but for the order of its sums."""
+    (alone, *_), (pair, *_) = (make_plan(checked_benchmark(tiny), devices=n) for n in (1, 2))
+    assert alone.config["optimizer"]["batch_size"] == 2 * pair.config["optimizer"]["batch_size"]
+    assert alone.config["optimizer"]["lr"] == pair.config["optimizer"]["lr"]
+    assert pair.config["devices"] == "2"
+    assert alone.key != pair.key
+    with pytest.raises(ConfigError, match="cannot be shared out evenly"):
+        make_plan(checked_benchmark(tiny), devices=7)
+
+
+def test_rows_that_are_one_run(tiny: dict[str, Any]) -> None:
+    tiny["rows"]["again"] = tiny["rows"]["simclr"]
+    with pytest.raises(ConfigError, match=r"\['simclr', 'again'\]: are the same run"):
+        planned(tiny)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"headline": ["lnear"]}, "headline='lnear': no protocol"),
+        ({"hypotheses": {"h": {"measure": "acc"}}}, "hypotheses.h.measure='acc'"),
+        ({"hypotheses": {"h": {"base": "debiased"}}}, "hypotheses.h.base='debiased': is the row"),
+    ],
+)
+def test_scores_that_nothing_gives(tiny: dict[str, Any], change: Any, says: str) -> None:
+    full = {"claim": "x", "source": "y", "row": "debiased", "base": "simclr", "measure": "knn"}
+    for name, given in change.get("hypotheses", {}).items():
+        change["hypotheses"][name] = full | given
+    with pytest.raises(ConfigError, match=says):
+        planned(tiny, **change)
 
 
 def test_teachers_come_first_and_are_part_of_the_key(tiny: dict[str, Any]) -> None:
@@ -116,6 +155,7 @@ def shipped(request: pytest.FixtureRequest) -> Iterator[Shipped]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "digits":
             patch.setattr(planning, "prepare", check_run)
+            patch.setattr(planning, "_images", lambda data: [data])
         settings = read_benchmark(request.param, ["seeds=[1]"])
         yield settings, make_plan(settings)
 

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from solo_ext.benchmark.epoch_times import read_epochs
-from solo_ext.benchmark.records import RECORDS, append_records, read_records
+from solo_ext.benchmark.records import RECORDS, Record, append_records, read_records
 from solo_ext.errors import UserError
 
 
 def record(key: str, **more: Any) -> Any:
-    return {"key": key, "row": "simclr", **more}
+    whole = dict.fromkeys(Record.__annotations__.keys() - {"parts"})
+    return {**whole, "key": key, "row": "simclr", **more}
 
 
 def test_records_are_appended(tmp_path: Path) -> None:
@@ -39,8 +40,11 @@ def test_a_half_written_line_is_passed_over_and_written_over(tmp_path: Path, cut
     assert lines == ["a", "c"]
 
 
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
-    (tmp_path / RECORDS).write_text('{"key": "a"}\nnonsense\n{"key": "b"}\n')
+@pytest.mark.parametrize("damaged", ["nonsense", '{"key": "z"}', "[]", "3"])
+def test_a_damaged_line_is_named(tmp_path: Path, damaged: str) -> None:
+    append_records(tmp_path, [record("a"), record("b")])
+    first, second = (tmp_path / RECORDS).read_text().splitlines()
+    (tmp_path / RECORDS).write_text(f"{first}\n{damaged}\n{second}\n")
     with pytest.raises(UserError, match="line 2"):
         read_records(tmp_path)
 

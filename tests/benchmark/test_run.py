@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import yaml
 
 from solo_ext.benchmark.records import LOCK, read_records
 from solo_ext.errors import UserError
+from solo_ext.json_lines import whole_lines
 from solo_ext.locks import locked
 
 
@@ -86,23 +88,91 @@ def test_a_finished_grid_runs_nothing(uninterrupted: tuple[Path, Path]) -> None:
     assert (out / "records.jsonl").read_bytes() == held
 
 
-def test_killed_three_times_it_ends_alike(uninterrupted: tuple[Path, Path], tmp_path: Path) -> None:
-    """kill -9 of the command alone, at random moments: what it started ends by itself."""
-    file, whole = uninterrupted
-    out = tmp_path / "out"
-    draw = random.Random()
-    for _ in range(3):
+def test_killed_three_times_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Four runs; kill -9 of the command alone, at random moments while some of them train.
+
+    What it started ends by itself, and what was trained is not trained again by the next call.
+    """
+    file, whole, out = tmp_path / "four.yaml", tmp_path / "whole", tmp_path / "out"
+    tiny["datasets"]["digits"]["changes"].append("max_epochs=15")
+    tiny["default_rows"] = ["simclr", "debiased"]
+    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
+    assert run(file, whole).returncode == 0
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    print(f"moments drawn from seed {seed}")
+
+    def trained() -> int:
+        return sum(len(whole_lines(f)) for f in out.glob("runs/*/epochs.jsonl"))
+
+    for number in range(3):
+        before = trained()
         process = subprocess.Popen(
             command(file, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        # A run of this grid takes about ten seconds, most of them imports.
-        seconds = draw.uniform(5, 20)
-        time.sleep(seconds)
+        while trained() == before and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 1))
+        # The first two moments lie in the first two of the runs.
+        assert number == 2 or process.poll() is None
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
+    assert run(file, out).returncode == 0
+    assert len(numbers(out)) == 4
+    assert numbers(out) == numbers(whole)
+    # Of each kill at most the epochs at hand, two side by side, are repeated.
+    assert trained() <= 4 * 15 + 3 * 2
+
+
+def test_a_teacher_whose_run_directory_is_gone_is_trained_again(
+    tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    """As where records were copied from elsewhere to go on with them."""
+    file, out = tmp_path / "taught.yaml", tmp_path / "out"
+    tiny["rows"] = {"teacher": {"config": "simclr"}, "seed": {"config": "seed"}}
+    tiny |= {"teacher": "teacher", "seeds": [1]}
+    tiny["datasets"]["digits"]["changes"].append("max_epochs=1")
+    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
+    assert run(file, out).returncode == 0
+    first = numbers(out)
+    shutil.rmtree(out / "runs")
+    file.write_text(yaml.safe_dump(tiny | {"seeds": [1, 2]}, sort_keys=False))
     done = run(file, out)
     assert done.returncode == 0, done.stderr
-    assert numbers(out) == numbers(whole)
+    assert len(numbers(out)) == 3
+    assert {key: numbers(out)[key] for key in first} == first
+
+
+def test_a_row_of_another_name_keeps_its_records(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    file, out = tmp_path / "named.yaml", tmp_path / "out"
+    tiny |= {"default_rows": ["raw-pixels"], "seeds": [1]}
+    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
+    assert run(file, out).returncode == 0
+    tiny["rows"]["pixels"] = tiny["rows"].pop("raw-pixels")
+    tiny |= {"default_rows": ["pixels"], "seeds": [2]}
+    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
+    assert run(file, out, "seeds=[1]").returncode == 0
+    assert [r["row"] for r in read_records(out)] == ["pixels"]
+    # Fewer seeds take none away.
+    assert run(file, out).returncode == 0
+    assert yaml.safe_load((out / "benchmark.yaml").read_text())["seeds"] == [1, 2]
+    assert len(numbers(out)) == 2
+    assert "pixels" in (out / "report.md").read_text()
+
+
+def test_folders_that_cannot_be_taken(
+    tmp_path: Path, tiny_file: Path, tiny: dict[str, Any]
+) -> None:
+    (tmp_path / "file").touch()
+    done = run(tiny_file, tmp_path / "file")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "name a folder that can be written" in done.stderr
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "benchmark.yaml").write_text(yaml.safe_dump(tiny | {"title": "another"}))
+    done = run(tiny_file, out)
+    assert done.returncode == 2
+    assert "holds the benchmark 'another', not 'tiny'" in done.stderr
 
 
 def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, tiny: dict[str, Any]) -> None:

@@ -26,8 +26,8 @@ def settings(tiny: dict[str, Any], **change: Any) -> BenchmarkSettings:
     return checked_benchmark(tiny | {"tuning": tuning})
 
 
-def scored(trials: BenchmarkSettings, scores: dict[str, float]) -> list[Any]:
-    return [{"row": row, "scores": {"knn": scores.get(row, 1.0)}} for row in trials.rows]
+def scored(trials: BenchmarkSettings, scores: dict[str, float]) -> dict[str, Any]:
+    return {row: {"scores": {"knn": scores.get(row, 1.0)}} for row in trials.rows}
 
 
 def test_trials_of_a_row(tiny: dict[str, Any]) -> None:
@@ -80,7 +80,8 @@ def test_the_best_trial_is_taken(tmp_path: Path, tiny: dict[str, Any]) -> None:
 
 def test_missing_trials(tmp_path: Path, tiny: dict[str, Any]) -> None:
     given = settings(tiny)
-    records = scored(trial_settings(given, ["simclr"]), {})[:-1]
+    records = scored(trial_settings(given, ["simclr"]), {})
+    del records["simclr.4"]
     with pytest.raises(UserError, match="row simclr, trial 4 has no record"):
         write_tuned(given, ["simclr"], records, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -108,9 +109,14 @@ def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
         tunable(checked_benchmark(tiny), ["raw-pixels"])
     with pytest.raises(ConfigError, match="declares none"):
         trial_settings(checked_benchmark(tiny), ["simclr"])
-    given = settings(tiny, measure="linear")
+    with pytest.raises(ConfigError, match=r"tuning\.measure='linear'.*allowed: knn"):
+        trial_settings(settings(tiny, measure="linear"), ["simclr"])
+    given = settings(tiny, measure="knn_of_another_kind")
     with pytest.raises(ConfigError, match="allowed: knn"):
         write_tuned(given, ["simclr"], scored(trial_settings(given, ["simclr"]), {}), Path())
+    tiny["budgets"] = {"a": [], "b": ["max_epochs=2"]}
+    with pytest.raises(ConfigError, match="takes one data set and budget"):
+        trial_settings(settings(tiny), ["simclr"])
 
 
 def test_from_the_command_line(tmp_path: Path, tiny: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from solo_ext.benchmark.launchers.base import (
 )
 from solo_ext.benchmark.orphans import PARENT
 from solo_ext.benchmark.work import PEAK, RECORD
+from solo_ext.errors import ConfigError
 
 GIGABYTE = 1e9
 _PATIENCE = 30.0
@@ -47,13 +48,20 @@ class LocalLauncher(Launcher):
         threads: CPU threads of a run.
         memory: bytes that a run is taken to need.
         devices: GPUs of one run.
+
+    Raises:
+        ConfigError: more devices than there are GPUs.
     """
 
     def __init__(self, parallel: int | None, threads: int, memory: float, devices: int = 1) -> None:
-        gpus = torch.cuda.device_count() // devices
+        present = torch.cuda.device_count()
+        if 0 < present < devices:
+            raise ConfigError("--devices", devices, f"there are {present} GPUs", "take fewer")
+        gpus = present // devices
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.places = parallel or gpus or max(1, cores // threads)
         self.threads, self.memory, self.devices = threads, memory, devices
+        self._measured = False
 
     def run(
         self, folders: Sequence[Path], needs: Mapping[Path, Path], tick: Callable[[], None]
@@ -120,7 +128,9 @@ class LocalLauncher(Launcher):
             return [Outcome(one.folder, reason)]
         peak = one.folder / PEAK
         if peak.is_file():
-            self.memory = max(self.memory, float(json.loads(peak.read_text())["resident"]))
+            resident = float(json.loads(peak.read_text())["resident"])
+            self.memory = max(self.memory, resident) if self._measured else resident
+            self._measured = True
         return []
 
 

@@ -10,6 +10,9 @@ from typing import Any
 from solo_ext.benchmark.launchers.base import TICK, Launcher, Outcome, is_ready, untaught
 from solo_ext.benchmark.work import RECORD, work
 from solo_ext.errors import ConfigError, UserError
+from solo_ext.paths import write_text
+
+_JOB = "slurm_job"
 
 
 class Job:
@@ -73,17 +76,30 @@ class SlurmLauncher(Launcher):
         failed += self._array(taught, tick)
         return failed + [untaught(f, needs) for f in students if f not in taught]
 
+    def _queued(self, folder: Path) -> Any | None:
+        """The job that an earlier call began for a run, where it has not ended."""
+        file = folder / _JOB
+        if not file.is_file():
+            return None
+        job = self.executor.job_class(self.executor.folder, file.read_text())
+        return None if job.done(force_check=True) else job
+
     def _array(self, folders: Sequence[Path], tick: Callable[[], None]) -> list[Outcome]:
-        """Jobs go on if this call is interrupted; the next one collects their records."""
+        """Jobs go on if this call is interrupted; the next one waits for those that are left."""
         if not folders:
             return []
-        jobs = self.executor.map_array(Job(), [str(f) for f in folders])
-        while not all(job.done() for job in jobs):
+        jobs = {f: job for f in folders if (job := self._queued(f)) is not None}
+        new = [f for f in folders if f not in jobs]
+        if new:
+            jobs |= zip(new, self.executor.map_array(Job(), [str(f) for f in new]), strict=True)
+            for folder in new:
+                write_text(folder / _JOB, jobs[folder].job_id)
+        while not all(job.done() for job in jobs.values()):
             tick()
             time.sleep(TICK)
         tick()
         failed = []
-        for folder, job in zip(folders, jobs, strict=True):
+        for folder, job in jobs.items():
             error = job.exception()
             if error is not None or not (folder / RECORD).is_file():
                 lines = [line for line in str(error).splitlines() if line.strip()]

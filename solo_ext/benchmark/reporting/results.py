@@ -161,8 +161,7 @@ class Results:
     def differing(self, place: Place, row: str) -> list[str]:
         """Keys of the config and the evaluation that are not alike in all seeds of a row."""
         flat = [
-            dict(_flat({"evaluation": r["evaluation"], "threads": r["threads"], **r["config"]}))
-            for r in self.runs(place, row).values()
+            dict(_flat({**_conditions(r), **r["config"]})) for r in self.runs(place, row).values()
         ]
         keys = sorted({key for config in flat for key in config})
         return [
@@ -171,6 +170,18 @@ class Results:
             if not key.rpartition(".")[2].endswith(_OF_A_RUN)
             and any(config.get(key) != flat[0].get(key) for config in flat)
         ]
+
+    def unlike(self, place: Place, row: str, base: str) -> list[str]:
+        """What is not the same for two rows and has to be, for their difference to say anything."""
+        found = [_conditions(r) for name in (row, base) for r in self.runs(place, name).values()]
+        if any(self.kind(place, n) == "baseline" for n in (row, base) if self.runs(place, n)):
+            found = [{k: v for k, v in f.items() if k != "epochs"} for f in found]
+        return [key for key in found[0] if any(f[key] != found[0][key] for f in found)]
+
+    def commits(self) -> list[str]:
+        """Of the plugin, that the records are of; one with changes counts apart."""
+        codes = [r["code"] for r in self.records]
+        return sorted({_commit(code) for code in codes})
 
     def _all_places(self) -> list[Place]:
         return [Place(d, b) for d in self.settings.datasets for b in self.settings.budgets]
@@ -254,6 +265,23 @@ def read_results(folder: Path) -> Results:
     if not isinstance(given, Mapping):
         raise UserError(f"{file}: holds no settings; run the benchmark again")
     return Results(validated(TypeAdapter(BenchmarkSettings), given), records)
+
+
+def _conditions(record: Record) -> dict[str, Any]:
+    """What all runs of a comparison have to share."""
+    host = record["environment"]["host"]
+    return {
+        "evaluation": record["evaluation"],
+        "threads": record["threads"],
+        "host": f"{host['generation']}, {host.get('fingerprint')}",
+        "images": record["images"],
+        "epochs": record["epochs"],
+    }
+
+
+def _commit(code: Mapping[str, Any]) -> str:
+    commit = str(code.get("commit", code["version"]))[:10]
+    return f"{commit} with changes" if code.get("changed") else commit
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -199,6 +199,15 @@ def _warnings(results: Results, place: Place) -> list[str]:
             notes.append(
                 f"The seeds of {results.label(row)} ran with different settings: {', '.join(keys)}."
             )
+    for row in results.rows(place):
+        for base in results.settings.rows[row].bases:
+            if keys := results.unlike(place, row, base):
+                notes.append(
+                    f"{results.label(row)} and {results.label(base)} are not of the same "
+                    f"{', '.join(keys)}: their difference is not one of methods alone."
+                )
+    if len(commits := results.commits()) > 1:
+        notes.append(f"Runs are of several versions of the plugin: {', '.join(commits)}.")
     held = [r for row in results.rows(place) for r in results.runs(place, row).values()]
     if len(found := machines(held)) > 1:
         notes.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,18 +74,22 @@ def verdicts(results: Results) -> list[Verdict]:
                 mean,
                 p_values[index],
                 adjusted.get(index),
-                *_answer(hypothesis, mean),
+                *_answer(hypothesis, mean, results.unlike(place, hypothesis.row, hypothesis.base)),
             )
         )
     return made
 
 
-def _answer(hypothesis: Hypothesis, mean: Estimate | None) -> tuple[Answer, str]:
+def _answer(
+    hypothesis: Hypothesis, mean: Estimate | None, unlike: Sequence[str]
+) -> tuple[Answer, str]:
     """``reproduced`` where the whole interval is on the expected side, and why if undecided.
 
     That a row is not above needs an interval that ends below the margin: to find no difference
     is not to show that there is none.
     """
+    if unlike:
+        return "undecided", f"the rows are not of the same {', '.join(unlike)}"
     count = 0 if mean is None else mean.count
     if mean is None or mean.low is None or mean.high is None or count < hypothesis.seeds:
         return "undecided", f"{count} of {hypothesis.seeds} pairs"
