@@ -128,7 +128,7 @@ EMA = Operation(
             "EMA of ResNet-50",
             moving_average,
             (
-                Goal("solo-learn", 2.5, most_mib=0),
+                Goal("solo-learn", 2.5, most_mib=0, most_launches=10),
                 Goal("solo-learn", 0, device="cuda", most_mib=0, most_launches=10),
             ),
         ),

@@ -89,7 +89,7 @@ EPOCHS = {
     "pcl, bank": {"cpu": 1.05, "cuda": 1.03},
 }
 """Most that an epoch may take on each device, as a ratio to MoCo v2+'s."""
-STEP_ROUNDS, EPOCH_ROUNDS = 15, 3
+STEP_ROUNDS, EPOCH_ROUNDS, WATCHED = 15, 3, 4
 QUEUES = ("mocov2plus", "mochi", "nnclr", "pcl", "seed")
 TAUGHT = ("seed", "protoseed")
 """Configs that need a teacher."""
@@ -228,10 +228,10 @@ class Watch(Callback):
 
 
 def watched(effort: Effort, names: Sequence[str]) -> dict[str, Watch]:
-    """One epoch of each, watched."""
+    """One short epoch of each, watched."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        images = training_images(effort, Path(folder))
+        images = training_images(effort, Path(folder), WATCHED)
         with taught(effort, names):
             for name in names:
                 found[name] = Watch(effort.device)
