@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +21,16 @@ WAITS = frozenset(
         "aten::_unique2",
         "aten::unique_dim",
         "aten::unique_consecutive",
+        "aten::bincount",
     )
 )
 """Operations whose result's value or shape the host has to know."""
 BY_MASK = frozenset(("aten::index", "aten::index_put", "aten::index_put_"))
 """The same, where an index is a mask."""
+BY_COUNTS = "aten::repeat_interleave"
+"""The same, where the length of the result is not given."""
+READS = ("tolist", "cpu", "numpy")
+"""Methods that bring a tensor to the host, of which a CPU dispatches nothing."""
 NO_LAUNCH = frozenset(
     ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::detach")
 )
@@ -45,6 +51,9 @@ class Tally(NamedTuple):
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts while it is on, on any device.
 
+    A tensor's ``to`` counts where it names the string ``cpu``: on a CPU a device that is passed on
+    is the one that training runs on.
+
     Attributes:
         launches: operations that do work on tensors.
         waits: names of those that make the host wait.
@@ -54,6 +63,34 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self.launches = 0
         self.waits: list[str] = []
+        self._patches = contextlib.ExitStack()
+        self._reading = False
+
+    def __enter__(self) -> Counter:
+        for name in (*READS, "to"):
+            # Inherited: what shadows them is taken away again.
+            setattr(Tensor, name, self._noted(name, getattr(Tensor, name)))
+            self._patches.callback(delattr, Tensor, name)
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *args: Any) -> None:
+        self._patches.close()
+        super().__exit__(*args)
+
+    def _noted(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            outer, to_host = self._reading, name != "to" or _to_host(args, kwargs)
+            if to_host and not outer:
+                self.waits.append(f"Tensor.{name}")
+            # What it calls in turn is no second wait.
+            self._reading = outer or to_host
+            try:
+                return method(tensor, *args, **kwargs)
+            finally:
+                self._reading = outer
+
+        return read
 
     @property
     def tally(self) -> Tally:
@@ -68,11 +105,22 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = func.name().partition(".")[0]
-        if name in WAITS or (name in BY_MASK and _has_mask(args[1])):
+        given = kwargs or {}
+        waits = (
+            name in WAITS
+            or (name in BY_MASK and _has_mask(args[1]))
+            or (name == BY_COUNTS and given.get("output_size") is None)
+        )
+        if waits and not self._reading:
             self.waits.append(name)
         if not func.is_view and name not in NO_LAUNCH:
             self.launches += 1
-        return func(*args, **(kwargs or {}))
+        return func(*args, **given)
+
+
+def _to_host(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    wanted = kwargs.get("device", args[0] if args else None)
+    return isinstance(wanted, str) and wanted == "cpu"
 
 
 def _has_mask(indices: Sequence[Tensor | None]) -> bool:
@@ -86,7 +134,7 @@ def counted(work: Callable[[], Any]) -> Tally:
     return counter.tally
 
 
-@contextmanager
+@contextlib.contextmanager
 def synchronisations(device: str) -> Iterator[list[str]]:
     """Gives a list that fills with what makes the host wait inside the block.
 

@@ -20,6 +20,8 @@ class Finding:
         peer: what it is compared with.
         again: the same of ours a second time over ours.
         memory: the peer's memory over ours.
+        difference: of what both return.
+        most_difference: that there may be; beyond it a number is missed, however fast.
         note: why there is no number, or what else there is to say.
     """
 
@@ -30,14 +32,25 @@ class Finding:
     peer: str = ""
     again: float | None = None
     memory: float | None = None
+    difference: float | None = None
+    most_difference: float | None = None
     note: str = ""
 
     @property
     def verdict(self) -> Verdict:
         """What the table says."""
+        if self.differs:
+            return "missed"
         if self.target is None:
             return "no target" if self.measured is not None else "not measured here"
         return self.target.verdict(self.measured)
+
+    @property
+    def differs(self) -> bool:
+        """Whether ours and the peer's are not the same result; nan is none."""
+        if self.difference is None or self.most_difference is None:
+            return False
+        return not self.difference <= self.most_difference
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""

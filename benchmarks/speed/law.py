@@ -11,7 +11,7 @@ from benchmarks.interleaved import Work, peak_mib, take_turns
 from benchmarks.speed.effort import Effort
 from benchmarks.speed.finding import Finding
 from benchmarks.speed.row import Measured
-from benchmarks.speed.target import Target
+from benchmarks.speed.target import Target, at_most
 
 LEAST_SIZES = 4
 
@@ -25,6 +25,7 @@ class Law(NamedTuple):
         make: the operation at a size.
         time: exponent of its time.
         memory: exponent of its memory.
+        most_growth: most memory at the largest size, as a ratio to that at the smallest.
     """
 
     label: str
@@ -32,6 +33,7 @@ class Law(NamedTuple):
     make: Callable[[Effort, int], Work]
     time: Target | None = None
     memory: Target | None = None
+    most_growth: float | None = None
 
     def measure(self, effort: Effort) -> Measured:
         """Times all sizes in turn."""
@@ -49,6 +51,9 @@ class Law(NamedTuple):
             if target is not None:
                 label = f"{self.label}: {quantity}"
                 found.append(Finding(label, target, fitted_slope(sizes, values)))
+        if self.most_growth is not None:
+            label = f"{self.label}: memory at {self.sizes[-1]:,} over {self.sizes[0]:,}"
+            found.append(Finding(label, at_most(self.most_growth, "x"), memory[-1] / memory[0]))
         return Measured(found, details)
 
 

@@ -18,6 +18,7 @@ from benchmarks.interleaved import (
     ratios,
     take_turns,
 )
+from benchmarks.speed.counting import counted
 from benchmarks.speed.effort import Effort
 from benchmarks.speed.finding import Finding
 from benchmarks.speed.law import Law
@@ -26,6 +27,9 @@ from benchmarks.speed.target import Target, at_most
 
 OURS, AGAIN = "ours", "again"
 NEEDS_GPU, OF_CPU = "needs a GPU", "a target on a CPU"
+LAUNCHES = "launches"
+EXACT, NARROW = 1e-5, 1e-2
+"""Most that results may differ, in fp32 and where ours multiplies in bfloat16."""
 
 
 class Goal(NamedTuple):
@@ -39,6 +43,8 @@ class Goal(NamedTuple):
         device: where that holds.
         most_ms: most milliseconds of ours.
         most_mib: most memory of ours.
+        most_difference: most that results of both may differ; ``None``: they are not the same.
+        most_launches: most operations of ours that a GPU would have to launch.
     """
 
     peer: str = ""
@@ -48,6 +54,8 @@ class Goal(NamedTuple):
     device: str = "cpu"
     most_ms: float | None = None
     most_mib: float | None = None
+    most_difference: float | None = None
+    most_launches: int | None = None
 
 
 class Setup(NamedTuple):
@@ -55,11 +63,14 @@ class Setup(NamedTuple):
 
     Attributes:
         variants: calls by name, ``ours`` among them; in place of one that cannot be, why.
-        difference: of what a variant returned from what ours returned.
+        difference: of what one of ours returned from what a peer returned.
+        given: in place of variants that draw at random, the same with the same draws; they are
+            compared, not timed.
     """
 
     variants: dict[str, Work | str]
     difference: Callable[[Any, Any], float] | None = None
+    given: Mapping[str, Work] = {}
 
     @property
     def works(self) -> dict[str, Work]:
@@ -74,11 +85,14 @@ class Case(NamedTuple):
         label: of the full size.
         make: its variants.
         goals: what they are to reach.
+        most_rounds: fewer rounds than other cases, after one to warm up and without memory: where
+            a peer takes seconds in as many small steps that the profiler would drown.
     """
 
     label: str
     make: Callable[[Effort], Setup]
     goals: tuple[Goal, ...]
+    most_rounds: int | None = None
 
     def names(self, device: str) -> list[str]:
         """Variants that the goals on a device speak of."""
@@ -93,21 +107,24 @@ class Case(NamedTuple):
         torch.manual_seed(0)
         setup = self.make(effort)
         works = {name: on_device(work, effort.device) for name, work in setup.works.items()}
-        works = {**works, AGAIN: works[OURS]}
+        here = [goal for goal in self.goals if goal.device == effort.device]
+        own = dict.fromkeys([OURS, *(goal.ours for goal in here if goal.ours in works)])
+        timed = {**works, **{again(name): works[name] for name in own}}
         timer = by_cuda_events if effort.device == "cuda" else by_clock(time.perf_counter)
-        seconds = take_turns(works, effort.rounds, effort.warm, timer)
+        few = self.most_rounds is not None
+        rounds = min(effort.rounds, self.most_rounds) if few else effort.rounds
+        seconds = take_turns(timed, rounds, min(effort.warm, 1) if few else effort.warm, timer)
         details: dict[str, Any] = {}
-        expected = works[OURS]() if setup.difference else None
-        for name, work in works.items():
+        for name in timed:
             low, middle, high = ratios(seconds, name, OURS)
             details[name] = {
                 "ms": 1e3 * statistics.median(seconds[name]),
                 "ratio": middle,
                 "quartiles": [low, high],
-                "mib": peak_mib(work, effort.device),
             }
-            if setup.difference is not None:
-                details[name]["difference"] = setup.difference(work(), expected)
+        if not few:
+            for name, work in works.items():
+                details[name]["mib"] = peak_mib(work, effort.device)
         missing = {n: why for n, why in setup.variants.items() if isinstance(why, str)}
         findings = []
         for goal in self.goals:
@@ -117,8 +134,13 @@ class Case(NamedTuple):
                 why = missing.get(goal.ours) or missing[goal.peer]
                 findings += _lines(self.label, goal, note=why)
             else:
-                findings += _reached(self.label, goal, seconds, details)
+                findings += _reached(self.label, goal, seconds, details, setup, effort.device)
         return Measured(findings, {**details, **missing})
+
+
+def again(name: str) -> str:
+    """One of our variants a second time."""
+    return f"{name}, {AGAIN}"
 
 
 @dataclass(frozen=True)
@@ -168,6 +190,9 @@ def _lines(label: str, goal: Goal, **rest: Any) -> list[Finding]:
         found.append(Finding(f"{label}: time", at_most(goal.most_ms, "ms"), **names))
     if goal.most_mib is not None:
         found.append(Finding(f"{label}: memory", at_most(goal.most_mib, "MiB"), **names))
+    if goal.most_launches is not None:
+        target = at_most(goal.most_launches, LAUNCHES)
+        found.append(Finding(f"{label}: launches", target, **names))
     return found
 
 
@@ -177,25 +202,37 @@ def _not_here(label: str, goal: Goal) -> list[Finding]:
 
 
 def _reached(
-    label: str, goal: Goal, seconds: Mapping[str, list[float]], details: Mapping[str, Any]
+    label: str,
+    goal: Goal,
+    seconds: Mapping[str, list[float]],
+    details: Mapping[str, Any],
+    setup: Setup,
+    device: str,
 ) -> list[Finding]:
     own = details[goal.ours]
-    again, memory, note = ratios(seconds, AGAIN, OURS)[1], None, ""
+    memory = difference = None
     if goal.peer:
-        memory = details[goal.peer]["mib"] / own["mib"] if own["mib"] else None
-        if "difference" in own:
-            far = details[goal.peer if goal.ours == OURS else goal.ours]["difference"]
-            note = f"differ by {far:.1e}"
+        memory = details[goal.peer]["mib"] / own["mib"] if own.get("mib") else None
+        if goal.most_difference is not None and setup.difference is not None:
+            compared = {**setup.works, **setup.given}
+            pair = (on_device(compared[name], device)() for name in (goal.ours, goal.peer))
+            difference = setup.difference(*pair)
+            details[goal.ours].setdefault("difference", {})[goal.peer] = difference
     found = []
     for line in _lines(label, goal):
-        if line.target is not None and line.target.unit == "ms":
+        unit = "" if line.target is None else line.target.unit
+        if unit == "ms":
             measured: float | None = own["ms"]
-        elif line.target is not None and line.target.unit == "MiB":
+        elif unit == "MiB":
             measured = own["mib"]
+        elif unit == LAUNCHES:
+            measured = float(counted(setup.works[goal.ours]).launches)
         elif line.label.endswith(": memory"):
             measured = memory
         else:
             measured = ratios(seconds, goal.peer, goal.ours)[1]
-            line = replace(line, again=again, memory=memory, note=note)
+            equals = ratios(seconds, again(goal.ours), goal.ours)[1]
+            line = replace(line, again=equals, memory=memory, difference=difference)
+            line = replace(line, most_difference=goal.most_difference)
         found.append(replace(line, measured=measured))
     return found

@@ -17,7 +17,7 @@ from solo_ext.paths import write_text
 from solo_ext.training.records import environment, package_version
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PEERS = ("solo-learn", "lightly", "kornia", "faiss-cpu", "flash-kmeans")
+_PEERS = ("solo-learn", "lightly", "kornia", "faiss-cpu", "faiss-gpu-cu12", "flash-kmeans", "timm")
 
 
 class Record:
@@ -77,10 +77,10 @@ class Record:
 
 
 def code_digest() -> str:
-    """Changes with every file of the package and of this benchmark."""
+    """Changes with every file of the package and of this benchmark, and with every config."""
     digest = hashlib.sha256()
-    for folder in (_ROOT / "solo_ext", _ROOT / "benchmarks"):
-        for file in sorted(folder.rglob("*.py")):
+    for folder, kind in (("solo_ext", "*.py"), ("benchmarks", "*.py"), ("configs", "*.yaml")):
+        for file in sorted((_ROOT / folder).rglob(kind)):
             digest.update(file.relative_to(_ROOT).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 

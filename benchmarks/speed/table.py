@@ -10,7 +10,18 @@ from rich.table import Table
 
 from benchmarks.speed.finding import Finding
 
-HEADER = ("operation", "ours", "peer", "target", "measured", "A/A", "memory", "verdict", "note")
+HEADER = (
+    "operation",
+    "ours",
+    "peer",
+    "target",
+    "measured",
+    "A/A",
+    "memory",
+    "difference",
+    "verdict",
+    "note",
+)
 _STYLES = {"met": "green", "within the gate": "yellow", "missed": "bold red"}
 NO_VERDICT = "none: quick"
 
@@ -30,6 +41,7 @@ def cells(finding: Finding, verdicts: bool = True) -> tuple[str, ...]:
         measured,
         "" if finding.again is None else f"{finding.again:.2f}",
         "" if finding.memory is None else f"{_short(finding.memory)} x",
+        _difference(finding),
         verdict,
         finding.note,
     )
@@ -40,7 +52,9 @@ def table(findings: Iterable[Finding], verdicts: bool = True) -> Table:
     made = Table(*HEADER, box=box.SIMPLE)
     for finding in findings:
         row = cells(finding, verdicts)
-        made.add_row(*row, style=None if not verdicts else _STYLES.get(row[7]))
+        made.add_row(
+            *row, style=None if not verdicts else _STYLES.get(row[HEADER.index("verdict")])
+        )
     return made
 
 
@@ -49,6 +63,13 @@ def markdown(findings: Iterable[Finding], verdicts: bool = True) -> str:
     lines = ["| " + " | ".join(HEADER) + " |", "|---" * len(HEADER) + "|"]
     lines += ["| " + " | ".join(cells(f, verdicts)) + " |" for f in findings]
     return "\n".join(lines) + "\n"
+
+
+def _difference(finding: Finding) -> str:
+    if finding.difference is None:
+        return ""
+    most = finding.most_difference
+    return f"{finding.difference:.1e}" + ("" if most is None else f" (<= {most:g})")
 
 
 def _short(number: float) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain
 
 BATCH, STEPS_PER_EPOCH = 256, 9
+TEACHERS = "SOLO_EXT_TEACHERS"
+"""Names the folder in which configs look for teachers."""
 ON_GPU = (
     "backbone.name=resnet18",
     "~backbone.kwargs.channels",
@@ -135,7 +138,13 @@ class Stopwatch:
 
 
 def train(
-    effort: Effort, name: str, changes: Sequence[str], images: Path, epochs: int, callback: Callback
+    effort: Effort,
+    name: str,
+    changes: Sequence[str],
+    images: Path,
+    epochs: int,
+    callback: Callback | None = None,
+    run_dir: Path | None = None,
 ) -> None:
     """Trains the method of a CIFAR config on made images.
 
@@ -146,6 +155,7 @@ def train(
         images: class folders.
         epochs: of nine steps.
         callback: watches.
+        run_dir: of the run; a temporary folder by default.
     """
     gpu = effort.device == "cuda"
     settings = [
@@ -165,13 +175,32 @@ def train(
     ]
     run = prepare(compose(f"cifar10_cpu/{name}", [*settings, *changes]))
     with tempfile.TemporaryDirectory() as folder:
-        pretrain(run, run_dir=Path(folder), callbacks=[callback], show_progress=False)
+        callbacks = [] if callback is None else [callback]
+        pretrain(run, run_dir=run_dir or Path(folder), callbacks=callbacks, show_progress=False)
 
 
-def training_images(effort: Effort, root: Path) -> Path:
-    """Writes as many images as an epoch takes."""
-    write_folders(root, STEPS_PER_EPOCH * effort.size(BATCH), 32)
+def training_images(effort: Effort, root: Path, steps: int = STEPS_PER_EPOCH) -> Path:
+    """Writes as many images as an epoch of some steps takes."""
+    write_folders(root, steps * effort.size(BATCH), 32)
     return root
+
+
+@contextlib.contextmanager
+def a_teacher(effort: Effort) -> Iterator[None]:
+    """Trains the teacher of the CIFAR configs for one step, where they look for it."""
+    held = os.environ.get(TEACHERS)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[TEACHERS] = folder
+        try:
+            images = training_images(effort, Path(folder) / "images", steps=1)
+            changes = ("checkpoint.enabled=true", "scheduler.warmup_epochs=0")
+            place = Path(folder) / "cifar10_cpu"
+            train(effort, "teacher", changes, images, epochs=1, run_dir=place)
+            yield
+        finally:
+            os.environ.pop(TEACHERS)
+            if held is not None:
+                os.environ[TEACHERS] = held
 
 
 def race_trainers(

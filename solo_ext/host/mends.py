@@ -160,6 +160,25 @@ def _momentum_resume() -> Iterator[Patch]:
     yield base, "on_train_start", on_train_start
 
 
+@_mend(
+    "momentum-update",
+    "every step of a momentum network gives its parameters new memory, by three operations each",
+)
+def _momentum_update() -> Iterator[Patch]:
+    updater = _module("solo.utils.momentum").MomentumUpdater
+
+    @functools.wraps(updater.update)
+    @torch.no_grad()
+    def update(self: Any, online_net: torch.nn.Module, momentum_net: torch.nn.Module) -> None:
+        pairs = zip(online_net.parameters(), momentum_net.parameters(), strict=False)
+        values = [(online.data, momentum.data) for online, momentum in pairs]
+        if values:
+            online, momentum = map(list, zip(*values, strict=True))
+            torch._foreach_lerp_(momentum, online, 1 - self.cur_tau)
+
+    yield updater, "update", update
+
+
 def _restored_late(method: Any, names: tuple[str, ...]) -> Iterator[Patch]:
     """Buffers that a method makes when training starts, too late for a checkpoint to fill."""
     original = method.on_train_start

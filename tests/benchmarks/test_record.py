@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.speed import __main__ as command
+from benchmarks.speed import record
 from benchmarks.speed.effort import QUICK, Effort
 from benchmarks.speed.finding import Finding
 from benchmarks.speed.record import Record
@@ -51,10 +52,10 @@ def test_goes_on_where_it_was_interrupted(
     assert list(json.loads(out.read_text())["rows"]) == ["a"]
     assert command.main(arguments) == 0
     assert rows == ["a", "b", "b", "c"]
-    record = json.loads(out.read_text())
-    assert list(record["rows"]) == ["a", "b", "c"]
-    assert record["rows"]["c"]["findings"][0]["verdict"] == "met"
-    assert record["environment"]["packages"]["torch"]
+    held = json.loads(out.read_text())
+    assert list(held["rows"]) == ["a", "b", "c"]
+    assert held["rows"]["c"]["findings"][0]["verdict"] == "met"
+    assert held["environment"]["packages"]["torch"]
     assert out.with_suffix(".md").read_text().count("| met |") == 3
     # A finished table is printed again, not measured.
     capsys.readouterr()
@@ -91,6 +92,17 @@ def test_other_settings_are_refused(rows: Calls, tmp_path: Path) -> None:
     out.write_text("[]")
     with pytest.raises(UserError, match="no record of a speed table"):
         Record(out, Effort())
+
+
+def test_a_record_knows_its_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "configs" / "solo_ext" / "base" / "some.yaml"
+    file.parent.mkdir(parents=True)
+    monkeypatch.setattr(record, "_ROOT", tmp_path)
+    digests = []
+    for text in ("lr: 0.1", "lr: 0.2"):
+        file.write_text(text)
+        digests.append(record.code_digest())
+    assert digests[0] != digests[1]
 
 
 def test_an_unknown_row_is_named(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import os
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.speed import peers
+from benchmarks.interleaved import Work
+from benchmarks.speed import operation, peers
 from benchmarks.speed.effort import Effort
-from benchmarks.speed.operation import NEEDS_GPU, Case, Goal, Setup
+from benchmarks.speed.operation import EXACT, NEEDS_GPU, Case, Goal, Setup
 from benchmarks.speed.rows import ROWS, in_batch, queue_loss, training
-from benchmarks.speed.turns import race_trainers
+from benchmarks.speed.rows.inputs import relative
+from benchmarks.speed.turns import TEACHERS, race_trainers
+from solo_ext import host
 
 TINY = Effort(rounds=1, warm=1, shrink=64, compiled=False)
 TRAINING = ("steps", "epochs", "waits")
@@ -38,8 +43,21 @@ def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(details["mocov2plus"]) == {"mocov2plus", "pcl", "again"}
 
 
+def test_distilled_steps_have_a_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "FAMILIES", {"seed, multi-crop": ("protoseed, multi-crop",)})
+    monkeypatch.setenv(TEACHERS, "elsewhere")
+    (finding,) = training.steps(TINY).findings
+    assert (finding.label, finding.peer) == (
+        "step of protoseed, multi-crop over seed, multi-crop",
+        "seed, multi-crop",
+    )
+    assert finding.measured is not None
+    assert str(finding.target) == "<= 1.03 x"
+    assert os.environ[TEACHERS] == "elsewhere"
+
+
 def test_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "EPOCHS", {"pcl, bank": 1.05})
+    monkeypatch.setattr(training, "EPOCHS", {"pcl, bank": {"cpu": 1.05, "cuda": 1.03}})
     findings, _ = training.epochs(TINY)
     assert [f.label for f in findings] == ["epoch of pcl, bank over mocov2plus"]
     assert findings[0].measured is not None
@@ -55,6 +73,36 @@ def test_a_wait_of_the_host_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert details["nnclr_symmetric"]["waits"] == []
     assert details["nnclr"]["mib"] > 0
     assert findings[-1].verdict == "met"
+
+
+def test_waits_are_those_of_the_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the backward pass and the optimiser's step too."""
+    monkeypatch.setattr(training, "RUNS", {"simclr": training.RUNS["simclr"]})
+    monkeypatch.setattr(training, "FAMILIES", {})
+    step = torch.optim.SGD.step
+
+    class Read(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            gradient.tolist()
+            return gradient
+
+    def reads(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = step(self, *args, **kwargs)
+        self.param_groups[0]["params"][0].sum().item()
+        return result
+
+    before = training.waits(TINY).details["simclr"]["waits"]
+    monkeypatch.setattr(torch.optim.SGD, "step", reads)
+    methods = host.load().solo.methods
+    own = methods.SimCLR.training_step
+    monkeypatch.setattr(methods.SimCLR, "training_step", lambda *a: Read.apply(own(*a)))
+    after = training.waits(TINY).details["simclr"]["waits"]
+    assert sorted(after) == sorted([*before, "Tensor.tolist", "aten::_local_scalar_dense"])
 
 
 def test_a_failing_run_ends_the_race() -> None:
@@ -86,9 +134,57 @@ def test_a_ratio_is_that_of_the_peer_to_ours() -> None:
     assert [time.verdict, memory.verdict, most.verdict] == ["met", "met", "missed"]
 
 
+@pytest.mark.parametrize(("off", "verdict"), [(0.0, "met"), (2e-5, "missed"), (math.nan, "missed")])
+def test_another_result_is_missed_however_fast(off: float, verdict: str) -> None:
+    def make(_: Effort) -> Setup:
+        few, many = torch.ones(200, 200), torch.ones(600, 600)
+        return Setup(
+            {
+                "ours": lambda: (few @ few)[0, 0] * (1 + off),
+                "peer": lambda: (many @ many)[0, 0] / 3,
+            },
+            relative,
+        )
+
+    case = Case("product", make, (Goal("peer", 2.0, most_difference=EXACT),))
+    (finding,) = case.measure(Effort(rounds=3, warm=2)).findings
+    assert finding.difference == pytest.approx(off, abs=2e-6, nan_ok=True)
+    assert finding.verdict == verdict
+
+
+def test_what_is_drawn_is_compared_with_given_draws() -> None:
+    def make(_: Effort) -> Setup:
+        works = {name: lambda: torch.rand(3) for name in ("ours", "peer")}
+        given = {name: lambda: torch.ones(3) for name in works}
+        return Setup(dict(works), relative, given)
+
+    case = Case("draws", make, (Goal("peer", 0, most_difference=0),))
+    (finding,) = case.measure(Effort(rounds=1, warm=1)).findings
+    assert finding.difference == 0
+
+
+def test_equals_are_those_of_the_lines_variant() -> None:
+    def make(_: Effort) -> Setup:
+        return Setup({name: lambda: sum(range(100)) for name in ("ours", "other", "peer")})
+
+    def timer(work: Work, repeats: int) -> float:
+        return next(times)
+
+    goals = (Goal("peer", 1), Goal("peer", 1, ours="other"))
+    case = Case("sums", make, goals)
+    # ours, other, peer, ours again, other again.
+    times = iter([1.0, 2.0, 4.0, 1.5, 8.0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operation, "by_clock", lambda clock: timer)
+        first, second = case.measure(Effort(rounds=1, warm=0)).findings
+    assert [first.again, second.again] == [1.5, 4.0]
+    assert [first.measured, second.measured] == [4.0, 2.0]
+
+
 def test_plain_forms_are_the_formulas() -> None:
     torch.manual_seed(0)
     effort: Any = Effort(shrink=16, compiled=False)
     works = in_batch.setup(effort, 512).works
     for ours, plain in (("ours", "plain debiased"), ("hard negatives", "plain hard")):
-        torch.testing.assert_close(works[ours](), works[plain](), rtol=1e-4, atol=1e-6)
+        for name in (plain, f"{plain}, mask at once"):
+            torch.testing.assert_close(works[ours](), works[name](), rtol=1e-4, atol=1e-6)

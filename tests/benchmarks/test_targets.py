@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
+from benchmarks.interleaved import Work
+from benchmarks.speed.effort import Effort
 from benchmarks.speed.finding import Finding
-from benchmarks.speed.law import fitted_slope
+from benchmarks.speed.law import Law, fitted_slope
 from benchmarks.speed.table import cells
 from benchmarks.speed.target import Target, at_most, slope
 
@@ -45,8 +48,21 @@ def test_no_target() -> None:
     assert Finding("a", None, note="peer not installed: b").verdict == "not measured here"
 
 
+def test_growth_is_of_the_ends() -> None:
+    def make(_: Effort, size: int) -> Work:
+        return lambda: torch.ones(2**18 + (2**17 if size == 8 else 0))
+
+    law = Law("ones", (1, 2, 4, 8), make, most_growth=1.1)
+    (finding,) = law.measure(Effort(rounds=1, warm=1)).findings
+    assert finding.label == "ones: memory at 8 over 1"
+    assert finding.measured == pytest.approx(1.5, abs=1e-2)
+    assert finding.verdict == "missed"
+
+
 def test_findings_survive_json() -> None:
-    finding = Finding("a", slope(1), 1.5, ours="b", peer="c", again=1.1, memory=3.0, note="d")
+    finding = Finding(
+        "a", slope(1), 1.5, ours="b", peer="c", again=1.1, memory=3.0, difference=0.1, note="d"
+    )
     held = finding.as_json()
     assert held["verdict"] == "missed"
     assert Finding.from_json(held) == finding

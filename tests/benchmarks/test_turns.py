@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,8 +80,23 @@ def test_what_the_host_waits_for() -> None:
         (lambda: bool((x > 2).any()), 1),
         (lambda: torch.where(x > 2, x, 0.0).sum(), 0),
         (lambda: x[torch.tensor([0, 1])], 0),
+        (lambda: x.tolist(), 1),
+        (lambda: x.cpu(), 1),
+        (lambda: x.numpy(), 1),
+        (lambda: np.asarray(x), 1),
+        (lambda: x.to("cpu"), 1),
+        (lambda: x.to(device="cpu"), 1),
+        (lambda: x.cpu().tolist(), 2),
+        # On a CPU nobody can say whether it is another one.
+        (lambda: x.to(x.device), 0),
+        (lambda: x.to(torch.float64), 0),
+        (lambda: torch.bincount(x.long()), 1),
+        (lambda: torch.repeat_interleave(x, x.long()), 1),
+        (lambda: torch.repeat_interleave(x, x.long(), output_size=15), 0),
+        (lambda: torch.repeat_interleave(x, 2), 0),
     ):
-        assert counted(work).synchronisations == expected
+        assert counted(work).synchronisations == expected  # type: ignore[arg-type]
+    assert not {"tolist", "cpu", "numpy", "to"} & set(vars(torch.Tensor))
     with synchronisations("cpu") as found:
         x.max().item()
     assert found == ["aten::_local_scalar_dense"]

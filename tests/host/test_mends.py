@@ -7,6 +7,7 @@ back. Those of data stand in ``test_data_mends.py``.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import math
 import pickle
@@ -23,6 +24,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from benchmarks.speed.counting import Counter
 from solo_ext.host import Host, detect
 from solo_ext.host.mends import MENDS, apply, unmended
 from solo_ext.training.prepare import prepare
@@ -283,6 +285,49 @@ def test_momentum_resume_averages_once_per_step(
     assert_same_end(watch, whole)
     with without():
         assert resumed("own")[0] == 2 * 3
+
+
+@pytest.mark.mend("momentum-update")
+def test_momentum_update_is_in_place(without: Without) -> None:
+    """The host's numbers to the last bit but one, in the memory that there is."""
+    updater = importlib.import_module("solo.utils.momentum").MomentumUpdater(0.9, 1.0)
+    online = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
+    mended, own = copy.deepcopy(online), copy.deepcopy(online)
+    draw = torch.Generator().manual_seed(0)
+    for parameter in online.parameters():
+        nn.init.normal_(parameter, generator=draw)
+    expected = {name: value.clone() for name, value in online.state_dict().items()}
+    places = [p.data_ptr() for p in mended.parameters()]
+    # The same memory could be given out again.
+    held = [p.data for p in own.parameters()]
+    with Counter() as counter:
+        updater.update(online, mended)
+    assert [p.data_ptr() for p in mended.parameters()] == places
+    assert counter.launches == 1
+    with without(), Counter() as counter:
+        updater.update(online, own)
+    assert all(p.data_ptr() != x.data_ptr() for p, x in zip(own.parameters(), held, strict=True))
+    assert counter.launches == 3 * len(places)
+    for found, theirs in zip(mended.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(found, theirs, rtol=1e-6, atol=1e-7)
+    for name, value in online.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    # Of buffers there is no average.
+    assert torch.equal(mended[1].running_mean, torch.zeros(4))
+
+
+@pytest.mark.mend("momentum-update")
+@pytest.mark.parametrize("tau", [0.0, 1.0])
+def test_momentum_update_at_the_ends(without: Without, tau: float) -> None:
+    updater = importlib.import_module("solo.utils.momentum").MomentumUpdater(tau, 1.0)
+    online, mended = nn.Linear(3, 3), nn.Linear(3, 3)
+    own = copy.deepcopy(mended)
+    updater.update(online, mended)
+    with without():
+        updater.update(online, own)
+    assert torch.equal(mended.weight, own.weight)
+    # A network without parameters, as in methods without a projector.
+    updater.update(nn.Identity(), nn.Identity())
 
 
 @pytest.mark.mend("swav-queue")

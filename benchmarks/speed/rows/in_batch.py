@@ -17,9 +17,10 @@ from benchmarks.speed.counting import counted
 from benchmarks.speed.effort import Effort
 from benchmarks.speed.finding import Finding
 from benchmarks.speed.law import Law
-from benchmarks.speed.operation import Case, Goal, Operation, Setup
+from benchmarks.speed.operation import EXACT, Case, Goal, Operation, Setup
 from benchmarks.speed.peers import peer
 from benchmarks.speed.row import Measured
+from benchmarks.speed.rows.inputs import relative
 from benchmarks.speed.target import at_most, slope
 from solo_ext import host
 from solo_ext.losses import debiased_loss_func, hard_negative_loss_func, nt_xent_loss_func
@@ -28,33 +29,39 @@ DIM, TEMPERATURE, TAU, BETA = 128, 0.5, 0.1, 1.0
 LAUNCHES = 60
 
 
-def own_by_rows(count: int, device: torch.device) -> Tensor:
-    """(2N, 2N), whether a column is of the row's own image; filled row by row as both codes do."""
-    own = torch.zeros(count, count, dtype=torch.bool)
-    for row in range(count):
-        own[row, row] = True
-        own[row, (row + count // 2) % count] = True
-    return own.to(device)
+def negatives_by_rows(count: int, device: torch.device) -> Tensor:
+    """(2N, 2N), whether a column is a negative; N rows filled one by one, as both codes do."""
+    size = count // 2
+    negative = torch.ones(size, count, dtype=torch.bool)
+    for row in range(size):
+        negative[row, row] = False
+        negative[row, row + size] = False
+    return torch.cat((negative, negative)).to(device)
 
 
-def own_at_once(count: int, device: torch.device) -> Tensor:
+def negatives_at_once(count: int, device: torch.device) -> Tensor:
     """The same without a loop."""
-    own = torch.eye(count, dtype=torch.bool, device=device)
-    return own | own.roll(count // 2, 0)
+    own = torch.eye(count // 2, dtype=torch.bool, device=device)
+    return ~own.repeat(2, 2)
 
 
 def plain_estimate(
-    z1: Tensor, z2: Tensor, beta: float, mask: Callable[[int, torch.device], Tensor] = own_by_rows
+    z1: Tensor,
+    z2: Tensor,
+    beta: float,
+    mask: Callable[[int, torch.device], Tensor] = negatives_by_rows,
 ) -> Tensor:
     """Debiased, and with ``beta`` hard negatives, in the manner of the authors' code.
 
     Similarities, a mask of own columns, exponentials, on the (2N, 2N) matrix.
     """
-    rows = F.normalize(torch.cat((z1, z2)), dim=1)
+    z1, z2 = F.normalize(z1, dim=1), F.normalize(z2, dim=1)
+    rows = torch.cat((z1, z2))
     count = len(rows)
-    own = mask(count, rows.device)
-    negative = torch.exp(rows @ rows.T / TEMPERATURE).masked_select(~own).view(count, -1)
-    positive = torch.exp((rows * rows.roll(count // 2, 0)).sum(1) / TEMPERATURE)
+    similarity = torch.exp(rows @ rows.T / TEMPERATURE)
+    negative = similarity.masked_select(mask(count, rows.device)).view(count, -1)
+    positive = torch.exp((z1 * z2).sum(1) / TEMPERATURE)
+    positive = torch.cat((positive, positive))
     if beta:
         weights = (beta * negative.log()).exp()
         mass = (weights * negative).sum(1) / weights.mean(1)
@@ -101,12 +108,15 @@ def setup(effort: Effort, rows: int) -> Setup:
             "plain debiased": lambda: gradient(plain_estimate, *views, 0.0),
             "plain hard": lambda: gradient(plain_estimate, *views, BETA),
             "plain debiased, mask at once": lambda: gradient(
-                plain_estimate, *views, 0.0, own_at_once
+                plain_estimate, *views, 0.0, negatives_at_once
             ),
-            "plain hard, mask at once": lambda: gradient(plain_estimate, *views, BETA, own_at_once),
+            "plain hard, mask at once": lambda: gradient(
+                plain_estimate, *views, BETA, negatives_at_once
+            ),
             "solo-learn SimCLR": lambda: gradient(simclr),
             "lightly NT-Xent": peer("lightly.loss", lightly),
-        }
+        },
+        relative,
     )
 
 
@@ -114,6 +124,12 @@ def growing(effort: Effort, size: int) -> Work:
     """Ours alone, for the law."""
     views = two_views(effort, size // 2)
     return lambda: torch.autograd.grad(debiased_loss_func(*views, TEMPERATURE, TAU), views)
+
+
+def growing_hard(effort: Effort, size: int) -> Work:
+    """The same with hard negatives."""
+    views, settings = two_views(effort, size // 2), (TEMPERATURE, TAU, BETA)
+    return lambda: torch.autograd.grad(hard_negative_loss_func(*views, *settings), views)
 
 
 class InBatch(Operation):
@@ -140,6 +156,7 @@ class InBatch(Operation):
 
 
 HARD = "hard negatives"
+SIZES = (512, 1024, 2048, 4096)
 
 
 def goals(debiased: float, hard: float, others: float | None, lean: float, gpu: float) -> Any:
@@ -155,11 +172,12 @@ def goals(debiased: float, hard: float, others: float | None, lean: float, gpu: 
         )
     )
     return (
-        Goal("plain debiased", debiased, lean),
-        Goal("plain hard", hard, lean, ours=HARD),
+        Goal("plain debiased", debiased, lean, most_difference=EXACT),
+        Goal("plain hard", hard, lean, ours=HARD, most_difference=EXACT),
         Goal("plain debiased, mask at once", 0),
         Goal("plain hard, mask at once", 0, ours=HARD),
         *either,
+        Goal("solo-learn SimCLR", 0, ours="NT-Xent", most_difference=EXACT),
         Goal("plain debiased", gpu, device="cuda"),
         Goal("plain hard", gpu, ours=HARD, device="cuda"),
     )
@@ -172,12 +190,7 @@ ROW = InBatch(
         Case("in-batch, 2N 4,096", partial(setup, rows=4096), goals(2.1, 3.6, 2.1, 12, 5.0)),
     ),
     (
-        Law(
-            "debiased against 2N",
-            (512, 1024, 2048, 4096),
-            growing,
-            slope(2),
-            slope(1, at_most=True),
-        ),
+        Law("debiased against 2N", SIZES, growing, slope(2), slope(1, at_most=True)),
+        Law("hard negatives against 2N", SIZES, growing_hard, slope(2), slope(1, at_most=True)),
     ),
 )

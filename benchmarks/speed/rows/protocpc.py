@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.interleaved import Work
 from benchmarks.speed.effort import Effort
 from benchmarks.speed.law import Law
-from benchmarks.speed.operation import Case, Goal, Operation, Setup
+from benchmarks.speed.operation import EXACT, NARROW, Case, Goal, Operation, Setup
 from benchmarks.speed.peers import compiled
 from benchmarks.speed.rows.inputs import across, relative, unit
 from benchmarks.speed.rows.sinkhorn import plain_sinkhorn
@@ -125,6 +125,8 @@ def growing(effort: Effort, size: int) -> Work:
 
 
 PEER = "pseudo-code"
+EAGER = 0.8
+"""Of the targets in bfloat16, 4.0 and 4.5, which are a compiled step's: ours is not compiled."""
 ROW = Operation(
     "protocpc",
     (
@@ -132,9 +134,9 @@ ROW = Operation(
             "ProtoCPC step, learnable prototypes 512 x 65,536 x 256",
             partial(step, size=65536, dim=256, learns=True),
             (
-                Goal(PEER, 1.5, 3.3),
-                Goal("compiled", 0.95),
-                Goal(PEER, 4.0, ours="bfloat16"),
+                Goal(PEER, 1.5, 3.3, most_difference=EXACT),
+                Goal("compiled", 0.95, most_difference=EXACT),
+                Goal(PEER, EAGER * 4.0, ours="bfloat16", most_difference=NARROW),
                 Goal(PEER, 5.0, ours="bfloat16", device="cuda", most_ms=0.5),
             ),
         ),
@@ -142,22 +144,27 @@ ROW = Operation(
             "ProtoCPC step, constant prototypes 512 x 65,536 x 256",
             partial(step, size=65536, dim=256, learns=False),
             (
-                Goal(PEER, 1.6, 4.5),
-                Goal("compiled", 0),
-                Goal(PEER, 4.5, ours="bfloat16"),
+                Goal(PEER, 1.6, 4.5, most_difference=EXACT),
+                Goal("compiled", 0, most_difference=EXACT),
+                Goal(PEER, EAGER * 4.5, ours="bfloat16", most_difference=NARROW),
                 Goal(PEER, 5.0, ours="bfloat16", device="cuda"),
             ),
         ),
         Case(
             "ProtoCPC step, learnable prototypes 512 x 3,000 x 128",
             partial(step, size=3000, dim=128, learns=True),
-            (Goal(PEER, 0), Goal("compiled", 0)),
+            (Goal(PEER, 0, most_difference=EXACT), Goal("compiled", 0, most_difference=EXACT)),
         ),
         Case(
             "SEED 512 x 65,536 x 128",
             seed,
-            (Goal("plain", 0), Goal("compiled", 0), Goal("plain", 0, ours="bfloat16")),
+            (
+                Goal("plain", 0, most_difference=EXACT),
+                Goal("compiled", 0, most_difference=EXACT),
+                Goal("plain", 0, ours="bfloat16", most_difference=NARROW),
+            ),
         ),
     ),
-    (Law("ProtoCPC step against K", (4096, 8192, 16384, 32768), growing, slope(1)),),
+    # Memory: the teacher's exponentials and the gradient of the prototypes.
+    (Law("ProtoCPC step against K", (4096, 8192, 16384, 32768), growing, slope(1), slope(1)),),
 )
