@@ -7,9 +7,11 @@ from solo_ext.kernels.prototype_contrast import prototype_contrast
 from solo_ext.kernels.sinkhorn import assign
 from solo_ext.kernels.table_distillation import table_distillation
 from solo_ext.kernels.table_logsumexp import table_logsumexp
+from solo_ext.kernels.two_view_contrast import TwoViewContrast, two_view_contrast, two_view_fits
 
 __all__ = [
     "MixDraws",
+    "TwoViewContrast",
     "assign",
     "batch_contrast",
     "mixed_logsumexp",
@@ -17,4 +19,6 @@ __all__ = [
     "prototype_contrast",
     "table_distillation",
     "table_logsumexp",
+    "two_view_contrast",
+    "two_view_fits",
 ]

@@ -153,10 +153,21 @@ def contrastive(
                 )
             per_anchor, notes = reduce(lse, similar)
             loss = per_anchor.mean()
-    mined, mixed = (nan, nan) if mixtures is None else (mixtures.hardest, mixtures.mixed)
-    return ContrastiveTerms(
-        loss, notes[2:].T, notes[0].mean(), notes[1].mean(), mined.mean(), mixed.mean()
-    )
+    floored, hardness = notes[:2].mean(1).unbind()
+    mined, mixed = nan, nan
+    if mixtures is not None:
+        mined, mixed = mixtures.hardest.mean(), mixtures.mixed.mean()
+    return ContrastiveTerms(loss, notes[2:].T, floored, hardness, mined, mixed)
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuses a temperature that is none.
+
+    Raises:
+        ValueError: it is not above 0.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}: must be above 0")
 
 
 def _check(
@@ -186,8 +197,7 @@ def _check(
         raise ValueError(
             f"extra_positives must be ({rows[0]}, M, {rows[1]}), got {tuple(extra.shape)}"
         )
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature}: must be above 0")
+    check_temperature(temperature)
     if mixing is not None and mixing.draws.alpha.shape[0] != rows[0]:
         raise ValueError(
             f"mixing: draws for {mixing.draws.alpha.shape[0]} anchors, there are {rows[0]}"
