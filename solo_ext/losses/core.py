@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.kernels import batch_contrast, mixed_logsumexp, table_logsumexp
+from solo_ext.kernels import (
+    BOUND,
+    batch_contrast,
+    bounded_logsumexp,
+    mixed_logsumexp,
+    table_logsumexp,
+)
 from solo_ext.losses.mixing import Mixing
 from solo_ext.losses.negative_mass import PLAIN, NegativeMass
 from solo_ext.losses.precision import full_precision, full_precision_products
@@ -142,6 +148,14 @@ def contrastive(
         else:
             if mixtures is not None:
                 lse = mixtures.lse
+            elif max(estimator.powers) / temperature <= BOUND:
+                lse = bounded_logsumexp(
+                    anchors,
+                    candidates,
+                    1 / temperature,
+                    estimator.powers,
+                    compute_dtype=compute_dtype,
+                )
             else:
                 scale = anchors.new_full((), 1 / temperature)
                 lse, _ = table_logsumexp(

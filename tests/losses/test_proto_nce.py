@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solo_ext.kernels import table_logsumexp
+from solo_ext.kernels import bounded_logsumexp, table_logsumexp
 from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
 from solo_ext.losses.proto_nce import Collisions, proto_nce_terms
 
@@ -252,12 +253,15 @@ def test_products_are_fp32_whatever_the_setting(
     """A product in TF32 or bf16 beside a sum in fp32 would make losses below zero."""
     seen: list[str] = []
 
-    def noting(*args: Any, **settings: Any) -> tuple[Tensor, Tensor]:
-        seen.append(torch.backends.cuda.matmul.fp32_precision)
-        return table_logsumexp(*args, **settings)
+    def noting(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **settings: Any) -> Any:
+            seen.append(torch.backends.cuda.matmul.fp32_precision)
+            return kernel(*args, **settings)
 
-    for module in ("core", "proto_nce"):
-        monkeypatch.setattr(f"solo_ext.losses.{module}.table_logsumexp", noting)
+        return call
+
+    for module, kernel in (("core", bounded_logsumexp), ("proto_nce", table_logsumexp)):
+        monkeypatch.setattr(f"solo_ext.losses.{module}.{kernel.__name__}", noting(kernel))
     query, prototypes = unit(4, 0).float(), unit(K, 1).float()
     held = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
