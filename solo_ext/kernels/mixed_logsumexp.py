@@ -99,15 +99,13 @@ def mixed_logsumexp(
 class _Mixtures(NamedTuple):
     """Similarities of the mixtures of some queries, and what each depends on."""
 
-    logits: Tensor  # (n, s + s') over the temperature
+    cosine: Tensor  # (n, s + s')
     columns: Tensor  # (n, 2 s + s') rows of the table
     shares: Tensor  # (n, 2 s + s') their shares in the normalised mixture
     of_query: Tensor  # (n, s') share of the query
 
 
-def _mix(
-    logits: Tensor, inverse_temperature: float, table: Tensor, top: Tensor, draws: MixDraws
-) -> _Mixtures:
+def _mix(logits: Tensor, table: Tensor, top: Tensor, draws: MixDraws) -> _Mixtures:
     count, pairs = draws.alpha.shape
     alpha, beta = draws.alpha, draws.beta
     columns = top.gather(1, draws.pair_indices.flatten(1))
@@ -123,15 +121,13 @@ def _mix(
     alpha, other = alpha * length, other * length
 
     single = top.gather(1, draws.single_indices)
-    near = logits.gather(1, single).div_(inverse_temperature)
+    near = logits.gather(1, single)
     rest = 1 - beta
     # beta < 1/2: at least 1 - 2 beta above zero.
     length = (beta**2 + rest**2 + 2 * beta * rest * near).clamp(min=tiny).rsqrt()
     beta, rest = beta * length, rest * length
     return _Mixtures(
-        torch.cat(
-            (alpha * first + other * second, (beta + rest * near).mul_(inverse_temperature)), 1
-        ),
+        torch.cat((alpha * first + other * second, beta + rest * near), 1),
         torch.cat((columns, single), 1),
         torch.cat((torch.stack((alpha, other), 2).flatten(1), rest), 1),
         beta,
@@ -163,42 +159,38 @@ class _Mixed(torch.autograd.Function):
         for begin in range(0, query.shape[0], tile):
             part = slice(begin, begin + tile)
             rows = query[part]
-            logits = (rows * inverse_temperature) @ table.T
+            logits = rows @ table.T
             if own is not None:
                 logits.scatter_(1, own[part], float("-inf"))
             values, top = logits.topk(num_hard, dim=1, sorted=ranked)
-            made = _mix(logits, inverse_temperature, table, top, draws.rows(part))
+            made = _mix(logits, table, top, draws.rows(part))
             hardest.append(values.mean(1))
-            mixed.append(made.logits.mean(1))
-            largest = torch.maximum(values.amax(1), made.logits.amax(1)).unsqueeze(1)
-            of_mixtures = made.logits.sub_(largest)
-            if with_table:
-                logits -= largest
+            mixed.append(made.cosine.mean(1))
+            largest = torch.maximum(values.amax(1), made.cosine.amax(1)).unsqueeze(1)
             block_masses, block_means = [], []
             for e, power in enumerate(powers):
+                factor = inverse_temperature * power
                 # The last power needs them no more: one such matrix, and not two.
                 weights = logits if e == len(powers) - 1 else logits.clone()
                 if with_table:
-                    (weights if power == 1 else weights.mul_(power)).exp_()
+                    weights.sub_(largest).mul_(factor).exp_()
                 else:
                     weights.zero_()
-                mixtures = (of_mixtures * power).exp_()
+                mixtures = ((made.cosine - largest) * factor).exp_()
                 total = weights.sum(1) + mixtures.sum(1)
-                block_masses.append(total.log() + largest.squeeze(1) * power)
+                block_masses.append(total.log() + largest.squeeze(1) * factor)
                 if wanted:
                     of_pairs, of_singles = mixtures[:, :pairs], mixtures[:, pairs:]
                     spread = torch.cat((of_pairs.repeat_interleave(2, 1), of_singles), 1)
                     weights.scatter_add_(1, made.columns, spread * made.shares)
                     towards = (of_singles * made.of_query).sum(1, keepdim=True)
                     mean = (weights @ table).add_(towards * rows)
-                    slope = inverse_temperature * power / total
-                    block_means.append(mean.mul_(slope.unsqueeze(1)))
+                    block_means.append(mean.mul_((factor / total).unsqueeze(1)))
             masses.append(torch.stack(block_masses))
             if wanted:
                 means.append(torch.stack(block_means))
         ctx.means = torch.cat(means, 1) if wanted else None
-        mined, made_of_it = (torch.cat(x).div_(inverse_temperature) for x in (hardest, mixed))
-        found = torch.cat(masses, 1), mined, made_of_it
+        found = torch.cat(masses, 1), torch.cat(hardest), torch.cat(mixed)
         ctx.mark_non_differentiable(*found[1:])
         return found
 
