@@ -74,11 +74,11 @@ def batch_contrast(
 
 
 class _Gradients:
-    """Gradients of the mean loss, as far as they are wanted."""
+    """Gradients of the mean loss, as far as they are wanted; the blocks fill all of them."""
 
     def __init__(self, needs: Sequence[bool], tensors: Sequence[Tensor | None]) -> None:
         self.all = [
-            torch.zeros_like(t) if needed and t is not None else None
+            torch.empty_like(t) if needed and t is not None else None
             for needed, t in zip(needs, tensors, strict=True)
         ]
         self.any = any(g is not None for g in self.all)
@@ -143,9 +143,10 @@ class _BatchContrast(torch.autograd.Function):
             if to_anchors is not None:
                 to_anchors[part] = (coefficients @ candidates).mul_(inverse_temperature)
             if to_candidates is not None:
-                to_candidates.addmm_(coefficients.T, scaled)
+                # What is there before the first block counts for nothing.
+                to_candidates.addmm_(coefficients.T, scaled, beta=1 if begin else 0)
         ctx.gradients = gradients.all
-        joined_notes = torch.cat(notes, dim=1)
+        joined_notes = torch.cat(notes, dim=1) if len(notes) > 1 else notes[0]
         ctx.mark_non_differentiable(joined_notes)
         return total / count, joined_notes
 

@@ -168,12 +168,14 @@ class _Mixed(torch.autograd.Function):
             mixed.append(made.cosine.mean(1))
             largest = torch.maximum(values.amax(1), made.cosine.amax(1)).unsqueeze(1)
             block_masses, block_means = [], []
-            for power in powers:
+            for e, power in enumerate(powers):
                 factor = inverse_temperature * power
+                # The last power needs them no more: one such matrix, and not two.
+                weights = logits if e == len(powers) - 1 else logits.clone()
                 if with_table:
-                    weights = ((logits - largest) * factor).exp_()
+                    weights.sub_(largest).mul_(factor).exp_()
                 else:
-                    weights = torch.zeros_like(logits)
+                    weights.zero_()
                 mixtures = ((made.cosine - largest) * factor).exp_()
                 total = weights.sum(1) + mixtures.sum(1)
                 block_masses.append(total.log() + largest.squeeze(1) * factor)

@@ -81,8 +81,8 @@ class _Distillation(torch.autograd.Function):
         of_student, of_teacher = RunningSum(student, wanted), RunningSum(teacher, True)
         for begin in range(0, table.shape[0], tile):
             rows = table[begin : begin + tile]
-            of_student.absorb(product(scaled, rows.T, dtype), rows, None, dtype)
-            of_teacher.absorb(product(sharp, rows.T, None), rows, None, dtype)
+            of_student.absorb(product(scaled, rows.T, dtype), rows, dtype)
+            of_teacher.absorb(product(sharp, rows.T, None), rows, dtype)
         predicted = _Joined(of_student, (scaled * teacher).sum(1), teacher)
         targets = _Joined(of_teacher, (sharp * teacher).sum(1), teacher)
         assert targets.mean is not None

@@ -19,6 +19,7 @@ def table_logsumexp(
     scale: Tensor,
     tile: int | None = None,
     *,
+    columns: Tensor | None = None,
     log_weight: Tensor | None = None,
     powers: Sequence[float] | None = None,
     compute_dtype: torch.dtype | None = None,
@@ -34,9 +35,11 @@ def table_logsumexp(
     Args:
         query: (N, D), fp32 or fp64.
         table: (K, D), of the query's dtype.
-        scale: (K,) or scalar, inverse temperatures, without gradient.
+        scale: (C,) or scalar, inverse temperatures, without gradient.
         tile: rows of the table at a time; by default what suits the device's cache.
-        log_weight: (K,) log w, without gradient; minus infinity leaves a row out; all zero by
+        columns: (C,) rows of the table that are summed, in any number; each once by default.
+            They are gathered tile by tile, but for a table that learns.
+        log_weight: (C,) log w, without gradient; minus infinity leaves a row out; all zero by
             default.
         powers: (E,) values of p above 0, all computed from the same similarities; 1 by default.
         compute_dtype: of the factors of matrix products, ``torch.bfloat16`` for example; sums and
@@ -54,8 +57,10 @@ def table_logsumexp(
         tile = tile_rows(query, query.shape[0], 64)
     if not torch.is_grad_enabled():
         query, table = query.detach(), table.detach()
+    if columns is not None and table.requires_grad:
+        table, columns = table[columns], None
     settings = tile, tuple(powers or (1.0,)), compute_dtype
-    lse, largest = _TableLogSumExp.apply(query, table, scale, log_weight, *settings)  # type: ignore[no-untyped-call]
+    lse, largest = _TableLogSumExp.apply(query, table, scale, columns, log_weight, *settings)  # type: ignore[no-untyped-call]
     return lse if powers is not None else lse[0], largest
 
 
@@ -72,9 +77,7 @@ class RunningSum:
         self.total = torch.zeros_like(self.largest)
         self.mean = torch.zeros_like(query) if wanted else None
 
-    def absorb(
-        self, logits: Tensor, rows: Tensor, scale: Tensor | None, dtype: torch.dtype | None
-    ) -> None:
+    def absorb(self, logits: Tensor, rows: Tensor, dtype: torch.dtype | None) -> None:
         """Adds a tile of logits, which is overwritten."""
         grown = torch.maximum(self.largest, logits.amax(1))
         # Rows without weight leave minus infinity, which cannot be subtracted from itself.
@@ -83,8 +86,6 @@ class RunningSum:
         decay = (self.largest - shift).exp_()
         self.total = (self.total * decay).add_(weights.sum(1))
         if self.mean is not None:
-            if scale is not None:
-                weights *= scale
             if dtype is None:
                 self.mean.mul_(decay.unsqueeze(1)).addmm_(weights, rows)
             else:
@@ -102,6 +103,7 @@ class _TableLogSumExp(torch.autograd.Function):
         query: Tensor,
         table: Tensor,
         scale: Tensor,
+        columns: Tensor | None,
         log_weight: Tensor | None,
         tile: int,
         powers: tuple[float, ...],
@@ -111,19 +113,24 @@ class _TableLogSumExp(torch.autograd.Function):
         sums = [RunningSum(query, wanted) for _ in powers]
         largest = query.new_full(query.shape[:1], float("-inf"))
         scaled = query * scale if scale.ndim == 0 else query
-        for begin in range(0, table.shape[0], tile):
+        if dtype is not None:
+            scaled = scaled.to(dtype)
+        for begin in range(0, len(table if columns is None else columns), tile):
             part = slice(begin, begin + tile)
-            rows, own_scale = table[part], None if scale.ndim == 0 else scale[part]
-            logits = product(scaled, rows.T, dtype)
-            if own_scale is not None:
-                logits *= own_scale
+            rows = table[part if columns is None else columns[part]]
+            if scale.ndim:
+                # The rows are fewer numbers than the logits, and are weighted scaled.
+                rows = rows * scale[part].unsqueeze(1)
+            if dtype is not None:
+                rows = rows.to(dtype)
+            logits = (scaled @ rows.T).to(query.dtype)
             if log_weight is not None:
                 largest = torch.maximum(largest, logits.amax(1))
             for power, held in zip(powers, sums, strict=True):
                 raised = logits * power if len(powers) > 1 or power != 1 else logits
                 if log_weight is not None:
                     raised = raised + log_weight[part]
-                held.absorb(raised, rows, own_scale, dtype)
+                held.absorb(raised, rows, dtype)
         if log_weight is None:
             largest = sums[0].largest / powers[0]
         lse = torch.stack([held.value() for held in sums])
@@ -150,7 +157,7 @@ class _TableLogSumExp(torch.autograd.Function):
             # The forward pass's precision is its caller's affair; here there is no caller.
             with full_precision_products(grad.device):
                 to_table = _table_gradient(ctx, grad)
-        return to_query, to_table, None, None, None, None, None
+        return to_query, to_table, *[None] * 6
 
 
 def _table_gradient(ctx: Any, grad: Tensor) -> Tensor:

@@ -38,9 +38,7 @@ def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
     Raises:
         ValueError: fewer than two views, or shapes that differ or are not (N, D).
     """
-    shapes = [tuple(z.shape) for z in views]
-    if len(views) < 2 or len(set(shapes)) > 1 or len(shapes[0]) != 2:
-        raise ValueError(f"at least two views, all (N, D), are needed, got {shapes}")
+    check_views(views)
     with full_precision_products(views[0].device):
         local = F.normalize(torch.stack(full_precision(*views)), dim=-1)
     number, rows = local.shape[:2]
@@ -53,6 +51,17 @@ def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
     offsets = torch.arange(number, device=local.device) * joined.shape[1]
     own = (first.unsqueeze(1) + offsets).repeat(number, 1)
     return BatchOfViews(local.flatten(0, 1), torch.cat(others), joined.flatten(0, 1), own)
+
+
+def check_views(views: Sequence[Tensor]) -> None:
+    """Refuses what are no views of one batch.
+
+    Raises:
+        ValueError: fewer than two views, or shapes that differ or are not (N, D).
+    """
+    shapes = [tuple(z.shape) for z in views]
+    if len(views) < 2 or len(set(shapes)) > 1 or len(shapes[0]) != 2:
+        raise ValueError(f"at least two views, all (N, D), are needed, got {shapes}")
 
 
 def own_rows(anchors: Tensor) -> Tensor:

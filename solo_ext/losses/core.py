@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.kernels import batch_contrast, mixed_logsumexp, table_logsumexp
+from solo_ext.kernels import (
+    BOUND,
+    batch_contrast,
+    bounded_logsumexp,
+    mixed_logsumexp,
+    table_logsumexp,
+)
 from solo_ext.losses.mixing import Mixing
 from solo_ext.losses.negative_mass import PLAIN, NegativeMass
 from solo_ext.losses.precision import full_precision, full_precision_products
@@ -142,6 +148,14 @@ def contrastive(
         else:
             if mixtures is not None:
                 lse = mixtures.lse
+            elif max(estimator.powers) / temperature <= BOUND:
+                lse = bounded_logsumexp(
+                    anchors,
+                    candidates,
+                    1 / temperature,
+                    estimator.powers,
+                    compute_dtype=compute_dtype,
+                )
             else:
                 scale = anchors.new_full((), 1 / temperature)
                 lse, _ = table_logsumexp(
@@ -153,10 +167,21 @@ def contrastive(
                 )
             per_anchor, notes = reduce(lse, similar)
             loss = per_anchor.mean()
-    mined, mixed = (nan, nan) if mixtures is None else (mixtures.hardest, mixtures.mixed)
-    return ContrastiveTerms(
-        loss, notes[2:].T, notes[0].mean(), notes[1].mean(), mined.mean(), mixed.mean()
-    )
+    floored, hardness = notes[:2].mean(1).unbind()
+    mined, mixed = nan, nan
+    if mixtures is not None:
+        mined, mixed = mixtures.hardest.mean(), mixtures.mixed.mean()
+    return ContrastiveTerms(loss, notes[2:].T, floored, hardness, mined, mixed)
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuses a temperature that is none.
+
+    Raises:
+        ValueError: it is not above 0.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}: must be above 0")
 
 
 def _check(
@@ -186,8 +211,7 @@ def _check(
         raise ValueError(
             f"extra_positives must be ({rows[0]}, M, {rows[1]}), got {tuple(extra.shape)}"
         )
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature}: must be above 0")
+    check_temperature(temperature)
     if mixing is not None and mixing.draws.alpha.shape[0] != rows[0]:
         raise ValueError(
             f"mixing: draws for {mixing.draws.alpha.shape[0]} anchors, there are {rows[0]}"

@@ -10,6 +10,7 @@ from solo_ext.losses.core import ContrastiveTerms, contrastive
 from solo_ext.losses.negative_mass import NegativeMass
 from solo_ext.losses.precision import full_precision, full_precision_products
 from solo_ext.losses.registry import LOSSES
+from solo_ext.losses.two_views import two_view_loss, two_view_terms
 
 
 def estimated_terms(
@@ -32,9 +33,9 @@ def estimated_terms(
     Raises:
         ValueError: shapes do not fit, or a setting is out of range.
     """
-    batch = batch_of_views((z1, z2))
     if more_positives is None:
-        return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
+        return two_view_terms(z1, z2, temperature, estimator)
+    batch = batch_of_views((z1, z2))
     if more_positives.ndim != 3 or more_positives.shape[::2] != z1.shape:
         raise ValueError(
             f"more_positives must be ({z1.shape[0]}, M - 1, {z1.shape[1]}), got "
@@ -48,6 +49,19 @@ def estimated_terms(
         temperature=temperature,
         extra_positives=extra.repeat(2, 1, 1),
     )
+
+
+def estimated_loss(
+    z1: Tensor,
+    z2: Tensor,
+    temperature: float,
+    estimator: NegativeMass,
+    more_positives: Tensor | None = None,
+) -> Tensor:
+    """The loss of :func:`estimated_terms` alone."""
+    if more_positives is None:
+        return two_view_loss(z1, z2, temperature, estimator)
+    return estimated_terms(z1, z2, temperature, estimator, more_positives).loss
 
 
 @LOSSES.register(
@@ -89,5 +103,4 @@ def debiased_loss_func(
     Source:
         Chuang et al., NeurIPS 2020, arXiv 2007.00224.
     """
-    estimator = NegativeMass(tau_plus)
-    return estimated_terms(z1, z2, temperature, estimator, more_positives).loss
+    return estimated_loss(z1, z2, temperature, NegativeMass(tau_plus), more_positives)

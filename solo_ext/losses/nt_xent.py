@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from solo_ext.losses.batch_of_views import batch_of_views
-from solo_ext.losses.core import contrastive
 from solo_ext.losses.registry import LOSSES
+from solo_ext.losses.two_views import two_view_loss
 
 
 @LOSSES.register(
@@ -35,5 +34,4 @@ def nt_xent_loss_func(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tenso
     Source:
         Chen et al., ICML 2020, arXiv 2002.05709.
     """
-    batch = batch_of_views((z1, z2))
-    return contrastive(**batch._asdict(), temperature=temperature).loss
+    return two_view_loss(z1, z2, temperature)

@@ -35,32 +35,45 @@ def proto_nce_terms(
     positive_ids: Tensor,
     negative_ids: Tensor | None = None,
     collisions: Collisions = "paper",
+    compute_dtype: torch.dtype | None = None,
 ) -> ProtoNCETerms:
     """The ProtoNCE loss together with the share of queries that find their prototype.
 
-    Arguments, errors and source as in :func:`proto_nce_loss_func`.
+    Arguments, errors and source as in :func:`proto_nce_loss_func`. The query may also be
+    (V, N, D), V views of the images whose prototypes ``positive_ids`` are: the means are over all
+    views, as if each had been given alone, and all are compared with the same columns.
     """
     _check(query, prototypes, concentration, positive_ids, collisions)
     query, prototypes, concentration = full_precision(query, prototypes, concentration)
     with full_precision_products(query.device):
-        query = F.normalize(query, dim=1)
-        own = (query * prototypes[positive_ids]).sum(1) / concentration[positive_ids]
-        table, scale, log_weight = prototypes, concentration.reciprocal(), None
+        query = F.normalize(query, dim=-1)
+        similar = (query * prototypes[positive_ids]).sum(-1)
+        own = (similar / concentration[positive_ids]).flatten()
+        query, columns, log_weight = query.flatten(0, -2), None, None
         if negative_ids is not None:
-            ids = torch.cat((positive_ids, negative_ids))
-            table, scale = table[ids], scale[ids]
+            columns = torch.cat((positive_ids, negative_ids))
             if collisions == "merge":
-                repeated = _repeated(ids, prototypes.shape[0])
-                log_weight = torch.zeros_like(scale).masked_fill(repeated, float("-inf"))
-        if table.requires_grad or scale.requires_grad:
+                repeated = _repeated(columns, prototypes.shape[0])
+                log_weight = own.new_zeros(()).where(~repeated, float("-inf"))
+        scale = (concentration if columns is None else concentration[columns]).reciprocal()
+        if prototypes.requires_grad or scale.requires_grad:
+            table = prototypes if columns is None else prototypes[columns]
             logits = query @ table.T * scale
             if log_weight is not None:
                 logits = logits + log_weight
             mass, largest = logits.logsumexp(1), logits.detach().amax(1)
         else:
-            mass, largest = table_logsumexp(query, table, scale, log_weight=log_weight)
-        # The same product, summed in another order, may differ in its last bits.
-        reached = own.detach() >= largest - 1e-4 * largest.abs().clamp(min=1)
+            mass, largest = table_logsumexp(
+                query,
+                prototypes,
+                scale,
+                columns=columns,
+                log_weight=log_weight,
+                compute_dtype=compute_dtype,
+            )
+        # The same product, summed in another order or of rounded factors, may differ.
+        close = 1e-4 if compute_dtype is None else torch.finfo(compute_dtype).eps
+        reached = own.detach() >= largest - close * largest.abs().clamp(min=1)
     return ProtoNCETerms((mass - own).mean(), reached.to(mass.dtype).mean())
 
 
@@ -84,6 +97,7 @@ def proto_nce_loss_func(
     positive_ids: Tensor,
     negative_ids: Tensor | None = None,
     collisions: Collisions = "paper",
+    compute_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Cross-entropy of each query's own prototype against other prototypes.
 
@@ -102,6 +116,8 @@ def proto_nce_loss_func(
             batch-mate's column is a negative, a copy of the query's own prototype too, as in the
             official code; such a query's loss is at least ln 2. ``merge``: each distinct
             prototype counts once.
+        compute_dtype: of the factors of the products with constant prototypes,
+            ``torch.bfloat16`` for example; fp32 by default.
 
     Returns:
         Scalar.
@@ -112,15 +128,22 @@ def proto_nce_loss_func(
     Source:
         Li et al., ICLR 2021, arXiv 2005.04966.
     """
+    _check_query(query)
     return proto_nce_terms(
-        query, prototypes, concentration, positive_ids, negative_ids, collisions
+        query, prototypes, concentration, positive_ids, negative_ids, collisions, compute_dtype
     ).loss
+
+
+def _check_query(query: Tensor) -> None:
+    if query.ndim != 2:
+        raise ValueError(f"query must be (N, D), got {tuple(query.shape)}")
 
 
 def _check(
     query: Tensor, prototypes: Tensor, concentration: Tensor, ids: Tensor, collisions: str
 ) -> None:
-    if query.ndim != 2 or prototypes.ndim != 2 or query.shape[1] != prototypes.shape[1]:
+    known = query.ndim in (2, 3) and prototypes.ndim == 2
+    if not known or query.shape[-1] != prototypes.shape[1]:
         raise ValueError(
             f"query must be (N, D) and prototypes (K, D), got {tuple(query.shape)} and "
             f"{tuple(prototypes.shape)}"
@@ -130,9 +153,9 @@ def _check(
             f"concentration must be ({prototypes.shape[0]},), one per prototype, got "
             f"{tuple(concentration.shape)}"
         )
-    if ids.shape != query.shape[:1]:
+    if ids.shape != query.shape[-2:-1]:
         raise ValueError(
-            f"positive_ids must be ({query.shape[0]},), one per query, got {tuple(ids.shape)}"
+            f"positive_ids must be ({query.shape[-2]},), one per query, got {tuple(ids.shape)}"
         )
     if collisions not in ("paper", "merge"):
         raise ValueError(f"collisions={collisions!r}: must be 'paper' or 'merge'")

@@ -17,6 +17,7 @@ from solo_ext.losses.batch_of_views import batch_of_views
 from solo_ext.losses.core import ContrastiveTerms, contrastive
 from solo_ext.losses.negative_mass import NegativeMass
 from solo_ext.losses.nnclr_symmetric import nnclr_terms
+from solo_ext.losses.two_views import two_view_terms
 from solo_ext.methods.contrastive_kwargs import CLUSTERS, ContrastiveKwargs, check_size, settle
 from solo_ext.methods.contrastive_metrics import (
     neighbour_metrics,
@@ -272,6 +273,9 @@ class Contrastive(BaseMomentumMethod):
     def _against_batch(
         self, queries: Sequence[Tensor], positives: list[Tensor] | None
     ) -> ContrastiveTerms:
+        mixes = self._mixing.active(self.current_epoch)
+        if positives is None and len(queries) == 2 and not mixes:
+            return two_view_terms(queries[0], queries[1], self.temperature, self.estimator)
         batch = batch_of_views(queries)
         if positives is not None:
             batch = batch._replace(positives=positives[0].repeat(len(queries), 1, 1))

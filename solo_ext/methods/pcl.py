@@ -59,6 +59,8 @@ class PCL(ProjectedMomentumMethod):
         self.temperature: float = kwargs.temperature
         self.proto_weight: float = kwargs.proto_weight
         self.symmetric: bool = kwargs.symmetric
+        narrow = kwargs.compute_dtype == "bfloat16"
+        self._compute_dtype = torch.bfloat16 if narrow else None
         if not self.symmetric:
             # The online backbone is given the first view only.
             self.num_crops = self.num_large_crops = 1
@@ -152,7 +154,8 @@ class PCL(ProjectedMomentumMethod):
         # The key of a query's direction is of the other view, and so is its queue.
         queues = [cast(FeatureQueue, queue).value for queue in self.queues][::-1]
         pairs = zip(queries, keys, queues, strict=True)
-        info = torch.stack([info_nce_loss_func(*pair, self.temperature) for pair in pairs]).mean()
+        settings = self.temperature, self._compute_dtype
+        info = torch.stack([info_nce_loss_func(*pair, *settings) for pair in pairs]).mean()
         if self.prototypes.epoch < 0 or not self.proto_weight:
             return info, {"train_info_nce_loss": info}
         found = [self._proto_nce(m, queries, indices) for m in range(len(self.prototypes.names))]
@@ -168,11 +171,12 @@ class PCL(ProjectedMomentumMethod):
         ids = self.prototypes.assignments[m, indices]
         table = self.prototypes.prototypes[m], self.prototypes.concentration[m]
         drawn = self._draw_negatives(m, ids), self.cfg.method_kwargs.collisions
-        terms = [proto_nce_terms(query, *table, ids, *drawn) for query in queries]
+        views = torch.stack(list(queries))
+        terms = proto_nce_terms(views, *table, ids, *drawn, self._compute_dtype)
         shared = (ids.unsqueeze(0) == ids.unsqueeze(1)).sum(1) > 1
         return {
-            "proto_nce_loss": torch.stack([t.loss for t in terms]).mean(),
-            "acc": torch.stack([t.accuracy for t in terms]).mean(),
+            "proto_nce_loss": terms.loss,
+            "acc": terms.accuracy,
             "collisions": shared.float().mean(),
         }
 
@@ -183,7 +187,7 @@ class PCL(ProjectedMomentumMethod):
             return None
         size = self.prototypes.num_prototypes[m]
         lots = draw((size,), self._draw_seed, m, device=positives.device)
-        return lots.index_fill(0, positives, -1.0).topk(count).indices
+        return lots.index_fill_(0, positives, -1.0).topk(count, sorted=False).indices
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Moves the momentum networks, then writes the step's keys into queue and bank."""

@@ -41,6 +41,7 @@ class PCLKwargs(EStepKwargs):
             ``auto`` merges where more than one anchor in twenty can be expected to share its
             cluster with a batch-mate.
         symmetric: each view is query and key in turn; else, as published, the first is the query.
+        compute_dtype: of products with queue and prototypes; sums and exponentials stay in fp32.
     """
 
     head: Literal["v1", "v2"] = "v2"
@@ -52,6 +53,7 @@ class PCLKwargs(EStepKwargs):
     num_negatives: PositiveInt | None = None
     collisions: Literal["auto", "paper", "merge"] = "auto"
     symmetric: bool = False
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 def settle(cfg: DictConfig) -> DictConfig:

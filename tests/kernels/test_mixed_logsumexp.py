@@ -200,3 +200,15 @@ def test_memory_is_a_twenty_fifth_of_the_plain_form_s(peak_bytes: PeakBytes) -> 
         return peak_bytes(lambda: form(query, table, 5.0, draws, 1024).lse.sum().backward())
 
     assert of(mixed_logsumexp) * 25 <= of(plain)
+
+
+def test_memory_is_one_matrix(peak_bytes: PeakBytes) -> None:
+    """Of a block's similarities to the table, which become its weights; few rows are mixed."""
+    query = F.normalize(torch.randn(16, 8), dim=1).requires_grad_()
+    table = F.normalize(torch.randn(2**16, 8), dim=1)
+    draws = draw_mixes(query, 4, 3, 2)
+    peak = peak_bytes(
+        lambda: mixed_logsumexp(query, table, 5.0, draws, 4, tile=16).lse.sum().backward()
+    )
+    matrix = 4 * 16 * 2**16
+    assert matrix < peak < 1.1 * matrix

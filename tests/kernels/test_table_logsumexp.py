@@ -107,6 +107,51 @@ def test_large_similarities_do_not_overflow() -> None:
     assert all(gradient.isfinite().all() for gradient in slopes(lse, query, table))
 
 
+@pytest.mark.parametrize("tile", [None, 1, 7, 100])
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("scalar", [True, False])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_columns_are_rows_of_the_table(
+    tile: int | None, learns: bool, scalar: bool, weighted: bool
+) -> None:
+    """Some of them in any order, one again and again; scale and weight are the column's."""
+    query, table, scale = inputs()
+    table.requires_grad_(learns)
+    columns = torch.tensor([20, 3, 3, 0, 22, 3, 8, 1, 20])
+    scale = scale[3] if scalar else scale[: len(columns)]
+    log_weight = weights_of(columns.double()) if weighted else None
+    settings: dict[str, Any] = {"log_weight": log_weight, "powers": (1.7, 0.7)}
+    found, largest = table_logsumexp(query, table, scale, tile, columns=columns, **settings)
+    expected, most = table_logsumexp(query, table[columns], scale, tile, **settings)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(largest, most)
+    wanted = (query, table) if learns else (query,)
+    for one, two in zip(slopes(found, *wanted), slopes(expected, *wanted), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_no_columns() -> None:
+    query, table, scale = inputs()
+    nothing = torch.empty(0, dtype=torch.long)
+    lse, _ = table_logsumexp(query, table, scale[:0], columns=nothing)
+    assert (lse == float("-inf")).all()
+
+
+def test_memory_does_not_grow_with_the_columns(peak_bytes: PeakBytes) -> None:
+    """Of a table that is not copied either."""
+    query, table = torch.randn(64, 32, requires_grad=True), torch.randn(65536, 32)
+
+    def peak(count: int) -> int:
+        columns, scale = torch.randperm(65536)[:count], torch.ones(count)
+        return peak_bytes(
+            lambda: table_logsumexp(query, table, scale, columns=columns)[0].sum().backward()
+        )
+
+    small, large = peak(8192), peak(65536)
+    assert small > 2**20, "the tile itself must be seen"
+    assert large <= 1.05 * small
+
+
 @pytest.mark.parametrize("tile", [1, 4, 100])
 @pytest.mark.parametrize("learns", [False, True])
 def test_rows_without_weight_are_left_out(tile: int, learns: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solo_ext.kernels import table_logsumexp
+from solo_ext.kernels import bounded_logsumexp, table_logsumexp
 from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
 from solo_ext.losses.proto_nce import Collisions, proto_nce_terms
 
@@ -148,6 +149,66 @@ def test_accuracy_is_the_share_of_nearest() -> None:
 
 @pytest.mark.parametrize("negatives", [None, torch.tensor([5, 1, 11])])
 @pytest.mark.parametrize("collisions", ["paper", "merge"])
+def test_views_of_the_same_images(negatives: Tensor | None, collisions: Collisions) -> None:
+    """Value, gradient and accuracy are the means of what each view gives alone."""
+    prototypes, phi, ids = unit(K, 1), concentration(2), torch.tensor([0, 3, 3])
+    views = torch.stack([unit(3, seed) + prototypes[ids] for seed in (5, 6)]).requires_grad_()
+    rest = (prototypes, phi, ids, negatives, collisions)
+    found = proto_nce_terms(views, *rest)
+    alone = [proto_nce_terms(view, *rest) for view in views]
+    loss, accuracy = (torch.stack(x).mean() for x in zip(*alone, strict=True))
+    torch.testing.assert_close(found.loss, loss, rtol=1e-12, atol=0)
+    assert 0 < float(accuracy) == pytest.approx(float(found.accuracy))
+    ours, theirs = (torch.autograd.grad(x, views)[0] for x in (found.loss, loss))
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
+    with pytest.raises(ValueError, match=r"query must be \(N, D\), got \(2, 3, 5\)"):
+        proto_nce_loss_func(views, *rest)
+    with pytest.raises(ValueError, match=r"positive_ids must be \(3,\).*\(2,\)"):
+        proto_nce_terms(views, prototypes, phi, ids[:2])
+
+
+@pytest.mark.parametrize("negatives", [None, torch.tensor([5, 1, 11])])
+@pytest.mark.parametrize("collisions", ["paper", "merge"])
+@pytest.mark.parametrize("of", ["prototypes", "concentration"])
+def test_what_learns_gets_the_gradient_of_the_formula(
+    negatives: Tensor | None, collisions: Collisions, of: str
+) -> None:
+    query, prototypes, phi = unit(3, 0), unit(K, 1), concentration(2)
+    ids = torch.tensor([0, 3, 3])
+    learns = {"prototypes": prototypes, "concentration": phi}[of].requires_grad_()
+
+    def loss(_: Tensor) -> Tensor:
+        return proto_nce_loss_func(query, prototypes, phi, ids, negatives, collisions)
+
+    assert torch.autograd.gradcheck(loss, learns)
+    learns.requires_grad_(False)
+    torch.testing.assert_close(loss(learns), loss(learns.requires_grad_()))
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_factors_of_half_precision(drawn: bool) -> None:
+    """Also under autocast; every query is on its prototype, and is found there."""
+    prototypes, phi = unit(400, 1, 32).float(), torch.full((400,), 0.1)
+    # Some are their prototype itself, which rounding may put above their own similarity.
+    ids = torch.arange(0, 90, 3)
+    query = prototypes[ids] + 0.6 * unit(30, 0, 32).float()
+    query = torch.cat((query[:15], prototypes[ids[15:]])).requires_grad_()
+    negatives = torch.arange(100, 300) if drawn else None
+    rest = (prototypes, phi, ids, negatives, "merge")
+    exact = proto_nce_terms(query, *rest)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = proto_nce_terms(query, *rest, torch.bfloat16)
+    assert half.loss.dtype == torch.float32
+    assert not torch.equal(half.loss, exact.loss)
+    torch.testing.assert_close(half.loss, exact.loss, rtol=0, atol=0.02)
+    assert half.accuracy == exact.accuracy == 1
+    one, two = (torch.autograd.grad(x.loss, query)[0] for x in (half, exact))
+    assert (one - two).norm() < 0.05 * two.norm()
+    assert torch.equal(half.loss, proto_nce_loss_func(query, *rest, torch.bfloat16))
+
+
+@pytest.mark.parametrize("negatives", [None, torch.tensor([5, 1, 11])])
+@pytest.mark.parametrize("collisions", ["paper", "merge"])
 def test_gradcheck(negatives: Tensor | None, collisions: Collisions) -> None:
     prototypes, phi, ids = unit(K, 1), concentration(2), torch.tensor([0, 3, 3])
     query = (2 * unit(3, 0)).requires_grad_()
@@ -252,12 +313,15 @@ def test_products_are_fp32_whatever_the_setting(
     """A product in TF32 or bf16 beside a sum in fp32 would make losses below zero."""
     seen: list[str] = []
 
-    def noting(*args: Any, **settings: Any) -> tuple[Tensor, Tensor]:
-        seen.append(torch.backends.cuda.matmul.fp32_precision)
-        return table_logsumexp(*args, **settings)
+    def noting(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **settings: Any) -> Any:
+            seen.append(torch.backends.cuda.matmul.fp32_precision)
+            return kernel(*args, **settings)
 
-    for module in ("core", "proto_nce"):
-        monkeypatch.setattr(f"solo_ext.losses.{module}.table_logsumexp", noting)
+        return call
+
+    for module, kernel in (("core", bounded_logsumexp), ("proto_nce", table_logsumexp)):
+        monkeypatch.setattr(f"solo_ext.losses.{module}.{kernel.__name__}", noting(kernel))
     query, prototypes = unit(4, 0).float(), unit(K, 1).float()
     held = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)

@@ -381,6 +381,26 @@ class OnDevice(TorchDispatchMode):
         return out
 
 
+@pytest.mark.parametrize("num_negatives", [None, 4])
+def test_products_in_bfloat16(make_config: MakeConfig, num_negatives: int | None) -> None:
+    """With queue and with prototypes, in both directions."""
+    found: dict[str, dict[str, Tensor]] = {}
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = (
+        F.normalize(torch.randn(2, BATCH, 8, generator=generator), dim=2) for _ in range(2)
+    )
+    for dtype in ("float32", "bfloat16"):
+        torch.manual_seed(0)
+        kwargs = {"num_negatives": num_negatives, "num_prototypes": [40, 48], "symmetric": True}
+        method = with_prototypes(made(make_config, compute_dtype=dtype, **kwargs))
+        indices = torch.arange(BATCH)
+        _, found[dtype] = method.contrast(list(queries), list(keys), indices)
+    for name in ("train_info_nce_loss", "train_proto_nce_loss"):
+        exact, narrow = (found[dtype][name] for dtype in ("float32", "bfloat16"))
+        assert not torch.equal(exact, narrow), name
+        torch.testing.assert_close(exact, narrow, rtol=5e-3, atol=0)
+
+
 def test_step_s_loss_runs_on_meta_tensors(make_config: MakeConfig) -> None:
     """No value is asked for: no synchronisation with the host in a step."""
     for kwargs in ({}, {"num_negatives": 4, "num_prototypes": [40, 48], "symmetric": True}):

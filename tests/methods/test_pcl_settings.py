@@ -46,6 +46,7 @@ def test_defaults_are_those_of_the_official_code() -> None:
         "num_negatives": None,
         "collisions": "auto",
         "symmetric": False,
+        "compute_dtype": "float32",
     }
 
 
