@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +14,7 @@ from torch import Tensor
 from benchmarks.interleaved import Work
 from benchmarks.speed.effort import Effort
 from benchmarks.speed.operation import EXACT, NARROW, Case, Goal, Operation, Setup
-from benchmarks.speed.peers import NOT_IMPLEMENTED, compiled
+from benchmarks.speed.peers import compiled
 from benchmarks.speed.rows.inputs import across, relative, unit
 from solo_ext.losses import proto_nce_loss_func
 
@@ -23,7 +22,6 @@ BATCH, DIM = 256, 128
 IMAGENET = (25000, 50000, 100000), 16384
 CIFAR = (250, 500, 1000), 200
 PEER = "PCL's sampling"
-IN_BFLOAT16 = "compute_dtype" in inspect.signature(proto_nce_loss_func).parameters
 
 
 Table = tuple[Tensor, Tensor, Tensor]
@@ -49,7 +47,7 @@ def drawn(query: Tensor, table: Table, negatives: int, **dtype: Any) -> Tensor:
     """Ours with as many negatives, drawn as the method does."""
     prototypes, _, assignments = table
     lots = torch.rand(len(prototypes), device=query.device)
-    ids = lots.index_fill(0, assignments, -1.0).topk(negatives).indices
+    ids = lots.index_fill_(0, assignments, -1.0).topk(negatives, sorted=False).indices
     return proto_nce_loss_func(query, *table, ids, **dtype)
 
 
@@ -97,13 +95,13 @@ def setup(effort: Effort, sizes: tuple[int, ...], negatives: int) -> Setup:
             PEER: of(sampled, count),
             "plain, all": of(plain_all),
             "compiled, all": compiled(effort, of(plain_all)),
-            "bfloat16": of(ours, **narrow) if IN_BFLOAT16 else NOT_IMPLEMENTED,
-            "drawn, bfloat16": of(drawn, count, **narrow) if IN_BFLOAT16 else NOT_IMPLEMENTED,
+            "bfloat16": of(ours, **narrow),
+            "drawn, bfloat16": of(drawn, count, **narrow),
         },
         lambda found, expected: relative(across(found, query), across(expected, query)),
         {
             "drawn": of_given(ours),
-            "drawn, bfloat16": of_given(ours, **(narrow if IN_BFLOAT16 else {})),
+            "drawn, bfloat16": of_given(ours, **narrow),
             PEER: of_given(plain_drawn),
         },
     )
