@@ -35,6 +35,8 @@ from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.online import OnlineEvaluation, online_protocols
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.training.checkpointing import RunCheckpoint, RunState
+from solo_ext.training.collapse import CollapseWatch
+from solo_ext.training.nonfinite import NonFiniteWatch
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.progress import progress_callback
 from solo_ext.training.records import JsonLines, environment, package_version
@@ -115,7 +117,9 @@ def pretrain(
     start = _start_of(resume)
     named_after = run_dir.name.startswith(f"{cfg.name}-")
     stem = run_dir.name if named_after else f"{cfg.name}-{run_dir.name}"
-    own: list[Callback] = [RunState(loader), *callbacks, *_online(prepared, run_dir)]
+    watch = NonFiniteWatch(run_dir, loader.dataset.images, given["on_nonfinite"])
+    own: list[Callback] = [RunState(loader), watch, CollapseWatch(), *callbacks]
+    own += _online(prepared, run_dir)
     if given["data"]["unreadable"] == "skip":
         loaders = [loader] if val_loader is None else [loader, val_loader]
         own.append(UnreadableReport(run_dir / UNREADABLE, loaders))

@@ -26,6 +26,7 @@ _NOT_OF_THE_RUN = {
     "loggers",
     "checkpoint",
     "debug_augmentations",
+    "on_nonfinite",
 }
 
 
