@@ -15,9 +15,10 @@ from solo_ext.training.late_reading import LateReading
 
 logger = logging.getLogger(__name__)
 METRIC = "train_embedding_spread"
-THRESHOLD = 0.01
+COLLAPSED, RECOVERED = 0.02, 0.05
+"""Spreads below and above which it is one, and no more; apart, so that none is reported twice."""
 LOOKS = 3
-"""Looks in a row below the threshold that are called a collapse, or above that are called none."""
+"""In a row, before either is reported."""
 
 
 class CollapseWatch(Callback):
@@ -27,7 +28,7 @@ class CollapseWatch(Callback):
     embeddings (:func:`solo_ext.geometry.spread`): of the projector's, or of the backbone's where
     there is no projector. Computed on the device and read one look later on a GPU.
 
-    Warns once when three looks in a row are below 0.01, and once when three are above again.
+    Warns once when three looks in a row are below 0.02, and once when three are above 0.05 again.
     """
 
     def __init__(self) -> None:
@@ -88,8 +89,8 @@ class CollapseWatch(Callback):
             return
         value = float(arrived)
         # Neither for NaN.
-        self._low = self._low + 1 if value < THRESHOLD else 0
-        self._high = self._high + 1 if value >= THRESHOLD else 0
+        self._low = self._low + 1 if value < COLLAPSED else 0
+        self._high = self._high + 1 if value > RECOVERED else 0
         found = f"{value:.2g} of 1 at optimiser step {self._sent_at}"
         if not self._collapsed and self._low == LOOKS:
             self._collapsed = True
