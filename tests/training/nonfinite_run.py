@@ -54,6 +54,7 @@ class Fault(Callback):
 
     Attributes:
         indices: of the spoilt batches, by number of the batch.
+        weights: all of them in the end.
 
     Args:
         kind: of ``FAULTS``.
@@ -64,7 +65,11 @@ class Fault(Callback):
     def __init__(self, kind: str, batches: Sequence[int], rank: int | None = None) -> None:
         self.kind, self.batches, self.rank = kind, set(batches), rank
         self.indices: dict[int, list[int]] = {}
+        self.weights = torch.empty(0)
         self._now = False
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.weights = torch.cat([p.detach().flatten() for p in weights(pl_module)])
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         step = pl_module.training_step
@@ -96,7 +101,8 @@ def main(folder: Path) -> None:
             pretrain(prepared, run_dir=run_dir, callbacks=[fault], show_progress=False)
         except UserError as caught:
             error = str(caught)
-        torch.save({"error": error, "indices": fault.indices}, folder / f"{name}-{rank}.pt")
+        noted = {"error": error, "indices": fault.indices, "weights": fault.weights}
+        torch.save(noted, folder / f"{name}-{rank}.pt")
 
 
 if __name__ == "__main__":
