@@ -24,11 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext.cli.main import main
 from solo_ext.errors import UserError
+from solo_ext.host.class_loss import class_loss
 from solo_ext.training import nonfinite
 from solo_ext.training import pretrain as pretraining
 from solo_ext.training.bad_batches import NONFINITE
 from solo_ext.training.late_reading import LateReading
-from solo_ext.training.nonfinite import NonFiniteWatch
+from solo_ext.training.nonfinite import NonFiniteWatch, largest
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import PretrainResult, pretrain, resume
 from solo_ext.training.run_dir import METRICS, checkpoints, run_digest
@@ -140,6 +141,40 @@ def test_the_command_ends_with_one_line(
     (error,) = [e for e in capsys.readouterr().err.splitlines() if e.startswith("solo-ext: ")]
     assert "not finite" in error
     assert not checkpoints(tmp_path / "run") or finite(last_state(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("method", ["simclr", "pcl"])
+def test_no_labels_are_no_fault(
+    method: str, make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    """The online classifier has nothing to learn from."""
+    data = {"no_labels": True, "train_path": str(images / "0")}
+    train(config_of(make_config, method, data=data), tmp_path / "run")
+    found = map(json.loads, (tmp_path / "run" / METRICS).read_text().splitlines())
+    losses = [r["train_class_loss_step"] for r in found if "train_class_loss_step" in r]
+    assert losses == [0, 0, 0, 0]
+
+
+def test_a_mean_over_labels_where_there_are_some() -> None:
+    logits = torch.randn(4, 3, requires_grad=True)
+    for targets in ([0, -1, 2, 1], [-1] * 4):
+        loss = class_loss(logits, torch.tensor(targets))
+        rows = [i for i, target in enumerate(targets) if target >= 0]
+        own = logits[rows].log_softmax(1)
+        expected = [-own[k, targets[i]].item() for k, i in enumerate(rows)]
+        assert loss.item() == pytest.approx(sum(expected) / max(len(rows), 1))
+        (gradient,) = torch.autograd.grad(loss, logits)
+        assert gradient.isfinite().all()
+        assert gradient.abs().sum(1).bool().tolist() == [t >= 0 for t in targets]
+
+
+def test_the_largest_value() -> None:
+    """Neither a huge one nor an empty tensor is a fault; an infinite or missing number is."""
+    tensors = [torch.tensor([3e38, -3e38] * 10), torch.zeros(0), torch.tensor([-5.0]).bfloat16()]
+    assert largest(tensors).item() == pytest.approx(3e38)
+    for bad in ("inf", "-inf", "nan"):
+        assert not largest([*tensors, torch.tensor([[1, float(bad)]])]).isfinite()
+    assert largest([t.to("meta") for t in tensors]).device.type == "meta"
 
 
 def test_weights_that_are_not_finite_are_not_saved(make_config: MakeConfig, tmp_path: Path) -> None:
