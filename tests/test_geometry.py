@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.geometry import effective_rank
+from solo_ext.geometry import effective_rank, spread
 
 
 def rows(count: int = 9, dim: int = 5, seed: int = 0) -> Tensor:
@@ -91,3 +91,32 @@ def test_no_gradient_no_rows_and_no_values() -> None:
 def test_refuses_shapes() -> None:
     with pytest.raises(ValueError, match=r"\(N, D\), got \(2, 3, 4\)"):
         effective_rank(torch.ones(2, 3, 4))
+
+
+def test_spread() -> None:
+    """Of constant rows 0, of isotropic ones 1, of those in a few directions in between."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2000, 64, generator=generator)
+    assert spread(x).item() == pytest.approx(1, abs=0.01)
+    assert spread(torch.ones(20, 64)).item() == pytest.approx(0, abs=1e-6)
+    assert spread(torch.zeros(20, 64)).item() == 0
+    flat = torch.cat([x[:, :16], torch.zeros(2000, 48)], 1)
+    # A quarter of the dimensions, each twice as wide.
+    assert spread(flat).item() == pytest.approx(0.5, abs=0.01)
+    unit = x.double() / x.double().norm(dim=1, keepdim=True)
+    by_hand = (unit - unit.mean(0)).square().mean(0).sqrt().mean() * 8
+    assert spread(x.double()).item() == pytest.approx(by_hand.item(), rel=1e-12)
+    assert 0.05 < spread(x + 10).item() < 0.2
+
+
+def test_spread_of_any_scale_and_kind() -> None:
+    x = torch.randn(30, 8, generator=torch.Generator().manual_seed(1))
+    for other in (1e-6 * x, 1e6 * x, x.bfloat16().float()):
+        torch.testing.assert_close(spread(other), spread(x), rtol=0.01, atol=0)
+    assert spread(x.half()).dtype == torch.float32
+    assert spread(torch.cat([x, torch.full((1, 8), float("nan"))])).isnan()
+    assert spread(x[:1]).isnan()
+    assert spread(torch.empty(6, 4, device="meta")).shape == ()
+    assert not spread(x.requires_grad_()).requires_grad
+    with pytest.raises(ValueError, match=r"x must be \(N, D\)"):
+        spread(torch.ones(4))

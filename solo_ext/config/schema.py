@@ -329,6 +329,7 @@ class Run(Section):
     wandb: Wandb = Wandb()
     loggers: list[Literal["csv", "tensorboard"]] = ["csv"]
     seed: Seed = 5
+    on_nonfinite: Literal["stop", "skip"] = "stop"
     max_epochs: PositiveInt
     accumulate_grad_batches: PositiveInt = 1
     num_nodes: PositiveInt = 1

@@ -140,6 +140,31 @@ def _few_classes() -> Iterator[Patch]:
 
 
 @_mend(
+    "no-labels",
+    "a batch without labels has a loss of nan: that of the online classifier, a mean over nothing",
+    "main",
+)
+def _no_labels() -> Iterator[Patch]:
+    from solo_ext.host.class_loss import class_loss
+
+    def mended(original: Any) -> Any:
+        @functools.wraps(original)
+        def step(self: Any, X: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+            out: dict[str, Any] = original(self, X, targets)
+            # The momentum network's is without one where it has no classifier.
+            return {**out, "loss": class_loss(out["logits"], targets)} if "loss" in out else out
+
+        return step
+
+    base = _base()
+    for owner, name in (
+        (base.BaseMethod, "_base_shared_step"),
+        (base.BaseMomentumMethod, "_shared_step_momentum"),
+    ):
+        yield owner, name, mended(vars(owner)[name])
+
+
+@_mend(
     "momentum-resume",
     "a resumed run takes its first momentum step with base_tau, and one too many when gradients "
     "accumulate",

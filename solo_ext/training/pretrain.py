@@ -37,7 +37,9 @@ from solo_ext.host.dali_loader import DALILoader
 from solo_ext.locks import locked
 from solo_ext.training.agreed_dir import RUN_DIR, agreed_run_dir
 from solo_ext.training.checkpoint_io import DirectCheckpointIO
+from solo_ext.training.collapse import CollapseWatch
 from solo_ext.training.identity import Identity
+from solo_ext.training.nonfinite import NonFiniteWatch
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.progress import progress_callback
 from solo_ext.training.records import JsonLines, environment, package_version
@@ -121,7 +123,9 @@ def pretrain(
     named_after = run_dir.name.startswith(f"{cfg.name}-")
     stem = run_dir.name if named_after else f"{cfg.name}-{run_dir.name}"
     state = RunState(loader, identity, lambda: _write_records(run_dir, prepared))
-    own: list[Callback] = [state, *callbacks, *_online(prepared, run_dir)]
+    watch = NonFiniteWatch(run_dir, loader.dataset.images, given["on_nonfinite"])
+    own: list[Callback] = [state, watch, CollapseWatch(), *callbacks]
+    own += _online(prepared, run_dir)
     if given["data"]["unreadable"] == "skip":
         loaders = [loader] if val_loader is None else [loader, val_loader]
         own.append(UnreadableReport(run_dir / UNREADABLE, loaders))

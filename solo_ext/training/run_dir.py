@@ -34,6 +34,7 @@ _NOT_OF_THE_RUN = {
     "data.num_workers",
     "data.start_method",
     "data.in_memory",
+    "on_nonfinite",
 }
 
 

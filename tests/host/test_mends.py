@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from benchmarks.speed.counting import Counter
+from solo_ext.errors import UserError
 from solo_ext.host import Host, detect
 from solo_ext.host.mends import MENDS, apply, unmended
 from solo_ext.training.prepare import prepare
@@ -222,6 +223,23 @@ def test_few_classes_of_a_momentum_classifier(
     watch = Runs(config, tmp_path).whole()
     assert watch.metrics["train_momentum_acc5"] == 100
     with without(), pytest.raises(RuntimeError, match="out of range"):
+        pretrain(prepare(config), run_dir=tmp_path / "own")
+
+
+@pytest.mark.mend("no-labels")
+@pytest.mark.skipif(GENERATION != "main", reason="the release's base class is replaced whole")
+def test_no_labels(without: Without, make_config: Any, images: Path, tmp_path: Path) -> None:
+    """As of the data sets for which self-supervision is made."""
+    config = make_config(
+        "byol",
+        data={"no_labels": True, "train_path": str(images / "0")},
+        momentum={"classifier": True},
+        optimizer={"batch_size": 8},
+    )
+    watch = Runs(config, tmp_path).whole()
+    assert watch.metrics["train_class_loss_epoch"] == 0
+    assert watch.metrics["train_momentum_class_loss_epoch"] == 0
+    with without(), pytest.raises(UserError, match="the loss is not finite"):
         pretrain(prepare(config), run_dir=tmp_path / "own")
 
 

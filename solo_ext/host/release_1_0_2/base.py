@@ -11,12 +11,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.nn.functional as F
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from solo_ext.host.accuracy import accuracy_at_k
 from solo_ext.host.backbones import BackboneTable, build_backbone
+from solo_ext.host.class_loss import class_loss
 from solo_ext.host.optim import configure_optimizers
 from solo_ext.modules.knn import OnlineKNN
 
@@ -149,7 +149,7 @@ class BaseMethod(pl.LightningModule):
         return {"feats": self.backbone(self._in_memory_format(X))}
 
     def _with_class_metrics(self, out: dict[str, Any], targets: Tensor) -> dict[str, Any]:
-        loss = F.cross_entropy(out["logits"], targets, ignore_index=-1)
+        loss = class_loss(out["logits"], targets)
         acc1, acc5 = accuracy_at_k(out["logits"], targets)
         return {**out, "loss": loss, "acc1": acc1, "acc5": acc5}
 
