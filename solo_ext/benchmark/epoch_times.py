@@ -10,6 +10,8 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from solo_ext.paths import refuse_link
+
 EPOCHS = "epochs.jsonl"
 
 
@@ -45,7 +47,7 @@ class EpochTimes(Callback):
             "images": self._batches * self.batch_size * trainer.world_size,
             "seconds": round(self._end - self._begin, 4),
         }
-        with self.file.open("a") as held:
+        with refuse_link(self.file).open("a") as held:
             held.write(json.dumps(line) + "\n")
 
 

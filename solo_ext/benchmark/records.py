@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from solo_ext.errors import UserError
+from solo_ext.paths import refuse_link
 
 RECORDS, SETTINGS, LOCK = "records.jsonl", "benchmark.yaml", ".lock"
 Kind = Literal["plugin", "host", "baseline", "teacher"]
@@ -115,7 +116,7 @@ def append_records(folder: Path, records: Iterable[Record]) -> None:
     """Adds lines; what a killed process left half written is removed first."""
     file = folder / RECORDS
     text = "".join(json.dumps(r, sort_keys=True) + "\n" for r in records)
-    with file.open("a+b") as held:
+    with refuse_link(file).open("a+b") as held:
         held.seek(0)
         content = held.read()
         held.truncate(content.rfind(b"\n") + 1)

@@ -34,6 +34,7 @@ from solo_ext.data.raw_batches import RawBatches
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.evaluation.online import OnlineEvaluation, online_protocols
 from solo_ext.host.dali_loader import DALILoader
+from solo_ext.pretrained.files import check_archive
 from solo_ext.training.checkpointing import RunCheckpoint, RunState
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.progress import progress_callback
@@ -140,7 +141,8 @@ def pretrain(
         print(loader if through_dali else data.augment or loader.dataset.transform)
     begin = time.monotonic()
     with _announced(run_dir):
-        trainer.fit(model, datamodule=data, ckpt_path=None if resume is None else str(resume))
+        ckpt_path = None if resume is None else str(resume)
+        trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     seconds = time.monotonic() - begin
     if trainer.interrupted:
         raise KeyboardInterrupt
@@ -267,12 +269,14 @@ def _start_of(checkpoint: Path | None) -> int:
     """Optimiser step at which a checkpoint stands."""
     if checkpoint is None:
         return 0
+    check_archive(checkpoint)
     try:
         state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         return int(state["global_step"])
     except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"checkpoint {str(checkpoint)!r} cannot be read ({str(error).splitlines()[0]}); "
+            f"checkpoint {str(checkpoint)!r} cannot be read ({reason}); "
             "remove it to resume from an earlier one or to start again"
         ) from error
 
