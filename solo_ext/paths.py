@@ -32,6 +32,14 @@ def data_root() -> Path:
     return Path(os.environ.get("SOLO_EXT_DATA", "datasets"))
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; none has a name that the system cannot have."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def refuse_link(path: Path) -> Path:
     """The path of a file that is about to be written where it is, which is no link.
 

@@ -17,7 +17,7 @@ from solo_ext.config.yaml_text import read_yaml
 from solo_ext.data.resolvers import add_resolvers
 from solo_ext.errors import ConfigError, UserError, nearest
 from solo_ext.evaluation.suite import read_suite_settings
-from solo_ext.paths import config_root
+from solo_ext.paths import config_root, is_file
 
 
 def shipped_benchmarks() -> list[str]:
@@ -40,7 +40,7 @@ def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSetting
     file = Path(name).expanduser()
     if file.suffix not in (".yaml", ".yml"):
         file = config_root() / "solo_ext" / "benchmark" / f"{name}.yaml"
-    if not file.is_file():
+    if not is_file(file):
         raise ConfigError(
             "CONFIG", name, "no such benchmark", nearest(name, shipped_benchmarks(), show=40)
         )

@@ -20,7 +20,7 @@ from solo_ext.config.code import refuse_hydra_section
 from solo_ext.config.schema import Run
 from solo_ext.config.yaml_text import check_aliases
 from solo_ext.errors import ConfigError, UserError, nearest
-from solo_ext.paths import config_root
+from solo_ext.paths import config_root, is_file
 
 NAMESPACE = "solo_ext"
 
@@ -63,10 +63,10 @@ def compose(
                 f"--config-path {config_path}: no such folder; give a folder of YAML files"
             )
         known = [p.relative_to(root).with_suffix("").as_posix() for p in root.rglob("*.yaml")]
-    if not (root / f"{full}.yaml").is_file():
-        raise ConfigError("--config-name", config_name, "no such config", nearest(name, known))
     file = root / f"{full}.yaml"
-    check_aliases(file.read_bytes(), file)
+    if not is_file(file):
+        raise ConfigError("--config-name", config_name, "no such config", nearest(name, known))
+    check_aliases(_content(file), file)
     refuse_hydra_section(file)
     groups, values = _split(parse(overrides))
     cfg = _composed(root, full, groups)
@@ -79,6 +79,13 @@ def compose(
             f"`# @package _global_`, or its keys land under {folder!r}"
         )
     return _resolved(cfg)
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(f"config {str(file)!r} cannot be read: {error.strerror}") from error
 
 
 def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:

@@ -269,3 +269,26 @@ def test_strategies_are_those_of_lightning(
     config = make_config("simclr", strategy=f"{package}.call")
     with pytest.raises(UserError, match=r"the Trainer refuses the config|strategy="):
         pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pretrain", "--config-name", "LONG"),
+        ("pretrain", "--config-name", "run", "--config-path", "LONG"),
+        ("pretrain", "--resume", "LONG"),
+        ("pretrain", "--config-name", "cifar10/simclr", "resume_from_checkpoint=LONG"),
+        ("pretrain", "--config-name", "cifar10/simclr", "data.train_path=LONG"),
+        ("pretrain", "--config-name", "cifar10/seed", "method_kwargs.teacher.path=LONG"),
+        ("eval", "knn", "LONG"),
+        ("export", "LONG", "--format", "timm"),
+        ("benchmark", "run", "LONG.yaml"),
+        ("benchmark", "report", "LONG"),
+    ],
+    ids=" ".join,
+)
+def test_names_that_are_too_long(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.replace("LONG", "a" * 5000) for word in words]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1

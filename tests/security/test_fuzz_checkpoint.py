@@ -233,7 +233,7 @@ ODD = (
             torch.Size([1]),
             torch.device("cpu"),
         ]
-    )
+    ).map(copy.deepcopy)
     | st.sampled_from(ODD_TENSORS).map(lambda make: make())
 )
 TREES = st.recursive(
@@ -251,8 +251,7 @@ TREES = st.recursive(
 def test_wrong_things_in_the_right_places(
     data: st.DataObject, content: dict[str, Any], spoiled: Path
 ) -> None:
-    held = copy.copy(content)
-    held["state_dict"] = dict(content["state_dict"])
+    held = copy.deepcopy(content)
     for _ in range(data.draw(st.integers(1, 3))):
         weights = held.get("state_dict")
         inside = isinstance(weights, dict) and weights and data.draw(st.booleans())

@@ -215,6 +215,8 @@ def test_overrides(overrides: list[str]) -> None:
 
 @fuzzed(20, 1000)
 @given(st.text(max_size=20) | st.sampled_from(shipped_configs()) | ODD_TEXT)
+@example("9" * 5000)
+@example("a\x00b")
 def test_names_of_configs(name: str) -> None:
     event(outcome(lambda: check_run(compose(name))))
 
