@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from solo_ext.paths import refuse_link
+
 
 def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
     """Adds lines; what a killed process left half written is removed first.
@@ -15,9 +17,12 @@ def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
     Args:
         file: made where it is missing; its folder exists.
         entries: one line each.
+
+    Raises:
+        UserError: the file is a link.
     """
     text = "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in entries)
-    with file.open("a+b") as held:
+    with refuse_link(file).open("a+b") as held:
         held.seek(0)
         content = held.read()
         held.truncate(content.rfind(b"\n") + 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from solo_ext.errors import UserError
+from solo_ext.paths import refuse_link
 
 
 @contextlib.contextmanager
@@ -20,9 +21,9 @@ def locked(file: Path, wait: float = -1) -> Iterator[None]:
         wait: seconds to wait for another process; below 0 for ever.
 
     Raises:
-        UserError: another process is still there.
+        UserError: another process is still there, or the file is a link.
     """
-    lock = FileLock(file)
+    lock = FileLock(refuse_link(file))
     try:
         lock.acquire(wait)
     except Timeout:

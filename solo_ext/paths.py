@@ -7,6 +7,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from solo_ext.errors import UserError
+
 
 def config_root() -> Path:
     """Folder that holds ``solo_ext/<dataset>/<method>.yaml``.
@@ -30,6 +32,29 @@ def data_root() -> Path:
     return Path(os.environ.get("SOLO_EXT_DATA", "datasets"))
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; none has a name that the system cannot have."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def refuse_link(path: Path) -> Path:
+    """The path of a file that is about to be written where it is, which is no link.
+
+    A folder from someone else may hold links to files of the user's.
+
+    Raises:
+        UserError: it is one.
+    """
+    if path.is_symlink():
+        raise UserError(
+            f"{str(path)!r} is a link to {str(path.resolve())!r}, which would be written; remove it"
+        )
+    return path
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Writes a whole file or none of it; several processes may write the same one.
 
@@ -40,6 +65,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     # The host too: processes of several may share the folder.
     scratch = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.saving")
     try:
+        # A link of that name would be written through.
+        scratch.unlink(missing_ok=True)
         write(scratch)
         os.replace(scratch, path)
     finally:

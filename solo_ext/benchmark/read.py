@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter
@@ -14,10 +13,11 @@ from pydantic import TypeAdapter
 from solo_ext.benchmark.settings import BenchmarkSettings
 from solo_ext.config.check import validated
 from solo_ext.config.compose import apply_overrides, parse
+from solo_ext.config.yaml_text import read_yaml
 from solo_ext.data.resolvers import add_resolvers
 from solo_ext.errors import ConfigError, UserError, nearest
 from solo_ext.evaluation.suite import read_suite_settings
-from solo_ext.paths import config_root
+from solo_ext.paths import config_root, is_file
 
 
 def shipped_benchmarks() -> list[str]:
@@ -40,17 +40,18 @@ def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSetting
     file = Path(name).expanduser()
     if file.suffix not in (".yaml", ".yml"):
         file = config_root() / "solo_ext" / "benchmark" / f"{name}.yaml"
-    if not file.is_file():
+    if not is_file(file):
         raise ConfigError(
             "CONFIG", name, "no such benchmark", nearest(name, shipped_benchmarks(), show=40)
         )
-    try:
-        given = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: not YAML: {str(error).splitlines()[0]}") from None
+    given = read_yaml(file)
     if not isinstance(given, dict):
         raise UserError(f"{file}: not a mapping; give the keys of a benchmark")
-    cfg = OmegaConf.create(given)
+    try:
+        cfg = OmegaConf.create(given)
+    except Exception as error:
+        # OmegaConf answers to odd keys in many ways, that of a parser among them.
+        raise UserError(f"{file}: {(str(error).splitlines() or [''])[0]}") from None
     apply_overrides(cfg, parse(overrides))
     # Interpolations stay as they are written: paths of a machine are not part of a benchmark.
     plain = OmegaConf.to_container(cfg)

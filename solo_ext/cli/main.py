@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import sys
@@ -142,6 +143,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + stop.signal
     except UserError as error:
         print(f"solo-ext: {error}", file=sys.stderr)
+        return USER_MISTAKE
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"solo-ext: {error.strerror}: {str(error.filename)[:120]!r}...", file=sys.stderr)
         return USER_MISTAKE
     except KeyboardInterrupt:
         again = "resume with --resume" if args.command == "pretrain" else "the same command goes on"

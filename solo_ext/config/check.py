@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
+from solo_ext.config.code import refuse_targets
 from solo_ext.config.expected import expected, literal_choices, union_members, unwrapped
 from solo_ext.config.schema import TRAINER, Run, Section
 from solo_ext.errors import ConfigError, nearest
@@ -36,8 +37,10 @@ def check_run(config: Mapping[str, Any]) -> dict[str, Any]:
         that the schema does not name are passed through.
 
     Raises:
-        ConfigError: an unknown key, a missing one, or a value of the wrong type or range.
+        ConfigError: an unknown key, a missing one, or a value of the wrong type or range; a
+            ``_target_``, which names code.
     """
+    refuse_targets(config)
     run = validated(_run_model(), config)
     passed = run.model_fields_set - Run.model_fields.keys()
     filled: dict[str, Any] = run.model_dump(include=Run.model_fields.keys() | passed)

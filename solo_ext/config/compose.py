@@ -15,11 +15,12 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
+from solo_ext.config.code import refuse_hydra_section
 from solo_ext.config.schema import Run
+from solo_ext.config.yaml_text import check_aliases
 from solo_ext.errors import ConfigError, UserError, nearest
-from solo_ext.paths import config_root
+from solo_ext.paths import config_root, is_file
 
 NAMESPACE = "solo_ext"
 
@@ -48,7 +49,7 @@ def compose(
         A plain mapping, interpolations resolved.
 
     Raises:
-        ConfigError: no such config.
+        ConfigError: no such config, or one that names code to run.
         UserError: a folder that is not one, an override or a YAML file that cannot be read.
     """
     name = config_name.removesuffix(".yaml")
@@ -62,8 +63,11 @@ def compose(
                 f"--config-path {config_path}: no such folder; give a folder of YAML files"
             )
         known = [p.relative_to(root).with_suffix("").as_posix() for p in root.rglob("*.yaml")]
-    if not (root / f"{full}.yaml").is_file():
+    file = root / f"{full}.yaml"
+    if not is_file(file):
         raise ConfigError("--config-name", config_name, "no such config", nearest(name, known))
+    check_aliases(_content(file), file)
+    refuse_hydra_section(file)
     groups, values = _split(parse(overrides))
     cfg = _composed(root, full, groups)
     OmegaConf.set_struct(cfg, False)
@@ -75,6 +79,13 @@ def compose(
             f"`# @package _global_`, or its keys land under {folder!r}"
         )
     return _resolved(cfg)
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(f"config {str(file)!r} cannot be read: {error.strerror}") from error
 
 
 def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
@@ -95,10 +106,14 @@ def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
         dotted = [o.key_or_group.replace("/", ".") for o in groups]
         remedy = f"; values are written with dots: {dotted[0]}=..." if dotted else ""
         raise UserError(f"config {name!r} cannot be composed: {_text(error)}{remedy}") from error
-    except (OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise UserError(f"config {name!r} cannot be read: {_text(error)}") from error
     except RecursionError as error:
-        raise UserError(f"config {name!r} cannot be read: its defaults lead in a circle") from error
+        raise UserError(
+            f"config {name!r} cannot be read: its defaults lead in a circle, or it is nested too "
+            "deeply"
+        ) from error
+    except Exception as error:
+        # YAML and Hydra answer to odd values in many ways, with AttributeError among them.
+        raise UserError(f"config {name!r} cannot be read: {_text(error)}") from error
 
 
 def _resolved(cfg: DictConfig) -> dict[str, Any]:

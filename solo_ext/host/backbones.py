@@ -8,6 +8,8 @@ from typing import Any
 
 import timm
 import torch
+from omegaconf import OmegaConf
+from timm.models import load_checkpoint
 from torch import nn
 
 from solo_ext.errors import ConfigError, nearest
@@ -117,12 +119,21 @@ def build_backbone(
 def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Module:
     name = full_name.removeprefix(PREFIX)
     small = bool(kwargs.pop("small_stem", False))
+    # timm takes plain lists and mappings; what a config nests is OmegaConf's.
+    plain: dict[str, Any] = {
+        k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v
+        for k, v in kwargs.items()
+    }
     arguments: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in dict(kwargs).items()
+        k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()
     }
     arguments.setdefault("num_classes", 0)
+    weights = arguments.pop("checkpoint_path", None)
     try:
         model = timm.create_model(name, **arguments)
+        if weights:
+            # Not left to timm, of which not every version refuses code in the file.
+            load_checkpoint(model, weights, weights_only=True)
     except TypeError as error:
         raise ConfigError("backbone.kwargs", arguments, str(error), f"see timm's {name}") from error
     # Heads with a hidden layer of their own (MobileNetV3's, VGG's) return that layer.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ def read_checkpoint(path: Path, allowed: tuple[type, ...] = ()) -> dict[str, Any
     Raises:
         UserError: it cannot be read, or holds no mapping.
     """
+    check_archive(path)
     try:
         with torch.serialization.safe_globals(list(allowed)):
             state = torch.load(path, map_location="cpu", weights_only=True)
@@ -41,6 +43,29 @@ def read_checkpoint(path: Path, allowed: tuple[type, ...] = ()) -> dict[str, Any
             f"checkpoint {str(path)!r} holds a {type(state).__name__}: it is no checkpoint"
         )
     return state
+
+
+def check_archive(path: Path) -> None:
+    """Refuses a file whose entries unpack to more than it holds; ``torch.save`` compresses none.
+
+    A file that is no archive passes, for whoever reads it to complain of.
+
+    Raises:
+        UserError: entries are compressed, or lie over each other.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+        size = path.stat().st_size
+    except Exception:
+        # A damaged one, in whichever of zipfile's ways.
+        return
+    packed = [e.filename for e in entries if e.compress_type != zipfile.ZIP_STORED]
+    if packed or sum(e.file_size for e in entries) > size:
+        what = f"{packed[0]!r} in it is compressed" if packed else "its entries overlap"
+        raise UserError(
+            f"checkpoint {str(path)!r} cannot be read: {what}, which torch.save does not do"
+        )
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -71,6 +96,13 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
+def holds_values(value: object) -> bool:
+    """Whether this is a tensor of real numbers, which a parameter can take."""
+    if not isinstance(value, Tensor) or value.is_meta:
+        return False
+    return value.layout == torch.strided and not value.is_complex()
+
+
 def check_fit(
     network: nn.Module,
     weights: Mapping[str, Tensor],
@@ -90,13 +122,17 @@ def check_fit(
         prefix: of the keys in their file.
 
     Raises:
-        UserError: naming the first keys that are missing, unexpected or of another shape.
+        UserError: naming the first keys that are missing, unexpected, no tensors or of
+            another shape.
     """
     own = network.state_dict()
     faults = {
         "missing": [k for k in own if k not in weights],
         "unexpected": [k for k in weights if k not in own],
-        "of another shape": [k for k in own if k in weights and own[k].shape != weights[k].shape],
+        "no tensors": [k for k, v in weights.items() if not holds_values(v)],
+        "of another shape": [
+            k for k in own if holds_values(weights.get(k)) and own[k].shape != weights[k].shape
+        ],
     }
     found = "; ".join(
         f"{fault}: {', '.join(prefix + k for k in keys[:3])}"

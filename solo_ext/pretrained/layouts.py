@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from solo_ext.errors import UserError
 from solo_ext.pretrained.architectures import build_architecture
-from solo_ext.pretrained.files import check_fit, read_checkpoint, read_safetensors
+from solo_ext.pretrained.files import check_fit, holds_values, read_checkpoint, read_safetensors
 from solo_ext.pretrained.teacher_source import KEY, TeacherSource
 
 _PARALLEL = "module."
@@ -59,7 +59,7 @@ def unwrap(
         state = state[wrapper]
     if not isinstance(state, Mapping) or not state:
         raise UserError(f"{source} holds no weights in {wrapper!r}")
-    strange = [k for k, v in state.items() if not isinstance(k, str) or not isinstance(v, Tensor)]
+    strange = [k for k, v in state.items() if not isinstance(k, str) or not holds_values(v)]
     if strange:
         found = ", ".join(map(str, strange[:3]))
         raise UserError(

@@ -22,7 +22,8 @@ from solo_ext.data.resolvers import add_resolvers
 from solo_ext.data.transforms import STATISTICS
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.host.backbones import build_backbone
-from solo_ext.pretrained.files import check_fit, file_digest, read_checkpoint
+from solo_ext.pretrained.exported import FETCHING
+from solo_ext.pretrained.files import check_fit, file_digest, holds_values, read_checkpoint
 
 ARGS = "args.json"
 ONLINE = ("backbone.", "encoder.")
@@ -130,7 +131,7 @@ def read_run(path: Path) -> RunCheckpoint:
     checkpoint = _checkpoint_in(path)
     cfg = _config_of(checkpoint)
     state = _state_of(checkpoint)
-    return RunCheckpoint(checkpoint, cfg, state["state_dict"], int(state.get("epoch", -1)) + 1)
+    return RunCheckpoint(checkpoint, cfg, state["state_dict"], state.get("epoch", -1) + 1)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -160,8 +161,8 @@ def run_backbone(run: RunCheckpoint, prefixes: tuple[str, ...] = ONLINE) -> tupl
     backbone, features_dim = build_backbone(
         host.load().backbones,
         cfg["backbone"]["name"],
-        # The checkpoint brings the weights; nothing is to be fetched.
-        {k: v for k, v in (cfg["backbone"].get("kwargs") or {}).items() if k != "pretrained"},
+        # The checkpoint brings the weights; nothing is to be fetched, and no other file read.
+        {k: v for k, v in (cfg["backbone"].get("kwargs") or {}).items() if k not in FETCHING},
         method=cfg.get("method"),
         dataset=cfg["data"]["dataset"],
     )
@@ -273,7 +274,16 @@ def _state_of(checkpoint: Path) -> dict[str, Any]:
     state = read_checkpoint(checkpoint)
     if not isinstance(state.get("state_dict"), dict):
         raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint: it has no state_dict")
+    strange = [k for k, v in state["state_dict"].items() if not _is_weight(k, v)]
+    if strange or not isinstance(state.get("epoch", -1), int):
+        what = f"weight {strange[0]!r}" if strange else f"epoch {state['epoch']!r}"
+        raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint: {what} in it is none")
     return state
+
+
+def _is_weight(key: object, value: object) -> bool:
+    # What a module adds to its own state may be anything.
+    return isinstance(key, str) and (holds_values(value) or key.endswith("_extra_state"))
 
 
 def _backbone_weights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,4 +28,6 @@ class DirectCheckpointIO(TorchCheckpointIO):
             RuntimeError: the same, in torch's words.
         """
         os.makedirs(os.path.dirname(path), exist_ok=True)
+        # A link of that name would be written through.
+        Path(path).unlink(missing_ok=True)
         torch.save(checkpoint, path)

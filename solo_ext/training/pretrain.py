@@ -148,8 +148,9 @@ def pretrain(
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)
     begin = time.monotonic()
+    ckpt_path = None if resume is None else str(resume.path)
     with _announced(run_dir), _alone(run_dir, trainer):
-        trainer.fit(model, datamodule=data, ckpt_path=None if resume is None else str(resume.path))
+        trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     seconds = time.monotonic() - begin
     if trainer.interrupted:
         raise KeyboardInterrupt

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from solo_ext import __version__
 from solo_ext.host import HostInfo
 from solo_ext.json_lines import whole_lines
+from solo_ext.paths import refuse_link
 
 PACKAGES = (
     "torch",
@@ -45,7 +46,7 @@ class JsonLines(Logger):
 
     def __init__(self, file: Path, start_step: int | None = None) -> None:
         super().__init__()
-        self.file = file
+        self.file = refuse_link(file)
         self._drop_from(start_step)
         self._begin = time.monotonic()
 
@@ -74,6 +75,7 @@ class JsonLines(Logger):
             return
         kept = [r for r in read_metrics(self.file) if (r.get("step") or 0) < max(step, 1)]
         scratch = self.file.with_suffix(".saving")
+        scratch.unlink(missing_ok=True)
         scratch.write_text("".join(json.dumps(r) + "\n" for r in kept))
         os.replace(scratch, self.file)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from solo_ext.errors import ConfigError, UserError
+from solo_ext.pretrained.files import check_archive
 from solo_ext.training.identity import Identity, listed
 from solo_ext.training.run_dir import PREVIOUS, checkpoints
 
@@ -81,6 +82,7 @@ def read_state(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is torn, damaged, or no such checkpoint.
     """
+    check_archive(path)
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()

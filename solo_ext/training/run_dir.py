@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from solo_ext.config.yaml_text import read_yaml
 from solo_ext.errors import UserError
 from solo_ext.paths import write_text as write_text
 
@@ -163,8 +162,8 @@ def read_config(run_dir: Path) -> dict[str, Any]:
             "`solo-ext pretrain` wrote"
         )
     try:
-        loaded = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError):
+        loaded = read_yaml(file)
+    except UserError:
         loaded = None
     if not isinstance(loaded, dict):
         raise UserError(f"{file}: not a config; the file was changed or cut short")

@@ -25,6 +25,7 @@ from solo_ext.benchmark.launchers.base import (
 from solo_ext.benchmark.orphans import PARENT
 from solo_ext.benchmark.work import PEAK, RECORD
 from solo_ext.errors import ConfigError
+from solo_ext.paths import refuse_link
 
 GIGABYTE = 1e9
 _PATIENCE = 30.0
@@ -110,7 +111,7 @@ class LocalLauncher(Launcher):
             ids = visible.split(",") if visible else [str(i) for i in range(_gpus())]
             chosen = [ids[i % len(ids)] for i in range(first, first + self.devices)]
             own["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
-        with (folder / LOG).open("wb") as log:
+        with refuse_link(folder / LOG).open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "solo_ext.benchmark.work", str(folder)],
                 stdin=subprocess.DEVNULL,

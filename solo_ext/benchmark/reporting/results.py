@@ -9,12 +9,12 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from pydantic import TypeAdapter
 
 from solo_ext.benchmark.records import SETTINGS, Record, read_records
 from solo_ext.benchmark.settings import BenchmarkSettings
 from solo_ext.config.check import validated
+from solo_ext.config.yaml_text import read_yaml
 from solo_ext.errors import ConfigError, UserError, nearest
 
 _OF_A_RUN = ("seed", "name", "path", "dir")
@@ -254,14 +254,12 @@ def read_results(folder: Path) -> Results:
     records = read_records(folder)
     file = folder / SETTINGS
     try:
-        given = yaml.safe_load(file.read_text())
+        given = read_yaml(file)
     except FileNotFoundError:
         raise UserError(
             f"records {str(folder)!r}: no {SETTINGS} in it; give a folder that "
             "`solo-ext benchmark run` wrote"
         ) from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{file}: no YAML: {error}") from None
     if not isinstance(given, Mapping):
         raise UserError(f"{file}: holds no settings; run the benchmark again")
     return Results(validated(TypeAdapter(BenchmarkSettings), given), records)

@@ -47,6 +47,9 @@ class H5Images(Dataset[tuple[Image.Image, int]]):
         self.path = str(path)
         with h5py.File(self.path, "r", locking="best-effort") as file:
             groups = sorted(name for name in file if isinstance(file[name], h5py.Group))
+            for name in groups:
+                if file[name].file.filename != file.filename:
+                    raise ValueError(f"{name!r} is a link to another file")
             self.classes = sorted(only) if only and set(only) <= set(groups) else groups
             names = [sorted(file[name]) for name in self.classes]
         # One array of bytes, where a list of a million strings would be copied by each worker.
@@ -69,7 +72,8 @@ class H5Images(Dataset[tuple[Image.Image, int]]):
         target = int(self.targets[index])
         name = self.name_of(index)
         try:
-            stored = self._opened()[self.classes[target]][self._names[index]][()]
+            held = self._opened()[self.classes[target]][self._names[index]]
+            stored: Any = None if self._is_elsewhere(held) else held[()]
         except _DAMAGED as error:
             if isinstance(error, OSError) and error.errno in NOT_THE_IMAGES_FAULT:
                 raise
@@ -81,6 +85,11 @@ class H5Images(Dataset[tuple[Image.Image, int]]):
     def name_of(self, index: int) -> str:
         """``<file>:<class>/<image>``."""
         return f"{self.path}:{self.classes[self.targets[index]]}/{self._names[index].decode()}"
+
+    def _is_elsewhere(self, held: Any) -> bool:
+        """Whether bytes come out of another file, which HDF5 can make any file of the machine."""
+        linked = held.file.filename != self._opened().filename
+        return linked or bool(getattr(held, "external", None) or getattr(held, "is_virtual", False))
 
     def _opened(self) -> Any:
         import h5py

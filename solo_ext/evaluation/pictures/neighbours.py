@@ -14,6 +14,7 @@ from torch import Tensor
 from solo_ext.evaluation.pictures.packages import viz_package
 from solo_ext.evaluation.pictures.scatter import shortened
 from solo_ext.modules.cosines import cosines, inverse_norms
+from solo_ext.paths import refuse_link
 
 RIGHT, WRONG = "#12813b", "#b3261e"
 _BLOCK = 2**24
@@ -93,7 +94,7 @@ def write_grid(rows: Sequence[Sequence[Shown]], title: str, file: Path) -> None:
             if i == 0 and j < 2:
                 plot.set_title("query" if j == 0 else "nearest first →", fontsize=9, loc="left")
     figure.text(0.02, 1 - 0.26 / height, title, fontsize=11, va="center")
-    figure.savefig(file, metadata={"Software": None})
+    figure.savefig(refuse_link(file), metadata={"Software": None})
 
 
 def _draw(plot: Any, shown: Shown) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from solo_ext.evaluation.pictures.packages import viz_package
 from solo_ext.evaluation.pictures.scatter import COLOURS, Map
+from solo_ext.paths import refuse_link
 
 _SHAPES = ("circle", "triangle-up", "square", "diamond", "triangle-down", "cross")
 _TOOLS = [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]]
@@ -163,7 +164,7 @@ def write_page(
         plot=plot,
         points=json.dumps(coordinates).replace("<", "\\u003c"),
     )
-    file.write_text(page, encoding="utf-8")
+    refuse_link(file).write_text(page, encoding="utf-8")
 
 
 def _rounded(what: Map, label: int) -> tuple[list[float], list[float]]:

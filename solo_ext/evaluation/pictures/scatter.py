@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solo_ext.evaluation.pictures.packages import viz_package
+from solo_ext.paths import refuse_link
 
 COLOURS = (
     "#1f77b4",
@@ -104,7 +105,7 @@ def write_png(what: Map, title: str, axes: tuple[str, str] | None, file: Path) -
         # Written into the legend itself: it leaves out what it is given with a leading underscore.
         text.set_text(shortened(what.classes[label]))
     _name_classes(figure, plot, what)
-    figure.savefig(file, metadata={"Software": None})
+    figure.savefig(refuse_link(file), metadata={"Software": None})
 
 
 def _dots(plot: Any, points: npt.NDArray[np.float64], place: int, size: float) -> Any:

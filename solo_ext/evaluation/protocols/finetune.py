@@ -27,6 +27,7 @@ from solo_ext.evaluation.supervised.fine_tuning import FineTuning, diverged, pre
 from solo_ext.evaluation.supervised.schedule import BASE_BATCH, Precision, seeded
 from solo_ext.evaluation.supervised.unfinished import Unfinished
 from solo_ext.evaluation.supervised.views import STANDARD_VIEW, training_loader
+from solo_ext.paths import refuse_link
 
 FILE = "finetune.safetensors"
 
@@ -98,7 +99,7 @@ class Finetune(BackboneProtocol):
             metadata = {k: json.dumps(v) for k, v in about.items()}
             weights = {k: v.cpu().contiguous() for k, v in model.state_dict().items()}
             subject.out.mkdir(parents=True, exist_ok=True)
-            save_file(weights, subject.out / FILE, metadata)
+            save_file(weights, refuse_link(subject.out / FILE), metadata)
             row["saved"] = FILE
         unfinished.remove()
         return [row]

@@ -23,6 +23,7 @@ from solo_ext.evaluation.supervised.schedule import BASE_BATCH, Precision, seede
 from solo_ext.evaluation.supervised.side_by_side import Heads, SideBySide
 from solo_ext.evaluation.supervised.unfinished import Unfinished
 from solo_ext.evaluation.supervised.views import STANDARD_VIEW, training_loader
+from solo_ext.paths import refuse_link
 
 FILE = "linear_augmented.safetensors"
 
@@ -115,4 +116,6 @@ class LinearAugmented(BackboneProtocol):
     def _save(self, subject: Subject, heads: Heads, chosen: int) -> None:
         weights = {k: v.contiguous() for k, v in heads.final[chosen].state_dict().items()}
         subject.out.mkdir(parents=True, exist_ok=True)
-        save_file(weights, subject.out / FILE, {"classes": json.dumps(subject.class_names)})
+        save_file(
+            weights, refuse_link(subject.out / FILE), {"classes": json.dumps(subject.class_names)}
+        )

@@ -1,0 +1,141 @@
+"""Links: followed where the user's images are, never written through, nor out of one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from solo_ext.benchmark.records import RECORDS, append_records
+from solo_ext.data.datasets import open_images
+from solo_ext.errors import ConfigError, UserError
+from solo_ext.evaluation.evaluate import evaluate
+from solo_ext.paths import refuse_link, write_text
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain
+from solo_ext.training.run_dir import METRICS
+from solo_ext.training.unreadable import add_lines
+
+MakeConfig = Callable[..., dict[str, Any]]
+PRECIOUS = "not to be touched"
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Any:
+    """A file of the user's, which must be as it was when the test ends."""
+    file = tmp_path / "home" / ".profile"
+    file.parent.mkdir()
+    file.write_text(PRECIOUS)
+    yield file
+    assert file.read_text() == PRECIOUS
+    assert [p.name for p in file.parent.iterdir()] == [file.name]
+
+
+def test_images_by_links(images: Path, tmp_path: Path) -> None:
+    """Subsets are made of links, of classes and of images."""
+    (tmp_path / "linked" / "one").mkdir(parents=True)
+    (tmp_path / "linked" / "two").symlink_to(images / "0")
+    (tmp_path / "linked" / "one" / "a.png").symlink_to(images / "1" / "0.png")
+    data = {"dataset": "custom", "format": "image_folder", "train_path": str(tmp_path / "linked")}
+    assert len(open_images(data, "train")) == 17
+
+
+def test_metrics(make_config: MakeConfig, tmp_path: Path, precious: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / METRICS).symlink_to(precious)
+    with pytest.raises(UserError, match=r"is a link to .* remove it"):
+        pretrain(prepare(make_config("simclr")), run_dir=run, show_progress=False)
+
+
+def test_what_a_run_writes_anew(make_config: MakeConfig, tmp_path: Path, precious: Path) -> None:
+    """Files that are written whole take the place of the link."""
+    run = tmp_path / "run"
+    run.mkdir()
+    names = ("config.yaml", "args.json", "environment.json")
+    for name in names:
+        (run / name).symlink_to(precious)
+    data = {"val_path": make_config("simclr")["data"]["train_path"]}
+    pretrain(prepare(make_config("simclr", data=data)), run_dir=run, show_progress=False)
+    assert not any((run / name).is_symlink() for name in names)
+    for name in ("eval_knn.json", "finetune.safetensors", "features"):
+        (run / name).symlink_to(precious)
+    evaluate(str(run), "knn", {"device": "cpu", "k": [1]})
+
+
+def test_scratch_file(tmp_path: Path, precious: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name can be foreseen, where others may write to the folder."""
+    monkeypatch.setattr("socket.gethostname", lambda: "host")
+    (tmp_path / f".a.json.host-{os.getpid()}.saving").symlink_to(precious)
+    write_text(tmp_path / "a.json", "{}")
+    assert (tmp_path / "a.json").read_text() == "{}"
+
+
+def test_files_that_grow(tmp_path: Path, precious: Path) -> None:
+    for name in (RECORDS, "unreadable.txt"):
+        (tmp_path / name).symlink_to(precious)
+    with pytest.raises(UserError, match="is a link"):
+        append_records(tmp_path, [])
+    with pytest.raises(UserError, match="is a link"):
+        add_lines(tmp_path / "unreadable.txt", {"a": "b"})
+
+
+def test_a_link_that_leads_nowhere_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "new")
+    with pytest.raises(UserError, match="is a link"):
+        refuse_link(tmp_path / "a")
+    assert refuse_link(tmp_path / "b") == tmp_path / "b"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, images: Path) -> Path:
+    """An image outside of the HDF5 file, as a file and in another HDF5 file."""
+    h5py = pytest.importorskip("h5py")
+    content = (images / "0" / "0.png").read_bytes()
+    (tmp_path / "secret.png").write_bytes(content)
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["class0/0.png"] = np.frombuffer(content, dtype=np.uint8)
+    return tmp_path
+
+
+def h5_data(file: Path) -> dict[str, Any]:
+    return {"dataset": "custom", "format": "h5", "train_path": str(file)}
+
+
+@pytest.mark.skipif(find_spec("h5py") is None, reason="h5py is not installed")
+@pytest.mark.parametrize("kind", ["link", "storage", "virtual"])
+def test_images_of_hdf5_come_out_of_the_file(kind: str, elsewhere: Path) -> None:
+    import h5py
+
+    file = elsewhere / "images.h5"
+    size = (elsewhere / "secret.png").stat().st_size
+    with h5py.File(file, "w") as opened:
+        group = opened.create_group("class0")
+        match kind:
+            case "link":
+                group["0.png"] = h5py.ExternalLink(str(elsewhere / "secret.h5"), "class0/0.png")
+            case "storage":
+                place = [(str(elsewhere / "secret.png"), 0, size)]
+                group.create_dataset("0.png", (size,), dtype=np.uint8, external=place)
+            case "virtual":
+                source = h5py.VirtualSource(str(elsewhere / "secret.h5"), "class0/0.png", (size,))
+                layout = h5py.VirtualLayout((size,), dtype=np.uint8)
+                layout[:] = source
+                group.create_virtual_dataset("0.png", layout)
+    with pytest.raises(UserError, match="not the bytes of an image file"):
+        open_images(h5_data(file), "train")[0]
+
+
+@pytest.mark.skipif(find_spec("h5py") is None, reason="h5py is not installed")
+def test_classes_of_hdf5_are_in_the_file(elsewhere: Path) -> None:
+    import h5py
+
+    with h5py.File(elsewhere / "images.h5", "w") as opened:
+        opened["class0"] = h5py.ExternalLink(str(elsewhere / "secret.h5"), "class0")
+    with pytest.raises(ConfigError, match="'class0' is a link to another file"):
+        open_images(h5_data(elsewhere / "images.h5"), "train")
