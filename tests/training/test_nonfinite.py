@@ -41,6 +41,10 @@ sys.path.insert(0, str(HERE))
 script: Any = importlib.import_module("nonfinite_run")
 sys.path.remove(str(HERE))
 Fault = script.Fault
+VIT = {
+    "name": "timm/vit_tiny_patch16_224",
+    "kwargs": {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2},
+}
 STEPS = 6
 """Steps per epoch: 48 images in batches of 8."""
 ALL = range(10_000)
@@ -414,6 +418,8 @@ def test_infinite_gradients_of_a_scaler_are_no_fault(
 @pytest.mark.parametrize("action", ["stop", "skip"])
 def test_bfloat16(action: str, make_config: MakeConfig, tmp_path: Path) -> None:
     config = config_of(make_config, on_nonfinite=action, precision="bf16-mixed")
+    # Not a network with convolutions: their bf16 gradients on CPUs are not always finite.
+    config["backbone"] = VIT
     fault = Fault("image", [8])
     if action == "skip":
         train(config, tmp_path / "run", fault)
