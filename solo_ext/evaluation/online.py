@@ -16,7 +16,7 @@ from rich.console import Console
 from solo_ext.config.check import validated
 from solo_ext.data.images import Images
 from solo_ext.data.loaders import fixed_loader
-from solo_ext.errors import ConfigError, nearest
+from solo_ext.errors import ConfigError, UserError, nearest
 from solo_ext.evaluation.evaluate import measure
 from solo_ext.evaluation.features import extract_features
 from solo_ext.evaluation.labelled_images import labelled_images
@@ -108,22 +108,37 @@ class OnlineEvaluation(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         done = trainer.current_epoch + 1
-        if done % self.every_n_epochs == 0 or done == trainer.max_epochs:
+        last = done == trainer.max_epochs or 0 <= trainer.max_steps <= trainer.global_step
+        if last or done % self.every_n_epochs == 0:
             self._log(trainer, self._measure(trainer, pl_module, done), epoch=done)
 
     def _measure(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int
     ) -> dict[str, float]:
         numbers: dict[str, float] = {}
+        error: Exception | None = None
         if trainer.is_global_zero:
-            with isolate_rng():
-                subject = self._subject(pl_module, epoch)
-                for name, protocol in self.protocols.items():
-                    found = headline(name, measure(protocol, subject))
-                    numbers |= {f"online_{name}_{k}": v for k, v in found.items()}
-                # Those of another data set, which transfer reads.
-                shutil.rmtree(subject.out / "features", ignore_errors=True)
-        trainer.strategy.barrier("online evaluation")
+            try:
+                numbers = self._numbers(pl_module, epoch)
+            except Exception as caught:
+                error = caught
+        # The others wait here, and must not wait for one that is gone.
+        failed = trainer.strategy.broadcast(error is not None)
+        if error is not None:
+            raise error
+        if failed:
+            raise UserError("online evaluation failed in the first process, which says why")
+        return numbers
+
+    def _numbers(self, pl_module: pl.LightningModule, epoch: int) -> dict[str, float]:
+        numbers: dict[str, float] = {}
+        with isolate_rng():
+            subject = self._subject(pl_module, epoch)
+            for name, protocol in self.protocols.items():
+                found = headline(name, measure(protocol, subject))
+                numbers |= {f"online_{name}_{k}": v for k, v in found.items()}
+            # Those of another data set, which transfer reads.
+            shutil.rmtree(subject.out / "features", ignore_errors=True)
         return numbers
 
     def _subject(self, pl_module: pl.LightningModule, epoch: int) -> Subject:

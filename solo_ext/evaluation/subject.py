@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
@@ -93,7 +94,9 @@ class Subject:
 
     def backbone(self) -> nn.Module:
         """A copy of the backbone with its weights, on the CPU, that may be trained."""
-        return copy.deepcopy(self.model.backbone).cpu().requires_grad_(True)
+        own = copy.deepcopy(self.model.backbone).cpu().requires_grad_(True)
+        # While training, one process of several evaluates: nobody would answer it.
+        return TorchSyncBatchNorm().revert(own)
 
     def loader(self, images: Images) -> FixedLoader | DALIViews:
         """Batches ``(images, targets)`` of the fixed view, in order, each image once."""

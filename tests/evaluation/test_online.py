@@ -8,11 +8,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from torch import nn
 
 from solo_ext.config.schema import OnlineProtocol
 from solo_ext.errors import ConfigError
 from solo_ext.evaluation.evaluate import evaluate
 from solo_ext.evaluation.protocols import headline
+from solo_ext.evaluation.run_settings import EvalRun
+from solo_ext.evaluation.subject import open_subject
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain
 from solo_ext.training.records import read_metrics
@@ -130,3 +133,31 @@ def test_needs_labelled_validation_images(make_config: MakeConfig, tmp_path: Pat
     with pytest.raises(ConfigError, match=r"online_eval.*data\.val_path"):
         pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_measured_after_the_last_of_max_steps(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    online = {"every_n_epochs": 100, "protocols": ["knn"]}
+    data = {"val_path": str(images)}
+    config = make_config("simclr", data=data, online_eval=online, max_epochs=9, max_steps=4)
+    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    records = read_metrics(result.run_dir / "metrics.jsonl")
+    assert [r["epochs_done"] for r in records if "online_knn_acc1" in r] == [0, 2]
+
+
+def test_one_process_trains_a_backbone_of_synchronised_batch_norm(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    """Of several processes the first evaluates alone, and would wait for the others' statistics."""
+    config = make_config("simclr", data={"val_path": str(images)})
+    run = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False).run_dir
+    subject = open_subject(str(run), EvalRun())
+    plain = subject.backbone()
+    backbone = subject.model.backbone
+    subject.model.__dict__["backbone"] = nn.SyncBatchNorm.convert_sync_batchnorm(backbone)
+    own = subject.backbone()
+    assert any(isinstance(m, nn.SyncBatchNorm) for m in subject.model.backbone.modules())
+    assert not any(isinstance(m, nn.SyncBatchNorm) for m in own.modules())
+    x = torch.randn(4, 3, 16, 16)
+    assert torch.equal(own.train()(x), plain.train()(x))
