@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt, MinLen
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from solo_ext.config.schema import Free, Section, Seed
 from solo_ext.config.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -108,11 +108,16 @@ class DatasetEntry(Section):
 
     Attributes:
         changes: of the settings of all its runs.
-        reported: published numbers to show beside its table.
+        reported: published numbers to show beside its table; one selection, or several.
     """
 
     changes: list[str] = []
-    reported: Reported | None = None
+    reported: list[Reported] = []
+
+    @field_validator("reported", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, given: Any) -> Any:
+        return [given] if isinstance(given, dict) else given
 
 
 class BenchmarkSettings(Section):

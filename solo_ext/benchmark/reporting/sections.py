@@ -55,7 +55,8 @@ def place_title(results: Results, place: Place) -> str:
 def published_numbers(results: Results, place: Place) -> list[PublishedNumber]:
     """What the settings of the data set select."""
     wanted = results.settings.datasets[place.dataset].reported
-    return [] if wanted is None else selected(wanted, f"datasets.{place.dataset}.reported")
+    key = f"datasets.{place.dataset}.reported"
+    return [number for one in wanted for number in selected(one, key)]
 
 
 def place_blocks(results: Results, place: Place) -> list[Block]:

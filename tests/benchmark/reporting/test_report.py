@@ -172,6 +172,13 @@ def test_several_published_numbers_are_told_apart() -> None:
     assert line["reported by lightly: kNN"] == "84.7 (batch 128); 84.8 (batch 512)"
 
 
+def test_several_selections_stand_side_by_side() -> None:
+    both = [{"dataset": "CIFAR-10", "backbone": "ResNet18"}, {"dataset": "CIFAR-10", "epochs": 200}]
+    line = scores(results({"b": B}, datasets={"digits": {"reported": both}}))["b"]
+    assert line["reported by solo-learn: linear"] == "90.74"
+    assert line["reported by lightly: kNN"] == "84.7 (batch 128); 84.8 (batch 512)"
+
+
 def test_published_numbers_that_do_not_exist(tmp_path: Path) -> None:
     folder = write(tmp_path, rows_of({"b": B}), datasets={"digits": {"reported": {"dataset": "x"}}})
     with pytest.raises(ConfigError, match=r"datasets\.digits\.reported\.dataset='x'"):

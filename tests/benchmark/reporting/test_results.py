@@ -128,7 +128,7 @@ def test_folder_is_read(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         (None, "no benchmark.yaml"),
-        ("{", "no YAML"),
+        ("{", "not YAML"),
         ("- 1", "holds no settings"),
         ("title: 3", "title=3"),
     ],
