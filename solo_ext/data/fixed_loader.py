@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 from solo_ext.data.datasets import FixedViews
 from solo_ext.data.reading import UnreadableImage
 from solo_ext.data.unreadable import MOST_IN_A_ROW, Skipping, too_many
-from solo_ext.data.workers import worker_context
+from solo_ext.data.workers import outlive_signals, worker_context
 
 
 class FixedLoader(DataLoader[Any]):
@@ -48,6 +48,7 @@ class FixedLoader(DataLoader[Any]):
             generator=torch.Generator(),
             collate_fn=_collate_readable if self._skips else None,
             multiprocessing_context=worker_context(num_workers, start_method),
+            worker_init_fn=outlive_signals,
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

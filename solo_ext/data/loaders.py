@@ -22,7 +22,7 @@ from solo_ext.data.raw_batches import RawBatch, RawBatches
 from solo_ext.data.sampler import EpochSampler, SampleKey
 from solo_ext.data.transforms import eval_transform, pretrain_transform, statistics
 from solo_ext.data.unreadable import Skipping, passed_over
-from solo_ext.data.workers import worker_context
+from solo_ext.data.workers import outlive_signals, worker_context
 from solo_ext.errors import ConfigError, UserError
 
 
@@ -63,6 +63,7 @@ class ResumableLoader(Resumable, DataLoader[Any]):
             generator=torch.Generator().manual_seed(sampler.seed),
             multiprocessing_context=worker_context(num_workers, start_method),
             collate_fn=getattr(dataset, "collate", None),
+            worker_init_fn=outlive_signals,
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

@@ -38,9 +38,3 @@ class StopSignals:
         # Not the second time: launchers pass on what their processes were sent already.
         if self.received is None:
             self.received = signal.Signals(number)
-
-
-def ignore_in_worker() -> None:
-    """Leaves SIGUSR1 to the training process: it would end a worker, and with it the run."""
-    if hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)

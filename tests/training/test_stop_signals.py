@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,3 +130,35 @@ def test_command_line(
     assert "Traceback" not in shown
     found = tmp_path / "asked"
     assert (found.read_text() if found.is_file() else "") == asked
+
+
+@pytest.mark.parametrize("method", [None, "forkserver"])
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_sent_to_workers_too(
+    number: signal.Signals, method: str | None, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """As clusters do: the step at hand still gets its batch, and the run saves."""
+    data = {"num_workers": 2, "start_method": method}
+    config = make_config("simclr", max_epochs=1000, data=data, checkpoint={"frequency": 1000})
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    run = tmp_path / "run"
+    words = ["--config-path", str(tmp_path), "--config-name", "mine", "--run-dir", str(run)]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "solo_ext.cli.main", "pretrain", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while not list(run.glob("*.ckpt")):
+            assert started.poll() is None
+            time.sleep(0.01)
+        os.killpg(started.pid, number)
+        _, shown = started.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+    assert started.returncode == 128 + number, shown
+    assert len(list(run.glob("*.ckpt"))) == 1
+    assert checkpoints(run)[-1].epoch > 0
