@@ -125,7 +125,9 @@ def _joined(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:
             f"--out {str(out)!r} holds the benchmark {before.get('title')!r}, not "
             f"{settings.title!r}; name another folder"
         )
-    seeds = [s for s in before.get("seeds", []) if isinstance(s, int)]
+    # What is not written is the default.
+    held = before.get("seeds", BenchmarkSettings.model_fields["seeds"].default)
+    seeds = [s for s in held if isinstance(s, int)]
     return settings.model_copy(update={"seeds": sorted({*seeds, *settings.seeds})})
 
 

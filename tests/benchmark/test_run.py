@@ -211,7 +211,10 @@ def test_two_calls_at_once(tmp_path: Path, tiny_file: Path) -> None:
 def test_json(uninterrupted: tuple[Path, Path]) -> None:
     file, out = uninterrupted
     document = json.loads(run(file, out, "--json").stdout)
-    assert document == {"out": str(out), "records": 4, "runs": 4, "failed": []}
+    pages = [str(out / f"report.{kind}") for kind in ("md", "csv", "html")]
+    counts = {"out": str(out), "records": 4, "runs": 4, "failed": []}
+    assert document == {**counts, "written": pages}
+    assert all(Path(page).is_file() for page in pages)
 
 
 def test_a_run_of_two_processes(tmp_path: Path, tiny: dict[str, Any]) -> None:
@@ -225,5 +228,5 @@ def test_a_run_of_two_processes(tmp_path: Path, tiny: dict[str, Any]) -> None:
     assert record["epochs"] == 2
     (folder,) = (out / "runs").iterdir()
     lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
-    # 280 images: two batches of 64 for each process.
+    # 280 images: four batches of 32 for each process, which share the batch of 64.
     assert [line["images"] for line in lines] == [256, 256]

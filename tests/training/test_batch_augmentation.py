@@ -151,7 +151,8 @@ def test_mixed_views(augmentation: str, name: str, make_config: MakeConfig, tmp_
 def test_half_precision(make_config: MakeConfig, tmp_path: Path) -> None:
     """Crops arrive as what the network is; what chance decides is drawn before."""
     config = make_config("simclr", **ON_BATCH)
-    config["precision"] = "bf16-true"
+    # Gradients of small convolutions are not always finite in bf16 on a CPU.
+    config |= {"precision": "bf16-true", "on_nonfinite": "skip"}
     exact = served(make_config("simclr", **ON_BATCH), tmp_path / "exact")
     for one, other in zip(exact, served(config, tmp_path / "half"), strict=True):
         for view, half in zip(one[1], other[1], strict=True):
