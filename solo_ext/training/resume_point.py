@@ -51,21 +51,24 @@ def resume_point(
         ``None`` for a run that starts from nothing.
 
     Raises:
-        UserError: it is of another run, with the differences; or none of them can be read.
+        UserError: it is of another run, with the differences; or none of them can be read, and
+            nothing is renamed.
     """
-    found = checkpoints(run_dir, previous=True)
-    for held in reversed(found):
+    damaged: dict[Path, str] = {}
+    for held in reversed(checkpoints(run_dir, previous=True)):
         try:
             state = read_state(held.path)
         except UserError as error:
-            _set_aside(held.path, str(error))
+            damaged[held.path] = str(error)
             continue
+        for path, why in damaged.items():
+            _set_aside(path, why)
         # A run that began with another's checkpoint has come further than that by now.
         return _of_this_run(held.path, state, identity, force)
-    if found:
+    if damaged:
         raise UserError(
-            f"run directory {str(run_dir)!r}: none of its checkpoints can be read, they are now "
-            f"called ...{UNREADABLE}; start again in another one"
+            f"{next(iter(damaged.values()))}; run directory {str(run_dir)!r} has no other one that "
+            "can; start again in another directory"
         )
     if named is None:
         return None
@@ -98,9 +101,7 @@ def read_state(path: Path) -> dict[str, Any]:
         raise UserError(f"checkpoint {str(path)!r} cannot be read ({reason})") from error
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"checkpoint {str(path)!r} cannot be read ({reason}); give another one"
-        ) from error
+        raise UserError(f"checkpoint {str(path)!r} cannot be read ({reason})") from error
     return state  # type: ignore[no-any-return]
 
 
