@@ -8,13 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from solo_ext.benchmark.launchers.base import Launcher, Outcome
+from solo_ext.benchmark.plan import make_plan
+from solo_ext.benchmark.read import checked_benchmark
 from solo_ext.benchmark.records import LOCK, read_records
+from solo_ext.benchmark.run import run_benchmark
+from solo_ext.benchmark.work import work
 from solo_ext.errors import UserError
 from solo_ext.json_lines import whole_lines
 from solo_ext.locks import locked
@@ -89,12 +95,12 @@ def test_a_finished_grid_runs_nothing(uninterrupted: tuple[Path, Path]) -> None:
 
 
 def test_killed_three_times_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> None:
-    """Four runs; kill -9 of the command alone, at random moments while some of them train.
+    """Four runs of eight epochs; kill -9 of the command alone, at random moments of trainings.
 
     What it started ends by itself, and what was trained is not trained again by the next call.
     """
     file, whole, out = tmp_path / "four.yaml", tmp_path / "whole", tmp_path / "out"
-    tiny["datasets"]["digits"]["changes"].append("max_epochs=15")
+    tiny["datasets"]["digits"]["changes"].append("max_epochs=8")
     tiny["default_rows"] = ["simclr", "debiased"]
     file.write_text(yaml.safe_dump(tiny, sort_keys=False))
     assert run(file, whole).returncode == 0
@@ -121,58 +127,59 @@ def test_killed_three_times_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) 
     assert len(numbers(out)) == 4
     assert numbers(out) == numbers(whole)
     # Of each kill at most the epochs at hand, two side by side, are repeated.
-    assert trained() <= 4 * 15 + 3 * 2
+    assert trained() <= 4 * 8 + 3 * 2
+
+
+class InThisProcess(Launcher):
+    """Runs one after another, without the imports of a process each."""
+
+    def run(
+        self, folders: Sequence[Path], needs: Mapping[Path, Path], tick: Callable[[], None]
+    ) -> list[Outcome]:
+        for folder in sorted(folders, key=lambda f: f in needs):
+            work(folder)
+        tick()
+        return []
+
+
+def run_here(given: dict[str, Any], out: Path) -> None:
+    settings = checked_benchmark(given)
+    run_benchmark(settings, make_plan(settings), out, InThisProcess())
 
 
 def test_a_teacher_whose_run_directory_is_gone_is_trained_again(
     tmp_path: Path, tiny: dict[str, Any]
 ) -> None:
     """As where records were copied from elsewhere to go on with them."""
-    file, out = tmp_path / "taught.yaml", tmp_path / "out"
     tiny["rows"] = {"teacher": {"config": "simclr"}, "seed": {"config": "seed"}}
     tiny |= {"teacher": "teacher", "seeds": [1]}
     tiny["datasets"]["digits"]["changes"].append("max_epochs=1")
-    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
-    assert run(file, out).returncode == 0
-    first = numbers(out)
-    shutil.rmtree(out / "runs")
-    file.write_text(yaml.safe_dump(tiny | {"seeds": [1, 2]}, sort_keys=False))
-    done = run(file, out)
-    assert done.returncode == 0, done.stderr
-    assert len(numbers(out)) == 3
-    assert {key: numbers(out)[key] for key in first} == first
+    run_here(tiny, tmp_path)
+    first = numbers(tmp_path)
+    shutil.rmtree(tmp_path / "runs")
+    run_here(tiny | {"seeds": [1, 2]}, tmp_path)
+    assert len(numbers(tmp_path)) == 3
+    assert {key: numbers(tmp_path)[key] for key in first} == first
 
 
 def test_a_row_of_another_name_keeps_its_records(tmp_path: Path, tiny: dict[str, Any]) -> None:
-    file, out = tmp_path / "named.yaml", tmp_path / "out"
-    tiny |= {"default_rows": ["raw-pixels"], "seeds": [1]}
-    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
-    assert run(file, out).returncode == 0
+    run_here(tiny | {"default_rows": ["raw-pixels"], "seeds": [1]}, tmp_path)
     tiny["rows"]["pixels"] = tiny["rows"].pop("raw-pixels")
-    tiny |= {"default_rows": ["pixels"], "seeds": [2]}
-    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
-    assert run(file, out, "seeds=[1]").returncode == 0
-    assert [r["row"] for r in read_records(out)] == ["pixels"]
-    # Fewer seeds take none away.
-    assert run(file, out).returncode == 0
-    assert yaml.safe_load((out / "benchmark.yaml").read_text())["seeds"] == [1, 2]
-    assert len(numbers(out)) == 2
-    assert "pixels" in (out / "report.md").read_text()
+    run_here(tiny | {"default_rows": ["pixels"], "seeds": [1]}, tmp_path)
+    assert [r["row"] for r in read_records(tmp_path)] == ["pixels"]
+    # Other seeds take none away.
+    run_here(tiny | {"default_rows": ["pixels"], "seeds": [2]}, tmp_path)
+    assert yaml.safe_load((tmp_path / "benchmark.yaml").read_text())["seeds"] == [1, 2]
+    assert len(numbers(tmp_path)) == 2
 
 
-def test_folders_that_cannot_be_taken(
-    tmp_path: Path, tiny_file: Path, tiny: dict[str, Any]
-) -> None:
+def test_folders_that_cannot_be_taken(tmp_path: Path, tiny: dict[str, Any]) -> None:
     (tmp_path / "file").touch()
-    done = run(tiny_file, tmp_path / "file")
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "name a folder that can be written" in done.stderr
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "benchmark.yaml").write_text(yaml.safe_dump(tiny | {"title": "another"}))
-    done = run(tiny_file, out)
-    assert done.returncode == 2
-    assert "holds the benchmark 'another', not 'tiny'" in done.stderr
+    with pytest.raises(UserError, match="name a folder that can be written"):
+        run_here(tiny, tmp_path / "file")
+    (tmp_path / "benchmark.yaml").write_text(yaml.safe_dump(tiny | {"title": "another"}))
+    with pytest.raises(UserError, match="holds the benchmark 'another', not 'tiny'"):
+        run_here(tiny, tmp_path)
 
 
 def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, tiny: dict[str, Any]) -> None:

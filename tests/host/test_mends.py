@@ -375,9 +375,9 @@ def test_swav_queue_of_another_size_is_refused(
         resume_from_checkpoint=str(result.checkpoint),
     )
     with pytest.raises(ValueError, match=r"queue of the checkpoint has shape \(2, 48, 8\)"):
-        pretrain(prepare(config), run_dir=tmp_path / "second")
+        pretrain(prepare(config), run_dir=tmp_path / "second", force=True)
     with without(), pytest.raises(RuntimeError, match="Unexpected key"):
-        pretrain(prepare(config), run_dir=tmp_path / "third")
+        pretrain(prepare(config), run_dir=tmp_path / "third", force=True)
 
 
 @pytest.mark.mend("deepcluster-memory")

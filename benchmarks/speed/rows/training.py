@@ -195,7 +195,13 @@ class Watch(Callback):
         self._counting = contextlib.ExitStack()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        from solo_ext.training.nonfinite import EVERY, NonFiniteWatch
+
         step, after = pl_module.training_step, pl_module.on_train_batch_end
+        for callback in trainer.callbacks:
+            # On a CPU it looks after every batch, where nobody waits for it.
+            if isinstance(callback, NonFiniteWatch):
+                callback._looks_every = EVERY
 
         # Lightning looks for this name.
         def training_step(batch: Any, batch_idx: int) -> Any:
