@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,7 @@ def images_fingerprint(images: Images) -> str | None:
     Returns:
         Hex digits; ``None`` where nothing tells what the images are.
     """
-    digest = hashlib.sha256()
-    source: Any = images
-    while isinstance(source, Subset):
-        digest.update(repr(list(source.indices)).encode())
-        source = source.dataset
-    entries = _entries(source)
-    if entries is None:
-        return None
-    digest.update(type(source).__name__.encode())
-    for entry in entries:
-        # A name on disk need not be UTF-8.
-        digest.update(os.fsencode(f"{entry}\n"))
-    return digest.hexdigest()
+    return _digest(images, _entries)
 
 
 def names_fingerprint(images: Images) -> str | None:
@@ -52,34 +40,45 @@ def names_fingerprint(images: Images) -> str | None:
     Returns:
         Hex digits; ``None`` where nothing tells what the images are.
     """
+    return _digest(images, _names)
+
+
+def _digest(images: Images, entries_of: Callable[[Any], Iterable[Any] | None]) -> str | None:
+    """Of the entries of what lies below all subsets, and of these."""
     digest = hashlib.sha256()
     source: Any = images
     while isinstance(source, Subset):
         digest.update(repr(list(source.indices)).encode())
         source = source.dataset
-    if hasattr(source, "samples"):
-        paths = [os.fspath(path) for path, _ in source.samples]
-        entries: Iterable[Any] = zip(_from_root(paths), (t for _, t in source.samples), strict=True)
-    elif hasattr(source, "files"):
-        entries = _from_root([os.fspath(path) for path in source.files])
-    elif isinstance(getattr(source, "fingerprint", None), str):
-        entries = [source.fingerprint]
-    elif hasattr(source, "base_folder"):
-        entries = [source.base_folder, getattr(source, "split", getattr(source, "train", None))]
-    else:
+    entries = entries_of(source)
+    if entries is None:
         return None
     digest.update(type(source).__name__.encode())
     for entry in entries:
+        # A name on disk need not be UTF-8.
         digest.update(os.fsencode(f"{entry}\n"))
     return digest.hexdigest()
 
 
+def _names(source: Any) -> Iterable[Any] | None:
+    if hasattr(source, "samples"):
+        names = _from_root([os.fspath(path) for path, _ in source.samples])
+        return zip(names, (target for _, target in source.samples), strict=True)
+    if hasattr(source, "files"):
+        return _from_root([os.fspath(path) for path in source.files])
+    if isinstance(getattr(source, "fingerprint", None), str):
+        return [source.fingerprint]
+    if hasattr(source, "base_folder"):
+        return [source.base_folder, getattr(source, "split", getattr(source, "train", None))]
+    return None
+
+
 def _from_root(paths: list[str]) -> list[str]:
     """The paths without the folder that they all lie in."""
-    if not paths:
-        return []
-    root = os.path.commonpath([os.path.dirname(path) for path in paths])
-    return [os.path.relpath(path, root) for path in paths]
+    # Of folders there are few: a million files are named in a second.
+    folders = {os.path.dirname(path) for path in paths}
+    root = len(os.path.commonpath(folders)) if folders else 0
+    return [path[root:].lstrip(os.sep) for path in paths]
 
 
 def _entries(source: Any) -> Iterable[str] | None:

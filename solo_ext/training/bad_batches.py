@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from solo_ext import distributed
 from solo_ext.data.unreadable import name_of
+from solo_ext.json_lines import append_lines, whole_lines
 from solo_ext.locks import locked
 
 NONFINITE = "nonfinite.jsonl"
@@ -144,12 +144,10 @@ class BadBatches:
     def _write(self, given: Sequence[dict[str, Any]]) -> None:
         if not given:
             return
-        lines = [json.dumps(line) for line in given]
         with locked(self.file.with_name(f".{NONFINITE}.lock")):
             # A resumed run meets the same batches again.
-            known = set(self.file.read_text().splitlines()) if self.file.is_file() else set()
-            with self.file.open("a") as out:
-                out.writelines(f"{line}\n" for line in lines if line not in known)
+            known = whole_lines(self.file)
+            append_lines(self.file, [line for line in given if line not in known])
 
 
 def _read(batches: Sequence[Batch]) -> tuple[list[float], list[bool], list[bool]]:

@@ -149,7 +149,7 @@ def pretrain(
         print(loader if through_dali else data.augment or loader.dataset.transform)
     begin = time.monotonic()
     ckpt_path = None if resume is None else str(resume.path)
-    with _announced(run_dir), _alone(run_dir, trainer):
+    with _announced(run_dir), _alone(run_dir, trainer), _fitting(ckpt_path):
         trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     seconds = time.monotonic() - begin
     if trainer.interrupted:
@@ -200,6 +200,21 @@ def _announced(run_dir: Path) -> Iterator[None]:
         os.environ.pop(RUN_DIR, None)
         if held is not None:
             os.environ[RUN_DIR] = held
+
+
+@contextlib.contextmanager
+def _fitting(checkpoint: str | None) -> Iterator[None]:
+    """Says of a checkpoint without a config that its weights are not of this method."""
+    try:
+        yield
+    except RuntimeError as error:
+        first, *rest = str(error).splitlines()
+        if checkpoint is None or not first.startswith("Error(s) in loading state_dict"):
+            raise
+        raise UserError(
+            f"checkpoint {checkpoint!r} does not fit this method or its settings "
+            f"({rest[0].strip()[:200] if rest else first}); give one of this run"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -67,6 +67,14 @@ class JsonLines(Logger):
             file.write(json.dumps(line) + "\n")
 
     @rank_zero_only
+    def complete(self, metrics: Mapping[str, float], step: int) -> None:
+        """Logs what a killed process may not have come to, unless the file has it."""
+        for line in whole_lines(self.file):
+            if line.get("step") == step and metrics.keys() <= line.keys():
+                return
+        self.log_metrics(metrics, step)
+
+    @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
         """The config is a file of its own."""
 

@@ -39,7 +39,7 @@ def resume_point(
     """The most advanced checkpoint of a run directory that is whole and of this run.
 
     One that is torn is set aside with a warning, as ``....ckpt.unreadable``, and the one before
-    it taken.
+    it taken; likewise one of another run that lies among this one's, which keeps its name.
 
     Args:
         run_dir: of the run; need not be there.
@@ -55,16 +55,25 @@ def resume_point(
             nothing is renamed.
     """
     damaged: dict[Path, str] = {}
+    strange: list[tuple[Path, dict[str, Any]]] = []
     for held in reversed(checkpoints(run_dir, previous=True)):
         try:
             state = read_state(held.path)
         except UserError as error:
             damaged[held.path] = str(error)
             continue
+        found = Identity.read(state)
+        if not force and (found is None or found.differences(identity)):
+            strange.append((held.path, state))
+            continue
         for path, why in damaged.items():
             _set_aside(path, why)
+        for path, _ in strange:
+            logger.warning(f"checkpoint {str(path)!r} is of another run and passed over; remove it")
         # A run that began with another's checkpoint has come further than that by now.
         return _of_this_run(held.path, state, identity, force)
+    if strange:
+        return _of_this_run(*strange[0], identity, force)
     if damaged:
         raise UserError(
             f"{next(iter(damaged.values()))}; run directory {str(run_dir)!r} has no other one that "

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch.callbacks import Callback
 
 from solo_ext import distributed
@@ -13,8 +14,10 @@ from solo_ext.data.place import Resumable
 from solo_ext.distributed import gather_objects
 from solo_ext.training.identity import Identity
 from solo_ext.training.random_state import random_state, set_random_state
+from solo_ext.training.records import JsonLines
 
 _AT_START = "on_train_epoch_start."
+_AT_BATCH_END = "on_train_batch_end."
 
 
 class RunState(Callback):
@@ -22,7 +25,7 @@ class RunState(Callback):
 
     The place in the data: Lightning restores a loader's within an epoch only, and would draw the
     next epoch in the order of the first. The random generators. The sums that the epoch's means
-    are taken of. And which run it is.
+    are taken of. What Lightning logs only after the checkpoint. And which run it is.
 
     Args:
         loader: the training loader.
@@ -35,6 +38,7 @@ class RunState(Callback):
         self.loader, self.identity, self._begin = loader, identity, begin
         self._pending: dict[str, Any] | None = None
         self._sums: dict[str, tuple[Any, ...]] = {}
+        self._logged_again: set[str] = set()
         self._begun = False
         self._trainer: pl.Trainer | None = None
 
@@ -48,20 +52,24 @@ class RunState(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         own = random_state() | {"sums": self._epoch_sums()}
-        return {"data": self.loader.state_dict(), "processes": gather_objects(own)}
+        return {
+            "data": self.loader.state_dict(),
+            "processes": gather_objects(own),
+            "unlogged": None if self._trainer is None else unlogged(self._trainer),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.loader.load_state_dict(state_dict["data"])
         self._pending = state_dict
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._restore()
+        self._restore(trainer)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         # A run resumed within an epoch starts no epoch.
-        self._restore()
+        self._restore(trainer)
         if not self._begun and trainer.is_global_zero:
             self._begin()
         self._begun = True
@@ -83,9 +91,11 @@ class RunState(Callback):
             value, size = self._sums.pop(name)
             shown = name.removeprefix(_AT_START)
             pl_module.log(shown, value / size, on_step=False, on_epoch=True, batch_size=int(size))
+            self._logged_again.add(f"{_AT_BATCH_END}{shown}")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._sums = {}
+        self._logged_again = set()
 
     def _results(self) -> dict[str, Any]:
         """Lightning's means over the epoch."""
@@ -100,16 +110,40 @@ class RunState(Callback):
     def _epoch_sums(self) -> dict[str, tuple[Any, ...]]:
         if self._trainer is None or self.loader.state_dict()["batches"] == 0:
             return {}
-        return {
-            name: (metric.value.cpu(), metric.cumulated_batch_size.cpu())
-            for name, metric in self._results().items()
-        }
+        sums = dict(self._sums)
+        for name, metric in self._results().items():
+            if name in self._logged_again:
+                # The epoch may be resumed once more.
+                name = _AT_START + name.removeprefix(_AT_BATCH_END)
+            sums[name] = (metric.value.cpu(), metric.cumulated_batch_size.cpu())
+        return sums
 
-    def _restore(self) -> None:
+    def _restore(self, trainer: pl.Trainer) -> None:
         """Late, because a method's own start of training may draw numbers."""
         state, self._pending = self._pending, None
         if state is None:
             return
         own = state["processes"][distributed.rank() % len(state["processes"])]
         self._sums = dict(own["sums"])
+        line = state["unlogged"]
+        for logger in trainer.loggers if line is not None else ():
+            if isinstance(logger, JsonLines):
+                logger.complete(line["metrics"], line["step"])
         set_random_state(own)
+
+
+def unlogged(trainer: pl.Trainer) -> dict[str, Any] | None:
+    """The metrics that Lightning will log after the hooks which write checkpoints, if any.
+
+    A process that is killed in between has done the step or the epoch, and would never log it.
+    """
+    connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
+    step = loop._batches_that_stepped
+    if connector._first_loop_iter is None:
+        # At the end of an epoch: its means, under its last step.
+        step -= 1
+    elif trainer.fit_loop._should_accumulate() or not connector.should_update_logs:
+        return None
+    metrics = dict(convert_tensors_to_scalars(connector.metrics["log"]))
+    step = int(metrics.pop("step", step))
+    return {"step": step, "metrics": {"epoch": trainer.current_epoch, **metrics}}

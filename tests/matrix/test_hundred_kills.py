@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import select
@@ -12,12 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from solo_ext.training.run_dir import METRICS, checkpoints
+from solo_ext.training.run_dir import checkpoints
+from tests.training.same_run import assert_same_run
 
 pytestmark = pytest.mark.matrix
 KILLS = 100
@@ -61,11 +60,6 @@ def server() -> Iterator[Server]:
     made.process.wait()
 
 
-def logged(run_dir: Path) -> list[dict[str, Any]]:
-    lines = (run_dir / METRICS).read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if "seconds" not in k} for line in lines]
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes of POSIX")
 @pytest.mark.timeout(3600)
 def test_it_ends_as_if_nobody_had(server: Server, tmp_path: Path) -> None:
@@ -89,13 +83,5 @@ def test_it_ends_as_if_nobody_had(server: Server, tmp_path: Path) -> None:
     print(f"at optimiser step {steps} after {KILLS} kills")
     assert steps
     assert server.run(parts)[1] == 0
-    a, b = (torch.load(checkpoints(run)[-1].path, weights_only=True) for run in (whole, parts))
-    assert a["state_dict"].keys() == b["state_dict"].keys()
-    for key, value in a["state_dict"].items():
-        assert torch.equal(value, b["state_dict"][key]), key
-    for index, state in a["optimizer_states"][0]["state"].items():
-        for key, value in state.items():
-            other = b["optimizer_states"][0]["state"][index][key]
-            assert value is None or torch.equal(value, other), (index, key)
-    assert logged(whole) == logged(parts)
+    assert_same_run(whole, parts)
     assert not list(parts.glob("*.unreadable"))

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
+
+from tests.training.same_run import assert_same_run
 
 MakeConfig = Callable[..., dict[str, Any]]
 COMMAND = [sys.executable, "-m", "solo_ext.cli.main", "pretrain"]
@@ -48,11 +49,4 @@ def test_kill_9_within_an_epoch(workers: int, make_config: MakeConfig, tmp_path:
     assert not list(parts.glob("*-ep=2.ckpt")), "the run was over before it was killed"
 
     subprocess.run([*COMMAND, "--resume", str(parts)], check=True, capture_output=True)
-    (one,), (two,) = whole.glob("*.ckpt"), parts.glob("*.ckpt")
-    a, b = (torch.load(path, weights_only=True) for path in (one, two))
-    for key, value in a["state_dict"].items():
-        assert torch.equal(value, b["state_dict"][key]), key
-    for index, state in a["optimizer_states"][0]["state"].items():
-        for key, value in state.items():
-            other = b["optimizer_states"][0]["state"][index][key]
-            assert value is None or torch.equal(value, other), (index, key)
+    assert_same_run(whole, parts)

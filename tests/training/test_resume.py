@@ -15,6 +15,7 @@ from solo_ext.modules.class_weights import ClassWeights
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain, resume
 from solo_ext.training.run_dir import METRICS, checkpoints, read_config
+from tests.training.same_run import assert_same_run
 
 MakeConfig = Callable[..., dict[str, Any]]
 KillAt = Callable[[int], Callback]
@@ -120,66 +121,36 @@ def config_of(make_config: MakeConfig, images: Path, method: str, **changes: Any
     return make_config(method.partition("-")[0], **settings)
 
 
-def final(run_dir: Path) -> dict[str, Any]:
-    found = checkpoints(run_dir)
-    assert len(found) == 1, f"one checkpoint must be left, there are {found}"
-    state: dict[str, Any] = torch.load(found[0].path, weights_only=True)
-    return state
-
-
-def assert_same(a: Any, b: Any, path: str = "") -> None:
-    """Recursively equal; floats and tensors to the last bit."""
-    if isinstance(a, torch.Tensor):
-        assert torch.equal(a, b) or (a.isnan() == b.isnan()).all(), path
-        assert torch.equal(a.nan_to_num(), b.nan_to_num()), path
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), path
-        for key in a:
-            assert_same(a[key], b[key], f"{path}.{key}")
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b), path
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            assert_same(x, y, f"{path}.{i}")
-    else:
-        assert a == b, path
-
-
-def assert_same_run(a: Path, b: Path) -> None:
-    one, two = final(a), final(b)
-    for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
-        assert_same(one[part], two[part], part)
-    assert_same(one["callbacks"]["RunState"], two["callbacks"]["RunState"], "RunState")
-    assert_same(logged(a), logged(b), METRICS)
-
-
-def logged(run_dir: Path) -> list[dict[str, Any]]:
-    """All metrics, means over resumed epochs among them; times are none."""
-    lines = (run_dir / METRICS).read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if "seconds" not in k} for line in lines]
-
-
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("step", [STEPS + 2, STEPS], ids=["within-epoch", "between-epochs"])
+@pytest.mark.parametrize(
+    "kills", [(STEPS + 2, STEPS + 4), (STEPS,)], ids=["within-epoch", "between-epochs"]
+)
 def test_resumed_equals_uninterrupted(
     method: str,
-    step: int,
+    kills: tuple[int, ...],
     make_config: MakeConfig,
     make_distilled: MakeConfig,
     images: Path,
     tmp_path: Path,
     kill_at: KillAt,
 ) -> None:
+    """Resumed once more within the same epoch too."""
     distilled = method.partition("-")[0] in ("seed", "protoseed")
     config = config_of(make_distilled if distilled else make_config, images, method)
     pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    first, *later = kills
     with pytest.raises(RuntimeError, match="killed"):
         pretrain(
             prepare(config),
             run_dir=tmp_path / "parts",
-            callbacks=[kill_at(step)],
+            callbacks=[kill_at(first)],
             show_progress=False,
         )
-    assert checkpoints(tmp_path / "parts")[-1].step == (None if step == STEPS else step)
+    for step in later:
+        with pytest.raises(RuntimeError, match="killed"):
+            resume(tmp_path / "parts", callbacks=[kill_at(step)])
+    within = kills[-1] if kills[-1] != STEPS else None
+    assert checkpoints(tmp_path / "parts")[-1].step == within
     resume(tmp_path / "parts")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 

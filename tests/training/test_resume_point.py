@@ -178,3 +178,31 @@ def test_settings_that_change_no_number_may_change(
         train(first, tmp_path / "run", callbacks=[kill_at(3)])
     train(second, tmp_path / "run")
     assert checkpoints(tmp_path / "run")[-1].epoch == 1
+
+
+def test_one_of_another_run_among_them_is_passed_over(
+    make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Put there by hand, and further than this run is."""
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
+    other = train(make_config("debiased", max_epochs=2, seed=9), tmp_path / "other")
+    strange = run / "somebody-elses-ep=7.ckpt"
+    shutil.copy(checkpoints(other)[-1].path, strange)
+    before = checkpoints(run)[-2].path.read_bytes()
+    with caplog.at_level(logging.WARNING):
+        resume(run)
+    assert "somebody-elses-ep=7.ckpt' is of another run and passed over" in caplog.text
+    assert strange.is_file()
+    assert checkpoints(run)[-2].path.read_bytes() == before
+
+
+def test_one_without_a_config_that_does_not_fit(make_config: MakeConfig, tmp_path: Path) -> None:
+    """As solo-learn's own script writes it, of another method: one line, and nothing is left."""
+    run = train(make_config("simclr"), tmp_path / "run")
+    state = torch.load(checkpoints(run)[-1].path, weights_only=True)
+    del state["solo_ext"]
+    torch.save(state, tmp_path / "upstream.ckpt")
+    config = make_config("mocov2plus", resume_from_checkpoint=str(tmp_path / "upstream.ckpt"))
+    with pytest.raises(UserError, match=r"upstream.ckpt' does not fit this method .*Missing key"):
+        train(config, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
