@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from solo_ext.benchmark.claims import note_claims
 from solo_ext.benchmark.launchers.base import Launcher, Outcome
 from solo_ext.benchmark.plan import PlannedRun
 from solo_ext.benchmark.records import (
@@ -77,6 +78,7 @@ def run_benchmark(
         settings = _joined(settings, out)
         dumped = settings.model_dump(exclude_defaults=True)
         write_text(out / SETTINGS, yaml.safe_dump(dumped, sort_keys=False))
+        note_claims(settings, out)
         # What a killed call left, of other rows too.
         held = {r["key"]: r for r in _held(out)}
         _collect(out, held, [f.name for f in (out / RUNS).glob("*/")])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
+from solo_ext.benchmark.claims import times_written
 from solo_ext.benchmark.records import SETTINGS, Record, read_records
 from solo_ext.benchmark.settings import BenchmarkSettings
 from solo_ext.config.check import validated
@@ -39,9 +40,15 @@ class CurvePoint(NamedTuple):
 class Results:
     """Records by data set, budget, row and seed.
 
+    Args:
+        settings: the benchmark.
+        records: of its runs, and others.
+        written: since when each hypothesis has been as it is, where that is known.
+
     Attributes:
         settings: of the benchmark.
         records: those that the settings name, one for each place, row and seed.
+        written: as given.
         left_out: what was left out and why, a sentence each.
         measures: names of scores in the order of the table.
 
@@ -49,8 +56,13 @@ class Results:
         ConfigError: the settings compare with a row that they do not have.
     """
 
-    def __init__(self, settings: BenchmarkSettings, records: Iterable[Record]) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        settings: BenchmarkSettings,
+        records: Iterable[Record],
+        written: Mapping[str, str] | None = None,
+    ) -> None:
+        self.settings, self.written = settings, dict(written or {})
         self._check_names()
         self._held: dict[tuple[Place, str], dict[int, Record]] = {}
         self.left_out: list[str] = []
@@ -262,7 +274,8 @@ def read_results(folder: Path) -> Results:
         ) from None
     if not isinstance(given, Mapping):
         raise UserError(f"{file}: holds no settings; run the benchmark again")
-    return Results(validated(TypeAdapter(BenchmarkSettings), given), records)
+    settings = validated(TypeAdapter(BenchmarkSettings), given)
+    return Results(settings, records, times_written(settings, folder))
 
 
 def _conditions(record: Record) -> dict[str, Any]:

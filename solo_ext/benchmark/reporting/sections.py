@@ -119,7 +119,8 @@ def hypothesis_blocks(results: Results) -> list[Block]:
     blocks: list[Block] = [
         Heading(2, "Hypotheses"),
         Paragraph(
-            "Written down before the runs. Reproduced: the whole 95 % interval of the differences "
+            "Written down before the runs, at the times given; one that is changed when runs of it "
+            "are known stays undecided. Reproduced: the whole 95 % interval of the differences "
             "paired by seed is on the expected side. Contradicted: it is on the other side. "
             "Undecided: it holds 0, or there are fewer pairs than the hypothesis asks for. p: "
             "paired t test, two-sided. "
@@ -135,7 +136,8 @@ def hypothesis_blocks(results: Results) -> list[Block]:
         untested = "" if name in tested else " Not tested: no runs of both rows."
         note = f" Note: {hypothesis.note}" if hypothesis.note else ""
         claim = hypothesis.claim.rstrip(".")
-        claims.append(f"{name}: {claim}. {hypothesis.source}.{untested}{note}")
+        since = f" Written {results.written[name]}." if name in results.written else ""
+        claims.append(f"{name}: {claim}. {hypothesis.source}.{since}{untested}{note}")
     return [*blocks, Bullets(claims)]
 
 

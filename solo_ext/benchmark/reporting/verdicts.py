@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from solo_ext.benchmark.reporting.results import Place, Results
@@ -74,14 +75,19 @@ def verdicts(results: Results) -> list[Verdict]:
                 mean,
                 p_values[index],
                 adjusted.get(index),
-                *_answer(hypothesis, mean, results.unlike(place, hypothesis.row, hypothesis.base)),
+                *_answer(
+                    hypothesis,
+                    mean,
+                    results.unlike(place, hypothesis.row, hypothesis.base),
+                    _known_before(results, name, place),
+                ),
             )
         )
     return made
 
 
 def _answer(
-    hypothesis: Hypothesis, mean: Estimate | None, unlike: Sequence[str]
+    hypothesis: Hypothesis, mean: Estimate | None, unlike: Sequence[str], known: int
 ) -> tuple[Answer, str]:
     """``reproduced`` where the whole interval is on the expected side, and why if undecided.
 
@@ -90,6 +96,8 @@ def _answer(
     """
     if unlike:
         return "undecided", f"the rows are not of the same {', '.join(unlike)}"
+    if known:
+        return "undecided", f"{known} of its runs were known when it was written"
     count = 0 if mean is None else mean.count
     if mean is None or mean.low is None or mean.high is None or count < hypothesis.seeds:
         return "undecided", f"{count} of {hypothesis.seeds} pairs"
@@ -101,3 +109,16 @@ def _answer(
         return "undecided", "the interval holds 0"
     above = mean.low > 0
     return ("reproduced" if above == (hypothesis.direction == "above") else "contradicted"), ""
+
+
+def _known_before(results: Results, name: str, place: Place) -> int:
+    """How many runs of its two rows had finished when a hypothesis was written."""
+    if name not in results.written:
+        return 0
+    moment = datetime.fromisoformat(results.written[name])
+    hypothesis = results.settings.hypotheses[name]
+    return sum(
+        datetime.fromisoformat(record["finished"]) <= moment
+        for row in (hypothesis.row, hypothesis.base)
+        for record in results.runs(place, row).values()
+    )
