@@ -60,6 +60,8 @@ from solo_ext.training.run_dir import (
 from solo_ext.training.run_state import RunState
 from solo_ext.training.unreadable import UNREADABLE, UnreadableReport
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class PretrainResult:
@@ -269,13 +271,26 @@ def _add_timing(
 ) -> dict[str, float]:
     """Adds this part of the run to its totals; a run that was already finished adds nothing."""
     file = run_dir / TIMING
-    total = json.loads(file.read_text()) if file.is_file() else {"seconds": 0.0, "images": 0}
+    total = _read_timing(file)
     if images:
         total = {"seconds": total["seconds"] + seconds, "images": total["images"] + images}
         if trainer.is_global_zero:
             write_text(file, json.dumps(total))
     rate = total["images"] / total["seconds"] if total["seconds"] else 0.0
     return {"seconds": total["seconds"], "images_per_second": rate}
+
+
+def _read_timing(file: Path) -> dict[str, float]:
+    """Totals of the parts before; none where the file is damaged, which costs no run."""
+    none = {"seconds": 0.0, "images": 0}
+    if not file.is_file():
+        return none
+    try:
+        held = json.loads(file.read_text())
+        return {name: float(held[name]) for name in none}
+    except (ValueError, KeyError, TypeError):
+        logger.warning(f"{str(file)!r} is damaged; seconds and images/s are of this part alone")
+        return none
 
 
 def _online(prepared: Prepared, run_dir: Path) -> list[Callback]:

@@ -296,6 +296,23 @@ def test_a_finished_run_is_left_alone(
     assert again.seconds == pytest.approx(first.seconds)
 
 
+@pytest.mark.parametrize("torn", ["", "{}", '{"seconds": 1.0, "images"'])
+def test_a_damaged_timing_costs_no_run(
+    torn: str,
+    make_config: MakeConfig,
+    images: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = config_of(make_config, images, "debiased", max_epochs=1)
+    pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    (tmp_path / "run" / "timing.json").write_text(torn)
+    again = resume(tmp_path / "run")
+    assert again.checkpoint is not None
+    assert again.seconds == 0
+    assert "damaged" in caplog.text
+
+
 def test_auto_resume_finds_the_run_of_the_config(
     make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: KillAt
 ) -> None:
