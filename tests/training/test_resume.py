@@ -15,6 +15,7 @@ from solo_ext.modules.class_weights import ClassWeights
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain, resume
 from solo_ext.training.run_dir import METRICS, checkpoints, read_config
+from tests.training.resumable import STEPS, config_of
 from tests.training.same_run import assert_same_run
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -45,80 +46,6 @@ METHODS = (
     "protoseed-old",
     "protocpc",
 )
-STEPS = 6
-"""Steps per epoch: 48 images in batches of 8."""
-
-
-PCL: dict[str, dict[str, Any]] = {
-    "pcl": {"symmetric": True},
-    # Batches of 7 leave samples out of every epoch, which the bank then lacks.
-    "pcl-bank": {"e_step": "bank", "e_step_every": 2},
-    "pcl-drawn": {"num_prototypes": [20, 30], "num_negatives": 12, "collisions": "paper"},
-}
-
-
-CLUSTERS = {"num_prototypes": [3, 6], "warmup_epochs": 1}
-MIXES = {"num_hard": 6, "num_pair_mixes": 4, "num_query_mixes": 3, "warmup_epochs": 1}
-CONTRASTIVE: dict[str, dict[str, Any]] = {
-    "hard_negative-queue": {"negatives": "queue", "queue_size": 20},
-    "hard_negative-prototypes": {
-        "positives": "prototype",
-        "clusters": {**CLUSTERS, "e_step": "bank"},
-        "mixing": MIXES,
-    },
-    "mochi": {"queue_size": 20, "mixing": MIXES},
-    "nnclr_symmetric": {"support_set": {"size": 30, "top_k": 2, "exclude_own": True}},
-    # Every epoch's clusters continue those of the one before.
-    "metric": {
-        "loss": "arcface_loss_func",
-        "classes": "cluster",
-        "clusters": {"num_prototypes": [5], "warmup_epochs": 0},
-    },
-}
-
-
-SMALL = {"augmentations": [{"crop_size": 16, "num_crops": 1}, {"crop_size": 8, "num_crops": 2}]}
-DISTILLED: dict[str, dict[str, Any]] = {
-    # Small crops fill a queue of their own.
-    "seed": {**SMALL, "method_kwargs": {"queue_size": 20}},
-    "seed-mixed": {
-        "method_kwargs": {
-            "loss": "contrastive",
-            "teacher_temperature": None,
-            "queue_size": 20,
-            "mixing": MIXES,
-        },
-    },
-    "protoseed": SMALL,
-    "protoseed-old": {
-        "method_kwargs": {"prototypes": "old", "num_prototypes": 8, "assignment": "softmax"}
-    },
-    "protocpc": {"method_kwargs": {"freeze_prototypes_epochs": 1}},
-}
-
-
-def config_of(make_config: MakeConfig, images: Path, method: str, **changes: Any) -> dict[str, Any]:
-    kwargs: dict[str, Any] = {"queue_size": 16} if method in ("mocov2plus", "nnclr", "swav") else {}
-    if method == "wmse":
-        kwargs = {"whitening_size": 8, "whitening_eps": 0.5}
-    if method in PCL:
-        kwargs = {"num_prototypes": [3, 6], "queue_size": 20, "warmup_epochs": 1, **PCL[method]}
-    kwargs = CONTRASTIVE.get(method, kwargs)
-    settings: dict[str, Any] = {
-        "method_kwargs": kwargs,
-        "optimizer": {"batch_size": 8, "lr": 0.05},
-        "scheduler": {"name": "warmup_cosine", "warmup_epochs": 1},
-        "checkpoint": {"every_n_steps": 1},
-        "max_epochs": 3,
-    }
-    if method == "dino":
-        settings["method_kwargs"] = {"warmup_teacher_temperature_epochs": 2}
-    settings |= DISTILLED.get(method, {})
-    if method == "pcl-bank":
-        settings["optimizer"]["batch_size"] = 7
-    for key, value in changes.items():
-        settings[key] = {**settings.get(key, {}), **value} if isinstance(value, dict) else value
-    return make_config(method.partition("-")[0], **settings)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -130,13 +57,12 @@ def test_resumed_equals_uninterrupted(
     kills: tuple[int, ...],
     make_config: MakeConfig,
     make_distilled: MakeConfig,
-    images: Path,
     tmp_path: Path,
     kill_at: KillAt,
 ) -> None:
     """Resumed once more within the same epoch too."""
     distilled = method.partition("-")[0] in ("seed", "protoseed")
-    config = config_of(make_distilled if distilled else make_config, images, method)
+    config = config_of(make_distilled if distilled else make_config, method)
     pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
     first, *later = kills
     with pytest.raises(RuntimeError, match="killed"):
@@ -161,7 +87,6 @@ def test_augmentation_on_the_batch(
     step: int,
     in_memory: bool,
     make_config: MakeConfig,
-    images: Path,
     tmp_path: Path,
     kill_at: KillAt,
 ) -> None:
@@ -171,7 +96,7 @@ def test_augmentation_on_the_batch(
     jitter = {"prob": 0.8, "brightness": 0.4, "saturation": 0.2, "hue": 0.1}
     large = {"crop_size": 16, "num_crops": 2, "color_jitter": jitter}
     crops = [large, {"crop_size": 8, "num_crops": 2, "gaussian_blur": {"prob": 0.5}}]
-    config = config_of(make_config, images, "protocpc", data=data, augmentations=crops)
+    config = config_of(make_config, "protocpc", data=data, augmentations=crops)
     pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
     with pytest.raises(RuntimeError, match="killed"):
         pretrain(
@@ -186,7 +111,6 @@ def test_augmentation_on_the_batch(
 
 def test_clusters_are_rematched_as_before(
     make_config: MakeConfig,
-    images: Path,
     tmp_path: Path,
     kill_at: KillAt,
     monkeypatch: pytest.MonkeyPatch,
@@ -201,7 +125,7 @@ def test_clusters_are_rematched_as_before(
         rematch(self, match, state)
 
     monkeypatch.setattr(ClassWeights, "rematch_", note)
-    config = config_of(make_config, images, "metric")
+    config = config_of(make_config, "metric")
     pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
     assert len(moves) == 2
     assert any(move != sorted(move) for move in moves)
@@ -220,12 +144,10 @@ def test_clusters_are_rematched_as_before(
 
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 2)], ids=str)
 def test_number_of_workers_may_change(
-    workers: tuple[int, int], make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: KillAt
+    workers: tuple[int, int], make_config: MakeConfig, tmp_path: Path, kill_at: KillAt
 ) -> None:
     """The same run with and without worker processes, stopped within an epoch or not."""
-    first, second = (
-        config_of(make_config, images, "debiased", data={"num_workers": n}) for n in workers
-    )
+    first, second = (config_of(make_config, "debiased", data={"num_workers": n}) for n in workers)
     pretrain(prepare(first), run_dir=tmp_path / "whole", show_progress=False)
     with pytest.raises(RuntimeError, match="killed"):
         pretrain(
@@ -238,11 +160,9 @@ def test_number_of_workers_may_change(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_accumulated_gradients(
-    make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: KillAt
-) -> None:
+def test_accumulated_gradients(make_config: MakeConfig, tmp_path: Path, kill_at: KillAt) -> None:
     """Momentum networks move with the optimiser; checkpoints fall on its steps only."""
-    config = config_of(make_config, images, "byol", accumulate_grad_batches=2)
+    config = config_of(make_config, "byol", accumulate_grad_batches=2)
     pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
     with pytest.raises(RuntimeError, match="killed"):
         pretrain(
@@ -255,12 +175,10 @@ def test_accumulated_gradients(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_metrics_are_not_repeated(
-    make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: KillAt
-) -> None:
+def test_metrics_are_not_repeated(make_config: MakeConfig, tmp_path: Path, kill_at: KillAt) -> None:
     """Lines past the checkpoint are dropped before the resumed run writes them again."""
     config = config_of(
-        make_config, images, "debiased", checkpoint={"every_n_steps": 4}, log_every_n_steps=1
+        make_config, "debiased", checkpoint={"every_n_steps": 4}, log_every_n_steps=1
     )
     pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
     with pytest.raises(RuntimeError, match="killed"):
@@ -282,10 +200,8 @@ def test_metrics_are_not_repeated(
     assert len(steps("whole")) == 3 * STEPS
 
 
-def test_a_finished_run_is_left_alone(
-    make_config: MakeConfig, images: Path, tmp_path: Path
-) -> None:
-    config = config_of(make_config, images, "debiased", max_epochs=1)
+def test_a_finished_run_is_left_alone(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = config_of(make_config, "debiased", max_epochs=1)
     first = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
     assert first.checkpoint is not None
     before = first.checkpoint.read_bytes()
@@ -304,7 +220,7 @@ def test_a_damaged_timing_costs_no_run(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    config = config_of(make_config, images, "debiased", max_epochs=1)
+    config = config_of(make_config, "debiased", max_epochs=1)
     pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
     (tmp_path / "run" / "timing.json").write_text(torn)
     again = resume(tmp_path / "run")
@@ -314,10 +230,10 @@ def test_a_damaged_timing_costs_no_run(
 
 
 def test_auto_resume_finds_the_run_of_the_config(
-    make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: KillAt
+    make_config: MakeConfig, tmp_path: Path, kill_at: KillAt
 ) -> None:
     folders = {"checkpoint": {"dir": str(tmp_path)}, "auto_resume": {"enabled": True}}
-    config = config_of(make_config, images, "debiased", **folders)
+    config = config_of(make_config, "debiased", **folders)
     with pytest.raises(RuntimeError, match="killed"):
         pretrain(prepare(config), callbacks=[kill_at(STEPS + 2)], show_progress=False)
     (stopped,) = (tmp_path / "debiased").iterdir()
@@ -331,11 +247,9 @@ def test_auto_resume_finds_the_run_of_the_config(
     assert fresh.run_dir != stopped
 
 
-def test_config_of_the_run_is_complete(
-    make_config: MakeConfig, images: Path, tmp_path: Path
-) -> None:
+def test_config_of_the_run_is_complete(make_config: MakeConfig, tmp_path: Path) -> None:
     """What is stored composes to the same run: rates unscaled, defaults written out."""
-    config = config_of(make_config, images, "debiased", max_epochs=1)
+    config = config_of(make_config, "debiased", max_epochs=1)
     prepared = prepare(config)
     pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
     again = prepare(read_config(tmp_path / "run"))

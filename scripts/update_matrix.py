@@ -1,0 +1,92 @@
+"""Writes docs/matrix.md from the records of ``pytest -m matrix``.
+
+python scripts/update_matrix.py            # all of benchmark_results/matrix
+python scripts/update_matrix.py --check    # fails when the page is not what the records say
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from solo_ext.paths import write_text
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS, PAGE = ROOT / "benchmark_results" / "matrix", ROOT / "docs" / "matrix.md"
+CHECKS = {
+    "resume at epoch": "resume at epoch",
+    "resume mid-epoch": "resume mid-epoch",
+    "kill -9": "kill -9 at ten moments",
+    "2 processes": "2 processes",
+    "4 processes": "4 processes",
+    "AMP": "AMP (bf16)",
+    "accumulation": "accumulation",
+    "multi-crop": "multi-crop",
+    "DALI": "DALI (CPU)",
+}
+HEAD = """# Every method by every check
+
+Written by `python scripts/update_matrix.py` from the records of `pytest -m matrix` in
+[benchmark_results/matrix](../benchmark_results/matrix); a subset is run by every test run.
+
+- Runs of three epochs of six steps with a checkpoint after each, on a CPU. **equal**: stopped and
+  resumed (AMP, accumulation, multi-crop, DALI: within the second epoch) the run ends with the same
+  weights, optimiser, schedules, state, random generators, place in the data and logged metrics as
+  one left alone, to the last bit.
+- Several processes (gloo): two steps without batch norm against one process on the joined batch.
+  **close**: the weights are the same to floating-point precision on every process. **agree**: they
+  are the same on every process, but not those of the joined batch, for the reason given.
+- **refused**: ends with an error before it trains.
+- float16 needs a GPU; NCCL, FSDP and DALI on a GPU were not run here.
+"""
+
+
+def main() -> int:
+    """Writes or compares."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    files = sorted(RECORDS.glob("*.json"))
+    if not files:
+        print(f"{RECORDS}: no records; run pytest -m matrix", file=sys.stderr)
+        return 2
+    wanted = HEAD + "".join(section(json.loads(file.read_text())) for file in files)
+    if PAGE.is_file() and PAGE.read_text() == wanted:
+        return 0
+    if args.check:
+        print(f"{PAGE}: not what the records say; run {Path(__file__).name}", file=sys.stderr)
+        return 1
+    write_text(PAGE, wanted)
+    return 0
+
+
+def section(record: dict[str, Any]) -> str:
+    """The table of a host, and what its words leave open."""
+    notes: list[str] = []
+    lines = [
+        f"\n## solo-learn {record['host']['version']}\n",
+        "| method | " + " | ".join(CHECKS.values()) + " |",
+        "|---|" + "---|" * len(CHECKS),
+    ]
+    for method, cells in record["cells"].items():
+        shown = [_cell(cells.get(check), notes) for check in CHECKS]
+        lines.append(f"| `{method}` | " + " | ".join(shown) + " |")
+    found = [f"{number}. {why}" for number, why in enumerate(notes, 1)]
+    return "\n".join(lines) + "\n" + ("\n" + "\n".join(found) + "\n" if found else "")
+
+
+def _cell(cell: dict[str, Any] | None, notes: list[str]) -> str:
+    if cell is None:
+        return "not run"
+    if cell["word"] in ("equal", "close"):
+        return str(cell["word"])
+    if cell["why"] not in notes:
+        notes.append(cell["why"])
+    return f"{cell['word']} ({notes.index(cell['why']) + 1})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""What every cell of the matrix came to, as a file that a part of the tests can renew."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from solo_ext import host
+from solo_ext.benchmark.code_version import code_version
+from solo_ext.locks import locked
+from solo_ext.paths import write_text
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmark_results" / "matrix"
+
+
+class Outcome(NamedTuple):
+    """Of a check.
+
+    Attributes:
+        word: ``equal`` to the last bit, ``close`` to floating-point precision, ``agree`` among the
+            processes, ``refused``, ``not run`` or ``failed``.
+        why: what the word leaves open.
+    """
+
+    word: str
+    why: str = ""
+
+
+def note(method: str, check: str, outcome: Outcome, seconds: float) -> None:
+    """Writes a cell into the record of the installed host."""
+    info = host.load().info
+    file = FOLDER / f"{info.generation.replace('.', '_')}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.with_name(f".{file.name}.lock")):
+        held: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+        held["host"] = {"version": info.version, "fingerprint": info.fingerprint}
+        cell = {**outcome._asdict(), "seconds": round(seconds, 1), **_made_with()}
+        held.setdefault("cells", {}).setdefault(method, {})[check] = cell
+        write_text(file, json.dumps(held, indent=1, sort_keys=True) + "\n")
+
+
+def _made_with() -> dict[str, Any]:
+    return {
+        "code": code_version(),
+        "torch": torch.__version__,
+        "lightning": version("lightning"),
+        "python": platform.python_version(),
+    }
