@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 
 from solo_ext import host
 from solo_ext.errors import ConfigError
@@ -21,7 +20,7 @@ from solo_ext.training.pretrain import pretrain, resume
 from tests.matrix.killing import Server
 from tests.matrix.record import Outcome
 from tests.matrix.rows import CHECKS, LOCAL, PLUGIN, VIT, methods
-from tests.training.resumable import STEPS
+from tests.training.resumable import STEPS, KillAt
 from tests.training.same_run import assert_same_run
 
 ConfigOf = Callable[..., dict[str, Any]]
@@ -30,17 +29,6 @@ MULTI_CROP = [{"crop_size": 16, "num_crops": 2}, {"crop_size": 8, "num_crops": 2
 IN_CI = ("pcl",)
 KILLS = 10
 MIDWAY, AT_EPOCH = STEPS + 2, STEPS
-
-
-class KillAt(Callback):
-    """Raises before the batch that follows so many."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        if trainer.fit_loop.epoch_loop.total_batch_idx >= self.step:
-            raise RuntimeError(f"killed at {self.step}")
 
 
 def resumed(folder: Path, config: dict[str, Any], step: int) -> Outcome:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lightning.pytorch.callbacks import Callback
+
 MakeConfig = Callable[..., dict[str, Any]]
 STEPS = 6
 """Steps per epoch: 48 images in batches of 8."""
@@ -76,3 +78,14 @@ def config_of(make_config: MakeConfig, method: str, **changes: Any) -> dict[str,
     for key, value in changes.items():
         settings[key] = {**settings.get(key, {}), **value} if isinstance(value, dict) else value
     return make_config(method.partition("-")[0], **settings)
+
+
+class KillAt(Callback):
+    """Raises before the batch that follows so many."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.fit_loop.epoch_loop.total_batch_idx >= self.step:
+            raise RuntimeError(f"killed at {self.step}")
