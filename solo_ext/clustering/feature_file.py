@@ -12,6 +12,8 @@ from torch import Tensor
 
 # Numbers of a part that is read ahead: 16 MiB.
 _PART = 2**22
+# Rows that are selected at a time: where they lie far apart, the system maps 64 KiB around each.
+_APART = 512
 _ITEM = 4
 
 
@@ -92,9 +94,7 @@ class FeatureFile:
         if dim != 0:
             raise ValueError(f"dim={dim}: rows are selected along 0")
         found = torch.empty(len(index), self.shape[1], device=self.device)
-        parts = zip(
-            torch.split(index.cpu(), self._ahead), torch.split(found, self._ahead), strict=True
-        )
+        parts = zip(torch.split(index.cpu(), _APART), torch.split(found, _APART), strict=True)
         for wanted, place in parts:
             place.copy_(self._rows.index_select(0, wanted))
             self._give_back()

@@ -20,8 +20,8 @@ from solo_ext.clustering.together import on_first, together
 from solo_ext.errors import UserError
 
 RANKS = 2
-TIMEOUT = 6.0
-"""Seconds after which the process group gives up."""
+TIMEOUT, PATIENT = 6.0, 300.0
+"""Seconds after which the process group gives up: on slow ranks, and on ones that fail."""
 ROWS, CLUSTERS = 400, 10
 CPU = torch.device("cpu")
 
@@ -151,8 +151,10 @@ def run(rank: int, folder: str) -> None:
         init_method=f"file://{folder}/meeting",
         rank=rank,
         world_size=RANKS,
-        timeout=timedelta(seconds=TIMEOUT),
+        timeout=timedelta(seconds=PATIENT),
     )
+    limit: Any = dist.distributed_c10d
+    limit._set_pg_timeout(timedelta(seconds=TIMEOUT))
     found: dict[str, Any] = {
         "slow alone": slow_alone(rank),
         "slow passes": slow_passes(rank),
@@ -164,6 +166,7 @@ def run(rank: int, folder: str) -> None:
         pass
     else:
         found["slow faiss"] = slow_faiss(rank)
+    limit._set_pg_timeout(timedelta(seconds=PATIENT))
     found["failures"] = failures(rank)
     # The group can still be used.
     found["after"] = clustered(rank)

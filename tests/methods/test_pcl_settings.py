@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no sample": ({"method_kwargs": {"e_step_sample": 0}}, "e_step_sample=0.*above 0"),
     "misspelt place": (
         {"method_kwargs": {"e_step_features": "disc"}},
-        "e_step_features='disc'.*'memory' or 'disk'",
+        "e_step_features='disc'.*did you mean 'disk'. allowed: disk, memory",
     ),
     "a bank on disk": (
         {"method_kwargs": {"e_step_features": "disk", "e_step": "bank"}},
