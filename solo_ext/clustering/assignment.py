@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solo_ext.clustering.feature_file import Features
+
 # Elements of a tile of scores: on a CPU it should stay in the cache, on CUDA it should fill the
 # device; measured on the CPU.
 _TILE = {"cpu": 2**19, "cuda": 2**24}
@@ -32,7 +34,7 @@ def tile_rows(width: int, device: torch.device) -> int:
     return max(rows, _FEWEST_ROWS)
 
 
-def assign(features: Tensor, means: Tensor) -> Tensor:
+def assign(features: Features, means: Tensor) -> Tensor:
     """Index of the nearest mean of every row.
 
     Args:
@@ -46,7 +48,7 @@ def assign(features: Tensor, means: Tensor) -> Tensor:
 
 
 def search(
-    features: Tensor, means: Tensor, centre: Tensor, wanted: Tensor | None = None
+    features: Features, means: Tensor, centre: Tensor, wanted: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Largest score of every row and the mean that has it, which is the nearest.
 
@@ -104,7 +106,7 @@ def _first_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
     return best, group * _GROUP + within
 
 
-def distances_to(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor:
+def distances_to(features: Features, means: Tensor, assignments: Tensor) -> Tensor:
     """Euclidean distance of every row to the mean it is assigned to.
 
     ``|x_i - m_{a_i}|``, as the norm of a difference: exactly 0 for a row that is a mean.

@@ -33,33 +33,46 @@ _NEEDS = {
 }
 
 
-def resolve_backend(name: str, device: torch.device | str, *, sharded: bool = False) -> str:
+def resolve_backend(
+    name: str, device: torch.device | str, *, sharded: bool = False, in_file: bool = False
+) -> str:
     """Name of the backend that will run.
 
     "auto" is "torch" on a CPU, where the row `e-step` of `benchmarks/speed` finds it the fastest
     and nothing need be installed for it; on CUDA "flash" where flash-kmeans is installed, else
-    "torch". Over several ranks it is "torch", the only one that shares the work.
+    "torch". Over several ranks and for rows in a file it is "torch", the only one that shares the
+    work and the only one that does not hold all rows.
 
     Args:
         name: "auto", "torch", "faiss" or "flash".
         device: Where the features are.
         sharded: Whether the rows are spread over several ranks.
+        in_file: Whether the rows are in a file, because memory is too small for them.
 
     Returns:
         "torch", "faiss" or "flash".
 
     Raises:
-        ConfigError: An unknown name, a package that is not installed, or "flash" without CUDA.
+        ConfigError: An unknown name, a package that is not installed, "flash" without CUDA, or
+            another one than "torch" for rows in a file.
     """
     kind = torch.device(device).type
     if name == "auto":
-        return "flash" if kind == "cuda" and not sharded and _installed("flash") else "torch"
+        alone = not sharded and not in_file
+        return "flash" if kind == "cuda" and alone and _installed("flash") else "torch"
     if name not in BACKENDS:
         allowed = nearest(name, ["auto", *BACKENDS])
         raise ConfigError("backend", name, "no such k-means backend", allowed)
     if name == "flash" and kind != "cuda":
         raise ConfigError(
             "backend", name, f"needs features on CUDA, these are on {kind}", "use auto or torch"
+        )
+    if in_file and name != "torch":
+        raise ConfigError(
+            "backend",
+            name,
+            "holds all rows in memory, and these are in a file",
+            "take auto or torch, or cluster a sample of them",
         )
     if not _installed(name):
         package, remedy = _NEEDS[name]

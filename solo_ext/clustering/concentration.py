@@ -46,6 +46,23 @@ def cluster_concentration(
     sizes = torch.bincount(assignments, minlength=num_clusters)
     sums = torch.zeros(num_clusters, dtype=torch.float64, device=distances.device)
     sums.index_add_(0, assignments, distances.double())
+    return concentration_of_sums(sums, sizes, temperature, alpha).to(distances.dtype)
+
+
+def concentration_of_sums(
+    sums: Tensor, sizes: Tensor, temperature: float, alpha: float = 10.0
+) -> Tensor:
+    """What :func:`cluster_concentration` makes of the rows of each cluster.
+
+    Args:
+        sums: (K,) fp64 sums of the rows' distances.
+        sizes: (K,) int64 numbers of rows.
+        temperature: As there.
+        alpha: As there.
+
+    Returns:
+        (K,) fp64.
+    """
     several = sizes >= 2
     raw = sums / sizes.clamp_min(1) / (sizes.clamp_min(2).double() + alpha).log()
     raw = raw.masked_fill(~several, 0.0)
@@ -54,7 +71,7 @@ def cluster_concentration(
     clipped = raw.clamp(low, high)
     mean = clipped.mean()
     phi = (temperature * clipped / mean).clamp_min(_FLOOR * temperature)
-    return torch.where(mean > 0, phi, temperature).to(distances.dtype)
+    return torch.where(mean > 0, phi, temperature)
 
 
 def _check(

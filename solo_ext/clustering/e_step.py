@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext import distributed
-from solo_ext.clustering.concentration import cluster_concentration
+from solo_ext.clustering.concentration import concentration_of_sums
+from solo_ext.clustering.exact import exact_scale, on_grid
+from solo_ext.clustering.feature_file import Features
+from solo_ext.clustering.fit import Clustering
 from solo_ext.clustering.multi_granularity import multi_granularity_kmeans
+from solo_ext.clustering.together import meet, together
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Granularity:
 
 @torch.no_grad()
 def e_step(
-    features: Tensor,
+    features: Features,
     sample_ids: Tensor,
     num_samples: int,
     num_prototypes: Sequence[int],
@@ -68,57 +71,54 @@ def e_step(
 
     Raises:
         ValueError: features are not finite, or there are fewer samples than prototypes.
+        RankError: another rank failed.
 
     Source:
         Li et al., ICLR 2021, arXiv 2005.04966.
     """
-    clusterings = multi_granularity_kmeans(
-        features,
-        num_prototypes,
-        init=init,
-        sharded=distributed.world_size() > 1,
-        row_ids=sample_ids,
-        **kmeans_options,
-    )
-    return [
-        _granularity(
-            found.means,
-            _of_all(found.assignments, sample_ids, num_samples),
-            _of_all(found.distances, sample_ids, num_samples),
-            found.objective,
-            temperature,
-            alpha,
+    shared = distributed.world_size() > 1
+    with together(features.device):
+        clusterings = multi_granularity_kmeans(
+            features,
+            num_prototypes,
+            init=init,
+            sharded=shared,
+            row_ids=sample_ids,
+            **kmeans_options,
         )
-        for found in clusterings
-    ]
-
-
-def _of_all(values: Tensor, sample_ids: Tensor, num_samples: int) -> Tensor:
-    """(n,) values of all ranks, by sample index."""
-    placed = values.new_zeros(num_samples)
-    placed[sample_ids] = values
-    if distributed.world_size() > 1:
-        # Every sample is on one rank: the others add zeros, which is exact.
-        dist.all_reduce(placed)
-    return placed
+        return [
+            _granularity(found, sample_ids, num_samples, temperature, alpha)
+            for found in clusterings
+        ]
 
 
 def _granularity(
-    means: Tensor,
-    assignments: Tensor,
-    distances: Tensor,
-    objective: float,
-    temperature: float,
-    alpha: float,
+    found: Clustering, sample_ids: Tensor, num_samples: int, temperature: float, alpha: float
 ) -> Granularity:
-    size = means.shape[0]
-    counts = torch.bincount(assignments, minlength=size)
+    means, size = found.means, len(found.means)
+    # Every sample is on one rank: the others add zeros, which is exact.
+    assignments = found.assignments.new_zeros(num_samples)
+    assignments[sample_ids] = found.assignments
+    assignments = _of_all(assignments, distributed.sum_over_ranks)
+    sizes = torch.bincount(assignments, minlength=size)
+    # Sums that do not depend on which rank adds what.
+    distances = found.distances
+    largest = distances.amax() if len(distances) else distances.new_zeros(())
+    scale = exact_scale(float(_of_all(largest, distributed.max_over_ranks)), num_samples)
+    sums = torch.zeros(size, dtype=torch.float64, device=means.device)
+    sums.index_add_(0, found.assignments, on_grid(distances, scale))
+    sums = _of_all(sums, distributed.sum_over_ranks) / scale
     return Granularity(
         means,
         F.normalize(means, dim=1),
-        cluster_concentration(distances, assignments, size, temperature, alpha),
+        concentration_of_sums(sums, sizes, temperature, alpha).to(distances.dtype),
         assignments,
-        objective,
-        int((counts == 0).sum()),
-        int((counts == 1).sum()),
+        found.objective,
+        int((sizes == 0).sum()),
+        int((sizes == 1).sum()),
     )
+
+
+def _of_all(values: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    meet(values.device)
+    return reduce(values)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from solo_ext.clustering.rows import Rows
-from solo_ext.distributed import rank
+from solo_ext.clustering.together import on_first
 from solo_ext.precision import Precision
 
 
@@ -22,8 +23,8 @@ def faiss_lloyd(
     """Moves the means by ``faiss.Kmeans``, on all rows, without subsampling.
 
     Rows of several ranks are brought together on rank 0, where faiss clusters them while the other
-    ranks wait; a process group with a short timeout may give up on them. faiss computes in fp32 and
-    holds a copy of the rows.
+    ranks wait (:func:`solo_ext.clustering.together.on_first`). faiss computes in fp32 and holds a
+    copy of the rows.
 
     Args:
         rows: The rows; on CUDA, a faiss with GPU support clusters there.
@@ -40,9 +41,11 @@ def faiss_lloyd(
     """
     joined = rows.collect()
     done = torch.zeros((), dtype=torch.int64, device=means.device)
-    if not rows.shared or rank() == 0:
-        means, steps = _trained(joined, means, iterations)
-        done.fill_(steps)
+    train = partial(_trained, joined, means, iterations)
+    found = on_first(train, means.device) if rows.shared else train()
+    if found is not None:
+        means = found[0]
+        done.fill_(found[1])
     means = rows.from_first(means.contiguous())
     return means, int(rows.from_first(done))
 

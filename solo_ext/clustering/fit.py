@@ -8,11 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from solo_ext.clustering.assignment import assign, distances_to
+from solo_ext.clustering.assignment import assign, distances_to, tile_rows
 from solo_ext.clustering.backends import BACKENDS, resolve_backend
 from solo_ext.clustering.exact import exact_scale, on_grid
+from solo_ext.clustering.feature_file import FeatureFile, Features
 from solo_ext.clustering.rows import Rows, rows_of
+from solo_ext.clustering.together import together
 from solo_ext.precision import PRECISIONS, Precision, matmul_precision
+
+# Rows that are assigned at a time, for which a file is read once.
+_BLOCK = 2**16
 
 
 class Clustering(NamedTuple):
@@ -37,7 +42,7 @@ class Clustering(NamedTuple):
 
 @torch.no_grad()
 def kmeans(
-    features: Tensor,
+    features: Features,
     num_clusters: int,
     *,
     init: Tensor | None = None,
@@ -49,6 +54,8 @@ def kmeans(
     row_ids: Tensor | None = None,
     precision: Precision = "medium",
     relocate: bool | None = None,
+    sample: int | None = None,
+    sample_seed: int = 0,
 ) -> Clustering:
     """Clusters rows by Lloyd's algorithm with Euclidean distances.
 
@@ -61,9 +68,13 @@ def kmeans(
     dealing the rows out to ranks give the same means. Beside the features it needs a bounded tile
     of scores, never an N x K matrix.
 
+    With ``sample`` the means are found among that many rows only, drawn without replacement and the
+    same on any number of ranks; then all rows are assigned to them, block by block.
+
     Args:
         features: (n, D), floating and finite; with ``sharded`` the rows of this rank, n >= 0.
-            Half precision is read as it is and computed with in fp32.
+            Half precision is read as it is and computed with in fp32. A
+            :class:`solo_ext.clustering.FeatureFile` is read part by part.
         num_clusters: K, from 1 to the number of rows of all ranks.
         init: (K, D) first means, for example of the last epoch; rank 0's count.
         iterations: Most steps of Lloyd's algorithm, >= 1.
@@ -78,6 +89,9 @@ def kmeans(
             ``torch.set_float32_matmul_precision``; the final assignment is always "highest".
             "medium" is made for features whose spread is not small beside their norm.
         relocate: Whether the torch backend relocates; by default in warm starts only.
+        sample: Number of rows that the means are found among, >= K; by default, and where there
+            are no more, all.
+        sample_seed: Of their draw.
 
     Returns:
         The clustering. Means and distances are fp64 for fp64 features, else fp32.
@@ -85,31 +99,39 @@ def kmeans(
     Raises:
         ValueError: Features, K, init, row numbers or an option as described are not.
         ConfigError: A backend that is unknown or cannot run.
+        RankError: With ``sharded``, another rank failed.
 
     Source:
         Lloyd, IEEE Transactions on Information Theory 28 (2), 1982.
     """
-    _check_options(num_clusters, iterations, restarts, precision)
-    rows = rows_of(features, row_ids, sharded)
-    if num_clusters > rows.total:
-        raise ValueError(
-            f"num_clusters={num_clusters}: there are only {rows.total} rows; ask for at most that "
-            "many clusters"
-        )
-    name = resolve_backend(backend, rows.features.device, sharded=rows.shared)
-    if init is None:
-        starts = _drawn(rows, num_clusters, restarts, seed)
-    else:
-        starts = iter([_checked_init(rows, init, num_clusters, restarts)])
-    relocate = init is not None if relocate is None else relocate
-    best: Clustering | None = None
-    for start in starts:
-        means, done = BACKENDS[name](rows, start, iterations, precision, relocate)
-        found = _assigned(rows, means, done, name)
-        if best is None or found.objective < best.objective:
-            best = found
-    assert best is not None
-    return best
+    _check_options(num_clusters, iterations, restarts, precision, sample)
+    with together(features.device, among=sharded):
+        rows = rows_of(features, row_ids, sharded)
+        if num_clusters > rows.total:
+            raise ValueError(
+                f"num_clusters={num_clusters}: there are only {rows.total} rows; ask for at most "
+                "that many clusters"
+            )
+        seen = rows if sample is None else rows.drawn(sample, sample_seed)
+        in_file = sample is None and isinstance(features, FeatureFile)
+        name = resolve_backend(backend, features.device, sharded=rows.shared, in_file=in_file)
+        if init is None:
+            starts = _drawn(seen, num_clusters, restarts, seed)
+        else:
+            starts = iter([_checked_init(seen, init, num_clusters, restarts)])
+        relocate = init is not None if relocate is None else relocate
+        # Several starts are compared on the rows that they were made for.
+        compared = rows if restarts == 1 else seen
+        best: Clustering | None = None
+        for start in starts:
+            means, done = BACKENDS[name](seen, start, iterations, precision, relocate)
+            found = _assigned(compared, means, done, name)
+            if best is None or found.objective < best.objective:
+                best = found
+        assert best is not None
+        if compared is not rows:
+            best = _assigned(rows, best.means, best.iterations, name)
+        return best
 
 
 def _drawn(rows: Rows, num_clusters: int, restarts: int, seed: int) -> Iterator[Tensor]:
@@ -119,9 +141,18 @@ def _drawn(rows: Rows, num_clusters: int, restarts: int, seed: int) -> Iterator[
 
 
 def _assigned(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
+    n = len(rows.features)
+    assignments = torch.empty(n, dtype=torch.int64, device=means.device)
+    distances = means.new_empty(n)
+    # Whole tiles, so that every row is in the place of its tile that it has among all rows.
+    tile = tile_rows(len(means), means.device)
+    size = max(1, _BLOCK // tile) * tile
     with matmul_precision("highest"), torch.autocast(means.device.type, enabled=False):
-        assignments = assign(rows.features, means)
-    distances = distances_to(rows.features, means, assignments)
+        for start in range(0, n, size):
+            own = slice(start, start + size)
+            part = rows.features[own]
+            assignments[own] = assign(part, means)
+            distances[own] = distances_to(part, means, assignments[own])
     squares = distances.double().square()
     largest = rows.max(squares.amax() if len(squares) else squares.new_zeros(()))
     scale = exact_scale(float(largest), rows.total)
@@ -129,11 +160,18 @@ def _assigned(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
     return Clustering(means, assignments, distances, objective, done, backend)
 
 
-def _check_options(num_clusters: int, iterations: int, restarts: int, precision: str) -> None:
+def _check_options(
+    num_clusters: int, iterations: int, restarts: int, precision: str, sample: int | None
+) -> None:
     numbers = {"num_clusters": num_clusters, "iterations": iterations, "restarts": restarts}
     for option, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{option}={value!r}: must be an integer of at least 1")
+    if sample is not None and sample < num_clusters:
+        raise ValueError(
+            f"sample={sample}: {num_clusters} clusters need as many rows; pass at least "
+            f"{num_clusters}, or None for all rows"
+        )
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
 

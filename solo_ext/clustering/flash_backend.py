@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from solo_ext.clustering.lloyd import lloyd
 from solo_ext.clustering.rows import Rows
-from solo_ext.distributed import rank
+from solo_ext.clustering.together import on_first
 from solo_ext.precision import Precision
 
 
@@ -41,9 +42,11 @@ def flash_lloyd(
     """
     joined = rows.collect()
     state = torch.zeros(2, dtype=torch.int64, device=means.device)
-    if not rows.shared or rank() == 0:
-        means, steps, empty = _trained(joined, means, iterations)
-        state = torch.tensor([steps, empty], device=means.device)
+    train = partial(_trained, joined, means, iterations)
+    found = on_first(train, means.device) if rows.shared else train()
+    if found is not None:
+        means = found[0]
+        state = torch.tensor(found[1:], device=means.device)
     means = rows.from_first(means.contiguous())
     done, empty = (int(value) for value in rows.from_first(state))
     if empty:

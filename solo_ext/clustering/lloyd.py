@@ -19,11 +19,11 @@ class _Sums:
     """Sums and sizes of the clusters, kept up to date by the rows that move."""
 
     def __init__(self, rows: Rows, num_clusters: int, relocate: bool) -> None:
-        like, width = rows.features, rows.features.shape[1]
+        device, width = rows.features.device, rows.features.shape[1]
         self._rows = rows
         self._scale = exact_scale(rows.largest, rows.total)
-        self._sums = like.new_zeros(num_clusters, width, dtype=torch.float64)
-        self._sizes = like.new_zeros(num_clusters, dtype=torch.int64)
+        self._sums = torch.zeros(num_clusters, width, dtype=torch.float64, device=device)
+        self._sizes = torch.zeros(num_clusters, dtype=torch.int64, device=device)
         self._assignments: Tensor | None = None
         self._relocation = Relocation(rows, num_clusters, self._scale) if relocate else None
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from solo_ext.clustering.feature_file import Features
 from solo_ext.clustering.fit import Clustering, kmeans
 from solo_ext.precision import Precision
 
 
 def multi_granularity_kmeans(
-    features: Tensor,
+    features: Features,
     num_clusters: Sequence[int],
     *,
     init: Sequence[Tensor] | None = None,
@@ -23,6 +24,8 @@ def multi_granularity_kmeans(
     row_ids: Tensor | None = None,
     precision: Precision = "medium",
     relocate: bool | None = None,
+    sample: int | None = None,
+    sample_seed: int = 0,
 ) -> list[Clustering]:
     """Clusters the same rows independently for several numbers of clusters.
 
@@ -40,6 +43,8 @@ def multi_granularity_kmeans(
         row_ids: As in ``kmeans``.
         precision: As in ``kmeans``.
         relocate: As in ``kmeans``.
+        sample: As in ``kmeans``; all granularities see the same rows.
+        sample_seed: As in ``kmeans``.
 
     Returns:
         One clustering for each number, in the order of the list.
@@ -68,6 +73,8 @@ def multi_granularity_kmeans(
             row_ids=row_ids,
             precision=precision,
             relocate=relocate,
+            sample=sample,
+            sample_seed=sample_seed,
         )
         for position, count in enumerate(num_clusters)
     ]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.clustering.assignment import search
+from solo_ext.clustering.feature_file import Features
 
 # Above this share of moved means a search among all is no slower.
 _MOST_MOVED = 0.5
@@ -18,7 +19,7 @@ class Nearest:
     farther away and still are.
     """
 
-    def __init__(self, features: Tensor) -> None:
+    def __init__(self, features: Features) -> None:
         """Knows nothing yet.
 
         Args:

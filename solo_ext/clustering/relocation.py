@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from solo_ext.clustering.assignment import tile_rows
 from solo_ext.clustering.exact import exact_scale, on_grid
 from solo_ext.clustering.merging import merge_costs
 from solo_ext.clustering.rows import Rows
@@ -42,14 +41,7 @@ class Relocation:
         self._rows, self._scale, self._draw = rows, scale, 0
         width = rows.features.shape[1]
         self._square_scale = exact_scale(rows.largest * rows.largest * width, rows.total)
-        self._squares = torch.cat(
-            [
-                on_grid(part.to(rows.dtype).square().sum(1), self._square_scale)
-                for part in torch.split(
-                    rows.features, tile_rows(max(1, width), rows.features.device)
-                )
-            ]
-        )
+        self._squares = torch.cat([self._squared(part) for part in rows.parts()])
         # What a trial found; unknown where the cluster has not been tried since it was made.
         self._tried = torch.full((num_clusters,), torch.inf, dtype=torch.float64)
         self._tried = self._tried.to(rows.features.device)
@@ -89,6 +81,9 @@ class Relocation:
         for made in (giver, freed, joined):
             self._tried[made] = torch.inf
         return sums, sizes
+
+    def _squared(self, part: Tensor) -> Tensor:
+        return on_grid(part.to(self._rows.dtype).square().sum(1), self._square_scale)
 
     def _candidates(self, assignments: Tensor, means: Tensor, sizes: Tensor) -> Tensor:
         within = torch.zeros_like(means[:, 0]).index_add_(0, assignments, self._squares)

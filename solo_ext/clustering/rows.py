@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from solo_ext.clustering.assignment import tile_rows
+from solo_ext.clustering.feature_file import Features
+from solo_ext.clustering.together import meet
 from solo_ext.distributed import gather, rank, world_size
 
 
@@ -20,11 +23,11 @@ class Rows:
         features: (n, D) rows of this process.
         ids: (n,) int64, their numbers among all rows.
         counts: Number of rows of every rank; of this process alone if it is not shared.
-        largest: Largest absolute value of all rows.
+        largest: Largest absolute value of all rows, or a bound on it.
         shared: Whether the rows of the other ranks count too.
     """
 
-    features: Tensor
+    features: Features
     ids: Tensor
     counts: tuple[int, ...]
     largest: float
@@ -40,21 +43,30 @@ class Rows:
         """What is computed in: fp64 for fp64 features, else fp32."""
         return torch.float64 if self.features.dtype == torch.float64 else torch.float32
 
+    def parts(self) -> Iterator[Tensor]:
+        """Tiles of the rows of this process, in order; an empty one where there are none."""
+        size = tile_rows(max(1, self.features.shape[1]), self.features.device)
+        for start in range(0, max(1, len(self.features)), size):
+            yield self.features[start : start + size]
+
     def sum(self, x: Tensor) -> Tensor:
         """Adds up ``x`` of all ranks, in place."""
         if self.shared:
+            meet(x.device)
             dist.all_reduce(x)
         return x
 
     def max(self, x: Tensor) -> Tensor:
         """Takes the maximum of ``x`` of all ranks, in place."""
         if self.shared:
+            meet(x.device)
             dist.all_reduce(x, op=dist.ReduceOp.MAX)
         return x
 
     def from_first(self, x: Tensor) -> Tensor:
         """Copies ``x`` of rank 0 to all ranks, in place."""
         if self.shared:
+            meet(x.device)
             dist.broadcast(x, src=0)
         return x
 
@@ -67,14 +79,36 @@ class Rows:
         Returns:
             (K, D) in the dtype of the computation.
         """
-        place = torch.full((self.total,), -1, dtype=torch.int64)
-        place[wanted] = torch.arange(len(wanted))
-        place = place.to(self.ids.device).index_select(0, self.ids)
-        own = (place >= 0).nonzero()[:, 0]
-        found = self.features.new_zeros(len(wanted), self.features.shape[1], dtype=self.dtype)
-        found[place.index_select(0, own)] = self.features.index_select(0, own).to(self.dtype)
+        ascending, order = wanted.to(self.ids.device).sort()
+        own, place = self._among(ascending)
+        width, device = self.features.shape[1], self.features.device
+        found = torch.zeros(len(wanted), width, dtype=self.dtype, device=device)
+        found[order[place]] = self.features.index_select(0, own).to(self.dtype)
         # Every row is on one rank and zero on the others: the sum is that row.
         return self.sum(found)
+
+    def drawn(self, count: int, seed: int) -> Rows:
+        """Some of the rows, without replacement and in their order; on any ranks the same ones.
+
+        Args:
+            count: How many, >= 1.
+            seed: Of the draw.
+
+        Returns:
+            Rows in memory, numbered anew; these rows themselves, where there are no more.
+        """
+        if count >= self.total:
+            return self
+        lots = torch.randperm(self.total, generator=torch.Generator().manual_seed(seed))
+        own, place = self._among(lots[:count].sort().values.to(self.ids.device))
+        part = self.features.index_select(0, own)
+        return replace(self, features=part, ids=place, counts=_counts(part, self.shared))
+
+    def _among(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of this process with one of the ascending ``numbers``, and its place there."""
+        place = torch.searchsorted(numbers, self.ids).clamp_max_(len(numbers) - 1)
+        own = (numbers[place] == self.ids).nonzero()[:, 0]
+        return own, place.index_select(0, own)
 
     def collect(self) -> Tensor:
         """All rows in the order of their numbers, on rank 0; the other ranks get no rows.
@@ -82,26 +116,31 @@ class Rows:
         Returns:
             (total, D) on rank 0, (0, D) elsewhere.
         """
+        features = self.features[:].contiguous()
         if not self.shared:
-            return torch.empty_like(self.features).index_copy_(0, self.ids, self.features)
-        if rank() != 0:
-            if len(self.features):
+            return torch.empty_like(features).index_copy_(0, self.ids, features)
+        # What needs memory comes first: a rank that fails here can say so.
+        first = rank() == 0
+        joined = features.new_empty(self.total if first else 0, features.shape[1])
+        rest = max(self.counts[1:]) if first else 0
+        all_ids, all_parts = self.ids.new_empty(rest), features.new_empty(rest, features.shape[1])
+        meet(features.device)
+        if not first:
+            if len(features):
                 dist.send(self.ids, dst=0)
-                dist.send(self.features.contiguous(), dst=0)
-            return self.features[:0]
-        joined = self.features.new_empty(self.total, self.features.shape[1])
-        joined[self.ids] = self.features
+                dist.send(features, dst=0)
+            return joined
+        joined[self.ids] = features
         for source, count in enumerate(self.counts):
             if source and count:
-                ids = self.ids.new_empty(count)
-                part = self.features.new_empty(count, self.features.shape[1])
+                ids, part = all_ids[:count], all_parts[:count]
                 dist.recv(ids, src=source)
                 dist.recv(part, src=source)
                 joined[ids] = part
         return joined
 
 
-def rows_of(features: Tensor, row_ids: Tensor | None, sharded: bool) -> Rows:
+def rows_of(features: Features, row_ids: Tensor | None, sharded: bool) -> Rows:
     """Checks the rows and finds out about those of the other ranks.
 
     Args:
@@ -116,14 +155,13 @@ def rows_of(features: Tensor, row_ids: Tensor | None, sharded: bool) -> Rows:
         ValueError: Features that are not 2-D, floating or finite; row numbers that are not 0 to
             N - 1, each once. On all ranks alike if only the values are wrong.
     """
-    if features.ndim != 2 or not features.is_floating_point():
+    if features.ndim != 2 or not features.dtype.is_floating_point:
         raise ValueError(
             f"features have the shape {tuple(features.shape)} and the dtype {features.dtype}; "
             "pass a floating (n, D) matrix"
         )
     shared = sharded and world_size() > 1
-    count = torch.tensor([len(features)], device=features.device)
-    counts = tuple(int(c) for c in (gather(count) if shared else count))
+    counts = _counts(features, shared)
     first = sum(counts[: rank()]) if shared else 0
     ids = torch.arange(first, first + len(features), device=features.device)
     if row_ids is not None:
@@ -133,13 +171,23 @@ def rows_of(features: Tensor, row_ids: Tensor | None, sharded: bool) -> Rows:
                 f"pass one integer for each of the {len(features)} rows of features"
             )
         ids = row_ids.to(ids)
-    rows = Rows(features.detach(), ids, counts, _largest(features, shared), shared)
+    if isinstance(features, Tensor):
+        features = features.detach()
+    rows = Rows(features, ids, counts, _largest(features, shared), shared)
     if row_ids is not None:
         _check_ids(rows)
     return rows
 
 
-def _largest(features: Tensor, shared: bool) -> float:
+def _counts(features: Features, shared: bool) -> tuple[int, ...]:
+    count = torch.tensor([len(features)], device=features.device)
+    if shared:
+        meet(count.device)
+        count = gather(count)
+    return tuple(count.tolist())
+
+
+def _largest(features: Features, shared: bool) -> float:
     size = tile_rows(max(1, features.shape[1]), features.device)
     largest = torch.zeros((), dtype=torch.float64, device=features.device)
     broken = torch.zeros((), dtype=torch.int64, device=features.device)
@@ -150,6 +198,7 @@ def _largest(features: Tensor, shared: bool) -> float:
     # NaN has no place in a maximum over ranks.
     largest = largest.nan_to_num(0.0, posinf=0.0)
     if shared:
+        meet(features.device)
         dist.all_reduce(broken)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     if broken:

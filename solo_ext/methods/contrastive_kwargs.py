@@ -15,7 +15,7 @@ from solo_ext.config.types import (
     method_kwargs,
 )
 from solo_ext.errors import ConfigError
-from solo_ext.methods.e_step_kwargs import EStepKwargs, check_backend, check_prototypes
+from solo_ext.methods.e_step_kwargs import EStepKwargs, check_e_step, check_prototypes
 from solo_ext.methods.registry import require_indices
 
 CLUSTERS = "method_kwargs.clusters"
@@ -146,7 +146,7 @@ def settle(cfg: DictConfig) -> DictConfig:
         _settle_support_set(cfg, kwargs.support_set)
     if kwargs.positives == "prototype":
         require_indices(cfg, "looks clusters up")
-        check_backend(kwargs.clusters, CLUSTERS)
+        check_e_step(kwargs.clusters, CLUSTERS)
     return cfg
 
 

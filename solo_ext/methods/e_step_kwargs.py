@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -43,6 +46,11 @@ class EStepKwargs:
         alpha: smooths the concentrations of small clusters.
         e_step: ``exact`` embeds the training set anew, ``bank`` takes the embeddings of training.
         e_step_every: epochs between E-steps.
+        e_step_sample: images that k-means finds the prototypes among, drawn anew in every epoch;
+            all images are then assigned to them. Null takes all.
+        e_step_features: where the embeddings of ``exact`` are during the E-step: ``memory`` (of
+            the device), or ``disk``, in a file of which a part at a time is in memory.
+        e_step_dir: folder of that file; null is the run directory.
         kmeans: as :class:`KMeansKwargs`.
     """
 
@@ -53,31 +61,88 @@ class EStepKwargs:
     alpha: PositiveFloat = 10.0
     e_step: Literal["exact", "bank"] = "exact"
     e_step_every: PositiveInt = 1
+    e_step_sample: PositiveInt | None = None
+    e_step_features: Literal["memory", "disk"] = "memory"
+    e_step_dir: str | None = None
     kmeans: KMeansKwargs = KMeansKwargs()
 
 
-def check_backend(settings: Any, key: str) -> None:
-    """Refuses a k-means backend that the config names and this machine lacks.
+def check_e_step(settings: Any, key: str) -> None:
+    """Refuses settings of the E-step that do not fit each other or this machine.
 
     Args:
         settings: :class:`EStepKwargs`.
         key: of the settings in the config.
 
     Raises:
-        ConfigError: naming it.
+        ConfigError: naming the first.
     """
+    finest = max(settings.num_prototypes)
+    if settings.e_step_sample is not None and settings.e_step_sample < finest:
+        raise ConfigError(
+            f"{key}.e_step_sample",
+            settings.e_step_sample,
+            f"k-means cannot find {finest} prototypes among fewer images",
+            f"allowed: null, which takes all, or numbers from {finest} on",
+        )
+    if settings.e_step_features == "disk" and settings.e_step == "bank":
+        raise ConfigError(
+            f"{key}.e_step_features",
+            "disk",
+            f"with {key}.e_step=bank the embeddings are in memory, and in every checkpoint",
+            "take memory, or e_step=exact",
+        )
     if settings.kmeans.backend != "auto":
-        settled_backend(settings.kmeans.backend, _any_device(), key)
+        settled_backend(settings.kmeans.backend, _any_device(), settings, key)
 
 
-def settled_backend(name: str, device: torch.device | str, key: str) -> str:
-    """The k-means backend that ``name`` means on a device.
+def check_room(settings: Any, key: str, folder: Path, num_bytes: int) -> None:
+    """Refuses a folder that cannot take the embeddings, before the epochs that lead to them.
+
+    Args:
+        settings: :class:`EStepKwargs`.
+        key: of the settings in the config.
+        folder: where the embeddings will be.
+        num_bytes: that those of this machine take.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: with the folder.
     """
+    named, remedy = f"{key}.e_step_dir", "name a folder on a disk of this machine"
+    value = settings.e_step_dir
     try:
-        return resolve_backend(name, device, sharded=distributed.world_size() > 1)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(named, value, f"{str(folder)!r}: {reason}", remedy) from error
+    if free < num_bytes:
+        raise ConfigError(
+            named,
+            value,
+            f"{str(folder)!r} has {free / 1e9:.1f} GB left, the embeddings take "
+            f"{num_bytes / 1e9:.1f} GB",
+            remedy,
+        )
+
+
+def settled_backend(name: str, device: torch.device | str, settings: Any, key: str) -> str:
+    """The k-means backend that ``name`` means on a device.
+
+    Args:
+        name: as in the config.
+        device: where the features are.
+        settings: :class:`EStepKwargs`.
+        key: of the settings in the config.
+
+    Raises:
+        ConfigError: it is not there, or cannot do what the settings ask for.
+    """
+    in_file = settings.e_step_features == "disk" and settings.e_step_sample is None
+    shared = distributed.world_size() > 1
+    try:
+        return resolve_backend(name, device, sharded=shared, in_file=in_file)
     except ConfigError as error:
         raise ConfigError(
             f"{key}.kmeans.backend", error.value, error.problem, error.remedy
@@ -98,11 +163,11 @@ def kept_backend(settings: Any, key: str, kept: str, device: torch.device) -> st
     """
     named = settings.kmeans.backend
     if named != "auto" or not kept:
-        return settled_backend(named, device, key)
+        return settled_backend(named, device, settings, key)
     try:
-        return settled_backend(kept, device, key)
+        return settled_backend(kept, device, settings, key)
     except ConfigError as error:
-        taken = settled_backend("auto", device, key)
+        taken = settled_backend("auto", device, settings, key)
         logger.warning(f"k-means backend of this run, {kept!r}: {error.problem}; taking {taken!r}")
         return taken
 

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from solo_ext.config.types import NonNegativeFloat, PositiveInt, method_kwargs
 from solo_ext.errors import ConfigError
-from solo_ext.methods.e_step_kwargs import EStepKwargs, check_backend, check_prototypes
+from solo_ext.methods.e_step_kwargs import EStepKwargs, check_e_step, check_prototypes
 from solo_ext.methods.metric_criteria import OfMargins, OfProxies
 from solo_ext.methods.metric_losses import check_loss_kwargs, kind_of
 from solo_ext.methods.registry import require_indices
@@ -106,7 +106,7 @@ def _require_labels(cfg: DictConfig) -> None:
 def _settle_clusters(cfg: DictConfig, kind: type[Any]) -> None:
     settings = cfg.method_kwargs.clusters
     require_indices(cfg, "looks clusters up")
-    check_backend(settings, CLUSTERS)
+    check_e_step(settings, CLUSTERS)
     if len(settings.num_prototypes) > 1:
         raise ConfigError(
             f"{CLUSTERS}.num_prototypes",

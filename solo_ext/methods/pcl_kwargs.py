@@ -10,7 +10,7 @@ from solo_ext.config.types import NonNegativeFloat, PositiveFloat, PositiveInt, 
 from solo_ext.errors import ConfigError
 from solo_ext.methods.e_step_kwargs import (
     EStepKwargs,
-    check_backend,
+    check_e_step,
     check_prototypes,
     warn_of_late_start,
 )
@@ -82,7 +82,7 @@ def settle(cfg: DictConfig) -> DictConfig:
         )
     if kwargs.collisions == "auto":
         kwargs.collisions = "merge" if (batch - 1) / coarsest > RARE else "paper"
-    check_backend(kwargs, KEY)
+    check_e_step(kwargs, KEY)
     return cfg
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -13,15 +16,20 @@ from torch import Tensor, nn
 
 from solo_ext import distributed
 from solo_ext.clustering.e_step import Granularity, e_step
+from solo_ext.clustering.feature_file import FeatureFile, Features
+from solo_ext.clustering.together import meet, together
 from solo_ext.data.fixed_pass import fixed_pass_loader, labels_of, training_set
+from solo_ext.data.sampler import mix
 from solo_ext.errors import UserError
-from solo_ext.methods.e_step_kwargs import kept_backend
+from solo_ext.methods.e_step_kwargs import check_room, kept_backend
 from solo_ext.modules.cluster_prototypes import ClusterPrototypes
 from solo_ext.modules.feature_bank import FeatureBank
 from solo_ext.modules.modes import eval_mode
 
 logger = logging.getLogger(__name__)
 _BATCHES_AT_ONCE = 4
+# Batches between meetings of the ranks while they embed. A meeting waits for the device.
+_MEET_EVERY = 16
 
 
 class Clustered(Protocol):
@@ -59,7 +67,7 @@ def start_prototypes(method: Clustered, settings: Any, key: str) -> None:
         key: of the settings in the config.
 
     Raises:
-        ConfigError: too few samples, or a backend that is not there.
+        ConfigError: too few samples, a backend that is not there, or no room for the embeddings.
         UserError: a checkpoint of another training set.
     """
     size = len(training_set(method.trainer, method.cfg))
@@ -75,6 +83,9 @@ def start_prototypes(method: Clustered, settings: Any, key: str) -> None:
     if bank is not None and not len(bank.value):
         bank.resize_(size)
     state.backend = kept_backend(settings, key, state.backend, method.device)
+    if settings.e_step_features == "disk":
+        here = -(-size // method.trainer.num_nodes)
+        check_room(settings, key, _folder(method, settings), 4 * here * _width(method))
 
 
 def e_step_is_due(method: Clustered, settings: Any) -> bool:
@@ -93,32 +104,44 @@ def refresh_prototypes(method: Clustered, settings: Any, temperature: float) -> 
         temperature: mean of the concentrations.
 
     Every rank embeds, or takes from the bank, every world-size-th sample; k-means shares them out
-    likewise.
+    likewise. An error on one rank ends all of them.
 
     Returns:
         What to log: per granularity objective, concentration, empty and singleton clusters, and
         normalised mutual information with the labels where there are labels; seconds.
+
+    Raises:
+        UserError: there is no room for the embeddings on the disk.
+        RankError: another rank failed.
     """
+    with together(method.device):
+        return _refreshed(method, settings, temperature)
+
+
+def _refreshed(method: Clustered, settings: Any, temperature: float) -> dict[str, float]:
     begin = time.monotonic()
     state = method.prototypes
     dataset = training_set(method.trainer, method.cfg)
     ids = torch.arange(distributed.rank(), len(dataset), distributed.world_size())
-    features = _features(method, dataset, ids)
-    embedded = time.monotonic()
+    seed = method.cfg.get("seed") or 0
     warm = state.epoch >= 0
-    found = e_step(
-        features,
-        ids.to(method.device),
-        len(dataset),
-        state.num_prototypes,
-        temperature=temperature,
-        alpha=settings.alpha,
-        init=state.means if warm else None,
-        iterations=settings.kmeans.warm_iterations if warm else settings.kmeans.iterations,
-        restarts=1 if warm else settings.kmeans.restarts,
-        seed=method.cfg.get("seed") or 0,
-        backend=state.backend,
-    )
+    with _features(method, settings, dataset, ids) as features:
+        embedded = time.monotonic()
+        found = e_step(
+            features,
+            ids.to(method.device),
+            len(dataset),
+            state.num_prototypes,
+            temperature=temperature,
+            alpha=settings.alpha,
+            init=state.means if warm else None,
+            iterations=settings.kmeans.warm_iterations if warm else settings.kmeans.iterations,
+            restarts=1 if warm else settings.kmeans.restarts,
+            seed=seed,
+            backend=state.backend,
+            sample=settings.e_step_sample,
+            sample_seed=mix(seed, method.current_epoch),
+        )
     state.update_(
         [g.means for g in found],
         [g.prototypes for g in found],
@@ -132,43 +155,89 @@ def refresh_prototypes(method: Clustered, settings: Any, temperature: float) -> 
         "e_step/seconds_kmeans": done - embedded,
     }
     metrics = _metrics(found, state.names, labels_of(dataset)) | seconds
-    _report(method, metrics)
+    _report(method, metrics, min(settings.e_step_sample or len(dataset), len(dataset)))
     return metrics
 
 
-def _features(method: Clustered, dataset: Any, ids: Tensor) -> Tensor:
+@contextlib.contextmanager
+def _features(method: Clustered, settings: Any, dataset: Any, ids: Tensor) -> Iterator[Features]:
     """(n_local, D) unit features of the samples ``ids``."""
     # DDP brings buffers into line at its next forward pass only, which this one is not.
     distributed.broadcast_buffers(*method.embedder)
-    bank = method.bank
-    if bank is None:
-        return _embed(method, dataset, ids)
-    if distributed.world_size() == 1 and bank.filled.all():
-        return bank.value.float()
-    features = bank.value[ids.to(method.device)].float()
+    if settings.e_step_features == "disk":
+        with _file(method, settings, len(ids)) as file:
+            _embed(method, dataset, ids, file)
+            yield file
+    elif method.bank is None:
+        features = torch.zeros(len(ids), _width(method), device=method.device)
+        _embed(method, dataset, ids, features)
+        yield features
+    else:
+        yield _banked(method, method.bank, dataset, ids)
+
+
+def _banked(method: Clustered, bank: FeatureBank, dataset: Any, ids: Tensor) -> Tensor:
+    if bank.filled.all():
+        return bank.value.float() if distributed.world_size() == 1 else _taken(bank, ids)
+    features = _taken(bank, ids)
     # Samples that training has not met: all before its first epoch, the remainder of a batch later.
     missing = (~bank.filled[ids.to(method.device)]).nonzero().squeeze(1)
-    if len(missing):
-        features[missing] = _embed(method, dataset, ids[missing.cpu()])
+    embedded = features.new_zeros(len(missing), features.shape[1])
+    _embed(method, dataset, ids[missing.cpu()], embedded)
+    features[missing] = embedded
     return features
 
 
+def _taken(bank: FeatureBank, ids: Tensor) -> Tensor:
+    return bank.value[ids.to(bank.value.device)].float()
+
+
+@contextlib.contextmanager
+def _file(method: Clustered, settings: Any, count: int) -> Iterator[FeatureFile]:
+    folder = _folder(method, settings)
+    try:
+        file = FeatureFile(folder, count, _width(method), method.device)
+    except OSError as error:
+        raise UserError(
+            f"embeddings for the E-step in {str(folder)!r}: {error.strerror or error}; make room "
+            "there, or name another folder as e_step_dir"
+        ) from error
+    with contextlib.closing(file):
+        yield file
+
+
+def _folder(method: Clustered, settings: Any) -> Path:
+    return Path(settings.e_step_dir or method.trainer.default_root_dir)
+
+
+def _width(method: Clustered) -> int:
+    return int(method.cfg.method_kwargs.proj_output_dim)
+
+
 @torch.no_grad()
-def _embed(method: Clustered, dataset: Any, ids: Tensor) -> Tensor:
+def _embed(method: Clustered, dataset: Any, ids: Tensor, features: Features) -> None:
+    """Fills ``features`` with those of the samples ``ids``, on all ranks at about one pace."""
     cfg: Any = OmegaConf.to_container(method.cfg, resolve=True)
     batch_size = _BATCHES_AT_ONCE * cfg["optimizer"]["batch_size"]
-    loader = fixed_pass_loader(cfg, dataset, ids.tolist(), batch_size)
+    loader = fixed_pass_loader(cfg, dataset, ids.tolist(), batch_size) if len(ids) else ()
     place = torch.full((len(dataset),), -1)
     place[ids] = torch.arange(len(ids))
-    features = torch.zeros(len(ids), cfg["method_kwargs"]["proj_output_dim"], device=method.device)
+    meet(method.device)
+    most = torch.tensor(-(-len(ids) // batch_size), device=method.device)
+    meetings = int(distributed.max_over_ranks(most)) // _MEET_EVERY
     with (
         eval_mode(*method.embedder),
         method.trainer.precision_plugin.forward_context(),
     ):
-        for indices, images in loader:
+        for number, (indices, images) in enumerate(loader, 1):
             embedded = method.embed(images.to(method.device))
-            features[place[indices].to(method.device)] = F.normalize(embedded.float(), dim=1)
-    return features
+            features[place[indices].to(features.device)] = F.normalize(embedded.float(), dim=1)
+            if number % _MEET_EVERY == 0:
+                # Else a rank that is slower would keep the others in one collective for long.
+                meet(method.device)
+                meetings -= 1
+    for _ in range(meetings):
+        meet(method.device)
 
 
 def _metrics(found: list[Granularity], names: list[str], labels: Tensor | None) -> dict[str, float]:
@@ -191,7 +260,7 @@ def _metrics(found: list[Granularity], names: list[str], labels: Tensor | None) 
     return metrics
 
 
-def _report(method: Clustered, metrics: dict[str, float]) -> None:
+def _report(method: Clustered, metrics: dict[str, float], seen: int) -> None:
     if distributed.rank():
         return
     sizes = "+".join(str(k) for k in method.prototypes.num_prototypes)
@@ -200,7 +269,7 @@ def _report(method: Clustered, metrics: dict[str, float]) -> None:
     )
     logger.info(
         f"E-step before epoch {method.current_epoch + 1}: {sizes} prototypes by "
-        f"{method.prototypes.backend} k-means, objective {objectives}; features "
+        f"{method.prototypes.backend} k-means of {seen:,} images, objective {objectives}; features "
         f"{metrics['e_step/seconds_features']:.1f} s, k-means "
         f"{metrics['e_step/seconds_kmeans']:.1f} s"
     )

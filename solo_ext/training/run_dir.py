@@ -33,6 +33,11 @@ _NOT_OF_THE_RUN = {
     "data.num_workers",
     "data.start_method",
     "data.in_memory",
+    *(
+        f"method_kwargs.{section}e_step_{place}"
+        for section in ("", "clusters.")
+        for place in ("features", "dir")
+    ),
     "on_nonfinite",
 }
 

@@ -43,6 +43,9 @@ def test_defaults_are_those_of_the_official_code() -> None:
         "alpha": 10.0,
         "e_step": "exact",
         "e_step_every": 1,
+        "e_step_sample": None,
+        "e_step_features": "memory",
+        "e_step_dir": None,
         "num_negatives": None,
         "collisions": "auto",
         "symmetric": False,
@@ -94,6 +97,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "misspelt k-means key": (
         {"method_kwargs": {"kmeans": {"bakcend": "torch"}}},
         "kmeans.bakcend.*did you mean 'backend'",
+    ),
+    "a sample below K": (
+        {"method_kwargs": {"num_prototypes": [3, 30], "e_step_sample": 29}},
+        "method_kwargs.e_step_sample=29: k-means cannot find 30 prototypes.*numbers from 30 on",
+    ),
+    "no sample": ({"method_kwargs": {"e_step_sample": 0}}, "e_step_sample=0.*above 0"),
+    "misspelt place": (
+        {"method_kwargs": {"e_step_features": "disc"}},
+        "e_step_features='disc'.*did you mean 'disk'. allowed: disk, memory",
+    ),
+    "a bank on disk": (
+        {"method_kwargs": {"e_step_features": "disk", "e_step": "bank"}},
+        "e_step_features='disk': with method_kwargs.e_step=bank.*take memory, or e_step=exact",
+    ),
+    "all rows on disk and in faiss": (
+        {"method_kwargs": {"e_step_features": "disk", "kmeans": {"backend": "faiss"}}},
+        "method_kwargs.kmeans.backend='faiss': holds all rows in memory.*take auto or torch",
     ),
     "flash without a GPU": (
         {"method_kwargs": {"kmeans": {"backend": "flash"}}},

@@ -1,0 +1,125 @@
+"""Ranks that end together, and that wait for each other without running into a timeout."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import torch
+
+from solo_ext.distributed import gather_objects, max_over_ranks, rank, world_size
+from solo_ext.errors import UserError
+
+T = TypeVar("T")
+# Seconds between two signs of life of a rank that works alone.
+_BEAT = 1.0
+_KNOWN = "_known_to_all_ranks"
+
+
+class RankError(RuntimeError):
+    """Another rank has failed; the message says which one and why."""
+
+
+@contextlib.contextmanager
+def together(device: torch.device, among: bool = True) -> Iterator[None]:
+    """An error of one rank within the block ends the block on every rank.
+
+    Else the others would wait for it in a collective until the process group's timeout. The block
+    calls :func:`meet` before its collectives, and all ranks alike; the rank that failed comes to
+    the next meeting and says why. Blocks may lie within each other.
+
+    Args:
+        device: one that the process group can send from.
+        among: whether the block is of all ranks; else nothing is done.
+
+    Raises:
+        RankError: on the ranks that have not failed themselves.
+        UserError: in its place, where the other rank's error is one.
+    """
+    if not among or world_size() == 1:
+        yield
+        return
+    try:
+        yield
+        meet(device)
+    except Exception as error:
+        if not getattr(error, _KNOWN, False):
+            # Where the process group itself has failed, the others know.
+            with contextlib.suppress(RuntimeError):
+                _exchange(error, device)
+        raise
+
+
+def meet(device: torch.device) -> None:
+    """Waits for all ranks, within :func:`together`.
+
+    Args:
+        device: one that the process group can send from.
+
+    Raises:
+        RankError: another rank failed.
+        UserError: in its place, where the other rank's error is one.
+    """
+    if world_size() > 1:
+        _exchange(None, device)
+
+
+def _exchange(error: Exception | None, device: torch.device) -> None:
+    failed = max_over_ranks(torch.tensor(int(error is not None), device=device))
+    if not failed:
+        return
+    own = None if error is None else (str(error), type(error).__name__, _is_users(error))
+    said = gather_objects(own)
+    if error is not None:
+        setattr(error, _KNOWN, True)
+        return
+    first = next(number for number, text in enumerate(said) if text is not None)
+    text, name, users = said[first]
+    told: Exception = UserError(text) if users else RankError(f"rank {first}: {name}: {text}")
+    setattr(told, _KNOWN, True)
+    raise told
+
+
+def _is_users(error: Exception) -> bool:
+    return isinstance(error, UserError)
+
+
+def on_first(work: Callable[[], T], device: torch.device) -> T | None:
+    """Runs ``work`` on rank 0 while the other ranks wait, however long it takes.
+
+    In a collective they would wait until the process group's timeout. Here rank 0 works in a thread
+    and gives a sign of life every second, so that no collective lasts longer. ``work`` must let go
+    of the interpreter's lock, as native code does.
+
+    Args:
+        work: without gradients, and without collectives.
+        device: one that the process group can send from.
+
+    Returns:
+        What ``work`` returned on rank 0, ``None`` elsewhere.
+    """
+    result: Future[T] | None = None
+    if rank() == 0:
+        result = Future()
+        # A daemon: an interrupted run need not wait for it.
+        threading.Thread(target=_fulfil, args=(result, work), daemon=True).start()
+    working = True
+    while working:
+        if result is not None:
+            with contextlib.suppress(TimeoutError):
+                result.exception(_BEAT)
+        busy = torch.tensor(int(result is not None and not result.done()), device=device)
+        working = bool(max_over_ranks(busy))
+    return None if result is None else result.result()
+
+
+def _fulfil(result: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        # What is switched off in one thread is not in another.
+        with torch.no_grad():
+            result.set_result(work())
+    except BaseException as error:
+        result.set_exception(error)

@@ -1,0 +1,29 @@
+"""E-steps of several granularities, and their comparison."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from solo_ext.clustering import e_step
+
+SIZES = [20, 60, 20]
+
+
+def steps(x: Any, **options: Any) -> list[Any]:
+    """A cold E-step and a warm one, which relocates, in a row."""
+    ids = torch.arange(len(x))
+    cold = e_step(x, ids, len(x), SIZES, temperature=0.2, iterations=4, **options)
+    options.pop("restarts", None)
+    init = [g.means for g in cold]
+    return cold + e_step(x, ids, len(x), SIZES, temperature=0.2, init=init, iterations=3, **options)
+
+
+def same(found: list[Any], expected: list[Any]) -> None:
+    """Equal to the last bit."""
+    for one, two in zip(found, expected, strict=True):
+        for name, value in vars(two).items():
+            equal = torch.equal if isinstance(value, Tensor) else lambda a, b: a == b
+            assert equal(vars(one)[name], value), name

@@ -1,0 +1,47 @@
+"""A run of PCL in two processes, of which the second fails to embed, for ``test_e_step_size.py``.
+
+python e_step_error_run.py FOLDER key=value ...
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from solo_ext import distributed
+from solo_ext.config.compose import compose
+from solo_ext.methods import PCL, pcl
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain
+
+
+def embed(method: PCL, X: Tensor) -> Tensor:
+    """Stands in for a device whose memory is full."""
+    if distributed.rank() == 1:
+        raise torch.OutOfMemoryError("of 9 GiB")
+    z: Tensor = method.momentum_forward(X)["z"]
+    return z
+
+
+def refreshed(*args: Any) -> dict[str, float]:
+    """Writes down the error of each process, and when."""
+    try:
+        return refresh(*args)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error} at {time.time()}"
+        (folder / f"rank-{distributed.rank()}.txt").write_text(text)
+        raise
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    refresh = pcl.refresh_prototypes
+    pcl.refresh_prototypes = refreshed
+    PCL.embed = embed  # type: ignore[method-assign]
+    prepared = prepare(compose("digits/pcl", sys.argv[2:]))
+    pretrain(prepared, run_dir=folder / "run", show_progress=False)
