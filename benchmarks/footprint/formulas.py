@@ -1,0 +1,213 @@
+"""Bytes of every method by its sizes; compared with real runs in ``tests/benchmarks``.
+
+Symbols: n images, N batch of a process, R processes, V crops, D dimensions of an embedding, K
+prototypes or rows of a queue. Embeddings are fp32, indices int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from benchmarks.footprint.traffic import Traffic
+
+FLOAT, LONG, DOUBLE = 4, 8, 8
+TILE = {"cpu": 2**20, "cuda": 2**25}
+"""Bytes of a tile of similarities, as in ``solo_ext.kernels.tiles``."""
+RELOCATED = 96
+"""Clusters that a step of a warm k-means splits on trial, as in ``solo_ext.clustering``."""
+
+
+class Footprint(NamedTuple):
+    """Of one method, on every process.
+
+    Attributes:
+        state: bytes of its state buffers, which checkpoints hold.
+        step: its own collectives in a training step; those of DDP come on top.
+        temporary: what its loss holds at a time, about; fp32.
+    """
+
+    state: int
+    step: Traffic
+    temporary: int
+
+
+class Sizes(NamedTuple):
+    """Of a run.
+
+    Attributes:
+        images: n.
+        batch: N, of a process.
+        processes: R.
+        dim: D.
+        views: V, all of them large.
+        tile: bytes of a tile.
+    """
+
+    images: int
+    batch: int
+    processes: int
+    dim: int = 128
+    views: int = 2
+    tile: int = TILE["cuda"]
+
+    @property
+    def embeddings(self) -> int:
+        """Bytes of one view's embeddings of a process."""
+        return FLOAT * self.batch * self.dim
+
+
+def in_batch(s: Sizes) -> Footprint:
+    """``debiased``, ``hard_negative``: all views of all processes are candidates.
+
+    Sends V N D gathered, and the gradient of the V R N D candidates back, summed.
+    """
+    candidates = s.views * s.processes * s.embeddings
+    step = Traffic(all_reduce=candidates, all_gather=s.views * s.embeddings)
+    similarities = FLOAT * s.views * s.batch * s.views * s.processes * s.batch
+    return Footprint(0, step, 4 * candidates + 2 * min(4 * s.tile, similarities))
+
+
+def mochi(s: Sizes, queue: int, num_pair_mixes: int) -> Footprint:
+    """A queue of K rows per view; their keys are gathered."""
+    step = Traffic(all_gather=s.views * s.embeddings)
+    widest = FLOAT * max(queue, num_pair_mixes * s.dim)
+    rows = max(min(6 * s.tile // widest, s.batch), 8)
+    return Footprint(s.views * FLOAT * queue * s.dim, step, 2 * rows * widest)
+
+
+def nearest_neighbours(s: Sizes, support: int, top_k: int = 1) -> Footprint:
+    """``nnclr_symmetric``: a support set whose rows have an index and a label.
+
+    Gathered are all predictions, with gradient, all neighbours, and the first view's keys with
+    index and label.
+    """
+    own = s.embeddings
+    step = Traffic(
+        all_reduce=s.views * s.processes * own,
+        all_gather=s.views * (1 + top_k) * own + own + 2 * LONG * s.batch,
+    )
+    candidates = s.views * (1 + top_k) * s.processes * own
+    similarities = FLOAT * s.batch * s.processes * s.batch
+    tile = max(s.tile, min(4 * s.tile, similarities))
+    return Footprint(support * (FLOAT * s.dim + 2 * LONG), step, 2 * (candidates + tile))
+
+
+def clusters(s: Sizes, counts: Sequence[int], bank: bool = False) -> int:
+    """State of an E-step: means, prototypes, concentrations, assignments, and the bank.
+
+    ``(8 D + 4) sum K + 8 M n``, with a bank ``(4 D + 1) n`` more.
+    """
+    tables = sum(counts) * (2 * FLOAT * s.dim + FLOAT) + len(counts) * LONG * s.images
+    return tables + (s.images * (FLOAT * s.dim + 1) if bank else 0)
+
+
+def metric(s: Sizes, counts: Sequence[int], bank: bool = False) -> Footprint:
+    """A margin loss on clusters: cosines of all crops with all classes."""
+    gathered = s.embeddings + LONG * s.batch if bank else 0
+    cosines = FLOAT * s.views * s.batch * counts[0]
+    return Footprint(clusters(s, counts, bank), Traffic(all_gather=gathered), 3 * cosines)
+
+
+def pcl(
+    s: Sizes, queue: int, counts: Sequence[int], *, directions: int = 1, bank: bool = False
+) -> Footprint:
+    """A queue per direction and the clusters; keys are gathered, with a bank their indices too."""
+    gathered = directions * s.embeddings + (LONG * s.batch if bank else 0)
+    state = directions * FLOAT * queue * s.dim + clusters(s, counts, bank)
+    return Footprint(state, Traffic(all_gather=gathered), 5 * s.tile // 2)
+
+
+def assignments(s: Sizes, prototypes: int, targets: int, iterations: int = 3) -> Footprint:
+    """``protocpc``, ``protoseed``: a prior, and Sinkhorn's sums of the prototypes' masses.
+
+    ``iterations + 1`` sums of K per target view, of which the last is the prior's; with softmax
+    (0 iterations) two. Held are each target view's exponentials, a block of the student's and the
+    prototypes' gradient.
+    """
+    sums = targets * (max(iterations, 1) + 1)
+    matrix = FLOAT * s.batch * prototypes
+    temporary = targets * matrix + min(32 * s.tile, matrix) + FLOAT * prototypes * s.dim
+    return Footprint(FLOAT * prototypes, Traffic(all_reduce=FLOAT * sums * prototypes), temporary)
+
+
+def seed(s: Sizes, queue: int, queues: int = 1) -> Footprint:
+    """A queue of the teacher's embeddings, another one for small crops with their own targets."""
+    step = Traffic(all_gather=queues * s.embeddings)
+    return Footprint(queues * FLOAT * queue * s.dim, step, s.tile)
+
+
+def teacher_cache(s: Sizes, targets: int) -> int:
+    """Embeddings of every image under each target view; not in checkpoints."""
+    return s.images * (FLOAT * targets * s.dim + 1)
+
+
+def ddp(parameters: int, batch_norm: int) -> Traffic:
+    """Gradients of all that learns, and the statistics of batch norm before a forward pass.
+
+    Args:
+        parameters: P, elements.
+        batch_norm: bytes of its buffers, those of momentum networks included.
+    """
+    return Traffic(all_reduce=FLOAT * parameters, broadcast=batch_norm)
+
+
+def e_step(
+    s: Sizes,
+    counts: Sequence[int],
+    iterations: int,
+    *,
+    embedder: int,
+    warm: bool = False,
+    restarts: int = 1,
+) -> Traffic:
+    """k-means of all granularities with the torch backend, if no iteration is spared.
+
+    An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``20 n`` for numbers,
+    clusters and distances of all images.
+
+    Args:
+        s: sizes; those of the batch play no part.
+        counts: K of each granularity.
+        iterations: of k-means.
+        embedder: bytes of the batch norm of the networks that embed.
+        warm: from the means of the last E-step, with relocation.
+        restarts: of a cold one.
+    """
+    total = Traffic(broadcast=embedder)
+    for k in counts:
+        means, tried = FLOAT * k * s.dim, min(RELOCATED, k)
+        step = Traffic(all_reduce=DOUBLE * k * s.dim + LONG * k + LONG)
+        start = Traffic(broadcast=means) if warm else Traffic(all_reduce=means)
+        if warm:
+            halves = 3 * tried * (DOUBLE * s.dim + LONG)
+            step += Traffic(DOUBLE * k + halves, broadcast=4 * LONG * tried)
+        checks = Traffic(all_reduce=2 * DOUBLE + LONG * s.images, all_gather=LONG)
+        outcome = Traffic(all_reduce=2 * DOUBLE)
+        placed = Traffic(all_reduce=(LONG + FLOAT) * s.images)
+        runs = (start + step.times(iterations) + outcome).times(restarts)
+        total += checks + runs + placed
+    return total
+
+
+def e_step_memory(s: Sizes, counts: Sequence[int]) -> tuple[int, int]:
+    """Bytes on a device in an E-step: a process's share of the features; what all hold of all.
+
+    ``4 D n / R``, and ``24 M n``: numbers of clusters as they were, as they are found, and as they
+    are put together.
+    """
+    features = FLOAT * s.dim * s.images // s.processes
+    return features, 3 * LONG * len(counts) * s.images
+
+
+def perceptron(
+    *widths: int, batch_norm: bool = True, last_batch_norm: bool = False
+) -> tuple[int, int]:
+    """Parameters and bytes of batch norm's buffers, of linear layers from width to width."""
+    parameters = buffers = 0
+    for number, (width, following) in enumerate(pairwise(widths), start=2):
+        normalised = last_batch_norm if number == len(widths) else batch_norm
+        parameters += width * following + following * (2 if normalised else 1)
+        buffers += 2 * FLOAT * following + LONG if normalised else 0
+    return parameters, buffers

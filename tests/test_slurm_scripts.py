@@ -1,0 +1,80 @@
+"""The batch scripts, with stand-ins for what a cluster has."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts" / "slurm"
+NODES = {"one_node.sbatch": 1, "sixteen_nodes.sbatch": 16}
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts of bash")
+
+
+def submit(name: str, folder: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script as SLURM would; ``srun`` writes down what it is asked, and does the staging."""
+    srun = folder / "bin" / "srun"
+    srun.parent.mkdir()
+    staging = 'case "$*" in *" bash -c "*) bash -c "${!#}";; esac'
+    asked = f'echo "$SRUN_CPUS_PER_TASK ${{SOLO_EXT_DATA:-}} $*" >> {folder}/asked'
+    srun.write_text(f"#!/bin/bash\n{asked}\n{staging}\n")
+    srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
+    environment = {
+        "PATH": f"{srun.parent}{os.pathsep}{os.environ['PATH']}",
+        "SLURM_JOB_ID": "17",
+        "SLURM_NNODES": str(NODES[name]),
+        "SLURM_CPUS_PER_TASK": "14",
+        **extra,
+    }
+    command = ["bash", str(SCRIPTS / name), *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_starts_one_process_per_gpu(name: str, tmp_path: Path) -> None:
+    done = submit(name, tmp_path, "imagenet/pcl", "data.num_workers=12")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "asked").read_text() == (
+        "14  --kill-on-bad-exit=1 solo-ext pretrain --config-name imagenet/pcl devices=8 "
+        f"num_nodes={NODES[name]} strategy=ddp precision=bf16-mixed sync_batchnorm=true "
+        "data.num_workers=12\n"
+    )
+
+
+def test_stages_the_data_first(tmp_path: Path) -> None:
+    (tmp_path / "imagenet").mkdir()
+    (tmp_path / "imagenet" / "image").write_text("1")
+    archive = tmp_path / "data.tar"
+    subprocess.run(["tar", "-cf", str(archive), "-C", str(tmp_path), "imagenet"], check=True)
+    local = tmp_path / "local"
+    done = submit(
+        "one_node.sbatch",
+        tmp_path,
+        "imagenet/pcl",
+        SOLO_EXT_STAGE=str(archive),
+        SLURM_TMPDIR=str(local),
+    )
+    assert done.returncode == 0, done.stderr
+    data = local / "solo-ext-17"
+    assert (data / "imagenet" / "image").read_text() == "1"
+    first, second = (tmp_path / "asked").read_text().splitlines()
+    assert first.startswith(f"14 {data} --ntasks-per-node=1 --ntasks=1 ")
+    assert second.startswith(f"14 {data} --kill-on-bad-exit=1 solo-ext pretrain")
+
+
+def test_without_a_config_says_how(tmp_path: Path) -> None:
+    done = submit("one_node.sbatch", tmp_path)
+    assert done.returncode == 2
+    assert "CONFIG_NAME [key=value ...]" in done.stderr
+    assert not (tmp_path / "asked").exists()
+
+
+def test_scripts_differ_in_the_number_of_nodes_alone() -> None:
+    one, sixteen = ((SCRIPTS / name).read_text().splitlines() for name in NODES)
+    differ = [(a, b) for a, b in zip(one, sixteen, strict=True) if a != b]
+    assert differ[2:] == [("#SBATCH --nodes=1", "#SBATCH --nodes=16")]
+    assert all(a.startswith("# ") for a, _ in differ[:2])
