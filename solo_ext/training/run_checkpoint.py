@@ -66,6 +66,9 @@ class RunCheckpoint(Checkpoint):
         self._agreement = Agreement(pl_module.device)
         self._saved_at = time.monotonic()
         self.signals.listen()
+        # Before every batch Lightning would ask the first process whether it received SIGTERM, and
+        # wait for the device to answer; signals are agreed on here.
+        trainer.fit_loop.epoch_loop.__dict__["_broadcast_sigterm_tensor"] = lambda: None
         # Lightning calls callbacks before the method's own hook, which moves momentum networks
         # and queues: a checkpoint written in between would lose one step of them.
         own = pl_module.on_train_batch_end
@@ -78,6 +81,7 @@ class RunCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         pl_module.__dict__.pop("on_train_batch_end", None)
+        trainer.fit_loop.epoch_loop.__dict__.pop("_broadcast_sigterm_tensor", None)
         self.signals.leave()
 
     def on_exception(
@@ -118,6 +122,8 @@ class RunCheckpoint(Checkpoint):
         if not received:
             return
         again = trainer.is_global_zero and requeue(signal.Signals(received))
+        # Launchers kill the others once one process has ended: none does before the first is done.
+        trainer.strategy.barrier("stopped")
         command = f"`solo-ext pretrain --resume {self.run_dir}` goes on"
         then = "the job is requeued" if again else command
         raise StoppedBySignal(

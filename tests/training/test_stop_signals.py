@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import stat
@@ -130,6 +131,39 @@ def test_command_line(
     assert "Traceback" not in shown
     found = tmp_path / "asked"
     assert (found.read_text() if found.is_file() else "") == asked
+
+
+def test_no_process_ends_before_the_first_has_saved_and_asked(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Launchers kill the others when one ends: here the queue takes its time to answer."""
+    config = make_config("simclr", max_epochs=1000, devices=2, strategy="ddp")
+    config["optimizer"]["batch_size"] = 8
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f"#!/bin/sh\nsleep 3\ndate +%s.%N > {tmp_path}/asked\n")
+    scontrol.chmod(scontrol.stat().st_mode | stat.S_IXUSR)
+    script = Path(__file__).with_name("stopped_run.py")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    environment |= {
+        "SLURM_JOB_ID": "17",
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    asked = float((tmp_path / "asked").read_text())
+    for rank in range(2):
+        ended, _, said = (tmp_path / f"rank-{rank}").read_text().partition(" ")
+        assert float(ended) > asked, rank
+        assert said.startswith("stopped by SIGUSR1")
 
 
 @pytest.mark.parametrize("method", [None, "forkserver"])
