@@ -16,7 +16,7 @@ from solo_ext.clustering.exact import exact_scale, on_grid
 from solo_ext.clustering.feature_file import Features
 from solo_ext.clustering.fit import Clustering
 from solo_ext.clustering.multi_granularity import multi_granularity_kmeans
-from solo_ext.clustering.together import meet, together
+from solo_ext.together import meet, together
 
 
 @dataclass(frozen=True)

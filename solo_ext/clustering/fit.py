@@ -13,8 +13,8 @@ from solo_ext.clustering.backends import BACKENDS, resolve_backend
 from solo_ext.clustering.exact import exact_scale, on_grid
 from solo_ext.clustering.feature_file import FeatureFile, Features
 from solo_ext.clustering.rows import Rows, rows_of
-from solo_ext.clustering.together import together
 from solo_ext.precision import PRECISIONS, Precision, matmul_precision
+from solo_ext.together import together
 
 # Rows that are assigned at a time, for which a file is read once.
 _BLOCK = 2**16

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from solo_ext.clustering.assignment import tile_rows
 from solo_ext.clustering.feature_file import Features
-from solo_ext.clustering.together import meet
 from solo_ext.distributed import gather, rank, world_size
+from solo_ext.together import meet
 
 
 @dataclass(frozen=True)

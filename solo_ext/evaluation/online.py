@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.console import Console
 from solo_ext.config.check import validated
 from solo_ext.data.images import Images
 from solo_ext.data.loaders import fixed_loader
-from solo_ext.errors import ConfigError, UserError, nearest
+from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.evaluate import measure
 from solo_ext.evaluation.features import extract_features
 from solo_ext.evaluation.labelled_images import labelled_images
@@ -31,6 +32,7 @@ from solo_ext.evaluation.protocols import (
 from solo_ext.evaluation.run_settings import EvalRun
 from solo_ext.evaluation.subject import Subject, evaluation_config
 from solo_ext.pretrained.files import state_digest
+from solo_ext.together import on_first, together
 
 
 def online_protocols(cfg: Mapping[str, Any]) -> dict[str, Protocol]:
@@ -115,20 +117,9 @@ class OnlineEvaluation(Callback):
     def _measure(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int
     ) -> dict[str, float]:
-        numbers: dict[str, float] = {}
-        error: Exception | None = None
-        if trainer.is_global_zero:
-            try:
-                numbers = self._numbers(pl_module, epoch)
-            except Exception as caught:
-                error = caught
-        # The others wait here, and must not wait for one that is gone.
-        failed = trainer.strategy.broadcast(error is not None)
-        if error is not None:
-            raise error
-        if failed:
-            raise UserError("online evaluation failed in the first process, which says why")
-        return numbers
+        # A failure ends all: the others must not wait for one that is gone.
+        with together(pl_module.device):
+            return on_first(partial(self._numbers, pl_module, epoch), pl_module.device) or {}
 
     def _numbers(self, pl_module: pl.LightningModule, epoch: int) -> dict[str, float]:
         numbers: dict[str, float] = {}

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from solo_ext import distributed
 from solo_ext.clustering.e_step import Granularity, e_step
 from solo_ext.clustering.feature_file import FeatureFile, Features
-from solo_ext.clustering.together import meet, together
 from solo_ext.data.fixed_pass import fixed_pass_loader, labels_of, training_set
 from solo_ext.data.sampler import mix
 from solo_ext.errors import UserError
@@ -25,6 +24,7 @@ from solo_ext.methods.e_step_kwargs import check_room, kept_backend
 from solo_ext.modules.cluster_prototypes import ClusterPrototypes
 from solo_ext.modules.feature_bank import FeatureBank
 from solo_ext.modules.modes import eval_mode
+from solo_ext.together import meet, together
 
 logger = logging.getLogger(__name__)
 _BATCHES_AT_ONCE = 4

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from solo_ext.clustering import e_step, faiss_backend, kmeans, lloyd, nearest
-from solo_ext.clustering.together import on_first, together
 from solo_ext.errors import UserError
+from solo_ext.together import on_first, together
 
 RANKS = 2
 TIMEOUT, PATIENT = 6.0, 300.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -90,36 +89,40 @@ def _is_users(error: Exception) -> bool:
 def on_first(work: Callable[[], T], device: torch.device) -> T | None:
     """Runs ``work`` on rank 0 while the other ranks wait, however long it takes.
 
-    In a collective they would wait until the process group's timeout. Here rank 0 works in a thread
-    and gives a sign of life every second, so that no collective lasts longer. ``work`` must let go
-    of the interpreter's lock, as native code does.
+    In a collective they would wait until the process group's timeout. Here a thread of rank 0 gives
+    a sign of life every second, so that no collective lasts longer; ``work`` must let go of the
+    interpreter's lock now and then, as Python and most native code do.
 
     Args:
-        work: without gradients, and without collectives.
+        work: without collectives.
         device: one that the process group can send from.
 
     Returns:
         What ``work`` returned on rank 0, ``None`` elsewhere.
     """
-    result: Future[T] | None = None
-    if rank() == 0:
-        result = Future()
-        # A daemon: an interrupted run need not wait for it.
-        threading.Thread(target=_fulfil, args=(result, work), daemon=True).start()
-    working = True
-    while working:
-        if result is not None:
-            with contextlib.suppress(TimeoutError):
-                result.exception(_BEAT)
-        busy = torch.tensor(int(result is not None and not result.done()), device=device)
-        working = bool(max_over_ranks(busy))
-    return None if result is None else result.result()
-
-
-def _fulfil(result: Future[Any], work: Callable[[], Any]) -> None:
+    if world_size() == 1:
+        return work()
+    if rank() > 0:
+        while max_over_ranks(torch.tensor(0, device=device)):
+            pass
+        return None
+    done = threading.Event()
+    beats = threading.Thread(target=_beat, args=(done, device), daemon=True)
+    beats.start()
     try:
-        # What is switched off in one thread is not in another.
-        with torch.no_grad():
-            result.set_result(work())
-    except BaseException as error:
-        result.set_exception(error)
+        return work()
+    finally:
+        done.set()
+        beats.join()
+
+
+def _beat(done: threading.Event, device: torch.device) -> None:
+    if device.type == "cuda":
+        # What is set in one thread is not in another.
+        torch.cuda.set_device(device)
+    # Where the process group itself has failed, the next collective of all says so.
+    with contextlib.suppress(RuntimeError):
+        busy = True
+        while busy:
+            busy = not done.wait(_BEAT)
+            max_over_ranks(torch.tensor(int(busy), device=device))
