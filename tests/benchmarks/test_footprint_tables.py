@@ -21,6 +21,7 @@ from benchmarks.interleaved import peak_mib
 from solo_ext import host
 from solo_ext.kernels import tiles
 from solo_ext.kernels.nearest_rows import nearest_rows
+from solo_ext.losses.arcface import arcface_loss_func
 from solo_ext.losses.batch_of_views import batch_of_views
 from solo_ext.losses.core import contrastive
 from solo_ext.losses.mixing import Mixing, draw_mixes
@@ -28,6 +29,7 @@ from solo_ext.losses.proto_nce import proto_nce_terms
 from solo_ext.losses.protocpc_step import protocpc_step
 from solo_ext.losses.seed import seed_terms
 from solo_ext.methods.registry import METHODS
+from solo_ext.modules.class_weights import ClassWeights
 from solo_ext.modules.heads import projector
 
 BATCH, DIM = 128, 64
@@ -155,15 +157,21 @@ def distilled() -> None:
     seed_terms(learned(BATCH, DIM), unit(BATCH, DIM), QUEUE, 0.2, 0.01).loss.backward()
 
 
+def of_classes() -> None:
+    x, targets = learned(2 * BATCH, DIM), torch.randint(0, 5000, (2 * BATCH,))
+    arcface_loss_func(CLASSES(x), targets).backward()
+
+
 def looked_up() -> None:
     nearest_rows(unit(2 * BATCH, DIM), QUEUE)
 
 
-QUEUE = unit(16384, DIM)
+QUEUE, CLASSES = unit(16384, DIM), ClassWeights(5000, DIM)
 TEMPORARIES: dict[str, tuple[Callable[[], None], int]] = {
     "in batch": (in_batch, formulas.in_batch(S._replace(batch=1024)).temporary),
     "mochi": (mixed, formulas.mochi(S, len(QUEUE), 256).temporary),
     "nnclr_symmetric": (looked_up, formulas.nearest_neighbours(S, len(QUEUE)).temporary),
+    "metric": (of_classes, formulas.metric(S, [5000]).temporary),
     "pcl": (prototypes, formulas.pcl(S, len(QUEUE), [5000]).temporary),
     "protocpc": (assigned, formulas.assignments(S, 8192, targets=2).temporary),
     "seed": (distilled, formulas.seed(S, len(QUEUE)).temporary),
