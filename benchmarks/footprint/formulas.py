@@ -161,11 +161,13 @@ def e_step(
     embedder: int,
     warm: bool = False,
     restarts: int = 1,
+    embeds: bool = True,
 ) -> Traffic:
     """k-means of all granularities with the torch backend, if no iteration is spared.
 
-    An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``20 n`` for numbers,
-    clusters and distances of all images.
+    An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``16 n`` for numbers and
+    clusters of all images. Processes meet, with 8 bytes, before every sum or broadcast and at the
+    end of what an error of one of them ends for all.
 
     Args:
         s: sizes; those of the batch play no part.
@@ -174,20 +176,21 @@ def e_step(
         embedder: bytes of the batch norm of the networks that embed.
         warm: from the means of the last E-step, with relocation.
         restarts: of a cold one.
+        embeds: images are passed through the networks, at most 15 batches of each process.
     """
-    total = Traffic(broadcast=embedder)
+    total = Traffic(all_reduce=LONG * (4 if embeds else 2), broadcast=embedder)
     for k in counts:
         means, tried = FLOAT * k * s.dim, min(RELOCATED, k)
-        step = Traffic(all_reduce=DOUBLE * k * s.dim + LONG * k + LONG)
+        step = Traffic(all_reduce=DOUBLE * k * s.dim + LONG * k + LONG + 3 * LONG)
         start = Traffic(broadcast=means) if warm else Traffic(all_reduce=means)
         if warm:
             halves = 3 * tried * (DOUBLE * s.dim + LONG)
-            step += Traffic(DOUBLE * k + halves, broadcast=4 * LONG * tried)
-        checks = Traffic(all_reduce=2 * DOUBLE + LONG * s.images, all_gather=LONG)
-        outcome = Traffic(all_reduce=2 * DOUBLE)
-        placed = Traffic(all_reduce=(LONG + FLOAT) * s.images)
-        runs = (start + step.times(iterations) + outcome).times(restarts)
-        total += checks + runs + placed
+            step += Traffic(DOUBLE * k + halves + 9 * LONG, broadcast=4 * LONG * tried)
+        checks = Traffic(all_reduce=2 * DOUBLE + LONG * s.images + 3 * LONG, all_gather=LONG)
+        outcome = Traffic(all_reduce=2 * DOUBLE + 2 * LONG)
+        placed = Traffic(all_reduce=LONG * s.images + FLOAT + DOUBLE * k + 3 * LONG)
+        runs = (start + Traffic(LONG) + step.times(iterations) + outcome).times(restarts)
+        total += checks + runs + Traffic(LONG) + placed
     return total
 
 

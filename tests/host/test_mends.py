@@ -359,7 +359,7 @@ def test_swav_queue(without: Without, make_config: Any, tmp_path: Path) -> None:
     assert resumed.seen == whole.seen[2:]
     assert_same_end(resumed, whole)
     assert resumed.state["queue"].abs().sum() > 0
-    with without(), pytest.raises(RuntimeError, match=r"Unexpected key.*queue"):
+    with without(), pytest.raises(UserError, match=r"Unexpected key.*queue"):
         runs.resumed("own")
 
 
@@ -376,7 +376,7 @@ def test_swav_queue_of_another_size_is_refused(
     )
     with pytest.raises(ValueError, match=r"queue of the checkpoint has shape \(2, 48, 8\)"):
         pretrain(prepare(config), run_dir=tmp_path / "second", force=True)
-    with without(), pytest.raises(RuntimeError, match="Unexpected key"):
+    with without(), pytest.raises(UserError, match="Unexpected key"):
         pretrain(prepare(config), run_dir=tmp_path / "third", force=True)
 
 
@@ -394,7 +394,7 @@ def test_deepcluster_memory(without: Without, make_config: Any, tmp_path: Path, 
     resumed = runs.resumed()
     assert resumed.seen == whole.seen[stop:]
     assert_same_end(resumed, whole)
-    with without(), pytest.raises(RuntimeError, match=r"Unexpected key.*local_memory"):
+    with without(), pytest.raises(UserError, match=r"Unexpected key.*local_memory"):
         runs.resumed("own")
 
 
@@ -424,7 +424,7 @@ def test_restored_memory_draws_no_numbers(without: Without, make_config: Any) ->
     assert torch.equal(torch.get_rng_state(), expected)
     for name, value in fresh.items():
         assert torch.equal(restored.state_dict()[name], value), name
-    with without(), pytest.raises(RuntimeError, match=r"Unexpected key.*local_memory"):
+    with without(), pytest.raises(UserError, match=r"Unexpected key.*local_memory"):
         started(fresh)
 
 

@@ -20,7 +20,8 @@ MakeConfig = Callable[..., dict[str, Any]]
 COMMAND = [sys.executable, "-m", "solo_ext.cli.main", "pretrain"]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+# Without workers it is a cell of the matrix, at random moments.
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.matrix), 2])
 def test_kill_9_within_an_epoch(workers: int, make_config: MakeConfig, tmp_path: Path) -> None:
     """Weights and optimiser of the resumed run equal those of one that nobody killed."""
     config = make_config(
