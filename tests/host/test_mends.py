@@ -424,7 +424,7 @@ def test_restored_memory_draws_no_numbers(without: Without, make_config: Any) ->
     assert torch.equal(torch.get_rng_state(), expected)
     for name, value in fresh.items():
         assert torch.equal(restored.state_dict()[name], value), name
-    with without(), pytest.raises(UserError, match=r"Unexpected key.*local_memory"):
+    with without(), pytest.raises(RuntimeError, match=r"Unexpected key.*local_memory"):
         started(fresh)
 
 
