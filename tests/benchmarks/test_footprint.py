@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import torch
 from benchmarks.footprint import formulas
 from benchmarks.footprint.formulas import Footprint, Sizes
 from benchmarks.footprint.traffic import Traffic
+from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]
 HERE = Path(__file__).parent
@@ -76,12 +74,7 @@ def measured(
             checkpoint={"frequency": 100},
         )
     (folder / "configs.json").write_text(json.dumps(configs))
-    command = [sys.executable, "-W", "ignore", str(HERE / "traffic_run.py"), str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=550, cwd=folder
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_script(HERE / "traffic_run.py", folder, timeout=550)
     found = {n: [torch.load(folder / f"{n}-{r}.pt") for r in range(RANKS)] for n in RUNS}
     for first, second in found.values():
         assert first == second

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]
 TIMEOUT = 6.0
@@ -29,16 +28,7 @@ def ended(make_config: MakeConfig, images: Path, tmp_path_factory: pytest.TempPa
         strategy="ddp",
     )
     (folder / "config.json").write_text(json.dumps(config))
-    script = Path(__file__).with_name("online_ranks.py")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_script(Path(__file__).with_name("online_ranks.py"), folder)
     return folder
 
 

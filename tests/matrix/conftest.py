@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +14,7 @@ import torch
 from tests.conftest import KWARGS
 from tests.matrix.record import Outcome, note
 from tests.matrix.rows import MAE, TAUGHT, VIT
+from tests.scripts import run_script
 from tests.training.resumable import MakeConfig, config_of
 
 ConfigOf = Callable[..., dict[str, Any]]
@@ -64,16 +62,7 @@ def noted(
         folder = tmp_path_factory.mktemp(f"processes-{processes}")
         configs = {m: _two_steps(matrix_config, m, processes) for m in methods}
         (folder / "configs.json").write_text(json.dumps(configs))
-        script = Path(__file__).with_name("processes.py")
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", str(script), str(folder)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=1500,
-            cwd=folder,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        run_script(Path(__file__).with_name("processes.py"), folder, timeout=1500)
         known[processes] = {
             m: [torch.load(folder / f"{m}-{rank}.pt") for rank in range(processes)] for m in methods
         }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+
+from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]
 Noted = dict[str, list[dict[str, Any]]]
@@ -88,12 +88,7 @@ def run(make_config: MakeConfig, make_distilled: MakeConfig, folder: Path, proce
     """Trains all runs in one process or in two; what each rank noted."""
     configs = {name: config_of(make_config, make_distilled, name, processes) for name in RUNS}
     (folder / "configs.json").write_text(json.dumps(configs))
-    command = [sys.executable, "-W", "ignore", str(HERE / "contrastive_run.py"), str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=400, cwd=folder
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_script(HERE / "contrastive_run.py", folder)
     ranks = range(processes)
     return {name: [torch.load(folder / f"{name}-{rank}.pt") for rank in ranks] for name in RUNS}
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +20,7 @@ from solo_ext.methods.pcl_kwargs import KEY, PCLKwargs
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain
 from solo_ext.training.run_dir import changes_numbers, checkpoints
+from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]
 Train = Callable[..., dict[str, float]]
@@ -155,12 +154,9 @@ def test_an_error_while_one_process_embeds_ends_both(tmp_path: Path) -> None:
         *("method_kwargs.warmup_epochs=0", "backbone.kwargs.channels=[8,8,8,8]"),
         *("optimizer.batch_size=30", "limit_train_batches=2", "data.val_path=null"),
     ]
-    command = [sys.executable, str(HERE / "e_step_error_run.py"), str(tmp_path), *words]
-    environment = {**os.environ, "SOLO_EXT_DATA": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, cwd=tmp_path
-    )
-    assert done.returncode != 0
+    environment = {**os.environ, "SOLO_EXT_DATA": str(tmp_path)}
+    script = HERE / "e_step_error_run.py"
+    run_script(script, tmp_path, *words, environment=environment, fails=True)
     said = [(tmp_path / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
     assert said[1].startswith("OutOfMemoryError: of 9 GiB at ")
     assert said[0].startswith("RankError: rank 1: OutOfMemoryError: of 9 GiB at ")

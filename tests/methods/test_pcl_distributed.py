@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from solo_ext.config.compose import compose
 from solo_ext.data.sampler import EpochSampler
 from solo_ext.training.prepare import prepare
+from tests.scripts import run_script
 
 InProcesses = Callable[[Any], list[dict[str, Any]]]
 HERE = Path(__file__).parent
@@ -70,12 +70,8 @@ def run(folder: Path, devices: int, *overrides: str) -> Run:
     words = [*SMALL, f"devices={devices}", f"optimizer.batch_size={60 // devices}", *overrides]
     if devices > 1:
         words.append("strategy=ddp")
-    command = [sys.executable, str(HERE / "pcl_run.py"), str(folder), *words]
-    environment = {**os.environ, "SOLO_EXT_DATA": str(folder.parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, cwd=folder
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    environment = {**os.environ, "SOLO_EXT_DATA": str(folder.parent)}
+    run_script(HERE / "pcl_run.py", folder, *words, environment=environment)
     notes = [torch.load(folder / f"rank-{rank}.pt") for rank in range(devices)]
     (checkpoint,) = (folder / "run").glob("*.ckpt")
     state = torch.load(checkpoint, weights_only=True)["state_dict"]

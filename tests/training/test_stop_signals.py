@@ -24,6 +24,7 @@ from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain, resume
 from solo_ext.training.run_dir import checkpoints
 from solo_ext.training.stop_signals import SIGNALS
+from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -144,21 +145,12 @@ def test_no_process_ends_before_the_first_has_saved_and_asked(
     scontrol.parent.mkdir()
     scontrol.write_text(f"#!/bin/sh\nsleep 3\ndate +%s.%N > {tmp_path}/asked\n")
     scontrol.chmod(scontrol.stat().st_mode | stat.S_IXUSR)
-    script = Path(__file__).with_name("stopped_run.py")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
     environment |= {
         "SLURM_JOB_ID": "17",
-        "OMP_NUM_THREADS": "1",
         "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}",
     }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_script(Path(__file__).with_name("stopped_run.py"), tmp_path, environment=environment)
     asked = float((tmp_path / "asked").read_text())
     for rank in range(2):
         ended, _, said = (tmp_path / f"rank-{rank}").read_text().partition(" ")
