@@ -77,7 +77,10 @@ def _exchange(error: Exception | None, device: torch.device) -> None:
         return
     first = next(number for number, text in enumerate(said) if text is not None)
     text, name, users = said[first]
-    told: Exception = UserError(text) if users else RankError(f"rank {first}: {name}: {text}")
+    told: Exception
+    told = (
+        UserError(f"rank {first}: {text}") if users else RankError(f"rank {first}: {name}: {text}")
+    )
     setattr(told, _KNOWN, True)
     raise told
 
@@ -99,9 +102,14 @@ def on_first(work: Callable[[], T], device: torch.device) -> T | None:
 
     Returns:
         What ``work`` returned on rank 0, ``None`` elsewhere.
+
+    Raises:
+        RankError: another rank has failed within :func:`together` before it came here.
+        UserError: in its place, where its error is one.
     """
     if world_size() == 1:
         return work()
+    meet(device)
     if rank() > 0:
         while max_over_ranks(torch.tensor(0, device=device)):
             pass

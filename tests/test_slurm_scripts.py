@@ -19,7 +19,11 @@ def submit(name: str, folder: Path, *words: str, **extra: str) -> subprocess.Com
     """Runs a script as SLURM would; ``srun`` writes down what it is asked, and does the staging."""
     srun = folder / "bin" / "srun"
     srun.parent.mkdir()
-    staging = 'case "$*" in *" bash -c "*) bash -c "${!#}";; esac'
+    # The run itself says what it sees of the data.
+    staging = (
+        'case "$*" in *" bash -c "*) bash -c "${!#}";; *" rm -rf "*) rm -rf "${!#}";; '
+        f'*) ls "${{SOLO_EXT_DATA:-.}}" > {folder}/seen; [[ -z ${{FAILS:-}} ]];; esac'
+    )
     asked = f'echo "$SRUN_CPUS_PER_TASK ${{SOLO_EXT_DATA:-}} $*" >> {folder}/asked'
     srun.write_text(f"#!/bin/bash\n{asked}\n{staging}\n")
     srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
@@ -43,9 +47,15 @@ def test_starts_one_process_per_gpu(name: str, tmp_path: Path) -> None:
         f"num_nodes={NODES[name]} strategy=ddp precision=bf16-mixed sync_batchnorm=true "
         "data.num_workers=12\n"
     )
+    lines = (SCRIPTS / name).read_text().splitlines()
+    asked = [line.split()[1] for line in lines if line.startswith("#SBATCH ")]
+    assert {f"--nodes={NODES[name]}", "--ntasks-per-node=8", "--gpus-per-node=8"} <= set(asked)
+    assert {"--requeue", "--open-mode=append", "--signal=USR1@300"} <= set(asked)
 
 
-def test_stages_the_data_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fails", ["", "yes"])
+def test_stages_the_data_first(tmp_path: Path, fails: str) -> None:
+    """And leaves nothing of them, however the run ends."""
     (tmp_path / "imagenet").mkdir()
     (tmp_path / "imagenet" / "image").write_text("1")
     archive = tmp_path / "data.tar"
@@ -57,13 +67,16 @@ def test_stages_the_data_first(tmp_path: Path) -> None:
         "imagenet/pcl",
         SOLO_EXT_STAGE=str(archive),
         SLURM_TMPDIR=str(local),
+        FAILS=fails,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == bool(fails), done.stderr
     data = local / "solo-ext-17"
-    assert (data / "imagenet" / "image").read_text() == "1"
-    first, second = (tmp_path / "asked").read_text().splitlines()
+    assert (tmp_path / "seen").read_text() == "imagenet\n"
+    assert not list(local.iterdir())
+    first, second, last = (tmp_path / "asked").read_text().splitlines()
     assert first.startswith(f"14 {data} --ntasks-per-node=1 --ntasks=1 ")
     assert second.startswith(f"14 {data} --kill-on-bad-exit=1 solo-ext pretrain")
+    assert last.endswith(f"--ntasks-per-node=1 --ntasks=1 --kill-on-bad-exit=1 rm -rf {data}")
 
 
 def test_without_a_config_says_how(tmp_path: Path) -> None:

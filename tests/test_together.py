@@ -77,8 +77,10 @@ def test_an_error_ends_both_at_once(results: list[dict[str, Any]], case: str) ->
     failing, kind, text = FAILURES[case]
     for rank, result in enumerate(results):
         name, message, seconds = result["failures"][case]
-        if rank == failing or kind == "UserError":
+        if rank == failing:
             assert (name, message) == (kind, text)
+        elif kind == "UserError":
+            assert (name, message) == (kind, f"rank {failing}: {text}")
         else:
             assert (name, message) == ("RankError", f"rank {failing}: {kind}: {text}")
         assert seconds < ranks.PATIENT / 3

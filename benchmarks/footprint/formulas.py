@@ -178,7 +178,7 @@ def e_step(
         restarts: of a cold one.
         embeds: images are passed through the networks, at most 15 batches of each process.
     """
-    total = Traffic(all_reduce=LONG * (4 if embeds else 2), broadcast=embedder)
+    total = Traffic(all_reduce=LONG * (5 if embeds else 3), broadcast=embedder)
     for k in counts:
         means, tried = FLOAT * k * s.dim, min(RELOCATED, k)
         step = Traffic(all_reduce=DOUBLE * k * s.dim + LONG * k + LONG + 3 * LONG)

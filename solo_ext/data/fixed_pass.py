@@ -16,7 +16,7 @@ from solo_ext.data.datasets import TrainingViews, open_images, targets_of
 from solo_ext.data.files import files_of
 from solo_ext.data.transforms import MultiCrop, Transform, eval_transform, statistics
 from solo_ext.data.unreadable import read_sample
-from solo_ext.data.workers import worker_context
+from solo_ext.data.workers import outlive_signals, worker_context
 from solo_ext.errors import ConfigError
 
 
@@ -114,6 +114,7 @@ def fixed_pass_loader(
         pin_memory=torch.cuda.is_available(),
         # A loader without one draws from the global generator.
         generator=torch.Generator(),
+        worker_init_fn=outlive_signals,
         multiprocessing_context=worker_context(
             cfg["data"]["num_workers"], cfg["data"].get("start_method")
         ),

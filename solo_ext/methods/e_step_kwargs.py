@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import tempfile
 from dataclasses import field
@@ -109,20 +110,19 @@ def check_room(settings: Any, key: str, folder: Path, num_bytes: int) -> None:
         ConfigError: with the folder.
     """
     named, remedy = f"{key}.e_step_dir", "name a folder on a disk of this machine"
-    value = settings.e_step_dir
+    value, where = settings.e_step_dir, f"{str(folder)!r} on {platform.node()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ConfigError(named, value, f"{str(folder)!r}: {reason}", remedy) from error
+        raise ConfigError(named, value, f"{where}: {reason}", remedy) from error
     if free < num_bytes:
         raise ConfigError(
             named,
             value,
-            f"{str(folder)!r} has {free / 1e9:.1f} GB left, the embeddings take "
-            f"{num_bytes / 1e9:.1f} GB",
+            f"{where} has {free / 1e9:.1f} GB left, the embeddings take {num_bytes / 1e9:.1f} GB",
             remedy,
         )
 

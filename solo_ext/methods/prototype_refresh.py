@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +85,9 @@ def start_prototypes(method: Clustered, settings: Any, key: str) -> None:
         bank.resize_(size)
     state.backend = kept_backend(settings, key, state.backend, method.device)
     if settings.e_step_features == "disk":
-        here = -(-size // method.trainer.num_nodes)
+        # Of all nodes in the run directory, which they share.
+        nodes = method.trainer.num_nodes if settings.e_step_dir else 1
+        here = -(-size // nodes)
         check_room(settings, key, _folder(method, settings), 4 * here * _width(method))
 
 
@@ -162,6 +165,7 @@ def _refreshed(method: Clustered, settings: Any, temperature: float) -> dict[str
 @contextlib.contextmanager
 def _features(method: Clustered, settings: Any, dataset: Any, ids: Tensor) -> Iterator[Features]:
     """(n_local, D) unit features of the samples ``ids``."""
+    meet(method.device)
     # DDP brings buffers into line at its next forward pass only, which this one is not.
     distributed.broadcast_buffers(*method.embedder)
     if settings.e_step_features == "disk":
@@ -199,15 +203,15 @@ def _file(method: Clustered, settings: Any, count: int) -> Iterator[FeatureFile]
         file = FeatureFile(folder, count, _width(method), method.device)
     except OSError as error:
         raise UserError(
-            f"embeddings for the E-step in {str(folder)!r}: {error.strerror or error}; make room "
-            "there, or name another folder as e_step_dir"
+            f"embeddings for the E-step in {str(folder)!r} on {platform.node()}: "
+            f"{error.strerror or error}; make room there, or name another folder as e_step_dir"
         ) from error
     with contextlib.closing(file):
         yield file
 
 
 def _folder(method: Clustered, settings: Any) -> Path:
-    return Path(settings.e_step_dir or method.trainer.default_root_dir)
+    return Path(settings.e_step_dir or method.trainer.default_root_dir).expanduser()
 
 
 def _width(method: Clustered) -> int:

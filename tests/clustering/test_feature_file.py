@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("end", ["closed", "killed"])
 def test_nothing_is_left(tmp_path: Path, end: str) -> None:
-    """The folder is empty all the time, and the space is free afterwards."""
+    """The folder is empty all the time; the system frees a file without a name by itself."""
     program = (
         "import sys, torch\nfrom pathlib import Path\n"
         "from solo_ext.clustering.feature_file import FeatureFile\n"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
+import os
 import pickle
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +151,26 @@ def test_every_view_of_every_data_set(
     assert len(served) == len(expected) > 40
     assert same(served, expected)
     assert served[6] is None  # left out of evaluation
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signals_to_workers_of_a_fixed_pass(root: Path, number: signal.Signals) -> None:
+    """As clusters send them to every process of a job: the pass is finished first."""
+    cfg = {
+        "seed": 5,
+        "data": {**sections(root)["huggingface"], "num_workers": 1},
+        "optimizer": {"batch_size": 2},
+        "augmentations": [AUGMENTATION.model_dump()],
+    }
+    views = pretrain_loader(cfg, open_images(cfg["data"], "train")).dataset
+    served: list[int] = []
+    for indices, _ in fixed_pass_loader(cfg, views, range(len(views)), 1):
+        served += indices.tolist()
+        if len(served) == 1:
+            (worker,) = multiprocessing.active_children()
+            os.kill(int(worker.pid or 0), number)
+    assert served == list(range(len(views)))
 
 
 def test_loaders_take_the_setting(root: Path) -> None:

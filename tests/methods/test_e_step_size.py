@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from solo_ext.config.check import check_method_kwargs
@@ -130,12 +131,30 @@ def test_no_room_is_said_before_the_first_epoch(make_config: MakeConfig, tmp_pat
         ),
     ):
         prepared = prepare(make_config(name, method_kwargs=kwargs, max_epochs=2))
-        with pytest.raises(ConfigError, match=f"{key}='.*file': '.*file': .*exists.*name a folder"):
+        with pytest.raises(ConfigError, match=f"{key}='.*file': '.*file' on .*exists.*name a fol"):
             pretrain(prepared, run_dir=tmp_path / name, show_progress=False)
     settings: Any = PCLKwargs(e_step_features="disk")
     with pytest.raises(ConfigError, match=r"e_step_dir=null: .* GB left, .* take 1000000000\.0 GB"):
         check_room(settings, KEY, tmp_path, 10**18)
     check_room(settings, KEY, tmp_path, 10**6)
+
+
+@pytest.mark.parametrize("own_disk", [False, True])
+def test_room_is_for_all_nodes_where_they_share_the_folder(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_disk: bool
+) -> None:
+    """As they do the run directory; ``~`` is the home directory."""
+    asked = []
+    monkeypatch.setattr(prototype_refresh, "check_room", lambda *args: asked.append(args[2:]))
+    monkeypatch.setattr(Trainer, "num_nodes", 3)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    place = {"e_step_features": "disk", "e_step_dir": "~/scratch" if own_disk else None}
+    prepared = prepare(make_config("pcl", method_kwargs=place, max_epochs=1))
+    pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
+    width = prepared.given["method_kwargs"]["proj_output_dim"]
+    ((folder, room),) = asked
+    assert folder == (tmp_path / "home" / "scratch" if own_disk else tmp_path / "run")
+    assert room == 4 * width * (IMAGES // 3 if own_disk else IMAGES)
 
 
 def test_where_embeddings_are_changes_no_numbers() -> None:
