@@ -31,8 +31,9 @@ from solo_ext.data.images import Images
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.mixing import ViewMixer
 from solo_ext.data.raw_batches import RawBatches
-from solo_ext.errors import ConfigError, UserError
+from solo_ext.errors import ConfigError, StoppedBySignal, UserError
 from solo_ext.evaluation.online import OnlineEvaluation, online_protocols
+from solo_ext.first_process import is_first_process
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.locks import locked
 from solo_ext.training.agreed_dir import RUN_DIR, agreed_run_dir
@@ -71,8 +72,8 @@ class PretrainResult:
         run_dir: the run directory.
         checkpoint: the last checkpoint, ``None`` with ``checkpoint.enabled=false``.
         epochs: epochs that are trained in all.
-        seconds: training time, that of earlier parts of a resumed run included (what a killed
-            process trained after its last checkpoint is not).
+        seconds: training time, that of earlier parts of a resumed run included (of a process that
+            was killed it is not).
         images_per_second: training images (not crops) per second over that time.
     """
 
@@ -106,9 +107,20 @@ def pretrain(
             process at work in the directory, or a directory that cannot be written.
         StoppedBySignal: a signal ended it; its checkpoint stands where it was.
     """
-    given, cfg = prepared.given, prepared.cfg
     if run_dir is None:
-        run_dir = agreed_run_dir(given)
+        run_dir = agreed_run_dir(prepared.given)
+    with _alone(run_dir):
+        return _pretrain(prepared, run_dir, callbacks, show_progress, force)
+
+
+def _pretrain(
+    prepared: Prepared,
+    run_dir: Path,
+    callbacks: Sequence[Callback],
+    show_progress: bool,
+    force: bool,
+) -> PretrainResult:
+    given, cfg = prepared.given, prepared.cfg
     identity = Identity.of(given, prepared.train)
     resume = resume_point(run_dir, given["resume_from_checkpoint"], identity, force=force)
     loader: Any = train_loader(given, prepared.train)
@@ -145,23 +157,33 @@ def pretrain(
                 every_n_minutes=save["every_n_minutes"],
             )
         )
-    trainer = _trainer(given, run_dir, own, _loggers(given, run_dir, start))
+    lines = JsonLines(run_dir / METRICS)
+    trainer = _trainer(given, run_dir, own, [lines, *_loggers(given, run_dir, start)])
     if given["debug_augmentations"]:
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)
     begin = time.monotonic()
     ckpt_path = None if resume is None else str(resume.path)
-    with _announced(run_dir), _alone(run_dir, trainer), _fitting(ckpt_path):
-        trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
-    seconds = time.monotonic() - begin
+    if trainer.is_global_zero:
+        lines.go_on(start, None if resume is None else resume.unlogged)
+
+    def timing() -> dict[str, float]:
+        steps = trainer.global_step - start
+        images = steps * given["accumulate_grad_batches"] * given["optimizer"]["batch_size"]
+        seconds = time.monotonic() - begin
+        return _add_timing(run_dir, trainer, seconds, images * trainer.world_size)
+
+    try:
+        with _announced(run_dir), _fitting(ckpt_path):
+            trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+    except StoppedBySignal:
+        timing()
+        raise
     if trainer.interrupted:
         raise KeyboardInterrupt
-    steps = trainer.global_step - start
-    images = steps * given["accumulate_grad_batches"] * given["optimizer"]["batch_size"]
-    timing = _add_timing(run_dir, trainer, seconds, images * trainer.world_size)
     found = checkpoints(run_dir)
     return PretrainResult(
-        run_dir, found[-1].path if found else None, trainer.current_epoch, **timing
+        run_dir, found[-1].path if found else None, trainer.current_epoch, **timing()
     )
 
 
@@ -220,11 +242,12 @@ def _fitting(checkpoint: str | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
-    """No other run is at work in the directory."""
-    if not trainer.is_global_zero:
+def _alone(run_dir: Path) -> Iterator[None]:
+    """No other run is at work in the directory; of several processes the first one sees to it."""
+    if not is_first_process():
         yield
         return
+    missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         held = contextlib.ExitStack()
@@ -241,7 +264,9 @@ def _alone(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
             # One that failed before its first batch leaves nothing.
             if [file.name for file in run_dir.iterdir()] == [LOCK]:
                 (run_dir / LOCK).unlink()
-                run_dir.rmdir()
+                with contextlib.suppress(OSError):
+                    for folder in missing:
+                        folder.rmdir()
 
 
 def resume(
@@ -358,7 +383,7 @@ def _trainer(
 def _loggers(given: dict[str, Any], run_dir: Path, start: int) -> list[Any]:
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 
-    made: list[Any] = [JsonLines(run_dir / METRICS, start)]
+    made: list[Any] = []
     if "csv" in given["loggers"]:
         made.append(CSVLogger(str(run_dir), name="csv", version=f"from-step-{start}"))
     if "tensorboard" in given["loggers"]:

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from solo_ext import __version__
 from solo_ext.host import HostInfo
 from solo_ext.json_lines import whole_lines
-from solo_ext.paths import refuse_link
+from solo_ext.paths import refuse_link, write_text
 
 PACKAGES = (
     "torch",
@@ -40,14 +40,11 @@ class JsonLines(Logger):
 
     Args:
         file: the file.
-        start_step: optimiser steps done where a run is resumed; lines of later ones are dropped,
-            the run repeats them. Steps are counted from 0, as Lightning does.
     """
 
-    def __init__(self, file: Path, start_step: int | None = None) -> None:
+    def __init__(self, file: Path) -> None:
         super().__init__()
         self.file = refuse_link(file)
-        self._drop_from(start_step)
         self._begin = time.monotonic()
 
     @property
@@ -67,25 +64,30 @@ class JsonLines(Logger):
             file.write(json.dumps(line) + "\n")
 
     @rank_zero_only
-    def complete(self, metrics: Mapping[str, float], step: int) -> None:
-        """Logs what a killed process may not have come to, unless the file has it."""
-        for line in whole_lines(self.file):
-            if line.get("step") == step and metrics.keys() <= line.keys():
-                return
-        self.log_metrics(metrics, step)
+    def go_on(self, step: int, unlogged: Mapping[str, Any] | None) -> None:
+        """Makes the file that of a run which stood at a checkpoint and was stopped there.
+
+        No other process may be at work in the folder.
+
+        Args:
+            step: optimiser steps done there; lines of later ones are dropped, the run repeats
+                them. Steps are counted from 0, as Lightning does.
+            unlogged: of :func:`solo_ext.training.run_state.unlogged`: what a killed process may
+                not have come to log; added where it is missing.
+        """
+        if not self.file.is_file():
+            return
+        kept = [line for line in read_metrics(self.file) if (line.get("step") or 0) < step]
+        write_text(self.file, "".join(json.dumps(line) + "\n" for line in kept))
+        if unlogged is None:
+            return
+        metrics, last = unlogged["metrics"], unlogged["step"]
+        if not any(k["step"] == last and metrics.keys() <= k.keys() for k in kept):
+            self.log_metrics(metrics, last)
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
         """The config is a file of its own."""
-
-    def _drop_from(self, step: int | None) -> None:
-        if step is None or not self.file.is_file():
-            return
-        kept = [r for r in read_metrics(self.file) if (r.get("step") or 0) < max(step, 1)]
-        scratch = self.file.with_suffix(".saving")
-        scratch.unlink(missing_ok=True)
-        scratch.write_text("".join(json.dumps(r) + "\n" for r in kept))
-        os.replace(scratch, self.file)
 
 
 def _plain(value: Any) -> float | None:

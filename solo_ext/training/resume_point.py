@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import zipfile
@@ -15,9 +16,11 @@ from solo_ext.errors import ConfigError, UserError
 from solo_ext.pretrained.files import check_archive
 from solo_ext.training.identity import Identity, listed
 from solo_ext.training.run_dir import PREVIOUS, checkpoints
+from solo_ext.training.run_state import unlogged_in
 
 logger = logging.getLogger(__name__)
-UNREADABLE = ".unreadable"
+UNREADABLE, STRANGE = ".unreadable", ".of-another-run"
+_NOT_NOW = (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ESTALE)
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,12 @@ class ResumePoint:
     Attributes:
         path: the file.
         step: optimiser steps done there.
+        unlogged: what the log may lack of them; see :func:`solo_ext.training.run_state.unlogged`.
     """
 
     path: Path
     step: int
+    unlogged: dict[str, Any] | None = None
 
 
 def resume_point(
@@ -39,7 +44,8 @@ def resume_point(
     """The most advanced checkpoint of a run directory that is whole and of this run.
 
     One that is torn is set aside with a warning, as ``....ckpt.unreadable``, and the one before
-    it taken; likewise one of another run that lies among this one's, which keeps its name.
+    it taken; likewise one of another run among this one's, as ``....ckpt.of-another-run``. The
+    first process holds the directory's lock.
 
     Args:
         run_dir: of the run; need not be there.
@@ -51,8 +57,8 @@ def resume_point(
         ``None`` for a run that starts from nothing.
 
     Raises:
-        UserError: it is of another run, with the differences; or none of them can be read, and
-            nothing is renamed.
+        UserError: it is of another run, with the differences; none of them can be read, and
+            nothing is renamed; or the system does not let it be read now.
     """
     damaged: dict[Path, str] = {}
     strange: list[tuple[Path, dict[str, Any]]] = []
@@ -60,6 +66,8 @@ def resume_point(
         try:
             state = read_state(held.path)
         except UserError as error:
+            if _is_of_the_system(error.__cause__):
+                raise
             damaged[held.path] = str(error)
             continue
         found = Identity.read(state)
@@ -67,9 +75,10 @@ def resume_point(
             strange.append((held.path, state))
             continue
         for path, why in damaged.items():
-            _set_aside(path, why)
+            _set_aside(path, UNREADABLE, why)
         for path, _ in strange:
-            logger.warning(f"checkpoint {str(path)!r} is of another run and passed over; remove it")
+            # Under its name it would count as one of this run, and be replaced in turn.
+            _set_aside(path, STRANGE, f"checkpoint {str(path)!r} is of another run")
         # A run that began with another's checkpoint has come further than that by now.
         return _of_this_run(held.path, state, identity, force)
     if strange:
@@ -123,13 +132,25 @@ def _of_this_run(path: Path, state: dict[str, Any], identity: Identity, force: b
             "--run-dir, `solo-ext pretrain --resume` for the run as it was, or --force to go on "
             "with these settings"
         )
+    if any(d.startswith("optimizer.name:") for d in differences):
+        raise UserError(
+            f"checkpoint {str(path)!r} holds another optimiser's state: {listed(differences)}; "
+            "start a new run"
+        )
     if differences:
         logger.warning(f"goes on from another run's checkpoint: {listed(differences)}")
-    return ResumePoint(path, int(state["global_step"]))
+    return ResumePoint(path, int(state["global_step"]), unlogged_in(state))
 
 
-def _set_aside(path: Path, why: str) -> None:
-    kept = path.name.removesuffix(PREVIOUS) + UNREADABLE
+def _is_of_the_system(error: BaseException | None) -> bool:
+    """Whether the file may be as good as ever."""
+    if isinstance(error, OSError):
+        return error.errno in _NOT_NOW
+    return isinstance(error, MemoryError)
+
+
+def _set_aside(path: Path, as_what: str, why: str) -> None:
+    kept = path.name.removesuffix(PREVIOUS) + as_what
     logger.warning(f"{why}; it is kept as {kept}, and the one before it is used")
     try:
         os.replace(path, path.with_name(kept))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -18,6 +19,9 @@ from solo_ext.training.agreement import Agreement
 from solo_ext.training.requeue import requeue
 from solo_ext.training.run_dir import checkpoints, outdate
 from solo_ext.training.stop_signals import StopSignals
+
+# What torch says, as a RuntimeError, where a file cannot be written.
+_OF_A_FILE = re.compile(r"PytorchStreamWriter|inline_container|iostream|Parent directory")
 
 
 class RunCheckpoint(Checkpoint):
@@ -145,6 +149,8 @@ class RunCheckpoint(Checkpoint):
         except (OSError, RuntimeError) as error:
             with contextlib.suppress(OSError):
                 scratch.unlink(missing_ok=True)
+            if not isinstance(error, OSError) and not _OF_A_FILE.search(str(error)):
+                raise
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise UserError(
                 f"checkpoint {str(target)!r} cannot be written ({reason}); those before it are "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,7 +14,6 @@ from solo_ext.data.place import Resumable
 from solo_ext.distributed import gather_objects
 from solo_ext.training.identity import Identity
 from solo_ext.training.random_state import random_state, set_random_state
-from solo_ext.training.records import JsonLines
 
 _AT_START = "on_train_epoch_start."
 _AT_BATCH_END = "on_train_batch_end."
@@ -63,13 +62,13 @@ class RunState(Callback):
         self._pending = state_dict
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._restore(trainer)
+        self._restore()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         # A run resumed within an epoch starts no epoch.
-        self._restore(trainer)
+        self._restore()
         if not self._begun and trainer.is_global_zero:
             self._begin()
         self._begun = True
@@ -118,18 +117,24 @@ class RunState(Callback):
             sums[name] = (metric.value.cpu(), metric.cumulated_batch_size.cpu())
         return sums
 
-    def _restore(self, trainer: pl.Trainer) -> None:
+    def _restore(self) -> None:
         """Late, because a method's own start of training may draw numbers."""
         state, self._pending = self._pending, None
         if state is None:
             return
         own = state["processes"][distributed.rank() % len(state["processes"])]
         self._sums = dict(own["sums"])
-        line = state["unlogged"]
-        for logger in trainer.loggers if line is not None else ():
-            if isinstance(logger, JsonLines):
-                logger.complete(line["metrics"], line["step"])
         set_random_state(own)
+
+
+def unlogged_in(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What :func:`unlogged` was when a checkpoint was written; ``None`` where nothing tells."""
+    try:
+        held = checkpoint["callbacks"][RunState.__qualname__]["unlogged"]
+        metrics = {str(name): float(value) for name, value in held["metrics"].items()}
+        return {"step": int(held["step"]), "metrics": metrics}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def unlogged(trainer: pl.Trainer) -> dict[str, Any] | None:

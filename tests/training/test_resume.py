@@ -16,7 +16,7 @@ from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain, resume
 from solo_ext.training.run_dir import METRICS, checkpoints, read_config
 from tests.training.resumable import STEPS, config_of
-from tests.training.same_run import assert_same_run
+from tests.training.same_run import assert_same_run, logged
 
 MakeConfig = Callable[..., dict[str, Any]]
 KillAt = Callable[[int], Callback]
@@ -210,6 +210,20 @@ def test_a_finished_run_is_left_alone(make_config: MakeConfig, tmp_path: Path) -
     assert again.checkpoint is not None
     assert again.checkpoint.read_bytes() == before
     assert again.seconds == pytest.approx(first.seconds)
+
+
+def test_a_finished_run_gets_the_line_that_a_kill_took(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Of the last epoch, which Lightning logs after the last checkpoint."""
+    config = config_of(make_config, "debiased", max_epochs=1)
+    pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    whole = logged(tmp_path / "run")
+    file = tmp_path / "run" / METRICS
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    for _ in range(2):
+        resume(tmp_path / "run")
+        assert logged(tmp_path / "run") == whole
 
 
 @pytest.mark.parametrize("torn", ["", "{}", '{"seconds": 1.0, "images"'])

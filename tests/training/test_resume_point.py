@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import zipfile
@@ -165,6 +166,25 @@ def test_forced(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptu
         train(make_config("debiased", max_epochs=3), run, force=True)
     assert "goes on from another run's checkpoint: max_epochs: 2.0 -> 3.0" in caplog.text
     assert checkpoints(run)[-1].epoch == 2
+    adam = make_config("debiased", max_epochs=4, optimizer={"name": "adamw", "kwargs": {}})
+    with pytest.raises(UserError, match=r"holds another optimiser's state: .*start a new run"):
+        train(adam, run, force=True)
+
+
+def test_what_cannot_be_read_now_keeps_its_name(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that answers with an error says nothing of the file."""
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
+    before = sorted(run.iterdir())
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(UserError, match=r"ep=1\.ckpt' cannot be read \(Input/output error\)"):
+        resume(run)
+    assert sorted(run.iterdir()) == before
 
 
 def test_settings_that_change_no_number_may_change(
@@ -188,12 +208,15 @@ def test_one_of_another_run_among_them_is_passed_over(
     other = train(make_config("debiased", max_epochs=2, seed=9), tmp_path / "other")
     strange = run / "somebody-elses-ep=7.ckpt"
     shutil.copy(checkpoints(other)[-1].path, strange)
-    before = checkpoints(run)[-2].path.read_bytes()
+    (own, _), theirs = checkpoints(run), strange.read_bytes()
+    before = own.path.read_bytes()
     with caplog.at_level(logging.WARNING):
-        resume(run)
-    assert "somebody-elses-ep=7.ckpt' is of another run and passed over" in caplog.text
-    assert strange.is_file()
-    assert checkpoints(run)[-2].path.read_bytes() == before
+        result = resume(run)
+    assert "somebody-elses-ep=7.ckpt' is of another run; it is kept as " in caplog.text
+    assert strange.with_name(f"{strange.name}.of-another-run").read_bytes() == theirs
+    assert checkpoints(run) == [own]
+    assert result.checkpoint == own.path
+    assert own.path.read_bytes() == before
 
 
 def test_one_without_a_config_that_does_not_fit(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -105,12 +105,16 @@ def test_a_folder_that_cannot_be_made(make_config: MakeConfig, tmp_path: Path) -
 
 def test_one_process_at_a_time(make_config: MakeConfig, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    config = make_config("simclr", max_epochs=2)
+    config = make_config("simclr", max_epochs=2, log_every_n_steps=1)
+    log = run / "metrics.jsonl"
 
     def again(trainer: Any, *_: Any) -> None:
         if trainer.global_step == 1:
+            before = log.read_text()
+            assert before
             with pytest.raises(UserError, match="is being written by another process"):
                 pretrain(prepare(config), run_dir=run, show_progress=False)
+            assert log.read_text() == before
 
     watch = LambdaCallback(on_train_batch_start=again)
     result = pretrain(prepare(config), run_dir=run, callbacks=[watch], show_progress=False)

@@ -176,5 +176,23 @@ def test_half_written_lines_are_passed_over(tmp_path: Path) -> None:
         handle.write('{"step": 4, "a"')
     (record,) = read_metrics(file)
     assert (record["step"], record["a"], record["b"]) == (3, 1.0, None)
-    JsonLines(file, start_step=2)
+    JsonLines(file).go_on(2, None)
     assert read_metrics(file) == []
+
+
+def test_lines_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    """Those of steps that are repeated go, step 0 too; what a checkpoint knows of is added once."""
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    for step in (0, 1, 1, 2):
+        lines.log_metrics({"a": step}, step=step)
+    last = {"step": 1, "metrics": {"b": 7.0}}
+
+    def held() -> list[tuple[int, set[str]]]:
+        found = read_metrics(lines.file)
+        return [(line["step"], line.keys() - {"step", "seconds"}) for line in found]
+
+    for _ in range(2):
+        lines.go_on(2, last)
+        assert held() == [(0, {"a"}), (1, {"a"}), (1, {"a"}), (1, {"b"})]
+    lines.go_on(0, None)
+    assert held() == []
