@@ -198,7 +198,7 @@ def e_step_memory(s: Sizes, counts: Sequence[int]) -> tuple[int, int]:
     """Bytes on a device in an E-step: a process's share of the features; what all hold of all.
 
     ``4 D n / R``, and ``24 M n``: numbers of clusters as they were, as they are found, and as they
-    are put together.
+    are put together. To match the clusters as they were and as they are takes ``16 n``.
     """
     features = FLOAT * s.dim * s.images // s.processes
     return features, 3 * LONG * len(counts) * s.images
