@@ -165,9 +165,9 @@ def e_step(
 ) -> Traffic:
     """k-means of all granularities with the torch backend, if no iteration is spared.
 
-    An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``16 n`` for numbers and
-    clusters of all images. Processes meet, with 8 bytes, before every sum or broadcast and at the
-    end of what an error of one of them ends for all.
+    An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``8 n`` for the clusters of
+    all images. Processes meet, with 8 bytes, before every sum or broadcast and at the end of what
+    an error of one of them ends for all.
 
     Args:
         s: sizes; those of the batch play no part.
@@ -179,6 +179,8 @@ def e_step(
         embeds: images are passed through the networks, at most 15 batches of each process.
     """
     total = Traffic(all_reduce=LONG * (4 if embeds else 2), broadcast=embedder)
+    # Of all granularities at once: what the rows are, and the end of k-means.
+    total += Traffic(all_reduce=2 * DOUBLE + LONG + 3 * LONG, all_gather=LONG) + Traffic(LONG)
     for k in counts:
         means, tried = FLOAT * k * s.dim, min(RELOCATED, k)
         step = Traffic(all_reduce=DOUBLE * k * s.dim + LONG * k + LONG + 3 * LONG)
@@ -186,11 +188,10 @@ def e_step(
         if warm:
             halves = 3 * tried * (DOUBLE * s.dim + LONG)
             step += Traffic(DOUBLE * k + halves + 9 * LONG, broadcast=4 * LONG * tried)
-        checks = Traffic(all_reduce=2 * DOUBLE + LONG * s.images + 3 * LONG, all_gather=LONG)
         outcome = Traffic(all_reduce=2 * DOUBLE + 2 * LONG)
         placed = Traffic(all_reduce=LONG * s.images + FLOAT + DOUBLE * k + 3 * LONG)
         runs = (start + Traffic(LONG) + step.times(iterations) + outcome).times(restarts)
-        total += checks + runs + Traffic(LONG) + placed
+        total += runs + placed
     return total
 
 
