@@ -187,7 +187,8 @@ def e_step(
         start = Traffic(broadcast=means) if warm else Traffic(all_reduce=means)
         if warm:
             halves = 3 * tried * (DOUBLE * s.dim + LONG)
-            step += Traffic(DOUBLE * k + halves + 9 * LONG, broadcast=4 * LONG * tried)
+            merged = LONG * k
+            step += Traffic(DOUBLE * k + halves + merged + 10 * LONG, broadcast=4 * LONG * tried)
         outcome = Traffic(all_reduce=2 * DOUBLE + 2 * LONG)
         placed = Traffic(all_reduce=LONG * s.images + FLOAT + DOUBLE * k + 3 * LONG)
         runs = (start + Traffic(LONG) + step.times(iterations) + outcome).times(restarts)
