@@ -162,6 +162,7 @@ def e_step(
     warm: bool = False,
     restarts: int = 1,
     embeds: bool = True,
+    labelled: bool = True,
 ) -> Traffic:
     """k-means of all granularities with the torch backend, if no iteration is spared.
 
@@ -177,6 +178,7 @@ def e_step(
         warm: from the means of the last E-step, with relocation.
         restarts: of a cold one.
         embeds: images are passed through the networks, at most 15 batches of each process.
+        labelled: images have labels, with which the clusters are compared.
     """
     total = Traffic(all_reduce=LONG * (4 if embeds else 2), broadcast=embedder)
     # Of all granularities at once: what the rows are, and the end of k-means.
@@ -192,7 +194,7 @@ def e_step(
         outcome = Traffic(all_reduce=2 * DOUBLE + 2 * LONG)
         placed = Traffic(all_reduce=LONG * s.images + FLOAT + DOUBLE * k + 3 * LONG)
         runs = (start + Traffic(LONG) + step.times(iterations) + outcome).times(restarts)
-        total += runs + placed
+        total += runs + placed + Traffic(DOUBLE + LONG if labelled else 0)
     return total
 
 

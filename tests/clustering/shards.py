@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from solo_ext.clustering import kmeans
 from solo_ext.clustering.merging import merge_costs
+from solo_ext.clustering.mutual_information import normalized_mutual_information
 from solo_ext.clustering.rows import Rows, rows_of
 
 RANKS = 2
@@ -81,6 +82,13 @@ def merged(rows: Rows) -> tuple[Tensor, Tensor, int]:
         return *merge_costs(means, sizes, rows), products.rows
 
 
+def labelled() -> tuple[Tensor, Tensor]:
+    """Clusters, some of them empty, and classes of the rows."""
+    generator = torch.Generator().manual_seed(3)
+    clusters = torch.randint(CLUSTERS, (ROWS,), generator=generator)
+    return clusters // 3 * 3 + 1, clusters * 7 % 11
+
+
 def refusals(rank: int) -> dict[str, str]:
     """Messages where the mistake is on one rank, or shows only over both."""
     x = features()[share("in order", rank)]
@@ -119,6 +127,7 @@ def run(rank: int, folder: str) -> None:
     init = features()[:CLUSTERS] + rank
     found["own init"] = tuple(kmeans(x, CLUSTERS, sharded=True, init=init, iterations=6))
     found["merged"] = merged(rows_of(x, None, True))
+    found["labelled"] = normalized_mutual_information(*labelled())
     found["refusals"] = refusals(rank)
     try:
         import faiss  # noqa: F401
