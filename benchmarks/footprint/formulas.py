@@ -162,12 +162,13 @@ def e_step(
     warm: bool = False,
     restarts: int = 1,
     embeds: bool = True,
+    labelled: bool = True,
 ) -> Traffic:
     """k-means of all granularities with the torch backend, if no iteration is spared.
 
-    An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``16 n`` for numbers and
-    clusters of all images. Processes meet, with 8 bytes, before every sum or broadcast and at the
-    end of what an error of one of them ends for all.
+    An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``8 n`` for the clusters of
+    all images. Processes meet, with 8 bytes, before every sum or broadcast and at the end of what
+    an error of one of them ends for all.
 
     Args:
         s: sizes; those of the batch play no part.
@@ -177,20 +178,23 @@ def e_step(
         warm: from the means of the last E-step, with relocation.
         restarts: of a cold one.
         embeds: images are passed through the networks, at most 15 batches of each process.
+        labelled: images have labels, with which the clusters are compared.
     """
     total = Traffic(all_reduce=LONG * (5 if embeds else 3), broadcast=embedder)
+    # Of all granularities at once: what the rows are, and the end of k-means.
+    total += Traffic(all_reduce=2 * DOUBLE + LONG + 3 * LONG, all_gather=LONG) + Traffic(LONG)
     for k in counts:
         means, tried = FLOAT * k * s.dim, min(RELOCATED, k)
         step = Traffic(all_reduce=DOUBLE * k * s.dim + LONG * k + LONG + 3 * LONG)
         start = Traffic(broadcast=means) if warm else Traffic(all_reduce=means)
         if warm:
             halves = 3 * tried * (DOUBLE * s.dim + LONG)
-            step += Traffic(DOUBLE * k + halves + 9 * LONG, broadcast=4 * LONG * tried)
-        checks = Traffic(all_reduce=2 * DOUBLE + LONG * s.images + 3 * LONG, all_gather=LONG)
+            merged = LONG * k
+            step += Traffic(DOUBLE * k + halves + merged + 10 * LONG, broadcast=4 * LONG * tried)
         outcome = Traffic(all_reduce=2 * DOUBLE + 2 * LONG)
         placed = Traffic(all_reduce=LONG * s.images + FLOAT + DOUBLE * k + 3 * LONG)
         runs = (start + Traffic(LONG) + step.times(iterations) + outcome).times(restarts)
-        total += checks + runs + Traffic(LONG) + placed
+        total += runs + placed + Traffic(DOUBLE + LONG if labelled else 0)
     return total
 
 
@@ -198,7 +202,7 @@ def e_step_memory(s: Sizes, counts: Sequence[int]) -> tuple[int, int]:
     """Bytes on a device in an E-step: a process's share of the features; what all hold of all.
 
     ``4 D n / R``, and ``24 M n``: numbers of clusters as they were, as they are found, and as they
-    are put together.
+    are put together. To match the clusters as they were and as they are takes ``16 n``.
     """
     features = FLOAT * s.dim * s.images // s.processes
     return features, 3 * LONG * len(counts) * s.images

@@ -14,6 +14,7 @@ from torch import Tensor
 _PART = 2**22
 # Rows that are selected at a time: where they lie far apart, the system maps 64 KiB around each.
 _APART = 512
+_AROUND = 2**16
 _ITEM = 4
 
 
@@ -78,8 +79,9 @@ class FeatureFile:
 
     def __setitem__(self, numbers: Tensor, values: Tensor) -> None:
         self._start, self._part = 0, self._part[:0]
-        self._rows[numbers.cpu()] = values.to("cpu", self.dtype)
-        self._give_back()
+        numbers = numbers.cpu()
+        self._rows[numbers] = values.to("cpu", self.dtype)
+        self._give_back(*_range(numbers))
 
     def index_select(self, dim: int, index: Tensor) -> Tensor:
         """Rows by their numbers, as that of a tensor.
@@ -97,7 +99,7 @@ class FeatureFile:
         parts = zip(torch.split(index.cpu(), _APART), torch.split(found, _APART), strict=True)
         for wanted, place in parts:
             place.copy_(self._rows.index_select(0, wanted))
-            self._give_back()
+            self._give_back(*_range(wanted))
         return found
 
     def close(self) -> None:
@@ -110,13 +112,28 @@ class FeatureFile:
         for first in range(start, stop, self._ahead):
             last = min(stop, first + self._ahead)
             found[first - start : last - start] = self._rows[first:last]
-            self._give_back()
+            self._give_back(first, last)
         return found
 
-    def _give_back(self) -> None:
-        if hasattr(mmap, "MADV_DONTNEED"):
+    def _give_back(self, start: int, stop: int) -> None:
+        """Gives back the pages of the rows from ``start`` up to ``stop``.
+
+        Not those of the whole mapping: to walk through it takes the longer, the larger it is.
+        """
+        if hasattr(mmap, "MADV_DONTNEED") and start < stop:
             # What was written stays in the file: the mapping is shared with it.
-            self._map.madvise(mmap.MADV_DONTNEED)
+            size = _ITEM * self.shape[1]
+            first = max(0, start * size - _AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
+            last = min(len(self._map), stop * size + _AROUND)
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _range(numbers: Tensor) -> tuple[int, int]:
+    """The rows from the first up to the last of these numbers."""
+    if not len(numbers):
+        return 0, 0
+    low, high = numbers.aminmax()
+    return int(low), int(high) + 1
 
 
 Features = Tensor | FeatureFile

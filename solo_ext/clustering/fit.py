@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from solo_ext.clustering.assignment import assign, distances_to, tile_rows
-from solo_ext.clustering.backends import BACKENDS, resolve_backend
+from solo_ext.clustering.backends import BACKENDS
 from solo_ext.clustering.exact import exact_scale, on_grid
-from solo_ext.clustering.feature_file import FeatureFile, Features
-from solo_ext.clustering.rows import Rows, rows_of
-from solo_ext.precision import PRECISIONS, Precision, matmul_precision
-from solo_ext.together import together
+from solo_ext.clustering.rows import Rows
+from solo_ext.precision import Precision, matmul_precision
 
 # Rows that are assigned at a time, for which a file is read once.
 _BLOCK = 2**16
@@ -41,97 +39,58 @@ class Clustering(NamedTuple):
 
 
 @torch.no_grad()
-def kmeans(
-    features: Features,
+def fit(
+    rows: Rows,
+    seen: Rows,
     num_clusters: int,
+    init: Tensor | None,
     *,
-    init: Tensor | None = None,
-    iterations: int = 20,
-    restarts: int = 1,
-    seed: int = 0,
-    backend: str = "auto",
-    sharded: bool = False,
-    row_ids: Tensor | None = None,
-    precision: Precision = "medium",
-    relocate: bool | None = None,
-    sample: int | None = None,
-    sample_seed: int = 0,
+    iterations: int,
+    restarts: int,
+    seed: int,
+    backend: str,
+    precision: Precision,
+    relocate: bool | None,
 ) -> Clustering:
-    """Clusters rows by Lloyd's algorithm with Euclidean distances.
-
-    Looks for means that make ``(1 / N) sum_i min_k |x_i - m_k|^2`` small. Cold, the first means are
-    K distinct rows, drawn by ``seed`` on the CPU: the same on every device, rank and backend; the
-    global generators are neither read nor moved. Warm, they are ``init``: with the means of the
-    last epoch 5 iterations do the work of several restarts, because the torch backend then also
-    relocates: after every step it merges clusters that cost little to merge and splits others that
-    gain more, which Lloyd's steps from good means cannot do. With that backend all ways of
-    dealing the rows out to ranks give the same means. Beside the features it needs a bounded tile
-    of scores, never an N x K matrix.
-
-    With ``sample`` the means are found among that many rows only, drawn without replacement and the
-    same on any number of ranks; then all rows are assigned to them, block by block.
+    """Clusters rows as :func:`solo_ext.clustering.kmeans` says, whose options these are.
 
     Args:
-        features: (n, D), floating and finite; with ``sharded`` the rows of this rank, n >= 0.
-            Half precision is read as it is and computed with in fp32. A
-            :class:`solo_ext.clustering.FeatureFile` is read part by part.
-        num_clusters: K, from 1 to the number of rows of all ranks.
-        init: (K, D) first means, for example of the last epoch; rank 0's count.
-        iterations: Most steps of Lloyd's algorithm, >= 1.
-        restarts: Cold starts of which the lowest objective is kept, >= 1.
-        seed: Of the cold starts.
-        backend: "auto", "torch", "faiss" or "flash", see
-            :func:`solo_ext.clustering.resolve_backend`.
-        sharded: Whether every rank holds a share of the rows. All ranks must call.
-        row_ids: (n,) numbers of the rows among all: 0 to N - 1, each on one rank. By default rank
-            by rank, in order. They make a cold start independent of which rank holds which row.
-        precision: Of the torch backend's products during the steps, as in
-            ``torch.set_float32_matmul_precision``; the final assignment is always "highest".
-            "medium" is made for features whose spread is not small beside their norm.
-        relocate: Whether the torch backend relocates; by default in warm starts only.
-        sample: Number of rows that the means are found among, >= K; by default, and where there
-            are no more, all.
-        sample_seed: Of their draw.
-
-    Returns:
-        The clustering. Means and distances are fp64 for fp64 features, else fp32.
+        rows: All rows.
+        seen: Those that the means are found among; ``rows`` itself where there is no sample.
+        num_clusters: K.
+        init: (K, D) first means, or ``None``.
+        iterations: As there.
+        restarts: As there.
+        seed: As there.
+        backend: One that can run, by its own name.
+        precision: As there.
+        relocate: As there.
 
     Raises:
-        ValueError: Features, K, init, row numbers or an option as described are not.
-        ConfigError: A backend that is unknown or cannot run.
-        RankError: With ``sharded``, another rank failed.
-
-    Source:
-        Lloyd, IEEE Transactions on Information Theory 28 (2), 1982.
+        ValueError: There are fewer rows than clusters, or init does not fit them.
     """
-    _check_options(num_clusters, iterations, restarts, precision, sample)
-    with together(features.device, among=sharded):
-        rows = rows_of(features, row_ids, sharded)
-        if num_clusters > rows.total:
-            raise ValueError(
-                f"num_clusters={num_clusters}: there are only {rows.total} rows; ask for at most "
-                "that many clusters"
-            )
-        seen = rows if sample is None else rows.drawn(sample, sample_seed)
-        in_file = sample is None and isinstance(features, FeatureFile)
-        name = resolve_backend(backend, features.device, sharded=rows.shared, in_file=in_file)
-        if init is None:
-            starts = _drawn(seen, num_clusters, restarts, seed)
-        else:
-            starts = iter([_checked_init(seen, init, num_clusters, restarts)])
-        relocate = init is not None if relocate is None else relocate
-        # Several starts are compared on the rows that they were made for.
-        compared = rows if restarts == 1 else seen
-        best: Clustering | None = None
-        for start in starts:
-            means, done = BACKENDS[name](seen, start, iterations, precision, relocate)
-            found = _assigned(compared, means, done, name)
-            if best is None or found.objective < best.objective:
-                best = found
-        assert best is not None
-        if compared is not rows:
-            best = _assigned(rows, best.means, best.iterations, name)
-        return best
+    if num_clusters > rows.total:
+        raise ValueError(
+            f"num_clusters={num_clusters}: there are only {rows.total} rows; ask for at most that "
+            "many clusters"
+        )
+    if init is None:
+        starts = _drawn(seen, num_clusters, restarts, seed)
+    else:
+        starts = iter([_checked_init(seen, init, num_clusters, restarts)])
+    relocate = init is not None if relocate is None else relocate
+    # Several starts are compared on the rows that they were made for.
+    compared = rows if restarts == 1 else seen
+    best: Clustering | None = None
+    for start in starts:
+        means, done = BACKENDS[backend](seen, start, iterations, precision, relocate)
+        found = _assigned(compared, means, done, backend)
+        if best is None or found.objective < best.objective:
+            best = found
+    assert best is not None
+    if compared is not rows:
+        best = _assigned(rows, best.means, best.iterations, backend)
+    return best
 
 
 def _drawn(rows: Rows, num_clusters: int, restarts: int, seed: int) -> Iterator[Tensor]:
@@ -158,22 +117,6 @@ def _assigned(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
     scale = exact_scale(float(largest), rows.total)
     objective = float(rows.sum(on_grid(squares, scale).sum())) / scale / rows.total
     return Clustering(means, assignments, distances, objective, done, backend)
-
-
-def _check_options(
-    num_clusters: int, iterations: int, restarts: int, precision: str, sample: int | None
-) -> None:
-    numbers = {"num_clusters": num_clusters, "iterations": iterations, "restarts": restarts}
-    for option, value in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{option}={value!r}: must be an integer of at least 1")
-    if sample is not None and sample < num_clusters:
-        raise ValueError(
-            f"sample={sample}: {num_clusters} clusters need as many rows; pass at least "
-            f"{num_clusters}, or None for all rows"
-        )
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
 
 
 def _checked_init(rows: Rows, init: Tensor, num_clusters: int, restarts: int) -> Tensor:

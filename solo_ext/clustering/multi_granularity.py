@@ -1,16 +1,103 @@
-"""k-means at several granularities."""
+"""k-means, at one granularity or at several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from solo_ext.clustering.feature_file import Features
-from solo_ext.clustering.fit import Clustering, kmeans
-from solo_ext.precision import Precision
+from solo_ext.clustering.backends import resolve_backend
+from solo_ext.clustering.feature_file import FeatureFile, Features
+from solo_ext.clustering.fit import Clustering, fit
+from solo_ext.clustering.rows import rows_of
+from solo_ext.precision import PRECISIONS, Precision
+from solo_ext.together import together
 
 
+def kmeans(
+    features: Features,
+    num_clusters: int,
+    *,
+    init: Tensor | None = None,
+    iterations: int = 20,
+    restarts: int = 1,
+    seed: int = 0,
+    backend: str = "auto",
+    sharded: bool = False,
+    row_ids: Tensor | None = None,
+    precision: Precision = "medium",
+    relocate: bool | None = None,
+    sample: int | None = None,
+    sample_seed: int = 0,
+) -> Clustering:
+    """Clusters rows by Lloyd's algorithm with Euclidean distances.
+
+    Looks for means that make ``(1 / N) sum_i min_k |x_i - m_k|^2`` small. Cold, the first means are
+    K distinct rows, drawn by ``seed`` on the CPU: the same on every device, rank and backend; the
+    global generators are neither read nor moved. Warm, they are ``init``: with the means of the
+    last epoch 5 iterations do the work of several restarts, because the torch backend then also
+    relocates: after every step it merges clusters that cost little to merge and splits others that
+    gain more, which Lloyd's steps from good means cannot do. With that backend all ways of
+    dealing the rows out to ranks give the same means. Beside the features it needs a bounded tile
+    of scores, never an N x K matrix.
+
+    With ``sample`` the means are found among that many rows only, drawn without replacement and the
+    same on any number of ranks; then all rows are assigned to them, block by block.
+
+    Args:
+        features: (n, D), floating and finite; with ``sharded`` the rows of this rank, n >= 0.
+            Half precision is read as it is and computed with in fp32. A
+            :class:`solo_ext.clustering.FeatureFile` is read part by part.
+        num_clusters: K, from 1 to the number of rows of all ranks.
+        init: (K, D) first means, for example of the last epoch; rank 0's count.
+        iterations: Most steps of Lloyd's algorithm, >= 1.
+        restarts: Cold starts of which the lowest objective is kept, >= 1.
+        seed: Of the cold starts.
+        backend: "auto", "torch", "faiss" or "flash", see
+            :func:`solo_ext.clustering.resolve_backend`.
+        sharded: Whether every rank holds a share of the rows. All ranks must call.
+        row_ids: (n,) numbers of the rows among all: 0 to N - 1, each on one rank. By default rank
+            by rank, in order. They make a cold start independent of which rank holds which row.
+        precision: Of the torch backend's products during the steps, as in
+            ``torch.set_float32_matmul_precision``; the final assignment is always "highest".
+            "medium" is made for features whose spread is not small beside their norm.
+        relocate: Whether the torch backend relocates; by default in warm starts only.
+        sample: Number of rows that the means are found among, >= K; by default, and where there
+            are no more, all.
+        sample_seed: Of their draw.
+
+    Returns:
+        The clustering. Means and distances are fp64 for fp64 features, else fp32.
+
+    Raises:
+        ValueError: Features, K, init, row numbers or an option as described are not.
+        ConfigError: A backend that is unknown or cannot run.
+        RankError: With ``sharded``, another rank failed.
+
+    Source:
+        Lloyd, IEEE Transactions on Information Theory 28 (2), 1982.
+    """
+    inits = None if init is None else [init]
+    (found,) = multi_granularity_kmeans(
+        features,
+        [num_clusters],
+        init=inits,
+        iterations=iterations,
+        restarts=restarts,
+        seed=seed,
+        backend=backend,
+        sharded=sharded,
+        row_ids=row_ids,
+        precision=precision,
+        relocate=relocate,
+        sample=sample,
+        sample_seed=sample_seed,
+    )
+    return found
+
+
+@torch.no_grad()
 def multi_granularity_kmeans(
     features: Features,
     num_clusters: Sequence[int],
@@ -29,7 +116,8 @@ def multi_granularity_kmeans(
 ) -> list[Clustering]:
     """Clusters the same rows independently for several numbers of clusters.
 
-    Each is :func:`solo_ext.clustering.kmeans` with ``seed`` + its position in the list.
+    Each is :func:`solo_ext.clustering.kmeans` with ``seed`` + its position in the list. The rows
+    are checked, and a sample is drawn, once for all.
 
     Args:
         features: (n, D), floating and finite.
@@ -52,6 +140,7 @@ def multi_granularity_kmeans(
     Raises:
         ValueError: No number, as many init as there are not numbers, or as in ``kmeans``.
         ConfigError: As in ``kmeans``.
+        RankError: As in ``kmeans``.
     """
     if not num_clusters:
         raise ValueError("num_clusters is empty; pass at least one number of clusters")
@@ -60,21 +149,41 @@ def multi_granularity_kmeans(
             f"init holds the means of {len(init)} clusterings; pass one (K, D) tensor for each of "
             f"the {len(num_clusters)} numbers in num_clusters"
         )
-    return [
-        kmeans(
-            features,
-            count,
-            init=None if init is None else init[position],
-            iterations=iterations,
-            restarts=restarts,
-            seed=seed + position,
-            backend=backend,
-            sharded=sharded,
-            row_ids=row_ids,
-            precision=precision,
-            relocate=relocate,
-            sample=sample,
-            sample_seed=sample_seed,
+    for count in num_clusters:
+        _check_options(count, iterations, restarts, precision, sample)
+    with together(features.device, among=sharded):
+        rows = rows_of(features, row_ids, sharded)
+        seen = rows if sample is None else rows.drawn(sample, sample_seed)
+        in_file = sample is None and isinstance(features, FeatureFile)
+        name = resolve_backend(backend, features.device, sharded=rows.shared, in_file=in_file)
+        return [
+            fit(
+                rows,
+                seen,
+                count,
+                None if init is None else init[position],
+                iterations=iterations,
+                restarts=restarts,
+                seed=seed + position,
+                backend=name,
+                precision=precision,
+                relocate=relocate,
+            )
+            for position, count in enumerate(num_clusters)
+        ]
+
+
+def _check_options(
+    num_clusters: int, iterations: int, restarts: int, precision: str, sample: int | None
+) -> None:
+    numbers = {"num_clusters": num_clusters, "iterations": iterations, "restarts": restarts}
+    for option, value in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{option}={value!r}: must be an integer of at least 1")
+    if sample is not None and sample < num_clusters:
+        raise ValueError(
+            f"sample={sample}: {num_clusters} clusters need as many rows; pass at least "
+            f"{num_clusters}, or None for all rows"
         )
-        for position, count in enumerate(num_clusters)
-    ]
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")

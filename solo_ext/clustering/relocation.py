@@ -62,7 +62,7 @@ class Relocation:
         split = halves(self._rows, assignments, chosen, sums, sizes, self._scale, self._draw)
         self._draw += 1
         self._tried[chosen] = split.gains
-        cost, partner = merge_costs(means, sizes)
+        cost, partner = merge_costs(means, sizes, self._rows)
         # More than there are candidates: a relocation blocks all that share a cluster with it.
         cheap = cost.argsort(stable=True)[: 9 * len(chosen)]
         plan = _matched(chosen, split.gains, cheap, cost[cheap], partner[cheap])

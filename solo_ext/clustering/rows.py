@@ -14,6 +14,9 @@ from solo_ext.clustering.feature_file import Features
 from solo_ext.distributed import gather, rank, world_size
 from solo_ext.together import meet
 
+# Row numbers that are hashed at a time.
+_HASHED = 2**18
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -163,19 +166,19 @@ def rows_of(features: Features, row_ids: Tensor | None, sharded: bool) -> Rows:
     shared = sharded and world_size() > 1
     counts = _counts(features, shared)
     first = sum(counts[: rank()]) if shared else 0
-    ids = torch.arange(first, first + len(features), device=features.device)
+    in_order = ids = torch.arange(first, first + len(features), device=features.device)
     if row_ids is not None:
         if row_ids.shape != ids.shape or row_ids.is_floating_point():
             raise ValueError(
                 f"row_ids have the shape {tuple(row_ids.shape)} and the dtype {row_ids.dtype}; "
                 f"pass one integer for each of the {len(features)} rows of features"
             )
-        ids = row_ids.to(ids)
+        ids = row_ids.to(in_order)
     if isinstance(features, Tensor):
         features = features.detach()
     rows = Rows(features, ids, counts, _largest(features, shared), shared)
     if row_ids is not None:
-        _check_ids(rows)
+        _check_ids(rows, in_order)
     return rows
 
 
@@ -209,13 +212,27 @@ def _largest(features: Features, shared: bool) -> float:
     return float(largest)
 
 
-def _check_ids(rows: Rows) -> None:
+def _check_ids(rows: Rows, in_order: Tensor) -> None:
+    # Hashes that add up to those of all numbers in order are theirs: others do so by a chance of
+    # one in 2**64. To count every number takes a sum of 8 bytes per row.
+    if not int(rows.sum(_hashed(rows.ids) - _hashed(in_order))):
+        return
     valid = rows.ids[(rows.ids >= 0) & (rows.ids < rows.total)]
     seen = rows.sum(torch.bincount(valid, minlength=rows.total))
     missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
-    if missing or repeated:
-        raise ValueError(
-            f"row_ids: of the numbers 0 to {rows.total - 1}, {missing} are missing and {repeated} "
-            "occur more than once; number all rows once, over all ranks. A sampler that repeats "
-            "rows to fill up the last batch does not"
-        )
+    raise ValueError(
+        f"row_ids: of the numbers 0 to {rows.total - 1}, {missing} are missing and {repeated} "
+        "occur more than once; number all rows once, over all ranks. A sampler that repeats rows "
+        "to fill up the last batch does not"
+    )
+
+
+def _hashed(numbers: Tensor) -> Tensor:
+    """Sum modulo 2**64 of a hash of each number: splitmix64."""
+    total = numbers.new_zeros(())
+    for part in torch.split(numbers, _HASHED):
+        x = (part + 1) * -0x61C8864680B583EB
+        x = (x ^ (x >> 30 & 2**34 - 1)) * -0x40A7B892E31B1A47
+        x = (x ^ (x >> 27 & 2**37 - 1)) * -0x6B2FB644ECCEEE15
+        total += (x ^ (x >> 31 & 2**33 - 1)).sum()
+    return total

@@ -111,7 +111,8 @@ class Metric(ProjectedMethod):
         kwargs = self.cfg.method_kwargs
         if kwargs.classes != "cluster" or not e_step_is_due(self, kwargs.clusters):
             return
-        before = self.prototypes.assignments[:1].clone() if self.prototypes.epoch >= 0 else None
+        # The E-step puts another tensor in its place.
+        before = self.prototypes.assignments if self.prototypes.epoch >= 0 else None
         metrics = refresh_prototypes(self, kwargs.clusters, temperature=1.0)
         if before is not None and isinstance(self.criterion, OfMargins):
             self._rematch(before[0], self.criterion)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from solo_ext import distributed
 from solo_ext.clustering.e_step import Granularity, e_step
 from solo_ext.clustering.feature_file import FeatureFile, Features
+from solo_ext.clustering.mutual_information import normalized_mutual_information
 from solo_ext.data.fixed_pass import fixed_pass_loader, labels_of, training_set
 from solo_ext.data.sampler import mix
 from solo_ext.errors import UserError
@@ -256,11 +257,7 @@ def _metrics(found: list[Granularity], names: list[str], labels: Tensor | None) 
             f"e_step/singletons_{name}": g.singletons,
         }
         if labels is not None:
-            # Imported here: it takes most of a second.
-            from sklearn.metrics import normalized_mutual_info_score
-
-            score = normalized_mutual_info_score(labels.numpy(), g.assignments.cpu().numpy())
-            metrics[f"e_step/nmi_{name}"] = float(score)
+            metrics[f"e_step/nmi_{name}"] = normalized_mutual_information(g.assignments, labels)
     return metrics
 
 

@@ -11,11 +11,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from solo_ext.clustering import kmeans
+from solo_ext.clustering.merging import merge_costs
+from solo_ext.clustering.mutual_information import normalized_mutual_information
+from solo_ext.clustering.rows import Rows, rows_of
 
 RANKS = 2
 ROWS, CLUSTERS = 900, 25
+MERGED = 1100
+"""Clusters whose merge costs take three tiles."""
 
 STARTS = ["cold", "restarts", "refilled", "warm", "relocated"]
 DEALS = ["in order", "alternating", "shuffled", "one has all"]
@@ -56,6 +62,33 @@ def options(start: str) -> dict[str, Any]:
     return {"num_clusters": CLUSTERS, "init": init, "iterations": 6, "relocate": relocate}
 
 
+class Products(TorchFunctionMode):
+    """Counts the rows of products with a bias."""
+
+    rows = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.addmm:
+            self.rows += len(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def merged(rows: Rows) -> tuple[Tensor, Tensor, int]:
+    """Costs and partners of clusters, some of them empty, and what part of them was computed."""
+    generator = torch.Generator().manual_seed(2)
+    means = torch.randn(MERGED, 3, generator=generator, dtype=torch.float64)
+    sizes = torch.randint(4, (MERGED,), generator=generator)
+    with Products() as products:
+        return *merge_costs(means, sizes, rows), products.rows
+
+
+def labelled() -> tuple[Tensor, Tensor]:
+    """Clusters, some of them empty, and classes of the rows."""
+    generator = torch.Generator().manual_seed(3)
+    clusters = torch.randint(CLUSTERS, (ROWS,), generator=generator)
+    return clusters // 3 * 3 + 1, clusters * 7 % 11
+
+
 def refusals(rank: int) -> dict[str, str]:
     """Messages where the mistake is on one rank, or shows only over both."""
     x = features()[share("in order", rank)]
@@ -93,6 +126,8 @@ def run(rank: int, folder: str) -> None:
     # Every rank brings its own; that of rank 0 counts.
     init = features()[:CLUSTERS] + rank
     found["own init"] = tuple(kmeans(x, CLUSTERS, sharded=True, init=init, iterations=6))
+    found["merged"] = merged(rows_of(x, None, True))
+    found["labelled"] = normalized_mutual_information(*labelled())
     found["refusals"] = refusals(rank)
     try:
         import faiss  # noqa: F401

@@ -39,21 +39,22 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("packages", "device", "sharded", "chosen"),
+    ("packages", "device", "where", "chosen"),
     [
-        (set(), "cpu", False, "torch"),
-        ({"faiss", "flash_kmeans"}, "cpu", False, "torch"),
-        (set(), "cuda", False, "torch"),
-        ({"faiss"}, "cuda:1", False, "torch"),
-        ({"flash_kmeans"}, "cuda:1", False, "flash"),
-        ({"flash_kmeans"}, "cuda", True, "torch"),
+        (set(), "cpu", {}, "torch"),
+        ({"faiss", "flash_kmeans"}, "cpu", {}, "torch"),
+        (set(), "cuda", {}, "torch"),
+        ({"faiss"}, "cuda:1", {}, "torch"),
+        ({"flash_kmeans"}, "cuda:1", {}, "flash"),
+        ({"flash_kmeans"}, "cuda", {"sharded": True}, "torch"),
+        ({"flash_kmeans"}, "cuda", {"in_file": True}, "torch"),
     ],
 )
 def test_auto(
-    installed: set[str], packages: set[str], device: str, sharded: bool, chosen: str
+    installed: set[str], packages: set[str], device: str, where: dict[str, bool], chosen: str
 ) -> None:
     installed |= packages
-    assert resolve_backend("auto", torch.device(device), sharded=sharded) == chosen
+    assert resolve_backend("auto", torch.device(device), **where) == chosen
 
 
 def test_explicit_names(installed: set[str]) -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from solo_ext.clustering import Clustering, kmeans
+from solo_ext.clustering.mutual_information import normalized_mutual_information
+from solo_ext.clustering.rows import rows_of
 
 InProcesses = Callable[[Any], list[dict[str, Any]]]
 HERE = Path(__file__).parent
@@ -49,6 +51,25 @@ def test_the_relocated_start_relocates() -> None:
     found = kmeans(shards.features(), **options)
     plain = kmeans(shards.features(), **options, relocate=False)
     assert found.objective < plain.objective
+
+
+def test_ranks_share_the_merge_costs(results: list[dict[str, Any]]) -> None:
+    """Tile by tile in turn: every product is one rank's."""
+    costs, partners, alone = shards.merged(rows_of(shards.features(), None, False))
+    assert alone == shards.MERGED
+    for result in results:
+        assert torch.equal(result["merged"][0], costs)
+        assert torch.equal(result["merged"][1], partners)
+    first, second = (result["merged"][2] for result in results)
+    assert first + second == alone
+    assert 0 < second < first < alone
+
+
+def test_ranks_share_the_mutual_information(results: list[dict[str, Any]]) -> None:
+    alone = normalized_mutual_information(*shards.labelled())
+    assert 0.1 < alone < 0.9
+    for result in results:
+        assert result["labelled"] == pytest.approx(alone, abs=1e-12)
 
 
 def test_ranks_number_their_rows_in_order(results: list[dict[str, Any]]) -> None:

@@ -89,9 +89,9 @@ def test_a_part_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pytest.Monke
         most = max(most, resident("VmRSS"))
     found, give_back = [], file._give_back
 
-    def noted() -> None:
+    def noted(start: int, stop: int) -> None:
         found.append(resident("RssFile"))
-        give_back()
+        give_back(start, stop)
 
     monkeypatch.setattr(file, "_give_back", noted)
     apart = torch.arange(0, count, 40)
@@ -99,6 +99,22 @@ def test_a_part_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pytest.Monke
     most = max(most, resident("VmRSS"))
     assert most - before < 5 * 4 * _PART
     assert max(found) - files < 5 * 4 * _PART
+    # Nor does anything add up at the edges of what is given back.
+    assert resident("RssFile") - files < 2**20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_only_what_was_touched_is_given_back(tmp_path: Path) -> None:
+    """Else a read would take the longer, the larger the file is."""
+    file = FeatureFile(tmp_path, 100_000, 128)
+    file._rows[:50_000].sum()
+    held = resident("RssFile")
+    apart = torch.tensor([90_000, 91_000, 95_000])
+    file[apart] = torch.ones(3, 128)
+    assert file.index_select(0, apart).sum() == file[89_000:96_000].sum() == 3 * 128
+    assert resident("RssFile") > held - 2**20
+    file.index_select(0, torch.tensor([0, 49_999]))
+    assert resident("RssFile") < held - 20 * 2**20
 
 
 def test_faiss_is_refused(x: Tensor, tmp_path: Path) -> None:

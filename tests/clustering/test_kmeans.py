@@ -250,6 +250,8 @@ def test_memory_is_bounded() -> None:
         ({"row_ids": torch.arange(19)}, r"\(19,\).*20 rows"),
         ({"row_ids": torch.arange(20) // 2}, "10 are missing and 10 occur more"),
         ({"row_ids": torch.arange(20) + 1}, "1 are missing and 0 occur"),
+        # As many, with the same sum.
+        ({"row_ids": torch.tensor([0, 3, 0, 3, *range(4, 20)])}, "2 are missing and 2 occur"),
     ],
 )
 def test_refuses(options: dict[str, object], message: str) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from solo_ext.clustering import matching
 from solo_ext.clustering.matching import match_clusters
 from solo_ext.modules.class_weights import ClassWeights
 
@@ -65,6 +66,29 @@ def test_takes_any_whole_numbers() -> None:
     old = torch.tensor([0, 1, 2, 2], dtype=torch.int32)
     new = torch.tensor([2, 0, 1, 1], dtype=torch.int16)
     assert match_clusters(old, new, 3).tolist() == [1, 2, 0]
+
+
+def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    old, new = torch.randint(-1, 6, (2, 500), generator=generator)
+    whole = match_clusters(old, new, 6)
+    monkeypatch.setattr(matching, "_BLOCK", 7)
+    assert torch.equal(match_clusters(old, new, 6), whole)
+
+
+def test_memory_is_bounded() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    old = torch.arange(2_000_000) % 5
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        match_clusters(old, old, 5)
+    held = peak = 0
+    for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    # A block of some vectors, of the samples none.
+    assert 8 * matching._BLOCK < peak < 8 * len(old)
 
 
 def test_rematched_weights_give_samples_their_old_classes() -> None:

@@ -97,7 +97,7 @@ def test_costs_and_gains_are_those_of_a_loop(partition: tuple[Tensor, Tensor, in
     scale = exact_scale(rows.largest, rows.total)
     sums, sizes = totals(x, assignments, count, scale)
     means = sums / sizes.clamp_min(1)[:, None] / scale
-    cost, partner = merge_costs(means, sizes)
+    cost, partner = merge_costs(means, sizes, rows)
     now = squares(x, assignments, count)
     for c in range(count):
         other = [j for j in range(count) if j != c and sizes[j]]
