@@ -46,5 +46,8 @@ def times_written(settings: BenchmarkSettings, folder: Path) -> dict[str, str]:
 
 
 def _digest(hypothesis: Hypothesis) -> str:
-    text = json.dumps(hypothesis.model_dump(exclude={"note", "claim", "source"}), sort_keys=True)
+    deciding = hypothesis.model_dump(exclude={"note", "claim", "source"})
+    # One that is given is a float, and is left out of the settings that a folder keeps.
+    deciding["margin"] = deciding["margin"] or 0
+    text = json.dumps(deciding, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

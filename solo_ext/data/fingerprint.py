@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from solo_ext.data.images import Images
 
@@ -44,15 +44,19 @@ def names_fingerprint(images: Images) -> str | None:
 
 
 def _digest(images: Images, entries_of: Callable[[Any], Iterable[Any] | None]) -> str | None:
-    """Of the entries of what lies below all subsets, and of these."""
+    """Of the entries of what lies below all subsets and wrappers, and of these."""
     digest = hashlib.sha256()
     source: Any = images
-    while isinstance(source, Subset):
-        digest.update(repr(list(source.indices)).encode())
-        source = source.dataset
-    entries = entries_of(source)
-    if entries is None:
-        return None
+    while (entries := entries_of(source)) is None:
+        if isinstance(source, Subset):
+            digest.update(repr(list(source.indices)).encode())
+            source = source.dataset
+        elif isinstance(getattr(source, "images", None), Dataset):
+            # Those that may be skipped, or have no labels, are known by the images below.
+            digest.update(type(source).__name__.encode())
+            source = source.images
+        else:
+            return None
     digest.update(type(source).__name__.encode())
     for entry in entries:
         # A name on disk need not be UTF-8.
@@ -75,10 +79,12 @@ def _names(source: Any) -> Iterable[Any] | None:
 
 def _from_root(paths: list[str]) -> list[str]:
     """The paths without the folder that they all lie in."""
+    split = [os.path.split(path) for path in paths]
     # Of folders there are few: a million files are named in a second.
-    folders = {os.path.dirname(path) for path in paths}
-    root = len(os.path.commonpath(folders)) if folders else 0
-    return [path[root:].lstrip(os.sep) for path in paths]
+    folders = {folder: os.path.abspath(folder) for folder, _ in split}
+    root = len(os.path.commonpath(folders.values())) if folders else 0
+    within = {folder: whole[root:].lstrip(os.sep) for folder, whole in folders.items()}
+    return [os.path.join(within[folder], name) for folder, name in split]
 
 
 def _entries(source: Any) -> Iterable[str] | None:

@@ -29,6 +29,7 @@ class RunCheckpoint(Checkpoint):
 
     A file appears whole or not at all; the one before it is kept as ``....ckpt.previous``. A
     signal that asks the run to end is answered after the next optimiser step, with a checkpoint.
+    A validation that is due after the step comes first, for a resumed run does not repeat it.
 
     Args:
         run_dir: the run directory.
@@ -59,6 +60,7 @@ class RunCheckpoint(Checkpoint):
         self.signals = StopSignals()
         self._agreement: Agreement | None = None
         self._saved_at = time.monotonic()
+        self._validates_first = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for torn in (
@@ -79,13 +81,31 @@ class RunCheckpoint(Checkpoint):
 
         def own_then_save(outputs: Any, batch: Any, batch_idx: int) -> None:
             own(outputs, batch, batch_idx)
-            self._save_within_epoch(trainer, batch_idx)
+            self._validates_first = _validates_next(trainer)
+            if not self._validates_first:
+                self._save_within_epoch(trainer, batch_idx)
 
         pl_module.on_train_batch_end = own_then_save  # type: ignore[method-assign]
+        # Not in a hook of validation, where metrics and the stage are those of validation.
+        loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
+        validate = loop.val_loop.run
+
+        def validate_then_save() -> Any:
+            first_loop_iter = connector._first_loop_iter
+            found = validate()
+            if self._validates_first:
+                self._validates_first = False
+                # As Lightning does next.
+                trainer.training, connector._first_loop_iter = True, first_loop_iter
+                self._save_within_epoch(trainer, loop.batch_idx)
+            return found
+
+        loop.val_loop.__dict__["run"] = validate_then_save
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         pl_module.__dict__.pop("on_train_batch_end", None)
         trainer.fit_loop.epoch_loop.__dict__.pop("_broadcast_sigterm_tensor", None)
+        trainer.fit_loop.epoch_loop.val_loop.__dict__.pop("run", None)
         self.signals.leave()
 
     def on_exception(
@@ -171,6 +191,17 @@ class RunCheckpoint(Checkpoint):
 def _last_epoch(trainer: pl.Trainer) -> bool:
     # Without a number of epochs, -1, the steps decide.
     return trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.current_epoch + 1
+
+
+def _validates_next(trainer: pl.Trainer) -> bool:
+    """Whether Lightning validates after this batch, and would not in a run resumed from here."""
+    by_clock = getattr(trainer, "_val_check_time_interval", None) is not None
+    if by_clock or (trainer.should_stop and trainer.fit_loop._can_stop_early):
+        # The clock starts again with the run; and a run that is to stop is saved at its end.
+        return False
+    fetcher = trainer.fit_loop._data_fetcher
+    assert fetcher is not None
+    return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
 def _sync(path: Path) -> None:

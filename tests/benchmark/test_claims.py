@@ -11,10 +11,10 @@ import pytest
 from solo_ext.benchmark import claims
 from solo_ext.benchmark.claims import CLAIMS, note_claims, times_written
 from solo_ext.benchmark.launchers.base import Launcher, Outcome
-from solo_ext.benchmark.reporting.results import Results
+from solo_ext.benchmark.reporting.results import Results, read_results
 from solo_ext.benchmark.reporting.verdicts import verdicts
 from solo_ext.benchmark.run import run_benchmark
-from tests.benchmark.reporting.report_records import rows_of, settings
+from tests.benchmark.reporting.report_records import rows_of, settings, write_folder
 
 SCORES = {"a": [45.0, 47.2, 46.1], "b": [40.0, 42.0, 41.0]}
 """Of seeds that finished on the 2nd, 3rd and 4th of March 2026, at 10."""
@@ -29,10 +29,18 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / CLAIMS).read_text().splitlines()]
 
 
+def noted_on(folder: Path, settings: Any, written: str) -> None:
+    """As if that had been its time."""
+    note_claims(settings, folder)
+    kept = [line | {"written": written} for line in lines(folder)]
+    (folder / CLAIMS).write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+
+
 def test_a_line_for_what_decides_and_none_for_words(tmp_path: Path) -> None:
     note_claims(made(), tmp_path)
     note_claims(made(), tmp_path)
     note_claims(made(note="a small data set", claim="a is the better one"), tmp_path)
+    note_claims(made(margin=0), tmp_path)
     assert [line["name"] for line in lines(tmp_path)] == ["h"]
     note_claims(made(direction="below"), tmp_path)
     assert [line["hypothesis"]["direction"] for line in lines(tmp_path)] == ["above", "below"]
@@ -73,3 +81,20 @@ def test_written_when_runs_were_known(written: str, known: int) -> None:
     (found,) = verdicts(Results(made(), rows_of(SCORES), {"h": written}))
     assert found.answer == ("undecided" if known else "reproduced")
     assert found.reason == (f"{known} of its runs were known when it was written" * bool(known))
+
+
+def test_settings_that_are_edited_after_the_runs(tmp_path: Path) -> None:
+    """Which only the report reads: nothing was noted of the hypothesis as it is now."""
+    write_folder(tmp_path, made(direction="below"), rows_of(SCORES))
+    noted_on(tmp_path, made(direction="below"), "2026-03-01T00:00:00+00:00")
+    (found,) = verdicts(read_results(tmp_path))
+    assert (found.answer, found.reason) == ("contradicted", "")
+    write_folder(tmp_path, made(note="Seen."), rows_of(SCORES))
+    (found,) = verdicts(read_results(tmp_path))
+    assert (found.answer, found.reason) == ("undecided", "it was not noted before its runs")
+    noted_on(tmp_path, made(), "2026-03-01T00:00:00+00:00")
+    (found,) = verdicts(read_results(tmp_path))
+    assert (found.answer, found.reason) == ("reproduced", "")
+    (tmp_path / CLAIMS).unlink()
+    (found,) = verdicts(read_results(tmp_path))
+    assert (found.answer, found.reason) == ("undecided", "it was not noted before its runs")

@@ -14,7 +14,7 @@ from PIL import Image
 from torch.utils.data import Subset
 
 from solo_ext.data.datasets import open_images
-from solo_ext.data.fingerprint import images_fingerprint
+from solo_ext.data.fingerprint import images_fingerprint, names_fingerprint
 from solo_ext.data.formats.huggingface import HuggingFaceImages
 
 DATA = {"dataset": "custom", "format": "image_folder"}
@@ -27,6 +27,12 @@ def folder(images: Path, tmp_path: Path) -> Path:
 
 def fingerprint(folder: Path, **changes: Any) -> str:
     found = images_fingerprint(open_images({**DATA, "train_path": str(folder), **changes}, "train"))
+    assert found is not None
+    return found
+
+
+def names(path: Path, **changes: Any) -> str:
+    found = names_fingerprint(open_images({**DATA, "train_path": str(path), **changes}, "train"))
     assert found is not None
     return found
 
@@ -63,6 +69,51 @@ def test_part_of_the_images_is_another_set(folder: Path) -> None:
 
 def test_folder_without_labels(folder: Path) -> None:
     assert fingerprint(folder / "0", no_labels=True) != fingerprint(folder / "1", no_labels=True)
+
+
+@pytest.mark.parametrize("of", [fingerprint, names])
+@pytest.mark.parametrize("changes", [{}, {"fraction": 0.5}, {"holdout": 0.5}], ids=str)
+def test_images_that_may_be_skipped(of: Any, changes: dict[str, Any], folder: Path) -> None:
+    """They are known, and are not the same as those of which each has to be readable."""
+    skipping = of(folder, unreadable="skip", **changes)
+    assert skipping == of(folder, unreadable="skip", **changes) != of(folder, **changes)
+    for file in sorted((folder / "1").iterdir()):
+        file.rename(file.with_name(f"other-{file.name}"))
+    assert of(folder, unreadable="skip", **changes) != skipping
+
+
+@pytest.mark.parametrize("of", [fingerprint, names])
+@pytest.mark.parametrize("skip", ["refuse", "skip"])
+def test_one_file_of_many_images_without_labels(of: Any, skip: str, tmp_path: Path) -> None:
+    path, given = tmp_path / "data.h5", {"format": "h5", "no_labels": True, "unreadable": skip}
+    _h5(path, (1, 2))
+    before = of(path, **given)
+    assert before == of(path, **given) != of(path, **given | {"no_labels": False})
+    _h5(path, (1, 2, 3))
+    assert of(path, **given) != before
+
+
+def test_a_list_may_name_both_kinds_of_paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Itself named by a relative path; it is the same list wherever it is read from."""
+    lines = [f"1/3.png a\n{folder}/2/4.png b\n", f"1/3.png a\n{folder}/2/5.png b\n"]
+    monkeypatch.chdir(folder.parent)
+    found = []
+    for text in lines:
+        (folder / "list.txt").write_text(text)
+        relative = Path(folder.name) / "list.txt"
+        assert names(relative) == names(folder / "list.txt")
+        found.append(names(relative))
+    assert found[0] != found[1]
+
+
+def test_a_copy_elsewhere_has_the_same_names(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "elsewhere" / "copy"))
+    monkeypatch.chdir(copy)
+    assert names(folder) == names(copy) == names(Path())
+    (copy / "1" / "3.png").rename(copy / "1" / "33.png")
+    assert names(folder) != names(copy)
 
 
 def test_own_fingerprint_counts() -> None:

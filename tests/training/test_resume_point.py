@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -131,16 +132,50 @@ def test_another_method_is_refused_before_anything_is_written(
     assert not (tmp_path / "other").exists()
 
 
-def test_other_images_are_refused(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
-    """Resumed as it was, but the folder holds other files by now."""
+def as_they_are(folder: Path) -> Path:
+    return folder
+
+
+def packed(folder: Path) -> Path:
+    """One HDF5 file, written anew: the one before it may be open still."""
+    h5py = pytest.importorskip("h5py")
+    folder.with_suffix(".h5").unlink(missing_ok=True)
+    with h5py.File(folder.with_suffix(".h5"), "w") as file:
+        for image in folder.rglob("*.png"):
+            held = np.frombuffer(image.read_bytes(), dtype=np.uint8)
+            file[f"{image.parent.name}/{image.name}"] = held
+    return folder.with_suffix(".h5")
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        ({}, as_they_are),
+        ({"unreadable": "skip"}, as_they_are),
+        ({"format": "h5", "no_labels": True}, packed),
+        ({"format": "h5", "no_labels": True, "unreadable": "skip"}, packed),
+    ],
+    ids=["folder", "skip", "no_labels", "skip-no_labels"],
+)
+def test_other_images_are_refused(
+    data: dict[str, Any],
+    kept: Callable[[Path], Path],
+    make_config: MakeConfig,
+    images: Path,
+    tmp_path: Path,
+) -> None:
+    """Resumed as it was, but there are other files by now."""
     folder = Path(shutil.copytree(images, tmp_path / "images"))
-    data = {"train_path": str(folder)}
+    data = {**data, "train_path": str(kept(folder))}
     run = train(make_config("debiased", data=data, max_epochs=2), tmp_path / "run")
+    resume(run)
     some = sorted(folder.rglob("*.png"))
     some[0].rename(some[0].with_name("another.png"))
+    kept(folder)
     with pytest.raises(UserError, match="training images: as many, of other names"):
         resume(run)
     shutil.copy(some[1], some[1].with_name("more.png"))
+    kept(folder)
     with pytest.raises(UserError, match=f"training images: {len(some)} -> {len(some) + 1}"):
         resume(run)
 

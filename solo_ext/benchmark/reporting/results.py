@@ -43,7 +43,7 @@ class Results:
     Args:
         settings: the benchmark.
         records: of its runs, and others.
-        written: since when each hypothesis has been as it is, where that is known.
+        written: since when each hypothesis has been as it is; one without a time stays undecided.
 
     Attributes:
         settings: of the benchmark.

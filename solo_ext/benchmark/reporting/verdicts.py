@@ -87,7 +87,7 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def _answer(
-    hypothesis: Hypothesis, mean: Estimate | None, unlike: Sequence[str], known: int
+    hypothesis: Hypothesis, mean: Estimate | None, unlike: Sequence[str], known: int | None
 ) -> tuple[Answer, str]:
     """``reproduced`` where the whole interval is on the expected side, and why if undecided.
 
@@ -96,6 +96,8 @@ def _answer(
     """
     if unlike:
         return "undecided", f"the rows are not of the same {', '.join(unlike)}"
+    if known is None:
+        return "undecided", "it was not noted before its runs"
     if known:
         return "undecided", f"{known} of its runs were known when it was written"
     count = 0 if mean is None else mean.count
@@ -111,10 +113,14 @@ def _answer(
     return ("reproduced" if above == (hypothesis.direction == "above") else "contradicted"), ""
 
 
-def _known_before(results: Results, name: str, place: Place) -> int:
-    """How many runs of its two rows had finished when a hypothesis was written."""
+def _known_before(results: Results, name: str, place: Place) -> int | None:
+    """How many runs of its two rows had finished when a hypothesis was written.
+
+    ``None`` where nobody noted when that was: settings that were edited since are not those that
+    were noted.
+    """
     if name not in results.written:
-        return 0
+        return None
     moment = datetime.fromisoformat(results.written[name])
     hypothesis = results.settings.hypotheses[name]
     return sum(

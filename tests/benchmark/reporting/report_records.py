@@ -94,8 +94,14 @@ def rows_of(scores: Mapping[str, Sequence[float]], **given: Any) -> list[Record]
 
 
 def results(scores: Mapping[str, Sequence[float]], **given: Any) -> Results:
-    """Of records in memory."""
-    return Results(settings(**given), rows_of(scores))
+    """Of records in memory, and hypotheses that were noted before."""
+    made = settings(**given)
+    return Results(made, rows_of(scores), noted(made))
+
+
+def noted(made: BenchmarkSettings) -> dict[str, str]:
+    """Every hypothesis before its runs."""
+    return dict.fromkeys(made.hypotheses, "2026-03-01T00:00:00+00:00")
 
 
 def write_folder(folder: Path, made: BenchmarkSettings, records: Sequence[Record]) -> Path:

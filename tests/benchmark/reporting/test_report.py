@@ -234,8 +234,9 @@ def test_hypotheses_are_told_with_verdicts_and_notes() -> None:
     p = stats.ttest_rel([59.0, 61.1, 62.0], B).pvalue
     assert line["p"] == line["Holm's p"] == f"{p:.3f}"
     text = said(found)
-    assert "better: A claim. A paper. Note: Noise." in text
-    assert "untested: A claim. A paper. Not tested: no runs of both rows." in text
+    since = "Written 2026-03-01T00:00:00+00:00."
+    assert f"better: A claim. A paper. {since} Note: Noise." in text
+    assert f"untested: A claim. A paper. {since} Not tested: no runs of both rows." in text
     assert "1 test was made" in text
 
 

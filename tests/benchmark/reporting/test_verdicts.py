@@ -10,7 +10,7 @@ from scipy import stats
 
 from solo_ext.benchmark.reporting.results import Results
 from solo_ext.benchmark.reporting.verdicts import Verdict, verdicts
-from tests.benchmark.reporting.report_records import record, results, rows_of, settings
+from tests.benchmark.reporting.report_records import noted, record, results, rows_of, settings
 
 BASE = [40.0, 42.0, 41.0]
 ABOVE, BELOW, AROUND = [45.0, 47.2, 46.1], [35.0, 37.2, 36.1], [41.0, 40.0, 42.0]
@@ -74,7 +74,7 @@ def test_too_few_seeds_decide_nothing() -> None:
 
 def test_rows_without_a_common_seed() -> None:
     made = settings(hypotheses={"h": hypothesis()})
-    (found,) = verdicts(Results(made, [record("a", 1), record("b", 2)]))
+    (found,) = verdicts(Results(made, [record("a", 1), record("b", 2)], noted(made)))
     assert (found.answer, found.reason) == ("undecided", "0 of 3 pairs")
     assert found.estimate is None
 
@@ -106,5 +106,5 @@ def test_every_data_set_and_budget_has_a_verdict() -> None:
         *rows_of({"a": ABOVE, "b": BASE}, dataset="digits", budget="long"),
         *rows_of({"a": BELOW, "b": BASE}, dataset="cifar10", budget="short"),
     ]
-    found = {tuple(v.place): v.answer for v in verdicts(Results(made, records))}
+    found = {tuple(v.place): v.answer for v in verdicts(Results(made, records, noted(made)))}
     assert found == {("digits", "long"): "reproduced", ("cifar10", "short"): "contradicted"}
