@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import multiprocessing
 import os
 import signal
 import threading
 from multiprocessing import forkserver, resource_tracker
-from typing import Any
+from multiprocessing.process import BaseProcess
 
-_PATIENCE = 60.0
 _OF_A_JOB = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGUSR1") if hasattr(signal, n))
 
 
@@ -22,6 +23,7 @@ def worker_context(num_workers: int, start_method: str | None) -> str | None:
     """
     if not num_workers:
         return None
+    _end_with_the_program()
     if threading.current_thread() is threading.main_thread():
         chosen = start_method or multiprocessing.get_start_method(allow_none=True)
         # The first one is Python's default; asking for it would settle it for the whole program.
@@ -43,22 +45,39 @@ def _start_helpers(start_method: str) -> None:
 
 
 def outlive_signals(worker: int) -> None:
-    """Lets a worker serve until the training process, which got the same signal, has saved.
+    """Lets a worker serve as long as the training process, which got the same signal, asks it to.
 
     Clusters send a signal to every process of a job. A worker that it ended would end the run
-    within the step, and with it what the run has to write. What a ``DataLoader`` takes as
-    ``worker_init_fn``.
+    within the step, the E-step or the evaluation at hand, and with it what the run has to write.
+    What a ``DataLoader`` takes as ``worker_init_fn``.
 
     Args:
         worker: its number.
     """
-    if hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end_later)
+    for number in _OF_A_JOB:
+        signal.signal(number, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
 
 
-def _end_later(number: int, frame: Any) -> None:
-    # Not never: who ends a worker that hangs sends this too.
-    timer = threading.Timer(_PATIENCE, os._exit, (0,))
-    timer.daemon = True
-    timer.start()
+def _end_after(parent: BaseProcess) -> None:
+    # torch looks for the process that forked it, which outlives a training process that is killed
+    # where that is Python's fork server.
+    parent.join()
+    os._exit(1)
+
+
+@functools.cache
+def _end_with_the_program() -> None:
+    """Python ends what is left at its exit with SIGTERM, and would wait for workers for ever."""
+    atexit.register(_kill_workers)
+
+
+def _kill_workers() -> None:
+    left = [child for child in multiprocessing.active_children() if child.daemon]
+    if left and hasattr(signal, "SIGCHLD"):
+        # A loader would raise, here, that they were killed.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for child in left:
+        child.kill()

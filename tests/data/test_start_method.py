@@ -26,8 +26,9 @@ from solo_ext.data.fixed_pass import IndexedViews, fixed_pass_loader
 from solo_ext.data.loaders import fixed_loader, pretrain_loader
 from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import pretrain_transform
-from solo_ext.data.workers import worker_context
+from solo_ext.data.workers import outlive_signals, worker_context
 from solo_ext.host.index_dataset import dataset_with_index
+from tests.scripts import run_script
 
 METHODS = ("fork", "spawn", "forkserver")
 AUGMENTATION = Augmentation(
@@ -171,6 +172,25 @@ def test_signals_to_workers_of_a_fixed_pass(root: Path, number: signal.Signals) 
             (worker,) = multiprocessing.active_children()
             os.kill(int(worker.pid or 0), number)
     assert served == list(range(len(views)))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals of POSIX")
+def test_workers_outlive_signals_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An E-step or an evaluation may go on for hours after one."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    from spawned import Handlers
+
+    held = list(DataLoader(Handlers(), num_workers=1, worker_init_fn=outlive_signals))
+    assert [int(found) for found in held] == [signal.SIG_IGN] * 2
+
+
+@pytest.mark.parametrize("end", ["exit", "kill -9"])
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_end_with_the_program(method: str, end: str, tmp_path: Path) -> None:
+    """In the midst of a pass that nobody finishes; it is waited for all that hold its output."""
+    script = Path(__file__).with_name("unfinished_pass.py")
+    run_script(script, tmp_path, method, end, timeout=200, fails=end == "kill -9")
+    assert (tmp_path / "said").read_text() == "a batch\n"
 
 
 def test_loaders_take_the_setting(root: Path) -> None:
