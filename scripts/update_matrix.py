@@ -41,8 +41,9 @@ Written by `python scripts/update_matrix.py` from the records of `pytest -m matr
   one left alone, to the last bit. Of ten kills at random moments four come past a checkpoint that
   the killed process wrote, the others while it starts.
 - Several processes (gloo): two steps without batch norm against one process on the joined batch.
-  **close**: the weights are the same to floating-point precision on every process. **agree**: they
-  are the same on every process, but not those of the joined batch, for the reason given.
+  **close**: every process ends with the same weights, which are those of the one to less than a
+  hundredth of what the steps changed. **agree**: every process ends with the same weights, but not
+  with those of the joined batch, for the reason given.
 - **refused**: ends with an error before it trains.
 - float16 needs a GPU; NCCL, FSDP and DALI on a GPU were not run here.
 """
