@@ -101,10 +101,10 @@ LOCAL = {
 IN_TURN = {"main": ("wmse",), "1.0.2": ("simclr", "vicreg", "wmse")}
 """Of these, whose loss is of one batch alone: one process can take the batches in turn."""
 TWO_CROPS = {
-    "main": {"pcl", "all4one"},
+    "main": {"pcl", "all4one", "mae"},
     "1.0.2": {"pcl", *BUILTIN} - {"byol", "simclr", "wmse"},
 }
-"""Methods of a host that take no small crops."""
+"""Methods of a host that take no small crops, MAE for its backbone of one size."""
 TABLES = ("queue", "support_set", "prototypes", "bank", "clusters", "local_memory", "assignments")
 """Buffers whose rows lie in the order of the processes."""
 OWN = {"deepclusterv2": "local_memory", "swav": "queue"}
