@@ -2,6 +2,8 @@
 
 python scripts/update_matrix.py            # all of benchmark_results/matrix
 python scripts/update_matrix.py --check    # fails when the page is not what the records say
+
+Either fails where a record lacks a cell.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +38,12 @@ Written by `python scripts/update_matrix.py` from the records of `pytest -m matr
 - Runs of three epochs of six steps with a checkpoint after each, on a CPU. **equal**: stopped and
   resumed (AMP, accumulation, multi-crop, DALI: within the second epoch) the run ends with the same
   weights, optimiser, schedules, state, random generators, place in the data and logged metrics as
-  one left alone, to the last bit.
+  one left alone, to the last bit. Of ten kills at random moments four come past a checkpoint that
+  the killed process wrote, the others while it starts.
 - Several processes (gloo): two steps without batch norm against one process on the joined batch.
-  **close**: the weights are the same to floating-point precision on every process. **agree**: they
-  are the same on every process, but not those of the joined batch, for the reason given.
+  **close**: every process ends with the same weights, which are those of the one to less than a
+  hundredth of what the steps changed. **agree**: every process ends with the same weights, but not
+  with those of the joined batch, for the reason given.
 - **refused**: ends with an error before it trains.
 - float16 needs a GPU; NCCL, FSDP and DALI on a GPU were not run here.
 """
@@ -53,7 +58,12 @@ def main() -> int:
     if not files:
         print(f"{RECORDS}: no records; run pytest -m matrix", file=sys.stderr)
         return 2
-    wanted = HEAD + "".join(section(json.loads(file.read_text())) for file in files)
+    records = [json.loads(file.read_text()) for file in files]
+    lacking = [name for record in records for name in missing(record)]
+    if lacking:
+        print(f"{RECORDS} lacks {', '.join(lacking)}; run pytest -m matrix", file=sys.stderr)
+        return 2
+    wanted = HEAD + "".join(map(section, records))
     if PAGE.is_file() and PAGE.read_text() == wanted:
         return 0
     if args.check:
@@ -71,16 +81,42 @@ def section(record: dict[str, Any]) -> str:
         "| method | " + " | ".join(CHECKS.values()) + " |",
         "|---|" + "---|" * len(CHECKS),
     ]
-    for method, cells in record["cells"].items():
-        shown = [_cell(cells.get(check), notes) for check in CHECKS]
+    for method in record["methods"]:
+        shown = [_cell(record["cells"][method][check], notes) for check in CHECKS]
         lines.append(f"| `{method}` | " + " | ".join(shown) + " |")
     found = [f"{number}. {why}" for number, why in enumerate(notes, 1)]
-    return "\n".join(lines) + "\n" + ("\n" + "\n".join(found) + "\n" if found else "")
+    return "\n".join(
+        [*lines, "", *found, *([""] if found else []), _made_with(record["cells"]), ""]
+    )
 
 
-def _cell(cell: dict[str, Any] | None, notes: list[str]) -> str:
-    if cell is None:
-        return "not run"
+def missing(record: dict[str, Any]) -> list[str]:
+    """The cells that a host's record lacks."""
+    return [
+        f"solo-learn {record['host']['version']}, {method}, {check}"
+        for method in record["methods"]
+        for check in CHECKS
+        if check not in record["cells"].get(method, {})
+    ]
+
+
+def _made_with(cells: dict[str, dict[str, Any]]) -> str:
+    """What most cells were made with, then the others by name."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for method, row in cells.items():
+        for check, cell in row.items():
+            code = cell["code"]
+            commit = code.get("commit", code["version"])[:12]
+            changed = " with changes" if code.get("changed") else ""
+            found[
+                f"solo_ext {commit}{changed}, solo-learn's files {cell['host']}, torch "
+                f"{cell['torch']}, Lightning {cell['lightning']}, Python {cell['python']}"
+            ].append(f"`{method}` {check}")
+    usual, *others = sorted(found, key=lambda made: -len(found[made]))
+    return ". ".join([usual, *(f"{', '.join(found[made])}: {made}" for made in others)]) + "."
+
+
+def _cell(cell: dict[str, Any], notes: list[str]) -> str:
     if cell["word"] in ("equal", "close"):
         return str(cell["word"])
     if cell["why"] not in notes:

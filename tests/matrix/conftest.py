@@ -11,20 +11,26 @@ from typing import Any
 import pytest
 import torch
 
+from solo_ext import host
 from tests.conftest import KWARGS
 from tests.matrix.record import Outcome, note
-from tests.matrix.rows import MAE, TAUGHT, VIT
+from tests.matrix.rows import IN_TURN, MAE, TAUGHT, VIT
 from tests.scripts import run_script
 from tests.training.resumable import MakeConfig, config_of
 
 ConfigOf = Callable[..., dict[str, Any]]
-Noted = Callable[[int], dict[str, list[dict[str, Any]]]]
+Noted = Callable[..., dict[str, list[dict[str, Any]]]]
 BATCH = 24
 FITTING: dict[str, dict[str, Any]] = {
-    "dino": {"warmup_teacher_temperature_epochs": 1},
-    "wmse": {"whitening_size": BATCH // 4, "whitening_eps": 0.5},
+    "dino": {"warmup_teacher_temperature_epochs": 1, "freeze_last_layer": 0},
+    "protocpc": {"freeze_prototypes_epochs": 0},
+    "wmse": {"whitening_eps": 0.5},
 }
-"""To one epoch, and to the batch of one of four processes."""
+"""To one epoch that trains all, and to small batches."""
+LR = {"dino": 0.005, "metric": 0.05, "vibcreg": 0.002}
+"""Where 0.5 is too much."""
+EPOCHS = {"deepclusterv2": 2}
+"""In its first it has nothing to learn from."""
 FIXED_CROPS = [
     {"rrc": {"enabled": False}, "crop_size": 16, "num_crops": 1},
     {"rrc": {"enabled": False}, "solarization": {"prob": 1.0}, "crop_size": 16, "num_crops": 1},
@@ -52,31 +58,41 @@ def noted(
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> Noted:
-    """``noted(n)[method]``: what each of n processes held in the end, without batch norm."""
-    rows = [item.callspec.params.get("method") for item in request.session.items if _is_cell(item)]
-    methods, known = sorted({row for row in rows if row}), {}
+    """``noted(n)[method]``: what each of n processes held in the end, without batch norm.
 
-    def run(processes: int) -> dict[str, list[dict[str, Any]]]:
-        if processes in known:
-            return known[processes]
-        folder = tmp_path_factory.mktemp(f"processes-{processes}")
-        configs = {m: _two_steps(matrix_config, m, processes) for m in methods}
+    With ``parts=p`` a step's gradient is the mean over the batches of p processes in turn.
+    """
+    cells = [item.callspec.params for item in request.session.items if _is_cell(item)]
+    methods = sorted({c["method"] for c in cells if "processes" in c["check"]})
+    known: dict[tuple[int, int], dict[str, list[dict[str, Any]]]] = {}
+
+    def run(processes: int, parts: int = 1) -> dict[str, list[dict[str, Any]]]:
+        key = processes, parts
+        if key in known:
+            return known[key]
+        folder = tmp_path_factory.mktemp(f"processes-{processes}-{parts}")
+        in_turn = IN_TURN[host.load().info.generation]
+        chosen = methods if parts == 1 else [m for m in methods if m in in_turn]
+        configs = {m: _two_steps(matrix_config, m, processes, parts) for m in chosen}
         (folder / "configs.json").write_text(json.dumps(configs))
         run_script(Path(__file__).with_name("processes.py"), folder, timeout=1500)
-        known[processes] = {
-            m: [torch.load(folder / f"{m}-{rank}.pt") for rank in range(processes)] for m in methods
+        known[key] = {
+            m: [torch.load(folder / f"{m}-{rank}.pt") for rank in range(processes)] for m in chosen
         }
-        return known[processes]
+        return known[key]
 
     return run
 
 
 def _is_cell(item: pytest.Item) -> bool:
-    return isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    return isinstance(item, pytest.Function) and item.originalname == "test_cell"
 
 
-def _two_steps(matrix_config: ConfigOf, method: str, processes: int) -> dict[str, Any]:
+def _two_steps(matrix_config: ConfigOf, method: str, processes: int, parts: int) -> dict[str, Any]:
+    batch = BATCH // processes // parts
     kwargs = {**({} if method == "metric" else KWARGS.get(method, {})), **FITTING.get(method, {})}
+    if method == "wmse":
+        kwargs["whitening_size"] = batch
     # The rows of a smaller queue depend on the order of the processes.
     if "queue_size" in kwargs:
         kwargs["queue_size"] = 3 * BATCH
@@ -86,12 +102,13 @@ def _two_steps(matrix_config: ConfigOf, method: str, processes: int) -> dict[str
         method,
         method_kwargs=kwargs,
         augmentations=FIXED_CROPS[:1] if method == "mae" else FIXED_CROPS,
-        optimizer={"batch_size": BATCH // processes, "lr": 0.5, "kwargs": {"momentum": 0.9}},
+        optimizer={"batch_size": batch, "lr": LR.get(method, 0.5), "kwargs": {"momentum": 0.9}},
         scheduler={"name": "none"},
         backbone=VIT,
         devices=processes,
         checkpoint={"enabled": False},
-        max_epochs=1,
+        max_epochs=EPOCHS.get(method, 1),
+        accumulate_grad_batches=parts,
     )
     return config | ({"strategy": "ddp"} if processes > 1 else {})
 

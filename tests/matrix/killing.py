@@ -17,6 +17,8 @@ import torch
 
 from solo_ext.training.run_dir import checkpoints
 
+LATE = 3
+
 
 class Server:
     """Starts a config's runs and kills them; see ``fork_server.py``.
@@ -39,8 +41,15 @@ class Server:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
 
-    def run(self, run_dir: Path, seconds: float | None = None) -> tuple[float, int]:
+    def run(
+        self, run_dir: Path, seconds: float | None = None, *, past_checkpoint: bool = False
+    ) -> tuple[float, int]:
         """Starts a process on a run, and kills it after some seconds unless it ends before.
+
+        Args:
+            run_dir: of the run.
+            seconds: until it is killed.
+            past_checkpoint: count them from the first checkpoint that this process writes.
 
         Returns:
             How long it lived, and its exit code, -9 for a killed one.
@@ -49,28 +58,38 @@ class Server:
         assert self.process.stdout is not None
         line = {"config": str(self.config), "run_dir": str(run_dir)}
         self.process.stdin.write(f"{json.dumps(line)}\n")
+        held = set(checkpoints(run_dir))
         self.process.stdin.flush()
         child, begin = int(self.process.stdout.readline()), time.monotonic()
-        ended, *_ = select.select([self.process.stdout], [], [], seconds)
+        ended: list[Any] = []
+        while past_checkpoint and not ended and not set(checkpoints(run_dir)) - held:
+            ended, *_ = select.select([self.process.stdout], [], [], 0.005)
+        if not ended:
+            ended, *_ = select.select([self.process.stdout], [], [], seconds)
         if not ended:
             os.kill(child, signal.SIGKILL)
         return time.monotonic() - begin, int(self.process.stdout.readline())
 
-    def kill_at_random(self, whole: Path, parts: Path, kills: int) -> tuple[int, str]:
+    def kill_at_random(self, whole: Path, parts: Path, kills: int) -> str:
         """Trains one run in one life, and another that is killed so many times before it may end.
 
+        Every third kill comes after the first checkpoint of its process, the others while it
+        starts, which is most of a short run's life.
+
         Returns:
-            The optimiser steps that the second run had done when left alone, and a line to show.
+            A line to show.
         """
         life, code = self.run(whole)
         assert code == 0, self.said.read_text()[-2000:]
-        start, _ = self.run(whole)
+        start, code = self.run(whole)
+        assert code == 0, self.said.read_text()[-2000:]
         seed = random.randrange(2**32)
         draw = random.Random(seed)
-        steps = before = 0
+        steps = before = trained = 0
         for number in range(kills):
-            # Its start too is a part of its life.
-            lived, code = self.run(parts, draw.uniform(0, start + 2 * (life - start) / kills))
+            late = number % LATE == 0
+            longest = 2 * max(0.0, life - start) / kills if late else start
+            lived, code = self.run(parts, draw.uniform(0, longest), past_checkpoint=late)
             assert code == -9, (
                 f"{code} after {number} kills, {lived:.1f} s into a part\n"
                 f"{self.said.read_text()[-2000:]}"
@@ -78,11 +97,14 @@ class Server:
             held = checkpoints(parts)
             steps = int(torch.load(held[-1].path, weights_only=True)["global_step"]) if held else 0
             assert steps >= before, "a kill cost what was saved"
+            trained += steps > before
             before = steps
+        assert trained >= 3, f"only {trained} of {kills} parts went past a checkpoint"
         assert self.run(parts)[1] == 0, self.said.read_text()[-2000:]
-        return steps, (
+        return (
             f"a life of {life:.1f} s, {start:.1f} s of them to start; moments drawn from seed "
-            f"{seed}; at optimiser step {steps} after {kills} kills"
+            f"{seed}; {trained} of {kills} kills past a new checkpoint, the last at optimiser step "
+            f"{steps}"
         )
 
     def close(self) -> None:

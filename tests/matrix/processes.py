@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,23 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "methods"))
 
 from contrastive_run import from_the_hardest_down, same_draws
 
+from solo_ext.data.sampler import EpochSampler
 from solo_ext.methods import drawn_mixing
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain
 
+ORDER = EpochSampler.__iter__
+
 
 class Notes(Callback):
-    """Takes batch norm out, and saves what this process holds before and after."""
+    """Takes batch norm out, and saves what this process holds before and after.
+
+    Also which parameters are trained, by group and without the online classifier's.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file, self.start = file, dict[str, Any]()
+        self.trained: list[list[str]] = []
 
     def setup(self, trainer: Any, method: Any, stage: str) -> None:
         # A teacher's is frozen.
@@ -41,10 +49,30 @@ class Notes(Callback):
 
     def on_train_start(self, trainer: Any, method: Any) -> None:
         self.start = {k: v.clone() for k, v in method.state_dict().items()}
+        names = {parameter: name for name, parameter in method.named_parameters()}
+        self.trained = [
+            [names[p] for p in group["params"] if p.requires_grad]
+            for group in method.learnable_params
+            if "classifier" not in group.get("name", "")
+        ]
 
     def on_train_end(self, trainer: Any, method: Any) -> None:
         state = {k: v.clone() for k, v in method.state_dict().items()}
-        torch.save({"start": self.start, "state": state}, self.file)
+        torch.save({"start": self.start, "state": state, "trained": self.trained}, self.file)
+
+
+def in_turn(config: dict[str, Any]) -> Callable[[EpochSampler], Iterator[Any]]:
+    """The order of one process that accumulates the batches of several, as each would draw it."""
+    parts = config["accumulate_grad_batches"]
+    joined = parts * config["optimizer"]["batch_size"]
+
+    def order(sampler: EpochSampler) -> Iterator[Any]:
+        keys = list(ORDER(sampler))
+        for begin in range(0, len(keys), joined):
+            for part in range(parts):
+                yield from keys[begin : begin + joined][part::parts]
+
+    return order
 
 
 def main(folder: Path) -> None:
@@ -55,6 +83,7 @@ def main(folder: Path) -> None:
     for name, config in json.loads((folder / "configs.json").read_text()).items():
         # The rank is known before the processes have met.
         file = folder / f"{name}-{int(os.environ.get('LOCAL_RANK', 0))}.pt"
+        setattr(EpochSampler, "__iter__", in_turn(config))  # noqa: B010
         try:
             notes = Notes(file)
             prepared = prepare(config)

@@ -14,6 +14,7 @@ from solo_ext import host
 from solo_ext.benchmark.code_version import code_version
 from solo_ext.locks import locked
 from solo_ext.paths import write_text
+from tests.matrix.rows import methods
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmark_results" / "matrix"
 
@@ -38,8 +39,9 @@ def note(method: str, check: str, outcome: Outcome, seconds: float) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.with_name(f".{file.name}.lock")):
         held: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        held["host"] = {"version": info.version, "fingerprint": info.fingerprint}
-        cell = {**outcome._asdict(), "seconds": round(seconds, 1), **_made_with()}
+        held["host"], held["methods"] = {"version": info.version}, methods()
+        made_with = {"host": info.fingerprint, **_made_with()}
+        cell = {**outcome._asdict(), "seconds": round(seconds, 1), **made_with}
         held.setdefault("cells", {}).setdefault(method, {})[check] = cell
         write_text(file, json.dumps(held, indent=1, sort_keys=True) + "\n")
 

@@ -76,17 +76,39 @@ MAE: dict[str, Any] = {
     },
     "augmentations": [{"crop_size": 16, "num_crops": 1}],
 }
-LOCAL = {
-    "all4one": "its loss compares the images of one process's batch",
-    "barlow_twins": "its loss normalises over one process's batch",
-    "deepclusterv2": "its k-means draws centroids from each process's rows",
-    "mae": "each process masks patches by draws of its own",
-    "mocov3": "its loss compares the images of one process's batch",
-    "nnclr": "its loss compares the images of one process's batch",
-    "vibcreg": "it normalises over one process's batch",
-    "wmse": "it whitens over one process's batch",
+_LOCAL = {
+    "barlow_twins": "its loss normalises over one process's batch, and no gradient goes through "
+    "what it sums over the processes",
+    "deepclusterv2": "its k-means starts from the first process's rows",
+    "wmse": "it whitens within one process's batch",
 }
-"""Why processes of solo-learn's method differ from one on the joined batch, all of them alike."""
+_COMPARES = "its loss compares the images of one process's batch"
+LOCAL = {
+    "main": {
+        **_LOCAL,
+        "all4one": "its loss of features normalises over one process's batch; each process draws "
+        "its own dropout",
+        "mae": "each process masks patches by draws of its own",
+    },
+    "1.0.2": {
+        **_LOCAL,
+        "nnclr": _COMPARES,
+        "simclr": _COMPARES,
+        "vicreg": "its variance and covariance are those of one process's batch",
+    },
+}
+"""Why processes of a host's method differ from one on the joined batch, all of them alike."""
+IN_TURN = {"main": ("wmse",), "1.0.2": ("simclr", "vicreg", "wmse")}
+"""Of these, whose loss is of one batch alone: one process can take the batches in turn."""
+TWO_CROPS = {
+    "main": {"pcl", "all4one", "mae"},
+    "1.0.2": {"pcl", *BUILTIN} - {"byol", "simclr", "wmse"},
+}
+"""Methods of a host that take no small crops, MAE for its backbone of one size."""
+TABLES = ("queue", "support_set", "prototypes", "bank", "clusters", "local_memory", "assignments")
+"""Buffers whose rows lie in the order of the processes."""
+OWN = {"deepclusterv2": "local_memory", "swav": "queue"}
+"""Tables of which each process of a built-in has its own."""
 
 
 def methods() -> list[str]:

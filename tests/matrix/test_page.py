@@ -1,0 +1,46 @@
+"""The page that is written from the records."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "update_matrix.py"))
+
+
+def cell(word: str, why: str = "", commit: str = "aaaa") -> dict[str, Any]:
+    versions = {"host": "1b2c", "torch": "2.15", "lightning": "2.6.6", "python": "3.11"}
+    return {"word": word, "why": why, "code": {"version": "0.1", "commit": commit}, **versions}
+
+
+@pytest.fixture
+def record() -> dict[str, Any]:
+    row = {check: cell("equal") for check in PAGE["CHECKS"]}
+    cells = {"pcl": dict(row), "simclr": dict(row)}
+    return {"host": {"version": "1.0.2"}, "methods": ["pcl", "simclr"], "cells": cells}
+
+
+def test_every_word_but_equal_and_close_has_its_reason(record: dict[str, Any]) -> None:
+    record["cells"]["pcl"] |= {"AMP": cell("failed", "how"), "2 processes": cell("agree", "why")}
+    page = PAGE["section"](record)
+    assert "| `pcl` | equal | equal | equal | agree (1) | equal | failed (2) |" in page
+    assert "\n1. why\n2. how\n" in page
+
+
+def test_cells_of_other_code_are_named(record: dict[str, Any]) -> None:
+    record["cells"]["simclr"]["DALI"] = cell("equal", commit="bbbb")
+    usual, others = PAGE["section"](record).splitlines()[-1].split(". `")
+    assert usual.startswith("solo_ext aaaa, solo-learn's files 1b2c, torch 2.15")
+    assert others.startswith("simclr` DALI: solo_ext bbbb,")
+
+
+def test_a_lacking_cell_is_found(record: dict[str, Any]) -> None:
+    assert not PAGE["missing"](record)
+    del record["cells"]["simclr"]["kill -9"]
+    record["methods"].append("byol")
+    lacking = PAGE["missing"](record)
+    assert lacking[0] == "solo-learn 1.0.2, simclr, kill -9"
+    assert lacking[1:] == [f"solo-learn 1.0.2, byol, {check}" for check in PAGE["CHECKS"]]
