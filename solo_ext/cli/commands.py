@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from solo_ext.errors import UserError
-from solo_ext.first_process import is_first_process
 
 Command = Callable[[argparse.Namespace], Any]
 
@@ -28,9 +28,14 @@ def run(args: argparse.Namespace) -> int:
     # Standard output is the document's alone, whatever Lightning or a method prints.
     with contextlib.redirect_stdout(sys.stderr):
         document = _COMMANDS[args.command](args)
-    if is_first_process():
+    if _first_process():
         print(json.dumps(document, indent=1))
     return _exit_code(document)
+
+
+def _first_process() -> bool:
+    """Whether this is the one process of several that prints; as torchrun and Lightning number."""
+    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0
 
 
 def _exit_code(document: Any) -> int:
@@ -133,7 +138,7 @@ def _pretrain(args: argparse.Namespace) -> Any:
         prepared = prepare(compose(args.config_name, args.overrides, folder))
         run_dir = Path(args.run_dir) if args.run_dir else None
         result = pretrain(prepared, run_dir=run_dir, force=args.force)
-    if not args.json and is_first_process():
+    if not args.json and _first_process():
         console = _console()
         console.print(f"run directory  {result.run_dir}")
         console.print(

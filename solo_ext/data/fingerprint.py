@@ -23,7 +23,7 @@ def images_fingerprint(images: Images) -> str | None:
         images: as :func:`solo_ext.data.datasets.open_images` gives them.
 
     Returns:
-        Hex digits; ``None`` where nothing tells what the images are.
+        Hex digits; ``None`` where nothing tells what the images are, and where some may be skipped.
     """
     return _digest(images, _entries)
 
@@ -40,18 +40,20 @@ def names_fingerprint(images: Images) -> str | None:
     Returns:
         Hex digits; ``None`` where nothing tells what the images are.
     """
-    return _digest(images, _names)
+    return _digest(images, _names, wrapped=True)
 
 
-def _digest(images: Images, entries_of: Callable[[Any], Iterable[Any] | None]) -> str | None:
-    """Of the entries of what lies below all subsets and wrappers, and of these."""
+def _digest(
+    images: Images, entries_of: Callable[[Any], Iterable[Any] | None], wrapped: bool = False
+) -> str | None:
+    """Of the entries of what lies below all subsets, and wrappers if so, and of these."""
     digest = hashlib.sha256()
     source: Any = images
     while (entries := entries_of(source)) is None:
         if isinstance(source, Subset):
             digest.update(repr(list(source.indices)).encode())
             source = source.dataset
-        elif isinstance(getattr(source, "images", None), Dataset):
+        elif wrapped and isinstance(getattr(source, "images", None), Dataset):
             # Those that may be skipped, or have no labels, are known by the images below.
             digest.update(type(source).__name__.encode())
             source = source.images

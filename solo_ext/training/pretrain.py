@@ -33,7 +33,6 @@ from solo_ext.data.mixing import ViewMixer
 from solo_ext.data.raw_batches import RawBatches
 from solo_ext.errors import ConfigError, StoppedBySignal, UserError
 from solo_ext.evaluation.online import OnlineEvaluation, online_protocols
-from solo_ext.first_process import is_first_process
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.locks import locked
 from solo_ext.training.agreed_dir import RUN_DIR, agreed_run_dir
@@ -107,20 +106,9 @@ def pretrain(
             process at work in the directory, or a directory that cannot be written.
         StoppedBySignal: a signal ended it; its checkpoint stands where it was.
     """
-    if run_dir is None:
-        run_dir = agreed_run_dir(prepared.given)
-    with _alone(run_dir):
-        return _pretrain(prepared, run_dir, callbacks, show_progress, force)
-
-
-def _pretrain(
-    prepared: Prepared,
-    run_dir: Path,
-    callbacks: Sequence[Callback],
-    show_progress: bool,
-    force: bool,
-) -> PretrainResult:
     given, cfg = prepared.given, prepared.cfg
+    if run_dir is None:
+        run_dir = agreed_run_dir(given)
     identity = Identity.of(given, prepared.train)
     resume = resume_point(run_dir, given["resume_from_checkpoint"], identity, force=force)
     loader: Any = train_loader(given, prepared.train)
@@ -164,8 +152,6 @@ def _pretrain(
         print(loader if through_dali else data.augment or loader.dataset.transform)
     begin = time.monotonic()
     ckpt_path = None if resume is None else str(resume.path)
-    if trainer.is_global_zero:
-        lines.go_on(start, None if resume is None else resume.unlogged)
 
     def timing() -> dict[str, float]:
         steps = trainer.global_step - start
@@ -174,7 +160,11 @@ def _pretrain(
         return _add_timing(run_dir, trainer, seconds, images * trainer.world_size)
 
     try:
-        with _announced(run_dir), _fitting(ckpt_path):
+        with _announced(run_dir), _alone(run_dir, trainer), _fitting(ckpt_path):
+            if trainer.is_global_zero:
+                lines.go_on(start, None if resume is None else resume.unlogged)
+                if resume is not None:
+                    resume.set_unusable_aside()
             trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     except StoppedBySignal:
         timing()
@@ -242,12 +232,11 @@ def _fitting(checkpoint: str | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone(run_dir: Path) -> Iterator[None]:
+def _alone(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
     """No other run is at work in the directory; of several processes the first one sees to it."""
-    if not is_first_process():
+    if not trainer.is_global_zero:
         yield
         return
-    missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         held = contextlib.ExitStack()
@@ -264,9 +253,7 @@ def _alone(run_dir: Path) -> Iterator[None]:
             # One that failed before its first batch leaves nothing.
             if [file.name for file in run_dir.iterdir()] == [LOCK]:
                 (run_dir / LOCK).unlink()
-                with contextlib.suppress(OSError):
-                    for folder in missing:
-                        folder.rmdir()
+                run_dir.rmdir()
 
 
 def resume(

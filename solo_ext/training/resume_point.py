@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,24 @@ class ResumePoint:
         path: the file.
         step: optimiser steps done there.
         unlogged: what the log may lack of them; see :func:`solo_ext.training.run_state.unlogged`.
+        unusable: further ones that are not of this run or damaged: file, what it is, why.
     """
 
     path: Path
     step: int
     unlogged: dict[str, Any] | None = None
+    unusable: tuple[tuple[Path, str, str], ...] = ()
+
+    def set_unusable_aside(self) -> None:
+        """Renames them, with a warning; the caller is alone in the directory.
+
+        Under their names they would count as checkpoints of this run, and be replaced in turn.
+
+        Raises:
+            UserError: one cannot be renamed.
+        """
+        for path, suffix, why in self.unusable:
+            _set_aside(path, suffix, why)
 
 
 def resume_point(
@@ -43,9 +56,8 @@ def resume_point(
 ) -> ResumePoint | None:
     """The most advanced checkpoint of a run directory that is whole and of this run.
 
-    One that is torn is set aside with a warning, as ``....ckpt.unreadable``, and the one before
-    it taken; likewise one of another run among this one's, as ``....ckpt.of-another-run``. The
-    first process holds the directory's lock.
+    Where one is torn the one before it is taken, likewise where one of another run lies among this
+    one's. Nothing is changed.
 
     Args:
         run_dir: of the run; need not be there.
@@ -57,8 +69,8 @@ def resume_point(
         ``None`` for a run that starts from nothing.
 
     Raises:
-        UserError: it is of another run, with the differences; none of them can be read, and
-            nothing is renamed; or the system does not let it be read now.
+        UserError: it is of another run, with the differences; none of them can be read; or the
+            system does not let it be read now.
     """
     damaged: dict[Path, str] = {}
     strange: list[tuple[Path, dict[str, Any]]] = []
@@ -74,13 +86,11 @@ def resume_point(
         if not force and (found is None or found.differences(identity)):
             strange.append((held.path, state))
             continue
-        for path, why in damaged.items():
-            _set_aside(path, UNREADABLE, why)
-        for path, _ in strange:
-            # Under its name it would count as one of this run, and be replaced in turn.
-            _set_aside(path, STRANGE, f"checkpoint {str(path)!r} is of another run")
+        unusable = [(path, UNREADABLE, why) for path, why in damaged.items()]
+        unusable += [(p, STRANGE, f"checkpoint {str(p)!r} is of another run") for p, _ in strange]
         # A run that began with another's checkpoint has come further than that by now.
-        return _of_this_run(held.path, state, identity, force)
+        point = _of_this_run(held.path, state, identity, force)
+        return replace(point, unusable=tuple(unusable))
     if strange:
         return _of_this_run(*strange[0], identity, force)
     if damaged:
