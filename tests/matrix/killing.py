@@ -6,6 +6,7 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from solo_ext.training.run_dir import checkpoints
+from tests.training.same_run import assert_same_run
 
 LATE = 3
 
@@ -70,11 +72,18 @@ class Server:
             os.kill(child, signal.SIGKILL)
         return time.monotonic() - begin, int(self.process.stdout.readline())
 
-    def kill_at_random(self, whole: Path, parts: Path, kills: int) -> str:
+    def kill_at_random(self, whole: Path, parts: Path, kills: int, runs: int = 1) -> str:
         """Trains one run in one life, and another that is killed so many times before it may end.
 
         Every third kill comes after the first checkpoint of its process, the others while it
         starts, which is most of a short run's life.
+
+        Args:
+            whole: run directory of the first.
+            parts: of the other.
+            kills: how many.
+            runs: that may end before all kills are done, on a machine whose pace changes, and are
+                begun anew, this one included.
 
         Returns:
             A line to show.
@@ -86,14 +95,21 @@ class Server:
         seed = random.randrange(2**32)
         draw = random.Random(seed)
         steps = before = trained = 0
-        for number in range(kills):
+        number = 0
+        while number < kills:
             late = number % LATE == 0
             longest = 2 * max(0.0, life - start) / kills if late else start
             lived, code = self.run(parts, draw.uniform(0, longest), past_checkpoint=late)
+            if code == 0 and runs > 1:
+                assert_same_run(whole, parts)
+                shutil.rmtree(parts)
+                runs, before = runs - 1, 0
+                continue
             assert code == -9, (
                 f"{code} after {number} kills, {lived:.1f} s into a part\n"
                 f"{self.said.read_text()[-2000:]}"
             )
+            number += 1
             held = checkpoints(parts)
             steps = int(torch.load(held[-1].path, weights_only=True)["global_step"]) if held else 0
             assert steps >= before, "a kill cost what was saved"
