@@ -75,10 +75,10 @@ class JsonLines(Logger):
             unlogged: of :func:`solo_ext.training.run_state.unlogged`: what a killed process may
                 not have come to log; added where it is missing.
         """
-        if not self.file.is_file():
-            return
-        kept = [line for line in read_metrics(self.file) if (line.get("step") or 0) < step]
-        write_text(self.file, "".join(json.dumps(line) + "\n" for line in kept))
+        kept: list[dict[str, Any]] = []
+        if self.file.is_file():
+            kept = [line for line in read_metrics(self.file) if (line.get("step") or 0) < step]
+            write_text(self.file, "".join(json.dumps(line) + "\n" for line in kept))
         if unlogged is None:
             return
         metrics, last = unlogged["metrics"], unlogged["step"]

@@ -196,3 +196,7 @@ def test_lines_of_a_run_that_goes_on(tmp_path: Path) -> None:
         assert held() == [(0, {"a"}), (1, {"a"}), (1, {"a"}), (1, {"b"})]
     lines.go_on(0, None)
     assert held() == []
+    # Killed between its first checkpoint and its first line.
+    lines.file.unlink()
+    lines.go_on(2, last)
+    assert held() == [(1, {"b"})]
