@@ -213,8 +213,13 @@ def test_what_cannot_be_read_now_keeps_its_name(
     run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
     before = sorted(run.iterdir())
 
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+    load = torch.load
+
+    def fail(path: Path, **given: Any) -> Any:
+        # The one before it can be read.
+        if path.name.endswith("ep=1.ckpt"):
+            raise OSError(errno.EIO, "Input/output error")
+        return load(path, **given)
 
     monkeypatch.setattr(torch, "load", fail)
     with pytest.raises(UserError, match=r"ep=1\.ckpt' cannot be read \(Input/output error\)"):
