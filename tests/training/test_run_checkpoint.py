@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 from solo_ext.errors import UserError
@@ -134,3 +135,16 @@ def test_what_fails_at_its_start_leaves_nothing(make_config: MakeConfig, tmp_pat
             show_progress=False,
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_errors_that_are_not_of_the_file_are_told_as_they_are(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make room would not help against a device that has failed."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError, match=r"^CUDA error: an illegal"):
+        pretrain(prepare(make_config("simclr")), run_dir=tmp_path / "run", show_progress=False)
