@@ -124,7 +124,16 @@ def pretrain(
     start = 0 if resume is None else resume.step
     named_after = run_dir.name.startswith(f"{cfg.name}-")
     stem = run_dir.name if named_after else f"{cfg.name}-{run_dir.name}"
-    state = RunState(loader, identity, lambda: _write_records(run_dir, prepared))
+    lines = JsonLines(run_dir / METRICS)
+
+    def go_on() -> None:
+        lines.go_on(start, None if resume is None else resume.unlogged)
+        if resume is not None:
+            resume.set_unusable_aside()
+
+    state = RunState(
+        loader, identity, restored=go_on, begin=lambda: _write_records(run_dir, prepared)
+    )
     watch = NonFiniteWatch(run_dir, loader.dataset.images, given["on_nonfinite"])
     own: list[Callback] = [state, watch, CollapseWatch(), *callbacks]
     own += _online(prepared, run_dir)
@@ -145,7 +154,6 @@ def pretrain(
                 every_n_minutes=save["every_n_minutes"],
             )
         )
-    lines = JsonLines(run_dir / METRICS)
     trainer = _trainer(given, run_dir, own, [lines, *_loggers(given, run_dir, start)])
     if given["debug_augmentations"]:
         through_dali = isinstance(loader, DALILoader)
@@ -161,10 +169,6 @@ def pretrain(
 
     try:
         with _announced(run_dir), _alone(run_dir, trainer), _fitting(ckpt_path):
-            if trainer.is_global_zero:
-                lines.go_on(start, None if resume is None else resume.unlogged)
-                if resume is not None:
-                    resume.set_unusable_aside()
             trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     except StoppedBySignal:
         timing()

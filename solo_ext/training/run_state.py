@@ -29,12 +29,22 @@ class RunState(Callback):
     Args:
         loader: the training loader.
         identity: of the run.
+        restored: called on the first process when the weights of a checkpoint, if there is one,
+            are found to fit.
         begin: called on the first process before the first batch, when nothing that depends on the
             config alone can fail any more.
     """
 
-    def __init__(self, loader: Resumable, identity: Identity, begin: Callable[[], None]) -> None:
-        self.loader, self.identity, self._begin = loader, identity, begin
+    def __init__(
+        self,
+        loader: Resumable,
+        identity: Identity,
+        *,
+        restored: Callable[[], None],
+        begin: Callable[[], None],
+    ) -> None:
+        self.loader, self.identity = loader, identity
+        self._restored, self._begin = restored, begin
         self._pending: dict[str, Any] | None = None
         self._sums: dict[str, tuple[Any, ...]] = {}
         self._logged_again: set[str] = set()
@@ -60,6 +70,10 @@ class RunState(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.loader.load_state_dict(state_dict["data"])
         self._pending = state_dict
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            self._restored()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._restore()
