@@ -85,19 +85,26 @@ def section(record: dict[str, Any]) -> str:
         shown = [_cell(record["cells"][method][check], notes) for check in CHECKS]
         lines.append(f"| `{method}` | " + " | ".join(shown) + " |")
     found = [f"{number}. {why}" for number, why in enumerate(notes, 1)]
-    return "\n".join(
-        [*lines, "", *found, *([""] if found else []), _made_with(record["cells"]), ""]
+    kills = record["kills"]
+    survived = (
+        f"A run of PCL on digits was killed (`kill -9`) at {kills['number']} moments and resumed "
+        "each time: it ended with the same weights, state and log as one left alone "
+        f"({kills['how']}; {_versions(kills)})."
     )
+    end = ["", *found, *([""] if found else []), _made_with(record["cells"]), "", survived, ""]
+    return "\n".join([*lines, *end])
 
 
 def missing(record: dict[str, Any]) -> list[str]:
-    """The cells that a host's record lacks."""
-    return [
-        f"solo-learn {record['host']['version']}, {method}, {check}"
+    """What a host's record lacks."""
+    lacking = [
+        f"{method}, {check}"
         for method in record["methods"]
         for check in CHECKS
         if check not in record["cells"].get(method, {})
     ]
+    lacking += [] if "kills" in record else ["a hundred kills"]
+    return [f"solo-learn {record['host']['version']}, {name}" for name in lacking]
 
 
 def _made_with(cells: dict[str, dict[str, Any]]) -> str:
@@ -105,15 +112,19 @@ def _made_with(cells: dict[str, dict[str, Any]]) -> str:
     found: dict[str, list[str]] = defaultdict(list)
     for method, row in cells.items():
         for check, cell in row.items():
-            code = cell["code"]
-            commit = code.get("commit", code["version"])[:12]
-            changed = " with changes" if code.get("changed") else ""
-            found[
-                f"solo_ext {commit}{changed}, solo-learn's files {cell['host']}, torch "
-                f"{cell['torch']}, Lightning {cell['lightning']}, Python {cell['python']}"
-            ].append(f"`{method}` {check}")
+            found[_versions(cell)].append(f"`{method}` {check}")
     usual, *others = sorted(found, key=lambda made: -len(found[made]))
     return ". ".join([usual, *(f"{', '.join(found[made])}: {made}" for made in others)]) + "."
+
+
+def _versions(made: dict[str, Any]) -> str:
+    code = made["code"]
+    commit = code.get("commit", code["version"])[:12]
+    changed = " with changes" if code.get("changed") else ""
+    return (
+        f"solo_ext {commit}{changed}, solo-learn's files {made['host']}, torch {made['torch']}, "
+        f"Lightning {made['lightning']}, Python {made['python']}"
+    )
 
 
 def _cell(cell: dict[str, Any], notes: list[str]) -> str:

@@ -241,6 +241,30 @@ def _swav_queue() -> Iterator[Patch]:
     yield from _restored_late(_module("solo.methods.swav").SwAV, ("queue",))
 
 
+@_mend(
+    "all4one-encoding",
+    'resuming All4One fails: `Unexpected key(s) in state_dict: "pos_enc.penc.penc.cached_penc"`',
+    "main",
+)
+def _all4one_encoding() -> Iterator[Patch]:
+    method = _module("solo.methods.all4one").All4One
+    encoding = _module("solo.utils.positional_encodings").PositionalEncoding1D
+    made = encoding.__init__
+
+    @functools.wraps(made)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        # What it keeps from the last batch, of that batch's size, is no state.
+        self.register_buffer("cached_penc", None, persistent=False)
+
+    def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
+        # Those of solo-learn's own script hold it.
+        checkpoint["state_dict"].pop("pos_enc.penc.penc.cached_penc", None)
+
+    yield encoding, "__init__", __init__
+    yield method, "on_load_checkpoint", on_load_checkpoint
+
+
 @_mend("deepcluster-memory", "resuming DeepCluster v2 fails: unexpected keys, lost assignments")
 def _deepcluster_memory() -> Iterator[Patch]:
     yield from _restored_late(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import logging
 import os
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +15,10 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import yaml
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, ProgressBar
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.callbacks import Callback
 from omegaconf import OmegaConf
 
 from solo_ext import host
-from solo_ext.config.check import trainer_arguments
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.dali_views import DALIViews
 from solo_ext.data.fixed_loader import FixedLoader
@@ -36,13 +31,12 @@ from solo_ext.evaluation.online import OnlineEvaluation, online_protocols
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.locks import locked
 from solo_ext.training.agreed_dir import RUN_DIR, agreed_run_dir
-from solo_ext.training.checkpoint_io import DirectCheckpointIO
 from solo_ext.training.collapse import CollapseWatch
 from solo_ext.training.identity import Identity
 from solo_ext.training.nonfinite import NonFiniteWatch
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.progress import progress_callback
-from solo_ext.training.records import JsonLines, environment, package_version
+from solo_ext.training.records import JsonLines, environment
 from solo_ext.training.resume_point import resume_point
 from solo_ext.training.run_checkpoint import RunCheckpoint
 from solo_ext.training.run_data import RunData
@@ -58,6 +52,7 @@ from solo_ext.training.run_dir import (
     write_text,
 )
 from solo_ext.training.run_state import RunState
+from solo_ext.training.trainer import make_loggers, make_trainer, quiet, torch_flags_kept
 from solo_ext.training.unreadable import UNREADABLE, UnreadableReport
 
 logger = logging.getLogger(__name__)
@@ -83,6 +78,7 @@ class PretrainResult:
     images_per_second: float
 
 
+@torch_flags_kept()
 def pretrain(
     prepared: Prepared,
     *,
@@ -115,7 +111,7 @@ def pretrain(
     val_loader = None if prepared.val is None else fixed_loader(given, prepared.val)
     data = _run_data(given, loader, val_loader)
 
-    _quiet()
+    quiet()
     pl.seed_everything(given["seed"], workers=True, verbose=False)
     model = prepared.method(cfg)
     model.to(
@@ -154,7 +150,7 @@ def pretrain(
                 every_n_minutes=save["every_n_minutes"],
             )
         )
-    trainer = _trainer(given, run_dir, own, [lines, *_loggers(given, run_dir, start)])
+    trainer = make_trainer(given, run_dir, own, [lines, *make_loggers(given, run_dir, start)])
     if given["debug_augmentations"]:
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)
@@ -336,75 +332,6 @@ def _channels_last(given: dict[str, Any]) -> bool:
     return not given["performance"]["disable_channel_last"]
 
 
-def _trainer(
-    given: dict[str, Any], run_dir: Path, callbacks: list[Callback], loggers: list[Any]
-) -> pl.Trainer:
-    valid = set(inspect.signature(pl.Trainer.__init__).parameters) & set(trainer_arguments())
-    arguments = {k: v for k, v in given.items() if k in valid}
-    on_cpu = given["accelerator"] == "cpu" or (
-        given["accelerator"] == "auto" and not torch.cuda.is_available()
-    )
-    if on_cpu:
-        # Upstream's configs list GPU ids and ask for synchronised batch norm.
-        if isinstance(arguments["devices"], list):
-            arguments["devices"] = len(arguments["devices"])
-        arguments.pop("sync_batchnorm", None)
-    if arguments["strategy"] == "ddp":
-        arguments["strategy"] = DDPStrategy(find_unused_parameters=False)
-    defaults = {
-        "num_sanity_val_steps": 0,
-        "log_every_n_steps": 10,
-        "enable_model_summary": False,
-        "use_distributed_sampler": False,
-        "enable_progress_bar": any(isinstance(c, ProgressBar) for c in callbacks),
-    }
-    try:
-        return pl.Trainer(
-            **(defaults | arguments),
-            logger=loggers,
-            callbacks=callbacks,
-            default_root_dir=str(run_dir),
-            plugins=[DirectCheckpointIO()],
-            enable_checkpointing=given["checkpoint"]["enabled"],
-        )
-    except (MisconfigurationException, ValueError, TypeError) as error:
-        raise UserError(f"the Trainer refuses the config: {str(error).splitlines()[0]}") from error
-
-
-def _loggers(given: dict[str, Any], run_dir: Path, start: int) -> list[Any]:
-    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
-
-    made: list[Any] = []
-    if "csv" in given["loggers"]:
-        made.append(CSVLogger(str(run_dir), name="csv", version=f"from-step-{start}"))
-    if "tensorboard" in given["loggers"]:
-        if package_version("tensorboard") is None:
-            raise ConfigError(
-                "loggers",
-                given["loggers"],
-                "tensorboard is not installed",
-                "pip install tensorboard",
-            )
-        made.append(TensorBoardLogger(str(run_dir), name="tensorboard", version=""))
-    if given["wandb"]["enabled"]:
-        if package_version("wandb") is None:
-            raise ConfigError(
-                "wandb.enabled", True, "wandb is not installed", "pip install wandb, or turn it off"
-            )
-        made.append(
-            WandbLogger(
-                name=given["name"],
-                project=given["wandb"]["project"],
-                entity=given["wandb"]["entity"],
-                offline=given["wandb"]["offline"],
-                save_dir=str(run_dir),
-                id=run_dir.name,
-                resume="allow",
-            )
-        )
-    return made
-
-
 def _write_records(run_dir: Path, prepared: Prepared) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     args = OmegaConf.to_container(prepared.cfg, resolve=True)
@@ -412,29 +339,3 @@ def _write_records(run_dir: Path, prepared: Prepared) -> None:
     write_text(run_dir / CONFIG, yaml.safe_dump(prepared.given, sort_keys=False))
     info = host.load().info
     write_text(run_dir / ENVIRONMENT, json.dumps(environment(info), indent=1))
-
-
-def _quiet() -> None:
-    """Lightning's hints about things that are as intended here."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    root = logging.getLogger()
-    if _not_about_intervals not in root.filters:
-        root.addFilter(_not_about_intervals)
-    for message in (
-        ".*does not have many workers.*",
-        ".*Checkpoint directory .* exists and is not empty.*",
-        ".*is smaller than the logging interval.*",
-        ".*The `srun` command is available.*",
-        ".*lr_scheduler.step.*before.*optimizer.step.*",
-        ".*Please also save or load the state of the optimizer.*",
-        ".*torch.nn.utils.weight_norm.*is deprecated.*",
-        ".*Found .* module.* in eval mode.*",
-        ".*isinstance.treespec, LeafSpec.*",
-        ".*validation_step. but have no .val_dataloader.*",
-    ):
-        warnings.filterwarnings("ignore", message)
-
-
-def _not_about_intervals(record: logging.LogRecord) -> bool:
-    """main doubts that a schedule per step can be resumed; it can, and is tested."""
-    return "Using scheduler_interval=step" not in record.getMessage()

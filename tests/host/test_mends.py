@@ -380,6 +380,22 @@ def test_swav_queue_of_another_size_is_refused(
         pretrain(prepare(config), run_dir=tmp_path / "third", force=True)
 
 
+@pytest.mark.mend("all4one-encoding")
+def test_all4one_encoding(without: Without, make_config: Any, tmp_path: Path) -> None:
+    """Also a checkpoint that was written without the mend."""
+    runs = Runs(make_config("all4one", max_epochs=2), tmp_path)
+    whole = runs.whole()
+    runs.stopped(2, "stopped")
+    with without():
+        runs.stopped(2, "own")
+        with pytest.raises(UserError, match=r"Unexpected key.*cached_penc"):
+            runs.resumed("own")
+    for name in ("stopped", "own"):
+        resumed = runs.resumed(name)
+        assert resumed.seen == whole.seen[2:]
+        assert_same_end(resumed, whole)
+
+
 @pytest.mark.mend("deepcluster-memory")
 @pytest.mark.parametrize("stop", [2, 3])
 def test_deepcluster_memory(without: Without, make_config: Any, tmp_path: Path, stop: int) -> None:

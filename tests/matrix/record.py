@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,15 +36,27 @@ class Outcome(NamedTuple):
 
 def note(method: str, check: str, outcome: Outcome, seconds: float) -> None:
     """Writes a cell into the record of the installed host."""
+    cell = {**outcome._asdict(), "seconds": round(seconds, 1)}
+    with _held() as (held, made_with):
+        held.setdefault("cells", {}).setdefault(method, {})[check] = cell | made_with
+
+
+def note_kills(kills: int, how: str) -> None:
+    """Writes how many kills a run of PCL survived into the record of the installed host."""
+    with _held() as (held, made_with):
+        held["kills"] = {"number": kills, "how": how} | made_with
+
+
+@contextlib.contextmanager
+def _held() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The record, to be changed, and what is run now."""
     info = host.load().info
     file = FOLDER / f"{info.generation.replace('.', '_')}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.with_name(f".{file.name}.lock")):
         held: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
         held["host"], held["methods"] = {"version": info.version}, methods()
-        made_with = {"host": info.fingerprint, **_made_with()}
-        cell = {**outcome._asdict(), "seconds": round(seconds, 1), **made_with}
-        held.setdefault("cells", {}).setdefault(method, {})[check] = cell
+        yield held, {"host": info.fingerprint, **_made_with()}
         write_text(file, json.dumps(held, indent=1, sort_keys=True) + "\n")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from solo_ext.config.compose import compose
 from tests.matrix.killing import Server
+from tests.matrix.record import note_kills
 from tests.training.same_run import assert_same_run
 
 pytestmark = pytest.mark.matrix
@@ -38,9 +39,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes of POSIX")
 @pytest.mark.timeout(3600)
-def test_it_ends_as_if_nobody_had(server: Server, tmp_path: Path) -> None:
+def test_it_ends_as_if_nobody_had(
+    server: Server, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Same weights, same optimiser, same queue and prototypes, same log, to the last bit."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    print(server.kill_at_random(whole, parts, KILLS))
+    how = server.kill_at_random(whole, parts, KILLS)
     assert_same_run(whole, parts)
     assert not list(parts.glob("*.unreadable"))
+    if request.config.option.markexpr == "matrix":
+        note_kills(KILLS, how)

@@ -20,7 +20,9 @@ def cell(word: str, why: str = "", commit: str = "aaaa") -> dict[str, Any]:
 def record() -> dict[str, Any]:
     row = {check: cell("equal") for check in PAGE["CHECKS"]}
     cells = {"pcl": dict(row), "simclr": dict(row)}
-    return {"host": {"version": "1.0.2"}, "methods": ["pcl", "simclr"], "cells": cells}
+    kills = {"number": 100, "how": "7 past a checkpoint"} | cell("equal")
+    host = {"version": "1.0.2"}
+    return {"host": host, "methods": ["pcl", "simclr"], "cells": cells, "kills": kills}
 
 
 def test_every_word_but_equal_and_close_has_its_reason(record: dict[str, Any]) -> None:
@@ -32,7 +34,10 @@ def test_every_word_but_equal_and_close_has_its_reason(record: dict[str, Any]) -
 
 def test_cells_of_other_code_are_named(record: dict[str, Any]) -> None:
     record["cells"]["simclr"]["DALI"] = cell("equal", commit="bbbb")
-    usual, others = PAGE["section"](record).splitlines()[-1].split(". `")
+    *_, made_with, _, kills = PAGE["section"](record).splitlines()
+    usual, others = made_with.split(". `")
+    assert "100 moments" in kills
+    assert "7 past a checkpoint; solo_ext aaaa," in kills
     assert usual.startswith("solo_ext aaaa, solo-learn's files 1b2c, torch 2.15")
     assert others.startswith("simclr` DALI: solo_ext bbbb,")
 
@@ -41,6 +46,8 @@ def test_a_lacking_cell_is_found(record: dict[str, Any]) -> None:
     assert not PAGE["missing"](record)
     del record["cells"]["simclr"]["kill -9"]
     record["methods"].append("byol")
+    del record["kills"]
     lacking = PAGE["missing"](record)
     assert lacking[0] == "solo-learn 1.0.2, simclr, kill -9"
-    assert lacking[1:] == [f"solo-learn 1.0.2, byol, {check}" for check in PAGE["CHECKS"]]
+    assert lacking[1:-1] == [f"solo-learn 1.0.2, byol, {check}" for check in PAGE["CHECKS"]]
+    assert lacking[-1] == "solo-learn 1.0.2, a hundred kills"
