@@ -72,7 +72,9 @@ class Server:
             os.kill(child, signal.SIGKILL)
         return time.monotonic() - begin, int(self.process.stdout.readline())
 
-    def kill_at_random(self, whole: Path, parts: Path, kills: int, runs: int = 1) -> str:
+    def kill_at_random(
+        self, whole: Path, parts: Path, kills: int, runs: int = 5, reach: float = 0.3
+    ) -> str:
         """Trains one run in one life, and another that is killed so many times before it may end.
 
         Every third kill comes after the first checkpoint of its process, the others while it
@@ -84,6 +86,8 @@ class Server:
             kills: how many.
             runs: that may end before all kills are done, on a machine whose pace changes, and are
                 begun anew, this one included.
+            reach: how far the kills come on average, as a share of its life without start. What
+                a part does until its first checkpoint is not counted.
 
         Returns:
             A line to show.
@@ -98,7 +102,7 @@ class Server:
         number = 0
         while number < kills:
             late = number % LATE == 0
-            longest = 2 * max(0.0, life - start) / kills if late else start
+            longest = 2 * LATE * reach * max(0.0, life - start) / kills if late else start
             lived, code = self.run(parts, draw.uniform(0, longest), past_checkpoint=late)
             if code == 0 and runs > 1:
                 assert_same_run(whole, parts)

@@ -55,7 +55,7 @@ def killed(folder: Path, config: dict[str, Any]) -> Outcome:
         pytest.skip("processes of POSIX")
     server = Server(folder, config)
     try:
-        how = server.kill_at_random(folder / "whole", folder / "parts", KILLS, runs=5)
+        how = server.kill_at_random(folder / "whole", folder / "parts", KILLS)
     finally:
         server.close()
     assert_same_run(folder / "whole", folder / "parts")
