@@ -21,8 +21,7 @@ def record() -> dict[str, Any]:
     row = {check: cell("equal") for check in PAGE["CHECKS"]}
     cells = {"pcl": dict(row), "simclr": dict(row)}
     kills = {"number": 100, "how": "7 past a checkpoint"} | cell("equal")
-    host = {"version": "1.0.2"}
-    return {"host": host, "methods": ["pcl", "simclr"], "cells": cells, "kills": kills}
+    return {"name": "1.0.2", "methods": ["pcl", "simclr"], "cells": cells, "kills": kills}
 
 
 def test_every_word_but_equal_and_close_has_its_reason(record: dict[str, Any]) -> None:
