@@ -47,6 +47,10 @@ class StoppedBySignal(UserError):
         super().__init__(message)
 
 
+class ProcessLost(UserError):
+    """A run whose processes wait for one that is gone; a failure, and no mistake of the user's."""
+
+
 def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:
     """Says which valid name is closest to ``name`` and which others there are.
 

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from solo_ext import __version__
 from solo_ext.cli.benchmark import add_parsers
-from solo_ext.errors import StoppedBySignal, UserError, nearest
+from solo_ext.errors import ProcessLost, StoppedBySignal, UserError, nearest
 
-USER_MISTAKE = 2
+FAILURE, USER_MISTAKE = 1, 2
 _OPTION = re.compile(r"--?[A-Za-z]")
 
 
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + stop.signal
     except UserError as error:
         print(f"solo-ext: {error}", file=sys.stderr)
-        return USER_MISTAKE
+        return FAILURE if isinstance(error, ProcessLost) else USER_MISTAKE
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise

@@ -33,6 +33,7 @@ from solo_ext.locks import locked
 from solo_ext.training.agreed_dir import RUN_DIR, agreed_run_dir
 from solo_ext.training.collapse import CollapseWatch
 from solo_ext.training.identity import Identity
+from solo_ext.training.lost_process import lost_process_named
 from solo_ext.training.nonfinite import NonFiniteWatch
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.progress import progress_callback
@@ -101,6 +102,7 @@ def pretrain(
         UserError: a checkpoint that cannot be used, a logger that is not installed, another
             process at work in the directory, or a directory that cannot be written.
         StoppedBySignal: a signal ended it; its checkpoint stands where it was.
+        ProcessLost: another process of the run is gone.
     """
     given, cfg = prepared.given, prepared.cfg
     if run_dir is None:
@@ -164,7 +166,12 @@ def pretrain(
         return _add_timing(run_dir, trainer, seconds, images * trainer.world_size)
 
     try:
-        with _announced(run_dir), _alone(run_dir, trainer), _fitting(ckpt_path):
+        with (
+            _announced(run_dir),
+            _alone(run_dir, trainer),
+            _fitting(ckpt_path),
+            lost_process_named(run_dir, trainer),
+        ):
             trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     except StoppedBySignal:
         timing()
