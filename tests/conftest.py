@@ -156,14 +156,19 @@ def make_distilled(make_config: MakeConfig, teacher: Path) -> MakeConfig:
 def in_processes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[Any], list[dict[str, Any]]]:
-    """``in_processes(module)``: what ``module.run`` saved as each of ``module.RANKS`` processes."""
+    """``in_processes(module, n)``: what ``module.run`` saved as each of n processes.
 
-    def compute(module: Any) -> list[dict[str, Any]]:
+    ``module.RANKS`` is n, here and in the processes.
+    """
+
+    def compute(module: Any, count: int = 2) -> list[dict[str, Any]]:
         folder = tmp_path_factory.mktemp("ranks")
+        module.RANKS = count
         with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RANKS", str(count))
             # Spawned processes find the module by its name, on the path that they inherit.
             patch.syspath_prepend(Path(module.__file__).parent)
-            multiprocessing.spawn(module.run, (str(folder),), nprocs=module.RANKS)
-        return [torch.load(folder / f"{rank}.pt") for rank in range(module.RANKS)]
+            multiprocessing.spawn(module.run, (str(folder),), nprocs=count)
+        return [torch.load(folder / f"{rank}.pt") for rank in range(count)]
 
     return compute

@@ -1,4 +1,4 @@
-"""Two gloo processes find the same means, bit by bit, as one with all rows."""
+"""Two and four gloo processes find the same means, bit by bit, as one with all rows."""
 
 import importlib
 import sys
@@ -13,24 +13,24 @@ from solo_ext.clustering import Clustering, kmeans
 from solo_ext.clustering.mutual_information import normalized_mutual_information
 from solo_ext.clustering.rows import rows_of
 
-InProcesses = Callable[[Any], list[dict[str, Any]]]
+InProcesses = Callable[[Any, int], list[dict[str, Any]]]
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-shards: Any = importlib.import_module("shards")
+ranks: Any = importlib.import_module("kmeans_ranks")
 sys.path.remove(str(HERE))
 
 
-@pytest.fixture(scope="module")
-def results(in_processes: InProcesses) -> list[dict[str, Any]]:
-    """What each of the two processes found."""
-    return in_processes(shards)
+@pytest.fixture(scope="module", params=[2, 4])
+def results(in_processes: InProcesses, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What each of two and of four processes found."""
+    return in_processes(ranks, request.param)
 
 
 def check(results: list[dict[str, Any]], name: str, deal: str, alone: Clustering) -> None:
-    """Both ranks have the means of one process and their own rows' assignments."""
+    """All ranks have the means of one process and their own rows' assignments."""
     for rank, result in enumerate(results):
         found = Clustering(*result[name])
-        ids = shards.share(deal, rank)
+        ids = ranks.share(deal, rank)
         assert torch.equal(found.means, alone.means)
         assert torch.equal(found.assignments, alone.assignments[ids])
         torch.testing.assert_close(found.distances, alone.distances[ids], rtol=0, atol=1e-6)
@@ -38,70 +38,73 @@ def check(results: list[dict[str, Any]], name: str, deal: str, alone: Clustering
         assert found.iterations == alone.iterations
 
 
-@pytest.mark.parametrize("start", shards.STARTS)
-@pytest.mark.parametrize("deal", shards.DEALS)
-def test_two_processes_equal_one(results: list[dict[str, Any]], deal: str, start: str) -> None:
-    alone = kmeans(shards.features(), **shards.options(start))
+@pytest.mark.parametrize("start", ranks.STARTS)
+@pytest.mark.parametrize("deal", ranks.DEALS)
+def test_processes_equal_one(results: list[dict[str, Any]], deal: str, start: str) -> None:
+    alone = kmeans(ranks.features(), **ranks.options(start))
     assert torch.bincount(alone.assignments, minlength=len(alone.means)).min() > 0
     check(results, f"{deal}, {start}", deal, alone)
 
 
 def test_the_relocated_start_relocates() -> None:
-    options = shards.options("relocated")
-    found = kmeans(shards.features(), **options)
-    plain = kmeans(shards.features(), **options, relocate=False)
+    options = ranks.options("relocated")
+    found = kmeans(ranks.features(), **options)
+    plain = kmeans(ranks.features(), **options, relocate=False)
     assert found.objective < plain.objective
 
 
 def test_ranks_share_the_merge_costs(results: list[dict[str, Any]]) -> None:
     """Tile by tile in turn: every product is one rank's."""
-    costs, partners, alone = shards.merged(rows_of(shards.features(), None, False))
-    assert alone == shards.MERGED
+    costs, partners, alone = ranks.merged(rows_of(ranks.features(), None, False))
+    assert alone == ranks.MERGED
     for result in results:
         assert torch.equal(result["merged"][0], costs)
         assert torch.equal(result["merged"][1], partners)
-    first, second = (result["merged"][2] for result in results)
-    assert first + second == alone
-    assert 0 < second < first < alone
+    shares = [result["merged"][2] for result in results]
+    assert sum(shares) == alone
+    # Three tiles: the fourth process has none.
+    assert shares[1] > 0
+    assert max(shares) < alone
 
 
 def test_ranks_share_the_mutual_information(results: list[dict[str, Any]]) -> None:
-    alone = normalized_mutual_information(*shards.labelled())
+    alone = normalized_mutual_information(*ranks.labelled())
     assert 0.1 < alone < 0.9
     for result in results:
         assert result["labelled"] == pytest.approx(alone, abs=1e-12)
 
 
 def test_ranks_number_their_rows_in_order(results: list[dict[str, Any]]) -> None:
-    alone = kmeans(shards.features(), shards.CLUSTERS, iterations=6)
+    alone = kmeans(ranks.features(), ranks.CLUSTERS, iterations=6)
     check(results, "no ids", "in order", alone)
 
 
 def test_without_sharding_a_rank_is_alone(results: list[dict[str, Any]]) -> None:
-    alone = kmeans(shards.features(), shards.CLUSTERS, iterations=6)
+    alone = kmeans(ranks.features(), ranks.CLUSTERS, iterations=6)
     for result in results:
         assert torch.equal(Clustering(*result["alone"]).means, alone.means)
 
 
 def test_the_first_rank_says_where_to_start(results: list[dict[str, Any]]) -> None:
-    x = shards.features()
-    alone = kmeans(x, shards.CLUSTERS, init=x[: shards.CLUSTERS], iterations=6)
+    x = ranks.features()
+    alone = kmeans(x, ranks.CLUSTERS, init=x[: ranks.CLUSTERS], iterations=6)
     check(results, "own init", "in order", alone)
 
 
 def test_all_ranks_refuse_alike(results: list[dict[str, Any]]) -> None:
-    first, second = (result["refusals"] for result in results)
-    assert first == second
+    first, *others = (result["refusals"] for result in results)
+    assert all(other == first for other in others)
     assert "3 rows hold NaN" in first["nan"]
     assert "num_clusters=901: there are only 900 rows" in first["too many"]
-    assert "283 are missing and 283 occur more than once" in first["ids"]
+    twice = {2: 283, 4: 150}[len(results)]
+    assert f"283 are missing and {twice} occur more than once" in first["ids"]
 
 
 def test_faiss_on_the_first_rank(results: list[dict[str, Any]]) -> None:
     pytest.importorskip("faiss")
-    alone = kmeans(shards.features(), shards.CLUSTERS, iterations=6, backend="faiss")
+    alone = kmeans(ranks.features(), ranks.CLUSTERS, iterations=6, backend="faiss")
     for rank, result in enumerate(results):
         found = Clustering(*result["faiss"])
         torch.testing.assert_close(found.means, alone.means, rtol=0, atol=1e-5)
-        ids = shards.share("shuffled", rank)
+        ids = ranks.share("shuffled", rank)
         assert torch.equal(found.assignments, alone.assignments[ids])

@@ -1,4 +1,4 @@
-"""Sinkhorn, the prior and the ProtoCPC step of two gloo processes equal those of one."""
+"""Sinkhorn, the prior and the ProtoCPC step of two and four gloo processes equal those of one."""
 
 import importlib
 import sys
@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-InProcesses = Callable[[Any], list[dict[str, Any]]]
+InProcesses = Callable[[Any, int], list[dict[str, Any]]]
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-ranks: Any = importlib.import_module("distillation_two_ranks")
+ranks: Any = importlib.import_module("distillation_ranks")
 sys.path.remove(str(HERE))
 exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 
 
-@pytest.fixture(scope="module")
-def results(in_processes: InProcesses) -> list[dict[str, Any]]:
-    """What each of the two processes computed."""
-    return in_processes(ranks)
+@pytest.fixture(scope="module", params=[2, 4])
+def results(in_processes: InProcesses, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What each of two and of four processes computed."""
+    return in_processes(ranks, request.param)
 
 
 @pytest.mark.parametrize("split", ranks.SPLITS)
@@ -29,12 +29,11 @@ def results(in_processes: InProcesses) -> list[dict[str, Any]]:
 def test_sinkhorn(results: list[dict[str, Any]], name: str, split: str) -> None:
     """Also where the processes hold different numbers of samples."""
     found = [result["sinkhorn"][split, name] for result in results]
-    assert [len(f) for f in found] == [ranks.SPLITS[split], ranks.BATCH - ranks.SPLITS[split]]
+    assert tuple(map(len, found)) == ranks.SPLITS[split][len(results)]
     expected = ranks.assigned(name)
     exact(torch.cat(found), expected)
-    count = ranks.SPLITS[split]
-    apart = ranks.assigned(name, slice(count))
-    assert (apart - expected[:count]).abs().max() > 1e-3
+    first = ranks.parts(split)[0]
+    assert (ranks.assigned(name, first) - expected[first]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("split", ranks.SPLITS)
@@ -42,7 +41,7 @@ def test_prior(results: list[dict[str, Any]], split: str) -> None:
     expected = ranks.prior()
     for result in results:
         exact(result["prior"][split], expected)
-    assert (ranks.prior(slice(ranks.SPLITS[split])) - expected).abs().max() > 1e-3
+    assert (ranks.prior(ranks.parts(split)[0]) - expected).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ranks.STEPS)

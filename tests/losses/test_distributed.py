@@ -1,4 +1,4 @@
-"""Two gloo processes equal one on the joined batch, in value and gradient."""
+"""Two and four gloo processes equal one on the joined batch, in value and gradient."""
 
 import importlib
 import sys
@@ -11,23 +11,24 @@ import torch
 
 from solo_ext import distributed
 
-InProcesses = Callable[[Any], list[dict[str, Any]]]
+InProcesses = Callable[[Any, int], list[dict[str, Any]]]
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-ranks: Any = importlib.import_module("two_ranks")
+ranks: Any = importlib.import_module("contrastive_ranks")
 sys.path.remove(str(HERE))
+VALUES = ("queue.value", "support.value", "bank.value", "cache.value", "prior.value")
 
 
-@pytest.fixture(scope="module")
-def results(in_processes: InProcesses) -> list[dict[str, Any]]:
-    """What each of the two processes computed."""
-    return in_processes(ranks)
+@pytest.fixture(scope="module", params=[2, 4])
+def results(in_processes: InProcesses, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What each of two and of four processes computed."""
+    return in_processes(ranks, request.param)
 
 
 @pytest.mark.parametrize(
     "index", range(len(ranks.CASES)), ids=["-".join(map(str, c)) for c in ranks.CASES]
 )
-def test_two_processes_equal_one(results: list[dict[str, Any]], index: int) -> None:
+def test_processes_equal_one(results: list[dict[str, Any]], index: int) -> None:
     case = ranks.CASES[index]
     alone = ranks.step(case, ranks.network())
     found = [ranks.Step(*result["steps"][index]) for result in results]
@@ -44,40 +45,47 @@ def test_two_processes_equal_one(results: list[dict[str, Any]], index: int) -> N
 
 
 def test_knows_its_rank(results: list[dict[str, Any]]) -> None:
-    assert [r["gathers"]["rank"] for r in results] == [0, 1]
-    assert [r["gathers"]["world_size"] for r in results] == [2, 2]
+    count = len(results)
+    assert [r["gathers"]["rank"] for r in results] == list(range(count))
+    assert [r["gathers"]["world_size"] for r in results] == [count] * count
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_gathers_rank_by_rank(results: list[dict[str, Any]], rank: int) -> None:
-    found = results[rank]["gathers"]
-    first = torch.arange(6.0).view(2, 3)
-    joined = torch.cat((first, first + 100))
-    assert torch.equal(found["plain"], joined)
-    assert torch.equal(found["with gradient"], joined)
-    assert torch.equal(found["leaf"], joined)
-    assert not found["leaf"].requires_grad
-    assert torch.equal(found["transposed"], torch.cat((first.T, first.T + 100)))
-    assert torch.equal(found["integer"], torch.tensor([0, 10, 1, 11]))
+def test_gathers_rank_by_rank(results: list[dict[str, Any]]) -> None:
+    first, count = torch.arange(6.0).view(2, 3), range(len(results))
+    joined = torch.cat([first + 100 * rank for rank in count])
+    numbers = [number for rank in count for number in (rank, 10 + rank)]
+    for result in results:
+        found = result["gathers"]
+        assert torch.equal(found["plain"], joined)
+        assert torch.equal(found["with gradient"], joined)
+        assert torch.equal(found["leaf"], joined)
+        assert not found["leaf"].requires_grad
+        assert torch.equal(found["transposed"], torch.cat([first.T + 100 * r for r in count]))
+        assert torch.equal(found["integer"], torch.tensor(numbers))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_gradients_of_all_ranks_add_up(results: list[dict[str, Any]], rank: int) -> None:
-    found = results[rank]["gathers"]
-    own = slice(2 * rank, 2 * rank + 2)
-    total = ranks.weights(0) + ranks.weights(1)
-    assert torch.equal(found["gradient"], total[own])
-    assert torch.equal(found["gradient of sum"], torch.full((2, 3), 3.0))
+def test_gradients_of_all_ranks_add_up(results: list[dict[str, Any]]) -> None:
+    count = len(results)
+    total = torch.stack([ranks.weights(rank) for rank in range(count)]).sum(0)
+    for rank, result in enumerate(results):
+        found, own = result["gathers"], slice(2 * rank, 2 * rank + 2)
+        assert torch.equal(found["gradient"], total[own])
+        expected = torch.full((2, 3), count * (count + 1) / 2)
+        assert torch.equal(found["gradient of sum"], expected)
+        # And those of others are left alone.
+        assert torch.equal(found["gradient of bias"], 2 * ranks.weights(rank))
+        assert torch.equal(found["gradient beside bias"], total[own])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_gather_leaves_the_gradients_of_others_alone(
-    results: list[dict[str, Any]], rank: int
-) -> None:
-    found = results[rank]["gathers"]
-    assert torch.equal(found["gradient of bias"], 2 * ranks.weights(rank))
-    own = slice(2 * rank, 2 * rank + 2)
-    assert torch.equal(found["gradient beside bias"], (ranks.weights(0) + ranks.weights(1))[own])
+def test_state_is_that_of_the_joined_batch(results: list[dict[str, Any]]) -> None:
+    """Queue, support set, bank, cache and prior, in every process."""
+    alone = ranks.state()
+    assert len(alone) >= 10
+    assert not any(torch.equal(alone[name], ranks.state(slice(6))[name]) for name in VALUES)
+    for result in results:
+        assert result["state"].keys() == alone.keys()
+        for name, value in alone.items():
+            torch.testing.assert_close(result["state"][name], value, rtol=0, atol=1e-15)
 
 
 def test_one_process_gathers_itself() -> None:

@@ -1,4 +1,4 @@
-"""The classical losses of two gloo processes equal those of one on the joined batch."""
+"""The classical losses of two and four gloo processes equal those of one on the joined batch."""
 
 import importlib
 import sys
@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-InProcesses = Callable[[Any], list[dict[str, Any]]]
+InProcesses = Callable[[Any, int], list[dict[str, Any]]]
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-ranks: Any = importlib.import_module("metric_two_ranks")
+ranks: Any = importlib.import_module("metric_ranks")
 sys.path.remove(str(HERE))
 
 
-@pytest.fixture(scope="module")
-def results(in_processes: InProcesses) -> list[dict[str, Any]]:
-    """What each of the two processes computed."""
-    return in_processes(ranks)
+@pytest.fixture(scope="module", params=[2, 4])
+def results(in_processes: InProcesses, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What each of two and of four processes computed."""
+    return in_processes(ranks, request.param)
 
 
 @pytest.mark.parametrize("index", range(len(ranks.CASES)), ids=[" - ".join(c) for c in ranks.CASES])
-def test_two_processes_equal_one(results: list[dict[str, Any]], index: int) -> None:
+def test_processes_equal_one(results: list[dict[str, Any]], index: int) -> None:
     name, kind = ranks.CASES[index]
     alone = ranks.step(name, *ranks.joined_batch(kind))
     found = [ranks.Step(*result["steps"][index]) for result in results]
@@ -41,5 +41,6 @@ def test_two_processes_equal_one(results: list[dict[str, Any]], index: int) -> N
 
 def test_uniformity_is_one_value_on_all_ranks(results: list[dict[str, Any]]) -> None:
     index = ranks.CASES.index(("uniformity", "mixed"))
-    first, second = (result["steps"][index][0] for result in results)
-    torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
+    first, *others = (result["steps"][index][0] for result in results)
+    for other in others:
+        torch.testing.assert_close(first, other, rtol=0, atol=1e-12)

@@ -17,10 +17,10 @@ from solo_ext.data.sampler import EpochSampler
 from solo_ext.training.prepare import prepare
 from tests.scripts import run_script
 
-InProcesses = Callable[[Any], list[dict[str, Any]]]
+InProcesses = Callable[[Any, int], list[dict[str, Any]]]
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-ranks: Any = importlib.import_module("pcl_two_ranks")
+ranks: Any = importlib.import_module("pcl_ranks")
 sys.path.remove(str(HERE))
 
 SMALL = [
@@ -36,13 +36,13 @@ SMALL = [
 SAMPLES = 280
 
 
-@pytest.fixture(scope="module")
-def results(in_processes: InProcesses) -> list[dict[str, Any]]:
-    """What each of the two processes computed."""
-    return in_processes(ranks)
+@pytest.fixture(scope="module", params=[2, 4])
+def results(in_processes: InProcesses, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What each of two and of four processes computed."""
+    return in_processes(ranks, request.param)
 
 
-def test_e_step_of_two_ranks_is_that_of_one(results: list[dict[str, Any]]) -> None:
+def test_e_step_of_several_ranks_is_that_of_one(results: list[dict[str, Any]]) -> None:
     """To the last bit, cold and warm, with empty and single clusters."""
     alone = ranks.steps(torch.arange(ranks.SAMPLES))
     for result in results:

@@ -1,10 +1,12 @@
-"""What each of two gloo processes computes for ``test_distillation_distributed.py``.
+"""What each of several gloo processes computes for ``test_distillation_distributed.py``.
 
 A module of its own because a spawned process imports the function that it runs by name.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,15 @@ from torch import Tensor
 from solo_ext.losses import protocpc_step
 from solo_ext.modules import PrototypePrior, sinkhorn
 
-RANKS, VIEWS, TARGETS, BATCH, K, D = 2, 3, 2, 8, 11, 5
+RANKS = int(os.environ.get("RANKS", "2"))
+VIEWS, TARGETS, BATCH, K, D = 3, 2, 8, 11, 5
 
-SPLITS = {"even": 4, "uneven": 3, "one": 1}
-"""How many of the samples the first process has."""
+SPLITS = {
+    "even": {2: (4, 4), 4: (2, 2, 2, 2)},
+    "uneven": {2: (3, 5), 4: (3, 1, 2, 2)},
+    "one": {2: (1, 7), 4: (1, 1, 5, 1)},
+}
+"""How many of the samples each process has."""
 
 SCORES: dict[str, tuple[float, dict[str, Any]]] = {
     "bounded": (0.05, {"unit": True}),
@@ -36,8 +43,14 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 
 
+def parts(split: str) -> list[slice]:
+    """The samples of each process."""
+    ends = list(itertools.accumulate(SPLITS[split][RANKS]))
+    return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
 def cosines() -> Tensor:
-    """(BATCH, K), whose largest entries lie in the second process's part."""
+    """(BATCH, K), whose largest entries lie in the second half."""
     generator = torch.Generator().manual_seed(0)
     rows, columns = (
         F.normalize(torch.randn(n, D, generator=generator, dtype=torch.float64), dim=1)
@@ -93,12 +106,12 @@ def run(rank: int, folder: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS
     )
-    parts = {n: slice(None, c) if rank == 0 else slice(c, None) for n, c in SPLITS.items()}
+    own = {split: parts(split)[rank] for split in SPLITS}
     found: dict[str, Any] = {
-        "sinkhorn": {(s, n): assigned(n, own) for s, own in parts.items() for n in SCORES},
-        "prior": {s: prior(own) for s, own in parts.items()},
-        "step": {n: step(n, parts["even"]) for n in STEPS},
-        "uneven prior": step("paper", parts["uneven"])["prior"],
+        "sinkhorn": {(s, n): assigned(n, part) for s, part in own.items() for n in SCORES},
+        "prior": {s: prior(part) for s, part in own.items()},
+        "step": {n: step(n, own["even"]) for n in STEPS},
+        "uneven prior": step("paper", own["uneven"])["prior"],
     }
     for done in found["step"].values():
         # What DDP does to parameters; its import alone takes seconds.

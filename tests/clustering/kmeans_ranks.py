@@ -1,10 +1,11 @@
-"""What each of two gloo processes computes for ``test_distributed_kmeans.py``.
+"""What each of several gloo processes computes for ``test_distributed_kmeans.py``.
 
 A module of its own because a spawned process imports the function that it runs by name.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from solo_ext.clustering.merging import merge_costs
 from solo_ext.clustering.mutual_information import normalized_mutual_information
 from solo_ext.clustering.rows import Rows, rows_of
 
-RANKS = 2
+RANKS = int(os.environ.get("RANKS", "2"))
 ROWS, CLUSTERS = 900, 25
 MERGED = 1100
 """Clusters whose merge costs take three tiles."""
 
+ENDS = {2: (617,), 4: (617, 700, 850)}
+"""Where the rows of all ranks but the last end."""
 STARTS = ["cold", "restarts", "refilled", "warm", "relocated"]
 DEALS = ["in order", "alternating", "shuffled", "one has all"]
 
@@ -40,8 +43,8 @@ def share(deal: str, rank: int) -> Tensor:
         return numbers[rank::RANKS]
     if deal == "shuffled":
         numbers = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
-    cut = 0 if deal == "one has all" else 617
-    return numbers[:cut] if rank == 0 else numbers[cut:]
+    ends = [0, *[ROWS] * (RANKS - 1)] if deal == "one has all" else [*ENDS[RANKS], ROWS]
+    return numbers[(0, *ends)[rank] : ends[rank]]
 
 
 def options(start: str) -> dict[str, Any]:

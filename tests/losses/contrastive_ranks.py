@@ -1,10 +1,11 @@
-"""What each of two gloo processes computes for ``test_distributed.py``.
+"""What each of several gloo processes computes for ``test_distributed.py``.
 
 A module of its own because a spawned process imports the function that it runs by name.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,8 +27,13 @@ from solo_ext.losses.mochi import mochi_loss_func
 from solo_ext.losses.negative_mass import PLAIN, NegativeMass
 from solo_ext.losses.nnclr_symmetric import nnclr_terms
 from solo_ext.losses.nt_xent import nt_xent_loss_func
+from solo_ext.modules.feature_bank import FeatureBank
+from solo_ext.modules.feature_queue import FeatureQueue
+from solo_ext.modules.prototype_prior import PrototypePrior
+from solo_ext.modules.support_set import SupportSet
+from solo_ext.modules.teacher_cache import TeacherCache
 
-RANKS, VIEWS = 2, 3
+RANKS, VIEWS = int(os.environ.get("RANKS", "2")), 3
 
 
 class Local(NamedTuple):
@@ -173,8 +179,8 @@ def step(case: Case, model: nn.Module, own: slice = slice(None)) -> Step:
 
 
 def weights(rank: int) -> Tensor:
-    """Returns (4, 3) weights of a rank's own loss."""
-    return torch.arange(12.0).view(4, 3) * (rank + 1) + 0.5
+    """Returns (2 * ranks, 3) weights of a rank's own loss."""
+    return torch.arange(6.0 * RANKS).view(-1, 3) * (rank + 1) + 0.5
 
 
 def gathers(rank: int) -> dict[str, Any]:
@@ -198,12 +204,41 @@ def gathers(rank: int) -> dict[str, Any]:
     distributed.gather_with_gradient(x).sum().mul(rank + 1).backward()
     found["gradient of sum"] = x.grad
     # The gradient of a sum is one tensor, which both of its terms receive.
-    x, bias = own.clone().requires_grad_(), torch.ones(4, 3, requires_grad=True)
+    x, bias = own.clone().requires_grad_(), torch.ones(2 * RANKS, 3, requires_grad=True)
     shifted = 2 * bias
     ((distributed.gather_with_gradient(x) + shifted) * weights(rank)).sum().backward()
     found["gradient of bias"] = bias.grad
     found["gradient beside bias"] = x.grad
     return found
+
+
+def state(own: slice = slice(None)) -> dict[str, Tensor]:
+    """Buffers of modules that take in the rows of all processes, two batches."""
+    queue, support, bank, cache = (
+        FeatureQueue(24, 3),
+        SupportSet(24, 3),
+        FeatureBank(3),
+        TeacherCache(3),
+    )
+    bank.resize_(24)
+    cache.resize_(24)
+    prior = PrototypePrior(3, 0.7)
+    held = nn.ModuleDict({"queue": queue, "support": support, "bank": bank, "cache": cache})
+    held["prior"] = prior
+    held.double()
+    generator = torch.Generator().manual_seed(7)
+    numbers = torch.randperm(24, generator=generator)
+    for batch in numbers.view(2, 12):
+        rows = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+        part, ids = F.normalize(rows, dim=1)[own], batch[own]
+        joined, all_ids = distributed.gather(part), distributed.gather(ids)
+        queue.update_(joined)
+        support.update_(joined, all_ids, all_ids % 3)
+        bank.update_(all_ids, joined)
+        cache.update_(ids, part)
+        prior.update_(part.softmax(1))
+    # A cache is no part of checkpoints.
+    return {**held.state_dict(), **dict(held.named_buffers())}
 
 
 def run(rank: int, folder: str) -> None:
@@ -221,5 +256,11 @@ def run(rank: int, folder: str) -> None:
             dist.all_reduce(gradient)
             gradient /= RANKS
         steps.append(tuple(done))
-    torch.save({"steps": steps, "gathers": gathers(rank)}, Path(folder) / f"{rank}.pt")
+    share = 12 // RANKS
+    found = {
+        "steps": steps,
+        "gathers": gathers(rank),
+        "state": state(slice(rank * share, (rank + 1) * share)),
+    }
+    torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()

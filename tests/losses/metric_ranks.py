@@ -1,10 +1,11 @@
-"""What each of two gloo processes computes for ``test_metric_distributed.py``.
+"""What each of several gloo processes computes for ``test_metric_distributed.py``.
 
 A module of its own because a spawned process imports the function that it runs by name.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from solo_ext import losses
 from solo_ext.modules.bilinear_critic import BilinearCritic
 from solo_ext.modules.class_weights import ClassWeights
 
-RANKS, PER_RANK, CLASSES = 2, 5, 7
+RANKS, BATCH, CLASSES = int(os.environ.get("RANKS", "2")), 12, 7
 
 
 class Model(nn.Module):
@@ -59,12 +60,12 @@ LOSSES: dict[str, Loss] = {
 }
 
 TARGETS: dict[str, list[int]] = {
-    "mixed": [0, 1, 0, 2, 1, 2, 0, 1, 0, 2],
-    "uneven": [0, 0, 0, 0, 1, 2, 3, 4, 5, 1],
-    "positives on one rank only": [0, 0, 1, 1, 1, 2, 3, 4, 5, 6],
-    "positives across ranks only": [0, 1, 2, 3, 4, 4, 3, 2, 5, 6],
-    "no positives": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
-    "no negatives": [0] * 10,
+    "mixed": [0, 1, 0, 2, 1, 2, 0, 1, 0, 2, 1, 2],
+    "uneven": [0, 0, 0, 0, 1, 2, 3, 4, 5, 1, 6, 2],
+    "positives on one rank only": [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
+    "positives across ranks only": [0, 1, 2, 3, 4, 5, 5, 4, 3, 6, 7, 8],
+    "no positives": list(range(12)),
+    "no negatives": [0] * 12,
 }
 BY_LABEL = ("lifted", "lifted max", "soft nearest", "soft nearest cosine")
 CASES = [
@@ -80,10 +81,10 @@ class Step(NamedTuple):
 
 
 def joined_batch(targets: str) -> tuple[Tensor, Tensor]:
-    """Returns (2, ranks * N, 6), two views of the whole batch, and (ranks * N,) labels."""
+    """Returns (2, 12, 6), two views of the whole batch, and (12,) labels."""
     generator = torch.Generator().manual_seed(1)
-    rows = torch.randn(1, RANKS * PER_RANK, 6, generator=generator, dtype=torch.float64)
-    noise = torch.randn(2, RANKS * PER_RANK, 6, generator=generator, dtype=torch.float64)
+    rows = torch.randn(1, BATCH, 6, generator=generator, dtype=torch.float64)
+    noise = torch.randn(2, BATCH, 6, generator=generator, dtype=torch.float64)
     return rows + noise, torch.tensor(TARGETS[targets])
 
 
@@ -106,7 +107,7 @@ def run(rank: int, folder: str) -> None:
     steps = []
     for name, kind in CASES:
         views, targets = joined_batch(kind)
-        own = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
+        own = slice(rank * BATCH // RANKS, (rank + 1) * BATCH // RANKS)
         done = step(name, views[:, own], targets[own])
         for gradient in done.gradients:
             # What DDP does to parameters; its import alone takes seconds.

@@ -1,10 +1,11 @@
-"""What each of two gloo processes computes for ``test_pcl_distributed.py``.
+"""What each of several gloo processes computes for ``test_pcl_distributed.py``.
 
 A module of its own because a spawned process imports the function that it runs by name.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from solo_ext.clustering.e_step import Granularity, e_step
 
-RANKS, SAMPLES, DIM = 2, 301, 16
+RANKS, SAMPLES, DIM = int(os.environ.get("RANKS", "2")), 301, 16
 SIZES = [4, 30, 300]
 
 
