@@ -3,7 +3,7 @@
 python scripts/update_matrix.py            # all of benchmark_results/matrix
 python scripts/update_matrix.py --check    # fails when the page is not what the records say
 
-Either fails where a record lacks a cell.
+Either fails where a record lacks a cell, or has one that failed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Written by `python scripts/update_matrix.py` from the records of `pytest -m matr
 - Runs of three epochs of six steps with a checkpoint after each, on a CPU. **equal**: stopped and
   resumed (AMP, accumulation, multi-crop, DALI: within the second epoch) the run ends with the same
   weights, optimiser, schedules, state, random generators, place in the data and logged metrics as
-  one left alone, to the last bit. Of ten kills at random moments four come past a checkpoint that
-  the killed process wrote, the others while it starts.
+  one left alone, to the last bit. A kill comes at any moment of the
+  process that it hits, its start among them.
 - Several processes (gloo): two steps without batch norm against one process on the joined batch.
   **close**: every process ends with the same weights, which are those of the one to less than a
   hundredth of what the steps changed. **agree**: every process ends with the same weights, but not
@@ -97,7 +97,7 @@ def section(record: dict[str, Any]) -> str:
 
 
 def missing(record: dict[str, Any]) -> list[str]:
-    """What a host's record lacks."""
+    """What a host's record lacks, or has to have otherwise."""
     lacking = [
         f"{method}, {check}"
         for method in record["methods"]
@@ -105,6 +105,12 @@ def missing(record: dict[str, Any]) -> list[str]:
         if check not in record["cells"].get(method, {})
     ]
     lacking += [] if "kills" in record else ["a hundred kills"]
+    lacking += [
+        f"{method}, {check}, which {cell['word']}"
+        for method, row in record["cells"].items()
+        for check, cell in row.items()
+        if cell["word"] in ("failed", "not run")
+    ]
     return [f"solo-learn {record['name']}, {name}" for name in lacking]
 
 

@@ -9,7 +9,13 @@ _LONGEST_VALUE = 120
 
 
 class UserError(Exception):
-    """A mistake of the user's, printed as one line and answered with exit code 2."""
+    """A mistake of the user's, printed as one line.
+
+    Attributes:
+        exit_code: of the command that it ends.
+    """
+
+    exit_code = 2
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
@@ -44,11 +50,14 @@ class StoppedBySignal(UserError):
 
     def __init__(self, message: str, signal: int) -> None:
         self.signal = signal
+        self.exit_code = 128 + signal
         super().__init__(message)
 
 
 class ProcessLost(UserError):
     """A run whose processes wait for one that is gone; a failure, and no mistake of the user's."""
+
+    exit_code = 1
 
 
 def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:

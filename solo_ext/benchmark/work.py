@@ -251,7 +251,7 @@ def main() -> int:
         work(Path(sys.argv[1]))
     except UserError as error:
         print(f"solo-ext: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     return 0
 
 

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from solo_ext import __version__
 from solo_ext.cli.benchmark import add_parsers
-from solo_ext.errors import ProcessLost, StoppedBySignal, UserError, nearest
+from solo_ext.errors import UserError, nearest
 
-FAILURE, USER_MISTAKE = 1, 2
+USER_MISTAKE = UserError.exit_code
 _OPTION = re.compile(r"--?[A-Za-z]")
 
 
@@ -138,12 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from solo_ext.cli import commands
 
         return commands.run(args)
-    except StoppedBySignal as stop:
-        print(f"solo-ext: {stop}", file=sys.stderr)
-        return 128 + stop.signal
     except UserError as error:
         print(f"solo-ext: {error}", file=sys.stderr)
-        return FAILURE if isinstance(error, ProcessLost) else USER_MISTAKE
+        return error.exit_code
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise

@@ -7,32 +7,41 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import lightning.pytorch as pl
-from torch.distributed import DistError
 
 from solo_ext.errors import ProcessLost
 from solo_ext.training.run_dir import checkpoints
+from solo_ext.training.run_state import RunState
 
-# gloo's errors are plain RuntimeErrors.
-_GLOO = "gloo/transport"
+# Backends have no class of error for it, gloo not even one of its own. Not among them: a port that
+# is taken, processes that never met, a collective that does not fit another's.
+_GONE = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "remote process exited",
+    "timed out waiting",
+)
 _LONGEST = 160
 
 
 @contextlib.contextmanager
-def lost_process_named(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
+def lost_process_named(run_dir: Path, trainer: pl.Trainer, state: RunState) -> Iterator[None]:
     """Says in one line that another process is gone, where the group's own error would.
 
     Args:
         run_dir: of the run.
         trainer: of the run.
+        state: of the run; before it is restored, processes may never have met.
 
     Raises:
-        ProcessLost: a collective failed.
+        ProcessLost: a collective failed because another process is gone, or hangs.
     """
     try:
         yield
     except RuntimeError as error:
         text = " ".join(str(error).split())
-        if trainer.world_size == 1 or not (isinstance(error, DistError) or _GLOO in text):
+        met = trainer.world_size > 1 and state.restored
+        if not met or not any(words in text.lower() for words in _GONE):
             raise
         if checkpoints(run_dir):
             then = f"go on with solo-ext pretrain --resume {run_dir}"
@@ -41,7 +50,7 @@ def lost_process_named(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
         # After the path of gloo's source.
         what = text.partition("] ")[2] if text.startswith("[") else text
         raise ProcessLost(
-            f"another process of this run is gone, at epoch {trainer.current_epoch}, optimiser "
-            f"step {trainer.global_step} ({what[:_LONGEST]}); why is in what it printed or in its "
+            f"another process of this run is gone or hangs, at epoch {trainer.current_epoch}, "
+            f"optimiser step {trainer.global_step} ({what[:_LONGEST]}); why is in what it printed or in its "
             f"node's log; {then}"
         ) from error

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ from solo_ext.training.trainer import make_loggers, make_trainer, quiet, torch_f
 from solo_ext.training.unreadable import UNREADABLE, UnreadableReport
 
 logger = logging.getLogger(__name__)
+_DOES_NOT_FIT = ("Error(s) in loading state_dict", "loaded state dict")
 
 
 @dataclass(frozen=True)
@@ -168,9 +170,9 @@ def pretrain(
     try:
         with (
             _announced(run_dir),
-            _alone(run_dir, trainer),
+            _alone(run_dir, trainer, state),
             _fitting(ckpt_path),
-            lost_process_named(run_dir, trainer),
+            lost_process_named(run_dir, trainer, state),
         ):
             trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     except StoppedBySignal:
@@ -225,12 +227,12 @@ def _announced(run_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fitting(checkpoint: str | None) -> Iterator[None]:
-    """Says of a checkpoint without a config that its weights are not of this method."""
+    """Says of a checkpoint that its weights or its optimiser are not of this run."""
     try:
         yield
-    except RuntimeError as error:
-        first, *rest = str(error).splitlines()
-        if checkpoint is None or not first.startswith("Error(s) in loading state_dict"):
+    except (RuntimeError, ValueError) as error:
+        first, *rest = str(error).splitlines() or [""]
+        if checkpoint is None or not first.startswith(_DOES_NOT_FIT):
             raise
         raise UserError(
             f"checkpoint {checkpoint!r} does not fit this method or its settings "
@@ -239,11 +241,12 @@ def _fitting(checkpoint: str | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
+def _alone(run_dir: Path, trainer: pl.Trainer, state: RunState) -> Iterator[None]:
     """No other run is at work in the directory; of several processes the first one sees to it."""
     if not trainer.is_global_zero:
         yield
         return
+    own = not run_dir.exists()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         held = contextlib.ExitStack()
@@ -257,8 +260,10 @@ def _alone(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
         try:
             yield
         finally:
-            # One that failed before its first batch leaves nothing.
-            if [file.name for file in run_dir.iterdir()] == [LOCK]:
+            # One that failed before its first batch leaves nothing, not what loggers made either.
+            if own and not state.begun:
+                shutil.rmtree(run_dir, ignore_errors=True)
+            elif [file.name for file in run_dir.iterdir()] == [LOCK]:
                 (run_dir / LOCK).unlink()
                 run_dir.rmdir()
 

@@ -29,10 +29,14 @@ class RunState(Callback):
     Args:
         loader: the training loader.
         identity: of the run.
-        restored: called on the first process when the weights of a checkpoint, if there is one,
-            are found to fit.
+        restored: called on the first process when all that a checkpoint holds, if there is one,
+            is found to fit.
         begin: called on the first process before the first batch, when nothing that depends on the
             config alone can fail any more.
+
+    Attributes:
+        restored: whether all that a checkpoint holds is.
+        begun: whether a batch has come.
     """
 
     def __init__(
@@ -44,11 +48,11 @@ class RunState(Callback):
         begin: Callable[[], None],
     ) -> None:
         self.loader, self.identity = loader, identity
-        self._restored, self._begin = restored, begin
+        self._on_restored, self._begin = restored, begin
         self._pending: dict[str, Any] | None = None
         self._sums: dict[str, tuple[Any, ...]] = {}
         self._logged_again: set[str] = set()
-        self._begun = False
+        self.restored = self.begun = False
         self._trainer: pl.Trainer | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -71,9 +75,17 @@ class RunState(Callback):
         self.loader.load_state_dict(state_dict["data"])
         self._pending = state_dict
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.is_global_zero:
-            self._restored()
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._go_on(trainer)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # A finished run starts no training.
+        self._go_on(trainer)
+
+    def _go_on(self, trainer: pl.Trainer) -> None:
+        if trainer.is_global_zero and not self.restored:
+            self._on_restored()
+        self.restored = True
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._restore()
@@ -83,9 +95,9 @@ class RunState(Callback):
     ) -> None:
         # A run resumed within an epoch starts no epoch.
         self._restore()
-        if not self._begun and trainer.is_global_zero:
+        if not self.begun and trainer.is_global_zero:
             self._begin()
-        self._begun = True
+        self.begun = True
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from solo_ext.config.check import trainer_arguments
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.training.checkpoint_io import DirectCheckpointIO
 from solo_ext.training.records import package_version
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def make_trainer(
@@ -118,9 +121,13 @@ def torch_flags_kept() -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
+    workspace = os.environ.get(_WORKSPACE)
     try:
         yield
     finally:
+        os.environ.pop(_WORKSPACE, None)
+        if workspace is not None:
+            os.environ[_WORKSPACE] = workspace
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark
 

@@ -55,7 +55,7 @@ def killed(folder: Path, config: dict[str, Any]) -> Outcome:
         pytest.skip("processes of POSIX")
     server = Server(folder, config)
     try:
-        how = server.kill_at_random(folder / "whole", folder / "parts", KILLS)
+        how = server.kill_at_random(folder / "whole", folder / "parts", KILLS, 1.0)
     finally:
         server.close()
     assert_same_run(folder / "whole", folder / "parts")
@@ -113,7 +113,7 @@ def in_one_process(method: str, check: str, config_of: ConfigOf, folder: Path) -
     if check == "resume mid-epoch":
         return resumed(folder, config_of(method), MIDWAY)
     if check == "kill -9":
-        return killed(folder, config_of(method))
+        return killed(folder, config_of(method, checkpoint={"every_n_steps": 1}))
     if check == "AMP":
         # Of small convolutions in bfloat16 some CPU builds of torch give gradients that are none.
         config = config_of(method, precision="bf16-mixed", backbone=VIT)

@@ -25,9 +25,9 @@ def record() -> dict[str, Any]:
 
 
 def test_every_word_but_equal_and_close_has_its_reason(record: dict[str, Any]) -> None:
-    record["cells"]["pcl"] |= {"AMP": cell("failed", "how"), "2 processes": cell("agree", "why")}
+    record["cells"]["pcl"] |= {"AMP": cell("refused", "how"), "2 processes": cell("agree", "why")}
     page = PAGE["section"](record)
-    assert "| `pcl` | equal | equal | equal | agree (1) | equal | failed (2) |" in page
+    assert "| `pcl` | equal | equal | equal | agree (1) | equal | refused (2) |" in page
     assert "\n1. why\n2. how\n" in page
 
 
@@ -43,6 +43,9 @@ def test_cells_of_other_code_are_named(record: dict[str, Any]) -> None:
 
 def test_a_lacking_cell_is_found(record: dict[str, Any]) -> None:
     assert not PAGE["missing"](record)
+    record["cells"]["pcl"]["AMP"] = cell("failed", "how")
+    assert PAGE["missing"](record) == ["solo-learn 1.0.2, pcl, AMP, which failed"]
+    record["cells"]["pcl"]["AMP"] = cell("equal")
     del record["cells"]["simclr"]["kill -9"]
     record["methods"].append("byol")
     del record["kills"]

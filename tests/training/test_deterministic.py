@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain
 from tests.training.same_run import assert_same_run
 
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 MakeConfig = Callable[..., dict[str, Any]]
 
 
@@ -41,6 +43,7 @@ def test_it_ends_with_the_run(make_config: MakeConfig, tmp_path: Path) -> None:
         raise RuntimeError("stopped here")
 
     config = prepare(make_config("debiased", deterministic=True, benchmark=False))
+    environment = dict(os.environ)
     benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -50,3 +53,4 @@ def test_it_ends_with_the_run(make_config: MakeConfig, tmp_path: Path) -> None:
     finally:
         torch.backends.cudnn.benchmark = benchmark
     assert not torch.are_deterministic_algorithms_enabled()
+    assert os.environ.get(WORKSPACE) == environment.get(WORKSPACE)

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from solo_ext.errors import UserError
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain, resume
-from solo_ext.training.run_dir import CONFIG, PREVIOUS, checkpoints
+from solo_ext.training.run_dir import CONFIG, METRICS, PREVIOUS, checkpoints
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -259,13 +259,28 @@ def test_one_of_another_run_among_them_is_passed_over(
     assert own.path.read_bytes() == before
 
 
-def test_one_without_a_config_that_does_not_fit(make_config: MakeConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loggers", [[], ["csv"]])
+def test_one_without_a_config_that_does_not_fit(
+    loggers: list[str], make_config: MakeConfig, tmp_path: Path
+) -> None:
     """As solo-learn's own script writes it, of another method: one line, and nothing is left."""
     run = train(make_config("simclr"), tmp_path / "run")
     state = torch.load(checkpoints(run)[-1].path, weights_only=True)
     del state["solo_ext"]
     torch.save(state, tmp_path / "upstream.ckpt")
-    config = make_config("mocov2plus", resume_from_checkpoint=str(tmp_path / "upstream.ckpt"))
+    given = {"resume_from_checkpoint": str(tmp_path / "upstream.ckpt"), "loggers": loggers}
+    config = make_config("mocov2plus", **given)
     with pytest.raises(UserError, match=r"upstream.ckpt' does not fit this method .*Missing key"):
         train(config, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_an_optimiser_of_other_groups_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Forced, but its state does not fit: one line, and the log is not cut."""
+    config = make_config("simclr", optimizer={"name": "lars"}, max_epochs=2)
+    run = train(config, tmp_path / "run")
+    logged = (run / METRICS).read_bytes()
+    other = dict(config, optimizer={**config["optimizer"], "exclude_bias_n_norm_wd": True})
+    with pytest.raises(UserError, match=r"does not fit this method .*parameter group"):
+        pretrain(prepare({**other, "max_epochs": 3}), run_dir=run, force=True)
+    assert (run / METRICS).read_bytes() == logged
