@@ -38,7 +38,9 @@ def test_faster_rcnn_takes_it(name: str, kwargs: dict[str, Any], make_run: MakeR
     done = export(run, "torchvision")
     assert done.out == run / "backbone.pth"
     weights = torch.load(done.out, weights_only=True)
-    model = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=3)
+    # Pictures are enlarged to 800 pixels otherwise.
+    side = {"min_size": 64, "max_size": 64}
+    model = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=3, **side)
     model.backbone.body.load_state_dict(weights)
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():

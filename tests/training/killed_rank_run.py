@@ -1,6 +1,6 @@
-"""The command line, whose second process is killed in its second epoch.
+"""The command line, of whose two processes one is killed in its second epoch.
 
-python killed_rank_run.py FOLDER WORD ...
+python killed_rank_run.py FOLDER RANK PLACE WORD ...
 """
 
 from __future__ import annotations
@@ -10,16 +10,35 @@ import signal
 import sys
 from typing import Any
 
+from lightning.fabric.strategies.launchers import subprocess_script
+
 from solo_ext.cli.main import main
+from solo_ext.methods.pcl import PCL
 from solo_ext.training.nonfinite import NonFiniteWatch
 
+PLACES: dict[str, tuple[Any, str]] = {
+    "step": (NonFiniteWatch, "on_before_backward"),
+    "E-step": (PCL, "embed"),
+}
+"""What every run calls there."""
 
-def dies(self: Any, trainer: Any, *args: Any) -> None:
-    """In place of a hook of a callback that every run has."""
-    if trainer.global_rank == 1 and trainer.current_epoch == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+
+def dying(original: Any, rank: int) -> Any:
+    """The method, but for one process."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer = self.trainer if isinstance(self, PCL) else args[0]
+        if trainer.global_rank == rank and trainer.current_epoch == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, *args, **kwargs)
+
+    return method
 
 
 if __name__ == "__main__":
-    setattr(NonFiniteWatch, "on_train_epoch_start", dies)  # noqa: B010
-    sys.exit(main(sys.argv[2:]))
+    owner, name = PLACES[sys.argv[3]]
+    setattr(owner, name, dying(getattr(owner, name), int(sys.argv[2])))
+    # Lightning looks after its processes every five seconds, and kills those that are left: it
+    # must not come first.
+    setattr(subprocess_script._ChildProcessObserver, "run", lambda self: None)  # noqa: B010
+    sys.exit(main(sys.argv[4:]))

@@ -13,7 +13,6 @@ import pytest
 from solo_ext.training.run_dir import checkpoints
 
 TINY = (
-    "--config-name=digits/debiased",
     "accelerator=cpu",
     "devices=2",
     "strategy=ddp",
@@ -22,6 +21,7 @@ TINY = (
     "optimizer.batch_size=32",
     "max_epochs=3",
 )
+MORE = {"pcl": ("method_kwargs.warmup_epochs=0", "method_kwargs.num_prototypes=[10,20]")}
 
 
 def ran(*words: str) -> subprocess.CompletedProcess[str]:
@@ -35,23 +35,31 @@ def ran(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(600)
-def test_the_other_ends_with_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
-    """No hang, no traceback, and no exit code of a mistake in the command line."""
-    run = tmp_path / "run"
-    script = str(Path(__file__).with_name("killed_rank_run.py"))
-    done = ran(script, str(tmp_path), "pretrain", *TINY, "--run-dir", str(run))
-    said = [line for line in done.stderr.splitlines() if line.startswith("solo-ext: ")]
-    if done.returncode == -signal.SIGKILL:
-        # Lightning looks after its processes every five seconds, and happened to be first.
-        assert "terminated with code -9" in done.stderr
-    else:
-        assert done.returncode == 1, done.stderr[-3000:]
-        assert len(said) == 1, done.stderr[-3000:]
-        assert said[0].startswith("solo-ext: another process of this run is gone, at epoch 1, ")
-        assert said[0].endswith(f"; go on with solo-ext pretrain --resume {run}")
+def killed(folder: Path, rank: int, place: str, config: str) -> Path:
+    """A run that lost a process: no hang, no traceback, no exit code of a mistake."""
+    run = folder / "run"
+    script = [str(Path(__file__).with_name("killed_rank_run.py")), str(folder), str(rank), place]
+    words = [f"--config-name=digits/{config}", *TINY, *MORE.get(config, ())]
+    done = ran(*script, "pretrain", *words, "--run-dir", str(run))
+    assert done.returncode == (1 if rank else -signal.SIGKILL), done.stderr[-3000:]
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("solo-ext: ")]
+    assert said.startswith("solo-ext: another process of this run is gone or hangs, at epoch 1, ")
+    assert said.endswith(f"; go on with solo-ext pretrain --resume {run}")
     assert "Traceback" not in done.stderr
     assert [c.epoch for c in checkpoints(run)] == [0]
+    return run
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_within_a_step_the_other_ends_with_one_line(rank: int, tmp_path: Path) -> None:
+    """The first one, too, from which the second was started."""
+    killed(tmp_path, rank, "step", "debiased")
+
+
+@pytest.mark.timeout(600)
+def test_within_an_e_step_and_the_run_goes_on(tmp_path: Path) -> None:
+    run = killed(tmp_path, 1, "E-step", "pcl")
     done = ran("-m", "solo_ext.cli.main", "pretrain", "--resume", str(run))
     assert done.returncode == 0, done.stderr[-3000:]
     assert [c.epoch for c in checkpoints(run)] == [2]

@@ -158,8 +158,11 @@ def test_no_process_ends_before_the_first_has_saved_and_asked(
         assert said.startswith("stopped by SIGUSR1")
 
 
-@pytest.mark.parametrize("method", [None, "forkserver"])
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("number", "method"),
+    [(signal.SIGTERM, "forkserver"), *((number, None) for number in SIGNALS)],
+    ids=str,
+)
 def test_sent_to_workers_too(
     number: signal.Signals, method: str | None, make_config: MakeConfig, tmp_path: Path
 ) -> None:
