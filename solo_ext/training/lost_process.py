@@ -51,6 +51,6 @@ def lost_process_named(run_dir: Path, trainer: pl.Trainer, state: RunState) -> I
         what = text.partition("] ")[2] if text.startswith("[") else text
         raise ProcessLost(
             f"another process of this run is gone or hangs, at epoch {trainer.current_epoch}, "
-            f"optimiser step {trainer.global_step} ({what[:_LONGEST]}); why is in what it printed or in its "
-            f"node's log; {then}"
+            f"optimiser step {trainer.global_step} ({what[:_LONGEST]}); why is in what it printed "
+            f"or in its node's log; {then}"
         ) from error
