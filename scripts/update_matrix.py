@@ -92,7 +92,22 @@ def section(record: dict[str, Any]) -> str:
         "each time: it ended with the same weights, state and log as one left alone "
         f"({kills['how']}; {_versions(kills)})."
     )
-    end = ["", *found, *([""] if found else []), _made_with(record["cells"]), "", survived, ""]
+    workers = " ".join(
+        f"`{method}` with {', '.join(sorted(numbers))} workers by {start_method}: equal to none."
+        for method, by in record["workers"].items()
+        for start_method, numbers in by.items()
+    )
+    end = [
+        "",
+        *found,
+        *([""] if found else []),
+        _made_with(record["cells"]),
+        "",
+        survived,
+        "",
+        workers,
+        "",
+    ]
     return "\n".join([*lines, *end])
 
 
@@ -104,7 +119,7 @@ def missing(record: dict[str, Any]) -> list[str]:
         for check in CHECKS
         if check not in record["cells"].get(method, {})
     ]
-    lacking += [] if "kills" in record else ["a hundred kills"]
+    lacking += [name for name in ("kills", "workers") if name not in record]
     lacking += [
         f"{method}, {check}, which {cell['word']}"
         for method, row in record["cells"].items()

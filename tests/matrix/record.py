@@ -47,6 +47,13 @@ def note_kills(kills: int, how: str) -> None:
         held["kills"] = {"number": kills, "how": how} | made_with
 
 
+def note_workers(method: str, start_method: str, num_workers: int) -> None:
+    """Writes that workers changed no number of a run into the record of the installed host."""
+    with _held() as (held, made_with):
+        of_method = held.setdefault("workers", {}).setdefault(method, {})
+        of_method.setdefault(start_method, {})[str(num_workers)] = made_with
+
+
 @contextlib.contextmanager
 def _held() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The record, to be changed, and what is run now."""

@@ -21,7 +21,9 @@ def record() -> dict[str, Any]:
     row = {check: cell("equal") for check in PAGE["CHECKS"]}
     cells = {"pcl": dict(row), "simclr": dict(row)}
     kills = {"number": 100, "how": "7 past a checkpoint"} | cell("equal")
-    return {"name": "1.0.2", "methods": ["pcl", "simclr"], "cells": cells, "kills": kills}
+    workers = {"pcl": {"spawn": {"2": cell("equal"), "1": cell("equal")}}}
+    rest = {"kills": kills, "workers": workers}
+    return {"name": "1.0.2", "methods": ["pcl", "simclr"], "cells": cells, **rest}
 
 
 def test_every_word_but_equal_and_close_has_its_reason(record: dict[str, Any]) -> None:
@@ -33,7 +35,8 @@ def test_every_word_but_equal_and_close_has_its_reason(record: dict[str, Any]) -
 
 def test_cells_of_other_code_are_named(record: dict[str, Any]) -> None:
     record["cells"]["simclr"]["DALI"] = cell("equal", commit="bbbb")
-    *_, made_with, _, kills = PAGE["section"](record).splitlines()
+    *_, made_with, _, kills, _, workers = PAGE["section"](record).splitlines()
+    assert workers == "`pcl` with 1, 2 workers by spawn: equal to none."
     usual, others = made_with.split(". `")
     assert "100 moments" in kills
     assert "7 past a checkpoint; solo_ext aaaa," in kills
@@ -52,4 +55,4 @@ def test_a_lacking_cell_is_found(record: dict[str, Any]) -> None:
     lacking = PAGE["missing"](record)
     assert lacking[0] == "solo-learn 1.0.2, simclr, kill -9"
     assert lacking[1:-1] == [f"solo-learn 1.0.2, byol, {check}" for check in PAGE["CHECKS"]]
-    assert lacking[-1] == "solo-learn 1.0.2, a hundred kills"
+    assert lacking[-1] == "solo-learn 1.0.2, kills"

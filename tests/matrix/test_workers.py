@@ -10,6 +10,7 @@ import pytest
 
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain
+from tests.matrix.record import note_workers
 from tests.training.same_run import assert_same_run
 
 pytestmark = pytest.mark.matrix
@@ -36,9 +37,12 @@ def test_workers_change_no_number(
     alone: tuple[str, Path],
     matrix_config: ConfigOf,
     tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Weights, state and log, to the last bit."""
     method, expected = alone
     data = {"num_workers": num_workers, "start_method": start_method}
     pretrain(prepare(matrix_config(method, data=data)), run_dir=tmp_path, show_progress=False)
     assert_same_run(expected, tmp_path)
+    if request.config.option.markexpr == "matrix":
+        note_workers(method, start_method, num_workers)
