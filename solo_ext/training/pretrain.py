@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ from solo_ext.training.run_dir import (
     write_text,
 )
 from solo_ext.training.run_state import RunState
-from solo_ext.training.trainer import make_loggers, make_trainer, quiet, torch_flags_kept
+from solo_ext.training.trainer import LOGGED, make_loggers, make_trainer, quiet, torch_flags_kept
 from solo_ext.training.unreadable import UNREADABLE, UnreadableReport
 
 logger = logging.getLogger(__name__)
@@ -244,23 +245,33 @@ def _alone(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
     if not trainer.is_global_zero:
         yield
         return
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        held = contextlib.ExitStack()
-        held.enter_context(locked(run_dir / LOCK, 0))
-    except OSError as error:
-        raise UserError(
-            f"run directory {str(run_dir)!r}: {error.strerror or type(error).__name__}; name one "
-            "that can be written with --run-dir"
-        ) from error
-    with held:
+    with contextlib.ExitStack() as held:
         try:
-            yield
-        finally:
-            # One that failed before its first batch leaves nothing.
-            if [file.name for file in run_dir.iterdir()] == [LOCK]:
-                (run_dir / LOCK).unlink()
-                run_dir.rmdir()
+            made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+            run_dir.mkdir(parents=True, exist_ok=True)
+            was_empty = {file.name for file in run_dir.iterdir()} <= {LOCK}
+            held.enter_context(locked(run_dir / LOCK, 0))
+            if was_empty:
+                held.callback(_leave_nothing, run_dir, made)
+        except OSError as error:
+            raise UserError(
+                f"run directory {str(run_dir)!r}: {error.strerror or type(error).__name__}; name "
+                "one that can be written with --run-dir"
+            ) from error
+        yield
+
+
+def _leave_nothing(run_dir: Path, made: Sequence[Path]) -> None:
+    """Clears a directory that was empty, of a run that failed before its first batch."""
+    if not {file.name for file in run_dir.iterdir()} <= {LOCK, *LOGGED}:
+        return
+    for name in LOGGED:
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+    (run_dir / LOCK).unlink(missing_ok=True)
+    # Another run may have come to stand beside it.
+    with contextlib.suppress(OSError):
+        for folder in made:
+            folder.rmdir()
 
 
 def resume(

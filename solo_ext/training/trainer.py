@@ -21,6 +21,10 @@ from solo_ext.errors import ConfigError, UserError
 from solo_ext.training.checkpoint_io import DirectCheckpointIO
 from solo_ext.training.records import package_version
 
+CSV, TENSORBOARD = "csv", "tensorboard"
+LOGGED = (CSV, TENSORBOARD)
+"""Folders of a run directory that loggers make before there is anything to log."""
+
 
 def make_trainer(
     given: dict[str, Any], run_dir: Path, callbacks: list[Callback], loggers: list[Any]
@@ -83,7 +87,7 @@ def make_loggers(given: dict[str, Any], run_dir: Path, start: int) -> list[Any]:
 
     made: list[Any] = []
     if "csv" in given["loggers"]:
-        made.append(CSVLogger(str(run_dir), name="csv", version=f"from-step-{start}"))
+        made.append(CSVLogger(str(run_dir), name=CSV, version=f"from-step-{start}"))
     if "tensorboard" in given["loggers"]:
         if package_version("tensorboard") is None:
             raise ConfigError(
@@ -92,7 +96,7 @@ def make_loggers(given: dict[str, Any], run_dir: Path, start: int) -> list[Any]:
                 "tensorboard is not installed",
                 "pip install tensorboard",
             )
-        made.append(TensorBoardLogger(str(run_dir), name="tensorboard", version=""))
+        made.append(TensorBoardLogger(str(run_dir), name=TENSORBOARD, version=""))
     if given["wandb"]["enabled"]:
         if package_version("wandb") is None:
             raise ConfigError(
