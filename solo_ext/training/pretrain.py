@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -253,6 +254,8 @@ def _alone(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
             held.enter_context(locked(run_dir / LOCK, 0))
             if was_empty:
                 held.callback(_leave_nothing, run_dir, made)
+            # The lock may be there already, in a folder that takes no other file.
+            tempfile.TemporaryFile(dir=run_dir).close()
         except OSError as error:
             raise UserError(
                 f"run directory {str(run_dir)!r}: {error.strerror or type(error).__name__}; name "
