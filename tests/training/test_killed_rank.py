@@ -35,6 +35,7 @@ def ran(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.fault
 @pytest.mark.timeout(600)
 def test_the_other_ends_with_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
     """No hang, no traceback, and no exit code of a mistake in the command line."""

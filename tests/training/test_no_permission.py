@@ -64,6 +64,7 @@ def held(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
 
 
+@pytest.mark.fault
 def test_a_folder_in_which_none_can_be_made(
     start: Callable[..., list[str]], closed: Callable[[Path], None], tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_folder_in_which_none_can_be_made(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.fault
 def test_one_that_is_there(
     start: Callable[..., list[str]], closed: Callable[[Path], None], tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_one_that_is_there(
         assert held(folder) == before
 
 
+@pytest.mark.fault
 def test_one_that_loses_its_permission_while_a_run_trains(
     start: Callable[..., list[str]], closed: Callable[[Path], None], tmp_path: Path
 ) -> None:
