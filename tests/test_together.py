@@ -70,6 +70,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("case", FAILURES)
 def test_an_error_ends_both_at_once(results: list[dict[str, Any]], case: str) -> None:
     if case == "faiss":

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ from solo_ext.training.run_dir import (
     write_text,
 )
 from solo_ext.training.run_state import RunState
-from solo_ext.training.trainer import make_loggers, make_trainer, quiet, torch_flags_kept
+from solo_ext.training.trainer import LOGGED, make_loggers, make_trainer, quiet, torch_flags_kept
 from solo_ext.training.unreadable import UNREADABLE, UnreadableReport
 
 logger = logging.getLogger(__name__)
@@ -170,7 +171,7 @@ def pretrain(
     try:
         with (
             _announced(run_dir),
-            _alone(run_dir, trainer, state),
+            _alone(run_dir, trainer),
             _fitting(ckpt_path),
             lost_process_named(run_dir, trainer, state),
         ):
@@ -241,31 +242,40 @@ def _fitting(checkpoint: str | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone(run_dir: Path, trainer: pl.Trainer, state: RunState) -> Iterator[None]:
+def _alone(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
     """No other run is at work in the directory; of several processes the first one sees to it."""
     if not trainer.is_global_zero:
         yield
         return
-    own = not run_dir.exists()
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        held = contextlib.ExitStack()
-        held.enter_context(locked(run_dir / LOCK, 0))
-    except OSError as error:
-        raise UserError(
-            f"run directory {str(run_dir)!r}: {error.strerror or type(error).__name__}; name one "
-            "that can be written with --run-dir"
-        ) from error
-    with held:
+    with contextlib.ExitStack() as held:
         try:
-            yield
-        finally:
-            # One that failed before its first batch leaves nothing, not what loggers made either.
-            if own and not state.begun:
-                shutil.rmtree(run_dir, ignore_errors=True)
-            elif [file.name for file in run_dir.iterdir()] == [LOCK]:
-                (run_dir / LOCK).unlink()
-                run_dir.rmdir()
+            made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+            run_dir.mkdir(parents=True, exist_ok=True)
+            was_empty = {file.name for file in run_dir.iterdir()} <= {LOCK}
+            held.enter_context(locked(run_dir / LOCK, 0))
+            if was_empty:
+                held.callback(_leave_nothing, run_dir, made)
+            # The lock may be there already, in a folder that takes no other file.
+            tempfile.TemporaryFile(dir=run_dir).close()
+        except OSError as error:
+            raise UserError(
+                f"run directory {str(run_dir)!r}: {error.strerror or type(error).__name__}; name "
+                "one that can be written with --run-dir"
+            ) from error
+        yield
+
+
+def _leave_nothing(run_dir: Path, made: Sequence[Path]) -> None:
+    """Clears a directory that was empty, of a run that failed before its first batch."""
+    if not {file.name for file in run_dir.iterdir()} <= {LOCK, *LOGGED}:
+        return
+    for name in LOGGED:
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+    (run_dir / LOCK).unlink(missing_ok=True)
+    # Another run may have come to stand beside it.
+    with contextlib.suppress(OSError):
+        for folder in made:
+            folder.rmdir()
 
 
 def resume(

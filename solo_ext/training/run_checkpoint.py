@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import re
@@ -172,9 +173,10 @@ class RunCheckpoint(Checkpoint):
             if not isinstance(error, OSError) and not _OF_A_FILE.search(str(error)):
                 raise
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            remedy = "give it permission to write" if _is_denied(reason) else "make room"
             raise UserError(
                 f"checkpoint {str(target)!r} cannot be written ({reason}); those before it are "
-                f"kept: make room, then `solo-ext pretrain --resume {self.run_dir}` goes on"
+                f"kept: {remedy}, then `solo-ext pretrain --resume {self.run_dir}` goes on"
             ) from error
         self._saved_at = time.monotonic()
 
@@ -186,6 +188,11 @@ class RunCheckpoint(Checkpoint):
             if held.path.name.startswith(f"{self.stem}-ep=") and held.path != newest
         ]
         outdate(self.run_dir, [h for h in others if h.step is not None or not self.keep_prev])
+
+
+def _is_denied(reason: str) -> bool:
+    """By the words of the system, which torch's own errors quote."""
+    return any(os.strerror(code) in reason for code in (errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 def _last_epoch(trainer: pl.Trainer) -> bool:

@@ -23,6 +23,9 @@ from solo_ext.training.checkpoint_io import DirectCheckpointIO
 from solo_ext.training.records import package_version
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+CSV, TENSORBOARD = "csv", "tensorboard"
+LOGGED = (CSV, TENSORBOARD)
+"""Folders of a run directory that loggers make before there is anything to log."""
 
 
 def make_trainer(
@@ -86,7 +89,7 @@ def make_loggers(given: dict[str, Any], run_dir: Path, start: int) -> list[Any]:
 
     made: list[Any] = []
     if "csv" in given["loggers"]:
-        made.append(CSVLogger(str(run_dir), name="csv", version=f"from-step-{start}"))
+        made.append(CSVLogger(str(run_dir), name=CSV, version=f"from-step-{start}"))
     if "tensorboard" in given["loggers"]:
         if package_version("tensorboard") is None:
             raise ConfigError(
@@ -95,7 +98,7 @@ def make_loggers(given: dict[str, Any], run_dir: Path, start: int) -> list[Any]:
                 "tensorboard is not installed",
                 "pip install tensorboard",
             )
-        made.append(TensorBoardLogger(str(run_dir), name="tensorboard", version=""))
+        made.append(TensorBoardLogger(str(run_dir), name=TENSORBOARD, version=""))
     if given["wandb"]["enabled"]:
         if package_version("wandb") is None:
             raise ConfigError(

@@ -28,6 +28,7 @@ def test_the_last_record_of_a_key_counts(tmp_path: Path) -> None:
     assert [r["seed"] for r in read_records(tmp_path)] == [2]
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_half_written_line_is_passed_over_and_written_over(tmp_path: Path, cut: int) -> None:
     append_records(tmp_path, [record("a"), record("b" * 40)])
@@ -40,6 +41,7 @@ def test_a_half_written_line_is_passed_over_and_written_over(tmp_path: Path, cut
     assert lines == ["a", "c"]
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("damaged", ["nonsense", '{"key": "z"}', "[]", "3"])
 def test_a_damaged_line_is_named(tmp_path: Path, damaged: str) -> None:
     append_records(tmp_path, [record("a"), record("b")])

@@ -111,6 +111,7 @@ def run_here(given: dict[str, Any], out: Path) -> None:
     run_benchmark(settings, make_plan(settings), out, InThisProcess())
 
 
+@pytest.mark.fault
 def test_killed_three_times_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """Four runs of eight epochs; kill -9 of the command alone, at random moments of trainings.
 
@@ -147,6 +148,7 @@ def test_killed_three_times_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) 
     assert trained() <= 4 * 8 + 3 * 2
 
 
+@pytest.mark.fault
 def test_a_teacher_whose_run_directory_is_gone_is_trained_again(
     tmp_path: Path, tiny: dict[str, Any]
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_row_of_another_name_keeps_its_records(tmp_path: Path, tiny: dict[str,
     assert len(numbers(tmp_path)) == 2
 
 
+@pytest.mark.fault
 def test_folders_that_cannot_be_taken(tmp_path: Path, tiny: dict[str, Any]) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="name a folder that can be written"):
@@ -182,6 +185,7 @@ def test_folders_that_cannot_be_taken(tmp_path: Path, tiny: dict[str, Any]) -> N
         run_here(tiny, tmp_path)
 
 
+@pytest.mark.fault
 def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, tiny: dict[str, Any]) -> None:
     file, out = tmp_path / "tiny.yaml", tmp_path / "out"
     tiny["seeds"] = [1]

@@ -8,37 +8,21 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from solo_ext import host
+from tests.cli.mistakes import TINY, Mistake, assert_one_line_that_helps, of_config
 
 HOST = host.detect().generation
 DEBIASED = ("pretrain", "--config-name", "digits/debiased")
-TINY = (
-    "accelerator=cpu",
-    "backbone.kwargs.channels=[8,8,8,8]",
-    "data.fraction=0.2",
-    "optimizer.batch_size=64",
-    "max_epochs=1",
-)
 PROJECTOR = "proj_hidden_dim: 8, proj_output_dim: 8"
-
-
-class Mistake(NamedTuple):
-    """A command line and fragments of the line that it must end with.
-
-    Words and fragments may name places of the fixture ``places`` in braces.
-    """
-
-    words: tuple[str, ...]
-    says: tuple[str, ...]
 
 
 def config(*overrides: str, says: tuple[str, ...]) -> Mistake:
     """A tiny run of ``digits/debiased`` with these overrides."""
-    return Mistake((*DEBIASED, *TINY, *overrides), says)
+    return of_config("digits/debiased", *overrides, says=says)
 
 
 def of_method(name: str, kwargs: str, *more: str, says: tuple[str, ...]) -> Mistake:
@@ -571,20 +555,7 @@ ALL = [
 def test_one_line_that_helps(
     mistake: Mistake, command: Callable[..., Any], places: dict[str, str], tmp_path: Path
 ) -> None:
-    before = snapshot(tmp_path, *map(Path, places.values()))
-    result = command(*(word.format(**places) for word in mistake.words))
-    assert (result.code, result.out) == (2, ""), result.err
-    assert len(result.lines) == 1, result.err
-    assert result.err.startswith("solo-ext"), result.err
-    for fragment in mistake.says:
-        assert fragment.format(**places) in result.lines[0]
-    assert result.noise == []
-    assert snapshot(tmp_path, *map(Path, places.values())) == before
-
-
-def snapshot(*roots: Path) -> dict[Path, int]:
-    """Files and folders with the time they changed."""
-    return {p: p.stat().st_mtime_ns for root in roots for p in (root, *root.rglob("*"))}
+    assert_one_line_that_helps(mistake, command, places, tmp_path)
 
 
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:

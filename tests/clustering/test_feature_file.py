@@ -122,12 +122,14 @@ def test_faiss_is_refused(x: Tensor, tmp_path: Path) -> None:
         kmeans(filled(tmp_path, x), 5, backend="faiss")
 
 
+@pytest.mark.fault
 def test_features_that_are_not_finite_are_refused(x: Tensor, tmp_path: Path) -> None:
     x[2000] = torch.nan
     with pytest.raises(ValueError, match="1 rows hold NaN"):
         e_step(filled(tmp_path, x), torch.arange(ROWS), ROWS, [5], temperature=0.2)
 
 
+@pytest.mark.fault
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
@@ -136,6 +138,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         FeatureFile(tmp_path, 2**48, 8)
 
 
+@pytest.mark.fault
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("end", ["closed", "killed"])
 def test_nothing_is_left(tmp_path: Path, end: str) -> None:

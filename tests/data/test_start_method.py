@@ -154,6 +154,7 @@ def test_every_view_of_every_data_set(
     assert served[6] is None  # left out of evaluation
 
 
+@pytest.mark.fault
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals of POSIX")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_signals_to_workers_of_a_fixed_pass(root: Path, number: signal.Signals) -> None:
@@ -184,6 +185,7 @@ def test_workers_outlive_signals_however_long(monkeypatch: pytest.MonkeyPatch) -
     assert [int(found) for found in held] == [signal.SIG_IGN] * 2
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("end", ["exit", "kill -9"])
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_end_with_the_program(method: str, end: str, tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def loader_of(cfg: dict[str, Any]) -> ResumableLoader:
     return pretrain_loader(cfg, open_images(cfg["data"], "train"))
 
 
+@pytest.mark.fault
 def test_the_next_readable_sample_stands_in(folder: Path) -> None:
     cfg = config(folder)
     images = open_images(cfg["data"], "train")
@@ -108,6 +109,7 @@ def test_passed_over(asked: int, served: int, left_out: list[int]) -> None:
     assert passed_over(asked, served, SIZE) == left_out
 
 
+@pytest.mark.fault
 def test_views_of_a_stand_in(folder: Path) -> None:
     """Index and label are its own, its crops are not those that it has as itself."""
     views: Any = loader_of(config(folder)).dataset
@@ -118,6 +120,7 @@ def test_views_of_a_stand_in(folder: Path) -> None:
     assert torch.equal(asked[0], crops[0])
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_views_of_a_stand_in_on_the_batch(folder: Path, in_memory: bool) -> None:
     cfg = config(folder, augmentation="batch", in_memory=in_memory)
@@ -157,6 +160,7 @@ def expected(folder: Path) -> Batches:
     return epochs(loader_of(config(folder)))
 
 
+@pytest.mark.fault
 def test_batches_hold_true_indices_and_labels(folder: Path, expected: Batches) -> None:
     loader = loader_of(config(folder))
     assert same(epochs(loader), expected)
@@ -174,6 +178,7 @@ def _epoch(epoch: int) -> EpochSampler:
     return sampler
 
 
+@pytest.mark.fault
 def test_the_same_with_workers_and_after_a_resume(folder: Path, expected: Batches) -> None:
     loader = loader_of(config(folder, workers=2))
     loader.load_state_dict({"epoch": 0, "batches": 3})
@@ -192,6 +197,7 @@ def test_without_unreadable_images_nothing_changes(folder: Path, tmp_path: Path)
     assert not skipping.skipped
 
 
+@pytest.mark.fault
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_refused_in_one_line(folder: Path, workers: int) -> None:
@@ -210,6 +216,7 @@ def test_refused_in_one_line(folder: Path, workers: int) -> None:
         list(fixed_pass_loader(cfg, loader.dataset, range(SIZE), 4))
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 24, 100])
 def test_left_out_of_evaluation(folder: Path, batch_size: int, workers: int) -> None:
@@ -228,6 +235,7 @@ def test_left_out_of_evaluation(folder: Path, batch_size: int, workers: int) -> 
         assert loader.skipped == list(BROKEN)
 
 
+@pytest.mark.fault
 def test_a_pass_by_index_has_a_row_for_every_sample(folder: Path) -> None:
     cfg = config(folder)
     views = loader_of(cfg).dataset
@@ -240,6 +248,7 @@ def test_a_pass_by_index_has_a_row_for_every_sample(folder: Path) -> None:
     assert not torch.equal(found[0], found[1])
 
 
+@pytest.mark.fault
 def test_a_part_of_the_images(folder: Path) -> None:
     cfg = config(folder, fraction=0.5)
     images = open_images(cfg["data"], "train")
@@ -252,6 +261,7 @@ def test_a_part_of_the_images(folder: Path) -> None:
     assert names == unreadable & {part.dataset.samples[i][0] for i in part.indices}
 
 
+@pytest.mark.fault
 def test_no_labels(folder: Path) -> None:
     cfg = config(folder / "b", no_labels=True)
     loader = loader_of(cfg)
@@ -286,6 +296,7 @@ def _to_zeros(_: Any) -> Tensor:
     return torch.zeros(3, 8, 8)
 
 
+@pytest.mark.fault
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", [1, 5, MOST_IN_A_ROW + 50])
 @pytest.mark.parametrize("workers", [0, 2])
@@ -307,6 +318,7 @@ def test_no_endless_search(size: int, workers: int) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.fault
 def test_training_and_evaluation_have_one_limit() -> None:
     size = MOST_IN_A_ROW + 1
     images: Any = Skipping(_Broken(size, (size - 1,)))  # type: ignore[arg-type]

@@ -204,6 +204,7 @@ def test_settings_of_the_probe_are_refused(run: Path) -> None:
     assert "weight_decay.0=-1" in refusal(run, {"weight_decay": [-1]}, "linear")
 
 
+@pytest.mark.fault
 def test_what_cannot_be_read_is_left_out_of_features_alone(
     run: Path, val: Path, tmp_path: Path
 ) -> None:

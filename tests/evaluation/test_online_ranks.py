@@ -44,6 +44,7 @@ def test_it_may_outlast_the_timeout(ended: Path) -> None:
     assert lines.count("online_knn_acc1") == 2
 
 
+@pytest.mark.fault
 def test_its_failure_ends_both(ended: Path) -> None:
     first, second = read(ended, "fails")
     assert first["said"] == "OSError: no space left on device"

@@ -71,6 +71,7 @@ def test_of_something_else_is_extracted(change: str, tmp_path: Path) -> None:
     assert len(other.asked) == COUNT - (change == "count")
 
 
+@pytest.mark.fault
 def test_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         store(tmp_path).features(KEY, COUNT, Extraction(stop_after=12))
@@ -93,6 +94,7 @@ def damage(file: Path, how: str) -> None:
         save_file({k: v + 1 for k, v in held.items()}, file)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("how", ["cut short", "empty", "another byte", "of another set"])
 def test_damaged_file_alone_is_made_again(how: str, tmp_path: Path) -> None:
     store(tmp_path).features(KEY, COUNT, Extraction())
@@ -113,6 +115,7 @@ def test_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     assert torch.equal(again, features)
 
 
+@pytest.mark.fault
 def test_what_is_not_finite_is_not_stored(tmp_path: Path) -> None:
     def broken(indices: Sequence[int]) -> Generator[tuple[Tensor, Tensor]]:
         yield (
@@ -125,11 +128,13 @@ def test_what_is_not_finite_is_not_stored(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
+@pytest.mark.fault
 def test_missing_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="features came for 23 images"):
         store(tmp_path).features(KEY, COUNT, Extraction(drop=4))
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("world", [1, 2])
 def test_folder_that_cannot_be_written(
     world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +146,7 @@ def test_folder_that_cannot_be_written(
         check(store(tmp_path / "file").features(KEY, COUNT, Extraction(), Ranks(0, world)))
 
 
+@pytest.mark.fault
 def test_every_process_says_that_it_cannot_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +187,7 @@ def test_processes_share_the_work(done: int, tmp_path: Path) -> None:
     assert sum(map(len, asked)) == COUNT - 5 * done
 
 
+@pytest.mark.fault
 def test_share_of_a_lost_process_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solo_ext.evaluation.store._STALLED", 0.0)
     alone = Extraction()

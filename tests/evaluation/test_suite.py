@@ -121,6 +121,7 @@ def test_by_default_all_that_neither_train_nor_need_settings(more: None) -> None
     assert told["drawn"] == Drawn(colour="red")
 
 
+@pytest.mark.fault
 def test_process_that_only_helps_never_fails_the_others(
     run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_process_that_only_helps_never_fails_the_others(
     assert extracted == []
 
 
+@pytest.mark.fault
 @pytest.mark.usefixtures("more")
 def test_failure_leaves_the_others_alone(run: Path) -> None:
     record = evaluate_suite(run, {**QUICK, "protocols": ["broken", "drawn", "knn"]})
@@ -161,6 +163,7 @@ def test_failure_leaves_the_others_alone(run: Path) -> None:
     assert errors == ["RuntimeError: <script>alert(1)</script>", "it needs drawn.colour"]
 
 
+@pytest.mark.fault
 def test_features_that_cannot_be_had_are_tried_once(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +203,7 @@ def test_measured_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [e["protocol"] for e in other["entries"]] == ["knn", "geometry"]
 
 
+@pytest.mark.fault
 @pytest.mark.usefixtures("more")
 def test_failed_ones_and_lost_pictures_are_measured_again(run: Path) -> None:
     settings = {"protocols": ["drawn"], "drawn": {"colour": "red"}}
@@ -283,6 +287,7 @@ def test_transfer_to_what_nothing_tells_apart_is_always_measured(
     assert asked == ["Transfer", "Transfer"]
 
 
+@pytest.mark.fault
 def test_lost_files_of_transfer_are_made_again(run: Path, images: Path) -> None:
     settings = transfer_to(images, "neighbors")
     (entry,) = evaluate_suite(run, settings)["entries"]
@@ -339,6 +344,7 @@ def test_failure_of_an_earlier_call_is_none_of_this_one(run: Path) -> None:
     assert record["failed"] == []
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("below", ["", "sub"])
 def test_folder_that_cannot_be_written_is_found_at_once(
     below: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -383,6 +389,7 @@ def test_features_stay_in_a_process_that_goes_on_alone(run: Path) -> None:
     assert helper.alone().features is not None
 
 
+@pytest.mark.fault
 def test_stopped_suite_keeps_what_is_done(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*args: Any) -> Any:
         raise KeyboardInterrupt
@@ -395,6 +402,7 @@ def test_stopped_suite_keeps_what_is_done(run: Path, monkeypatch: pytest.MonkeyP
     assert "</html>" in page
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("text", ["", "[]", '{"base": 3}', "{"])
 def test_damaged_record_is_begun_again(text: str, run: Path) -> None:
     (run / "eval_suite.json").write_text(text)

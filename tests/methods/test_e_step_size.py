@@ -120,6 +120,7 @@ def test_a_sample_of_all_images_is_all_images(
         assert torch.equal(value, found[1][key]), key
 
 
+@pytest.mark.fault
 def test_no_room_is_said_before_the_first_epoch(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     place = {"e_step_features": "disk", "e_step_dir": str(tmp_path / "file")}
@@ -167,6 +168,7 @@ def test_where_embeddings_are_changes_no_numbers() -> None:
     assert check_method_kwargs(PCLKwargs, {"e_step_sample": 7})["e_step_sample"] == 7
 
 
+@pytest.mark.fault
 def test_an_error_while_one_process_embeds_ends_both(tmp_path: Path) -> None:
     """At once, with what went wrong; the other process has not even begun to cluster."""
     words = [

@@ -55,6 +55,7 @@ def alike(tmp_path: Path) -> str:
     return str(tmp_path / "alike")
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("method", ["simclr", "byol", "pcl", "dino"])
 def test_images_that_do_not_differ(method: str, train: Train, alike: str) -> None:
     """DINO has no projector: its features collapse."""
@@ -85,6 +86,7 @@ class _Attract(Callback):
         pl_module.training_step = step
 
 
+@pytest.mark.fault
 def test_views_that_only_attract(train: Train) -> None:
     """From embeddings that spread to constant ones, by training."""
     values, reported = train("simclr", _Attract(), max_epochs=5, optimizer={"lr": 30.0})
@@ -107,6 +109,7 @@ class _SameUntil(Callback):
                 crop[:] = crop[:1].clone()
 
 
+@pytest.mark.fault
 def test_the_end_of_it_is_reported_once(train: Train) -> None:
     values, reported = train("simclr", _SameUntil(7), max_epochs=3)
     assert [value < COLLAPSED for value in values.values()] == [True] * 7 + [False] * 11
@@ -114,6 +117,7 @@ def test_the_end_of_it_is_reported_once(train: Train) -> None:
     assert " of 1 at optimiser step 10)" in reported[1]
 
 
+@pytest.mark.fault
 def test_two_looks_are_no_collapse(train: Train) -> None:
     _, reported = train("simclr", _SameUntil(2))
     assert not reported

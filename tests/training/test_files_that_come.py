@@ -25,6 +25,7 @@ def folder(images: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(images, tmp_path / "images"))
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("method", ["pcl", "simclr"])
 def test_duplicates_that_come_while_it_trains_change_nothing(
@@ -47,6 +48,7 @@ def test_duplicates_that_come_while_it_trains_change_nothing(
         resume(tmp_path / "run")
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("times", [2, 8])
 def test_images_that_are_there_more_than_once(
     times: int, make_config: MakeConfig, folder: Path, tmp_path: Path

@@ -22,6 +22,7 @@ COMMAND = [sys.executable, "-m", "solo_ext.cli.main", "pretrain"]
 
 # Without workers it is a cell of the matrix, at random moments.
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.matrix), 2])
+@pytest.mark.fault
 def test_kill_9_within_an_epoch(workers: int, make_config: MakeConfig, tmp_path: Path) -> None:
     """Weights and optimiser of the resumed run equal those of one that nobody killed."""
     config = make_config(

@@ -50,6 +50,7 @@ def killed(folder: Path, rank: int, place: str, config: str) -> Path:
     return run
 
 
+@pytest.mark.fault
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_within_a_step_the_other_ends_with_one_line(rank: int, tmp_path: Path) -> None:
@@ -57,6 +58,7 @@ def test_within_a_step_the_other_ends_with_one_line(rank: int, tmp_path: Path) -
     killed(tmp_path, rank, "step", "debiased")
 
 
+@pytest.mark.fault
 @pytest.mark.timeout(600)
 def test_within_an_e_step_and_the_run_goes_on(tmp_path: Path) -> None:
     run = killed(tmp_path, 1, "E-step", "pcl")

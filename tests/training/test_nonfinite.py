@@ -94,6 +94,7 @@ def seldom(monkeypatch: pytest.MonkeyPatch) -> Seldom:
     return every
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("kind", ["image", "infinite", "gradients"])
 def test_stops_and_names_the_batch(
     kind: str, make_config: MakeConfig, images: Path, tmp_path: Path
@@ -134,6 +135,7 @@ def test_stops_and_names_the_batch(
     assert same(last_state(run_dir), last_state(tmp_path / "whole"))
 
 
+@pytest.mark.fault
 def test_the_command_ends_with_one_line(
     make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +183,7 @@ def test_the_largest_value() -> None:
     assert largest([t.to("meta") for t in tensors]).device.type == "meta"
 
 
+@pytest.mark.fault
 def test_weights_that_are_not_finite_are_not_saved(make_config: MakeConfig, tmp_path: Path) -> None:
     """Though loss and gradients were."""
 
@@ -197,6 +200,7 @@ def test_weights_that_are_not_finite_are_not_saved(make_config: MakeConfig, tmp_
     assert finite(last_state(tmp_path / "run"))
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("every", [1, 4, 1000])
 def test_a_late_look_finds_the_first(
     every: int, make_config: MakeConfig, tmp_path: Path, seldom: Seldom
@@ -213,6 +217,7 @@ def test_a_late_look_finds_the_first(
     assert (left.epoch, left.step) == (0, None)
 
 
+@pytest.mark.fault
 def test_it_is_noticed_before_validation(
     make_config: MakeConfig, images: Path, tmp_path: Path, seldom: Seldom
 ) -> None:
@@ -267,6 +272,7 @@ STATEFUL: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("name", "kind"),
     [*((name, "image") for name in STATEFUL), ("simclr", "infinite"), ("simclr", "gradients")],
@@ -307,6 +313,7 @@ def test_a_batch_left_out_leaves_no_trace(
     assert len(by_step) == 3 * STEPS
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("kind", ["image", "infinite", "gradients"])
 @pytest.mark.parametrize("every", [1, 5])
 def test_skipped_steps_are_counted(
@@ -331,6 +338,7 @@ def test_skipped_steps_are_counted(
     assert finite(last_state(tmp_path / "run"))
 
 
+@pytest.mark.fault
 def test_a_bad_batch_of_an_accumulated_step(make_config: MakeConfig, tmp_path: Path) -> None:
     """The step is left out with all of its batches; the bad one is named."""
     config = config_of(
@@ -351,6 +359,7 @@ def test_a_bad_batch_of_an_accumulated_step(make_config: MakeConfig, tmp_path: P
     assert finite(last_state(tmp_path / "run"))
 
 
+@pytest.mark.fault
 def test_gradients_name_all_batches_of_the_step(make_config: MakeConfig, tmp_path: Path) -> None:
     config = config_of(make_config, accumulate_grad_batches=3)
     fault = Fault("gradients", [6, 7, 8])
@@ -359,6 +368,7 @@ def test_gradients_name_all_batches_of_the_step(make_config: MakeConfig, tmp_pat
     assert [line["indices"] for line in lines(tmp_path / "run")] == list(fault.indices.values())
 
 
+@pytest.mark.fault
 def test_too_many_in_a_row(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +383,7 @@ def test_too_many_in_a_row(
         train(config, tmp_path / "within", Fault("image", ALL))
 
 
+@pytest.mark.fault
 def test_skipping_can_be_chosen_later(make_config: MakeConfig, tmp_path: Path) -> None:
     """In the directory of the run that stopped."""
     config = config_of(make_config)
@@ -385,6 +396,7 @@ def test_skipping_can_be_chosen_later(make_config: MakeConfig, tmp_path: Path) -
     assert [line["then"] for line in lines(tmp_path / "run")] == ["stopped", "skipped"]
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("action", ["stop", "skip"])
 def test_infinite_gradients_of_a_scaler_are_no_fault(
     action: str, make_config: MakeConfig, tmp_path: Path
@@ -415,6 +427,7 @@ def test_infinite_gradients_of_a_scaler_are_no_fault(
     assert [line["indices"] for line in lines(tmp_path / "bad")] == [fault.indices[20]]
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("action", ["stop", "skip"])
 def test_bfloat16(action: str, make_config: MakeConfig, tmp_path: Path) -> None:
     config = config_of(make_config, on_nonfinite=action, precision="bf16-mixed")
@@ -531,6 +544,7 @@ def two(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("name", CASES)
 def test_all_processes_do_the_same(name: str, two: Path) -> None:
     """Three steps per epoch: found by both at the second one's end, or before a checkpoint."""

@@ -212,6 +212,7 @@ def test_a_finished_run_is_left_alone(make_config: MakeConfig, tmp_path: Path) -
     assert again.seconds == pytest.approx(first.seconds)
 
 
+@pytest.mark.fault
 def test_a_finished_run_gets_the_line_that_a_kill_took(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_finished_run_gets_the_line_that_a_kill_took(
         assert logged(tmp_path / "run") == whole
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("torn", ["", "{}", '{"seconds": 1.0, "images"'])
 def test_a_damaged_timing_costs_no_run(
     torn: str,

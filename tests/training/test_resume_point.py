@@ -56,6 +56,7 @@ def another_kind(file: Path) -> None:
     torch.save({"weights": torch.ones(3)}, file)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("damage", [tear, flip, empty, another_kind])
 def test_the_one_before_a_damaged_one_is_used(
     damage: Callable[[Path], None],
@@ -77,6 +78,7 @@ def test_the_one_before_a_damaged_one_is_used(
         assert torch.equal(value, weights(parts)[key]), key
 
 
+@pytest.mark.fault
 def test_none_that_can_be_read(make_config: MakeConfig, tmp_path: Path) -> None:
     """The run does not start over by itself."""
     run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
@@ -99,6 +101,7 @@ def test_one_is_kept_behind_the_last(make_config: MakeConfig, tmp_path: Path) ->
     assert before.endswith(PREVIOUS)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -122,6 +125,7 @@ def test_another_runs_checkpoint_is_refused(
     assert (run / CONFIG).read_text() == before
 
 
+@pytest.mark.fault
 def test_another_method_is_refused_before_anything_is_written(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -147,6 +151,7 @@ def packed(folder: Path) -> Path:
     return folder.with_suffix(".h5")
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("data", "kept"),
     [
@@ -206,6 +211,7 @@ def test_forced(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptu
         train(adam, run, force=True)
 
 
+@pytest.mark.fault
 def test_what_cannot_be_read_now_keeps_its_name(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +246,7 @@ def test_settings_that_change_no_number_may_change(
     assert checkpoints(tmp_path / "run")[-1].epoch == 1
 
 
+@pytest.mark.fault
 def test_one_of_another_run_among_them_is_passed_over(
     make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -259,6 +266,7 @@ def test_one_of_another_run_among_them_is_passed_over(
     assert own.path.read_bytes() == before
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("loggers", [[], ["csv"]])
 def test_one_without_a_config_that_does_not_fit(
     loggers: list[str], make_config: MakeConfig, tmp_path: Path
@@ -275,6 +283,7 @@ def test_one_without_a_config_that_does_not_fit(
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.fault
 def test_an_optimiser_of_other_groups_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
     """Forced, but its state does not fit: one line, and the log is not cut."""
     config = make_config("simclr", optimizer={"name": "lars"}, max_epochs=2)

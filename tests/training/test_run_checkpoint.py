@@ -74,6 +74,7 @@ def full_disk() -> Iterator[Callable[[], None]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.fault
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
 def test_a_disk_that_fills_up(
     make_config: MakeConfig, tmp_path: Path, full_disk: Callable[[], None]
@@ -96,6 +97,7 @@ def test_a_disk_that_fills_up(
     assert checkpoints(run)[-1].epoch == 1
 
 
+@pytest.mark.fault
 def test_a_folder_that_cannot_be_made(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="Not a directory; name one that can be written"):
@@ -104,6 +106,7 @@ def test_a_folder_that_cannot_be_made(make_config: MakeConfig, tmp_path: Path) -
         )
 
 
+@pytest.mark.fault
 def test_one_process_at_a_time(make_config: MakeConfig, tmp_path: Path) -> None:
     run = tmp_path / "run"
     config = make_config("simclr", max_epochs=2, log_every_n_steps=1)
@@ -122,6 +125,7 @@ def test_one_process_at_a_time(make_config: MakeConfig, tmp_path: Path) -> None:
     assert result.epochs == 2
 
 
+@pytest.mark.fault
 def test_what_fails_at_its_start_leaves_nothing(make_config: MakeConfig, tmp_path: Path) -> None:
     def fail(*_: Any) -> None:
         raise UserError("no")
@@ -137,6 +141,7 @@ def test_what_fails_at_its_start_leaves_nothing(make_config: MakeConfig, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.fault
 def test_errors_that_are_not_of_the_file_are_told_as_they_are(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def weights(run_dir: Path) -> dict[str, torch.Tensor]:
     return dict(state["state_dict"])
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("step", [STEPS, 2 * STEPS - 1], ids=["within-epoch", "last-step"])
 def test_saved_then_stopped(
@@ -70,6 +71,7 @@ def test_saved_then_stopped(
         assert torch.equal(value, weights(run)[key]), key
 
 
+@pytest.mark.fault
 def test_after_the_last_step_there_is_nothing_to_stop(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -82,6 +84,7 @@ def test_after_the_last_step_there_is_nothing_to_stop(
     assert result.epochs == 1
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("number", "job", "asked"),
     [
@@ -134,6 +137,7 @@ def test_command_line(
     assert (found.read_text() if found.is_file() else "") == asked
 
 
+@pytest.mark.fault
 def test_no_process_ends_before_the_first_has_saved_and_asked(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -158,6 +162,7 @@ def test_no_process_ends_before_the_first_has_saved_and_asked(
         assert said.startswith("stopped by SIGUSR1")
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("number", "method"),
     [(signal.SIGTERM, "forkserver"), *((number, None) for number in SIGNALS)],

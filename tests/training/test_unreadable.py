@@ -67,6 +67,7 @@ def named(run_dir: Path, root: Path) -> set[str]:
     return names
 
 
+@pytest.mark.fault
 def test_skipped_ones_are_named_and_counted(
     make_config: MakeConfig, faulty: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,6 +93,7 @@ def test_skipped_ones_are_named_and_counted(
         )
 
 
+@pytest.mark.fault
 def test_resumed_is_the_same(
     make_config: MakeConfig, faulty: Path, tmp_path: Path, kill_at: Callable[[int], Callback]
 ) -> None:
@@ -114,6 +116,7 @@ STAND_INS = {"0/3": "0/4", "0/15": "0/2", "1/0": "1/1", "2/9": "0/0"}
 """In the order of their names, from the last to the first."""
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("kwargs", [{}, {"e_step": "bank"}])
 def test_clusters_are_those_of_the_stand_ins(
     kwargs: dict[str, Any], make_config: MakeConfig, faulty: Path, tmp_path: Path
@@ -131,6 +134,7 @@ def test_clusters_are_those_of_the_stand_ins(
     assert torch.equal(*found)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("kwargs", [{}, {"e_step": "bank"}])
 def test_clusters_of_later_epochs(
     kwargs: dict[str, Any], make_config: MakeConfig, faulty: Path, tmp_path: Path
@@ -152,6 +156,7 @@ class _Remove(Callback):
             self.path.rename(self.path.with_suffix(".gone"))
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_file_that_vanishes_ends_the_run(
     workers: int, make_config: MakeConfig, images: Path, tmp_path: Path
@@ -173,6 +178,7 @@ def test_a_file_that_vanishes_ends_the_run(
     assert same(tmp_path / "whole", tmp_path / "run")
 
 
+@pytest.mark.fault
 def test_a_file_that_vanishes_is_skipped_from_then_on(
     make_config: MakeConfig, images: Path, tmp_path: Path
 ) -> None:
@@ -185,6 +191,7 @@ def test_a_file_that_vanishes_is_skipped_from_then_on(
     assert named(tmp_path / "run", root) == {"1/7.png"}
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_command_ends_with_one_line(
     workers: int,
@@ -215,6 +222,7 @@ def test_the_command_ends_with_one_line(
     assert "4 of 48 images of train cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.fault
 def test_nothing_but_unreadable_images(
     make_config: MakeConfig, faulty: Path, tmp_path: Path
 ) -> None:

@@ -184,6 +184,7 @@ def _lowest_free() -> int:
     return free
 
 
+@pytest.mark.fault
 def test_too_many_open_files_are_not_the_images_fault(path: Path) -> None:
     images = H5Images(path)
     held = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -197,6 +198,7 @@ def test_too_many_open_files_are_not_the_images_fault(path: Path) -> None:
     assert images[0][1] == 0
 
 
+@pytest.mark.fault
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     broken = {
         "a": {
@@ -219,6 +221,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert images[6][1] == 0
 
 
+@pytest.mark.fault
 def test_a_file_that_vanishes(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.h5"
     copy.write_bytes(path.read_bytes())
@@ -235,6 +238,7 @@ def test_subset_of_hidden_labels_is_picklable(path: Path) -> None:
     assert copy[3][1] == -1
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
@@ -266,6 +270,7 @@ def _odd_image(file: Any) -> None:
     file["a"][b"\xff\xfe.png"] = encoded(3)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("damage", [_dangling, _odd_class, _odd_image])
 def test_a_file_that_is_damaged(damage: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "x.h5", classes(("a",)))
@@ -275,6 +280,7 @@ def test_a_file_that_is_damaged(damage: Any, tmp_path: Path) -> None:
         open_images(section(path), "val")
 
 
+@pytest.mark.fault
 def test_bytes_that_are_overwritten(tmp_path: Path) -> None:
     """Wherever that is, one of the two errors that end in a line."""
     whole = write(tmp_path / "x.h5", classes(("a", "b"), each=2)).read_bytes()

@@ -48,6 +48,7 @@ def test_of_a_corrected_protocol_starts_anew(
     assert made(images, tmp_path).load() is None
 
 
+@pytest.mark.fault
 def test_damaged_file_counts_for_nothing(images: Path, tmp_path: Path) -> None:
     own = made(images, tmp_path)
     own.save({"epochs": 1})
