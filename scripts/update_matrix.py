@@ -42,7 +42,9 @@ Written by `python scripts/update_matrix.py` from the records of `pytest -m matr
   process that it hits, its start among them.
 - Several processes (gloo): two steps without batch norm against one process on the joined batch.
   **close**: every process ends with the same weights, which are those of the one to less than a
-  hundredth of what the steps changed. **agree**: every process ends with the same weights, but not
+  hundredth of what the steps changed; queues, support sets, prototypes and assignments are those
+  of the one too, row by row once the images are in one order (of SwAV, whose processes queue their
+  own images, all queues together). **agree**: every process ends with the same weights, but not
   with those of the joined batch, for the reason given.
 - **refused**: ends with an error before it trains.
 - float16 needs a GPU; NCCL, FSDP and DALI on a GPU were not run here.

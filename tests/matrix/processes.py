@@ -1,6 +1,8 @@
 """Runs that Lightning starts once per process, for the matrix.
 
-python processes.py FOLDER, which holds ``configs.json``: runs by method
+python processes.py FOLDER [in-turn], which holds ``configs.json``: runs by name
+
+In turn: one process takes the batches that several would, and accumulates them.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def in_turn(config: dict[str, Any]) -> Callable[[EpochSampler], Iterator[Any]]:
     return order
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *words: str) -> None:
     """Trains them one after the other; what goes wrong in one is its note."""
     torch.set_num_threads(1)
     setattr(drawn_mixing, "draw_mixes", same_draws)  # noqa: B010
@@ -83,7 +85,8 @@ def main(folder: Path) -> None:
     for name, config in json.loads((folder / "configs.json").read_text()).items():
         # The rank is known before the processes have met.
         file = folder / f"{name}-{int(os.environ.get('LOCAL_RANK', 0))}.pt"
-        setattr(EpochSampler, "__iter__", in_turn(config))  # noqa: B010
+        if words:
+            setattr(EpochSampler, "__iter__", in_turn(config))  # noqa: B010
         try:
             notes = Notes(file)
             prepared = prepare(config)
@@ -93,4 +96,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

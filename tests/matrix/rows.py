@@ -105,10 +105,8 @@ TWO_CROPS = {
     "1.0.2": {"pcl", *BUILTIN} - {"byol", "simclr", "wmse"},
 }
 """Methods of a host that take no small crops, MAE for its backbone of one size."""
-TABLES = ("queue", "support_set", "prototypes", "bank", "clusters", "local_memory", "assignments")
-"""Buffers whose rows lie in the order of the processes."""
-OWN = {"deepclusterv2": "local_memory", "swav": "queue"}
-"""Tables of which each process of a built-in has its own."""
+OWN: dict[str, tuple[str, ...]] = {"deepclusterv2": ("local_memory",), "swav": ("queue",)}
+"""Tables of which each process of a built-in has its part, of the images that it saw."""
 
 
 def methods() -> list[str]:

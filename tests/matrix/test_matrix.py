@@ -18,9 +18,10 @@ from solo_ext import host
 from solo_ext.errors import ConfigError
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain, resume
+from tests.matrix.compare import apart, furthest, in_one_order
 from tests.matrix.killing import Server
 from tests.matrix.record import Outcome
-from tests.matrix.rows import CHECKS, IN_TURN, LOCAL, OWN, PLUGIN, TABLES, TWO_CROPS, VIT, methods
+from tests.matrix.rows import CHECKS, IN_TURN, LOCAL, OWN, PLUGIN, TWO_CROPS, VIT, methods
 from tests.training.resumable import STEPS, KillAt
 from tests.training.same_run import assert_same_run
 
@@ -67,43 +68,25 @@ def together(method: str, noted: Noted, processes: int) -> Outcome:
     (alone,), ranks = noted(1)[method], noted(processes)[method]
     for found in (alone, *ranks):
         assert "error" not in found, found["error"]
+    own = OWN.get(method, ())
     for names in alone["trained"]:
-        way = _furthest(alone["state"], alone["start"], names)
+        way = furthest(alone["state"], alone["start"], names)
         assert 1e-5 < way < 10, f"changed by {way}: {names}"
     for found in ranks[1:]:
         for key, value in found["state"].items():
-            if not key.startswith(OWN.get(method, ())):
+            if not key.startswith(own):
                 assert torch.equal(value, ranks[0]["state"][key]), key
-    generation = host.load().info.generation
+    generation, joined = host.load().info.generation, in_one_order(ranks, own)
     if method not in LOCAL[generation]:
-        assert not _apart(ranks[0], alone)
+        assert not apart(joined, alone)
         return Outcome("close")
     why = LOCAL[generation][method]
-    assert _apart(ranks[0], alone), "it equals one process: rows.LOCAL is out of date"
+    assert apart(joined, alone), "it equals one process: rows.LOCAL is out of date"
     if method in IN_TURN[generation]:
         (found,) = noted(1, parts=processes)[method]
-        assert not _apart(ranks[0], found)
+        assert not apart(ranks[0], found)
         why = f"{why}; one process that takes their batches in turn does the same"
     return Outcome("agree", why)
-
-
-def _apart(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    """What is not the same, of weights and of buffers without an order of rows."""
-    assert "error" not in b, b["error"]
-    one, other, apart = a["state"], b["state"], list[str]()
-    for names in b["trained"]:
-        # What the initial weights share must not hide what the steps changed.
-        allowed = _furthest(other, b["start"], names) / 100
-        apart += [name for name in names if not _furthest(one, other, [name]) <= allowed]
-    trained = {name for names in b["trained"] for name in names}
-    for key in one.keys() - trained:
-        same = key.startswith(TABLES) or torch.isclose(one[key], other[key], 1e-4, 1e-5).all()
-        apart += [] if same else [key]
-    return apart
-
-
-def _furthest(one: dict[str, Any], other: dict[str, Any], names: list[str]) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in names)
 
 
 def in_one_process(method: str, check: str, config_of: ConfigOf, folder: Path) -> Outcome:
