@@ -132,13 +132,26 @@ def missing(record: dict[str, Any]) -> list[str]:
 
 
 def _made_with(cells: dict[str, dict[str, Any]]) -> str:
-    """What most cells were made with, then the others by name."""
-    found: dict[str, list[str]] = defaultdict(list)
+    """What most cells were made with, then the others, by check."""
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for method, row in cells.items():
         for check, cell in row.items():
-            found[_versions(cell)].append(f"`{method}` {check}")
-    usual, *others = sorted(found, key=lambda made: -len(found[made]))
-    return ". ".join([usual, *(f"{', '.join(found[made])}: {made}" for made in others)]) + "."
+            found[_versions(cell)][check].append(f"`{method}`")
+    usual, *others = sorted(found, key=lambda made: -sum(map(len, found[made].values())))
+    lines = [
+        f"{'; '.join(f'{check}: {_of(names, cells)}' for check, names in found[made].items())}: "
+        f"{made}"
+        for made in others
+    ]
+    return ". ".join([usual, *lines]) + "."
+
+
+def _of(names: list[str], cells: dict[str, Any]) -> str:
+    """The methods, or those that are not among them where these are few."""
+    rest = [f"`{method}`" for method in cells if f"`{method}`" not in names]
+    if len(rest) >= len(names):
+        return ", ".join(names)
+    return f"all but {', '.join(rest)}" if rest else "all"
 
 
 def _versions(made: dict[str, Any]) -> str:
