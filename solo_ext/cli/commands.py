@@ -18,6 +18,7 @@ from rich.text import Text
 
 from solo_ext.errors import UserError
 
+_NUMBERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID")
 Command = Callable[[argparse.Namespace], Any]
 
 
@@ -34,8 +35,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _first_process() -> bool:
-    """Whether this is the one process of several that prints; as torchrun and Lightning number."""
-    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0
+    """Whether this is the one process of several that prints.
+
+    torchrun, SLURM and Lightning number them; whom Lightning starts keeps the number that SLURM
+    gave its parent.
+    """
+    return all(os.environ.get(name, "0") == "0" for name in _NUMBERS)
 
 
 def _exit_code(document: Any) -> int:

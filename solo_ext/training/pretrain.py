@@ -50,6 +50,7 @@ from solo_ext.training.run_dir import (
     LOCK,
     METRICS,
     TIMING,
+    Checkpoint,
     checkpoints,
     read_config,
     write_text,
@@ -111,6 +112,7 @@ def pretrain(
     if run_dir is None:
         run_dir = agreed_run_dir(given)
     identity = Identity.of(given, prepared.train)
+    held = checkpoints(run_dir)
     resume = resume_point(run_dir, given["resume_from_checkpoint"], identity, force=force)
     loader: Any = train_loader(given, prepared.train)
     val_loader = None if prepared.val is None else fixed_loader(given, prepared.val)
@@ -172,6 +174,7 @@ def pretrain(
         with (
             _announced(run_dir),
             _alone(run_dir, trainer),
+            _as_it_was(run_dir, trainer, held),
             _fitting(ckpt_path),
             lost_process_named(run_dir, trainer, state),
         ):
@@ -263,6 +266,17 @@ def _alone(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
                 "one that can be written with --run-dir"
             ) from error
         yield
+
+
+@contextlib.contextmanager
+def _as_it_was(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> Iterator[None]:
+    """What this run goes on from was chosen before it was alone in the directory."""
+    if trainer.is_global_zero and checkpoints(run_dir) != held:
+        raise UserError(
+            f"run directory {str(run_dir)!r}: another process, which has ended by now, wrote a "
+            "checkpoint while this one started; start it again to go on from there"
+        )
+    yield
 
 
 def _leave_nothing(run_dir: Path, made: Sequence[Path]) -> None:

@@ -257,3 +257,16 @@ def test_more_prototypes_than_images(command: Command) -> None:
         "solo-ext: method_kwargs.num_prototypes=[50, 300]: the training set has 280 images; "
         "allowed: numbers up to 280\n"
     )
+
+
+@pytest.mark.parametrize(
+    "number", ["RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID"]
+)
+def test_one_process_of_several_prints(
+    number: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchrun, SLURM and Lightning number them."""
+    monkeypatch.setenv(number, "0")
+    assert command("losses", "--json").out.startswith("[")
+    monkeypatch.setenv(number, "3")
+    assert command("losses", "--json").out == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from solo_ext.errors import UserError
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain, resume
 from solo_ext.training.run_dir import checkpoints
+from tests.training.resumable import KillAt
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -123,6 +125,27 @@ def test_one_process_at_a_time(make_config: MakeConfig, tmp_path: Path) -> None:
     watch = LambdaCallback(on_train_batch_start=again)
     result = pretrain(prepare(config), run_dir=run, callbacks=[watch], show_progress=False)
     assert result.epochs == 2
+
+
+@pytest.mark.fault
+def test_another_process_that_ended_while_this_one_started(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Its last checkpoint is not passed over, and its log not cut."""
+    run, config = tmp_path / "run", make_config("simclr", max_epochs=2)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(prepare(config), run_dir=run, callbacks=[KillAt(2)], show_progress=False)
+    late, logs = prepare(config), list[bytes]()
+
+    def meanwhile(cfg: Any) -> Any:
+        resume(run)
+        logs.append((run / "metrics.jsonl").read_bytes())
+        return late.method(cfg)
+
+    with pytest.raises(UserError, match="another process, which has ended by now, wrote a check"):
+        pretrain(replace(late, method=meanwhile), run_dir=run, show_progress=False)
+    assert checkpoints(run)[-1].epoch == 1
+    assert logs == [(run / "metrics.jsonl").read_bytes()]
 
 
 @pytest.mark.fault
