@@ -63,7 +63,8 @@ def _show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> N
             table.add_row(Text(_words(key)), Text(_cell(value)))
     else:
         for key in rows[0]:
-            table.add_column(Text(_words(key)))
+            # A name is what a config writes: it is never cut.
+            table.add_column(Text(_words(key)), no_wrap=key == "name")
         for row in rows:
             table.add_row(*(Text(_cell(v)) for v in row.values()))
     Console().print(table)
@@ -84,30 +85,28 @@ def _cell(value: Any) -> str:
 def _methods(args: argparse.Namespace) -> Any:
     from solo_ext import host, register
     from solo_ext.methods import METHODS
+    from solo_ext.plugin import listed
 
     register()
     loaded = host.load()
-    rows = [
-        {
-            "name": name,
-            "origin": METHODS[name].origin if name in METHODS else "solo-learn",
-            "paper": METHODS[name].paper if name in METHODS else "",
-            "year": (METHODS[name].year or "") if name in METHODS else "",
-        }
-        for name in sorted(loaded.methods)
-        if name not in ("base", "linear")
+    rows = [listed(entry, loaded.methods) for entry in METHODS.entries()]
+    ours = {row["name"] for row in rows} | {f"{e.origin}/{e.name}" for e in METHODS.entries()}
+    rows += [
+        {"name": name, "origin": "solo-learn", "paper": "", "year": "", "arxiv": ""}
+        for name in loaded.methods
+        if name not in {"base", "linear"} | ours
     ]
+    rows.sort(key=lambda row: str(row["name"]))
     _show(args, f"methods (solo-learn {loaded.info.generation})", rows)
     return rows
 
 
 def _losses(args: argparse.Namespace) -> Any:
     from solo_ext.losses import LOSSES
+    from solo_ext.plugin import LOSS_GROUP, listed, load_entry_points
 
-    rows = [
-        {"name": e.name, "paper": e.paper, "year": e.year, "arxiv": e.arxiv, "origin": e.origin}
-        for e in LOSSES.entries()
-    ]
+    load_entry_points(LOSS_GROUP, LOSSES)
+    rows = [listed(entry) for entry in LOSSES.entries()]
     _show(args, "losses, in solo_ext.losses and solo.losses", rows)
     return rows
 

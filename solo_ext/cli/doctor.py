@@ -14,7 +14,7 @@ from solo_ext import __version__
 from solo_ext.data.dali_errors import INSTALL, nvidia_dali
 from solo_ext.errors import UserError
 from solo_ext.host import detect, load
-from solo_ext.host.mends import MENDS
+from solo_ext.host.patches import PATCHES
 from solo_ext.training.records import PACKAGES, package_version
 
 _EXTRAS = {
@@ -97,7 +97,7 @@ def show(found: dict[str, Any], console: Console) -> None:
             f"solo-learn   {host['generation']} (calls itself {host['version']}, fingerprint "
             f"{host['fingerprint']}) in {host['path']}"
         )
-        console.print(f"             mended: {', '.join(host['mends'])}")
+        console.print(f"             patched: {', '.join(host['patches'])}")
     versions = (f"{k} {v or 'MISSING'}" for k, v in found["packages"].items())
     console.print(f"packages     {', '.join(versions)}")
     for line in found["known_bad"]:
@@ -125,7 +125,7 @@ def _host() -> dict[str, Any]:
         "version": info.version,
         "fingerprint": info.fingerprint,
         "path": str(info.path),
-        "mends": [m.name for m in MENDS.values() if m.undo],
+        "patches": [p.name for p in PATCHES.values() if p.undo],
     }
 
 

@@ -167,7 +167,7 @@ class Augmentation(View):
 class Optimizer(Section):
     """``optimizer``: ``lr`` and ``classifier_lr`` are for batch 256 and scaled by batch / 256."""
 
-    name: Literal["sgd", "lars", "adam", "adamw"]
+    name: str
     batch_size: PositiveInt
     lr: PositiveFloat
     weight_decay: NonNegativeFloat = 0.0
@@ -339,5 +339,6 @@ class Run(Section):
     precision: str | int = "32-true"
     resume_from_checkpoint: str | None = None
     debug_augmentations: bool = False
+    patches: list[str] = []
     dali: DALI | None = None
     auto_umap: Free | None = None

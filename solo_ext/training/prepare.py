@@ -20,7 +20,8 @@ from solo_ext.data.transforms import STATISTICS
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.classes import same_classes
 from solo_ext.host.dali_loader import check_dali
-from solo_ext.plugin import register
+from solo_ext.host.patches import check_names
+from solo_ext.plugin import Unavailable, register
 from solo_ext.training.check_augmentation import check_augmentation
 from solo_ext.training.check_backbone import check_backbone
 from solo_ext.training.check_builtin import check_builtin
@@ -63,6 +64,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     register()
     loaded = host.load()
     method = _method(loaded, given["method"])
+    check_names(given["patches"])
     given["method_kwargs"] = _method_kwargs(given, method)
     given["momentum"] = _momentum(given, method)
     check_backbone(loaded, given)
@@ -126,6 +128,8 @@ def _as_methods_take_it(given: dict[str, Any]) -> DictConfig:
 def _method(loaded: host.Host, name: str) -> type[Any]:
     usable = {n: m for n, m in loaded.methods.items() if n not in ("base", "linear")}
     if name in usable:
+        if isinstance(usable[name], Unavailable):
+            usable[name]()
         return usable[name]
     if name in host.BUILTIN_KWARGS:
         raise ConfigError(
@@ -194,7 +198,13 @@ def _count_classes(data: Mapping[str, Any], train: Images) -> int:
 
 
 def _optimizer_kwargs(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    adapter = TypeAdapter(OPTIMIZER_KWARGS[optimizer["name"]])
+    name, known = optimizer["name"], host.BaseMethod._OPTIMIZERS
+    if name not in known:
+        raise ConfigError("optimizer.name", name, "unknown optimiser", nearest(name, known))
+    if name not in OPTIMIZER_KWARGS:
+        # One that a fork of solo-learn has added.
+        return dict(optimizer["kwargs"])
+    adapter = TypeAdapter(OPTIMIZER_KWARGS[name])
     checked = validated(adapter, optimizer["kwargs"], prefix="optimizer.kwargs")
     kwargs: dict[str, Any] = checked.model_dump(exclude_none=True)
     if kwargs.get("nesterov") and (not kwargs["momentum"] or kwargs.get("dampening")):

@@ -31,6 +31,7 @@ from solo_ext.data.raw_batches import RawBatches
 from solo_ext.errors import ConfigError, StoppedBySignal, UserError
 from solo_ext.evaluation.online import OnlineEvaluation, online_protocols
 from solo_ext.host.dali_loader import DALILoader
+from solo_ext.host.patches import select_for_run
 from solo_ext.locks import locked
 from solo_ext.training.agreed_dir import RUN_DIR, agreed_run_dir
 from solo_ext.training.collapse import CollapseWatch
@@ -120,6 +121,7 @@ def pretrain(
 
     quiet()
     pl.seed_everything(given["seed"], workers=True, verbose=False)
+    patched = select_for_run(given["patches"], repairs=True)
     model = prepared.method(cfg)
     model.to(
         memory_format=torch.channels_last if _channels_last(given) else torch.contiguous_format
@@ -135,7 +137,7 @@ def pretrain(
             resume.set_unusable_aside()
 
     state = RunState(
-        loader, identity, restored=go_on, begin=lambda: _write_records(run_dir, prepared)
+        loader, identity, restored=go_on, begin=lambda: _write_records(run_dir, prepared, patched)
     )
     watch = NonFiniteWatch(run_dir, loader.dataset.images, given["on_nonfinite"])
     own: list[Callback] = [state, watch, CollapseWatch(), *callbacks]
@@ -368,10 +370,10 @@ def _channels_last(given: dict[str, Any]) -> bool:
     return not given["performance"]["disable_channel_last"]
 
 
-def _write_records(run_dir: Path, prepared: Prepared) -> None:
+def _write_records(run_dir: Path, prepared: Prepared, patched: list[str]) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     args = OmegaConf.to_container(prepared.cfg, resolve=True)
     write_text(run_dir / ARGS, json.dumps(args, indent=1))
     write_text(run_dir / CONFIG, yaml.safe_dump(prepared.given, sort_keys=False))
     info = host.load().info
-    write_text(run_dir / ENVIRONMENT, json.dumps(environment(info), indent=1))
+    write_text(run_dir / ENVIRONMENT, json.dumps(environment(info, patched), indent=1))

@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -108,14 +108,20 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def environment(info: HostInfo) -> dict[str, Any]:
-    """What a run ran on: host, versions, processor, accelerators."""
+def environment(info: HostInfo, patches: Sequence[str] = ()) -> dict[str, Any]:
+    """What a run ran on: host, versions, processor, accelerators.
+
+    Args:
+        info: the host.
+        patches: those that change numbers of the host's, as far as they were applied.
+    """
     return {
         "solo_ext": __version__,
         "host": {
             "generation": info.generation,
             "version": info.version,
             "fingerprint": info.fingerprint,
+            "patches": list(patches),
         },
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},
