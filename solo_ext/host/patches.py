@@ -144,7 +144,7 @@ def select(names: Collection[str]) -> None:
 
 
 def select_for_run(given: Iterable[str], *, repairs: bool) -> list[str]:
-    """Applies the patches of a run and says which, where there are any.
+    """Applies the patches of a run and says which of them its config asked for.
 
     Args:
         given: the config's ``patches``.
@@ -159,10 +159,9 @@ def select_for_run(given: Iterable[str], *, repairs: bool) -> list[str]:
         chosen += [name for name in REPAIRS if name not in chosen]
         for name in chosen:
             PATCHES[name].apply()
-    applied = [name for name in chosen if PATCHES[name].undo]
-    if applied:
-        logger.info(f"patches of solo-learn that change numbers: {', '.join(applied)}")
-    return applied
+    if given := list(given):
+        logger.info(f"patches of solo-learn that change numbers: {', '.join(given)}")
+    return [name for name in chosen if PATCHES[name].undo]
 
 
 @contextlib.contextmanager

@@ -300,8 +300,9 @@ def test_an_ablation_is_trained(asked: tuple[Side, str]) -> None:
     """Runs that differ in method_kwargs alone were taken for one."""
     side, printed = asked
     assert printed.count("Resuming from previous checkpoint") == 1
-    saved = [json.loads(file.read_text()) for file in (side.folder / "saved").rglob("args.json")]
-    assert sorted(args["method_kwargs"]["tau_plus"] for args in saved) == [0.0, 0.1, 0.1]
+    assert len(side.log("debiased")) >= 3
+    assert not list((side.folder / "same").rglob("metrics.csv")), "it was finished"
+    assert len(side.log("other")) >= 3
 
 
 def test_nothing_of_ours_takes_the_host_down(

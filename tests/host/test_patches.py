@@ -566,4 +566,4 @@ def test_a_run_records_its_patches(
     assert environment["host"]["patches"][0] == "momentum-update"
     assert "momentum-resume" in environment["host"]["patches"]
     (line,) = [m for m in caplog.messages if m.startswith("patches of solo-learn that change")]
-    assert "momentum-update" in line
+    assert line.endswith(": momentum-update")
