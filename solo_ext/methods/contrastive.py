@@ -18,7 +18,13 @@ from solo_ext.losses.core import ContrastiveTerms, contrastive
 from solo_ext.losses.negative_mass import NegativeMass
 from solo_ext.losses.nnclr_symmetric import nnclr_terms
 from solo_ext.losses.two_views import two_view_terms
-from solo_ext.methods.contrastive_kwargs import CLUSTERS, ContrastiveKwargs, check_size, settle
+from solo_ext.methods.contrastive_kwargs import (
+    CLUSTERS,
+    ContrastiveKwargs,
+    check_size,
+    fill_sizes,
+    settle,
+)
 from solo_ext.methods.contrastive_metrics import (
     neighbour_metrics,
     queue_metrics,
@@ -136,8 +142,10 @@ class Contrastive(BaseMomentumMethod):
             cfg.momentum = cfg.get("momentum") or {}
             cfg = BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg, small=True)
+        cls.fill_sizes(cfg)
         return settle(cfg)
 
+    fill_sizes = staticmethod(fill_sizes)
     check_size = staticmethod(check_size)
 
     @property
