@@ -33,6 +33,7 @@ from solo_ext.methods.contrastive_metrics import (
 from solo_ext.methods.contrastive_report import report_settings
 from solo_ext.methods.drawn_mixing import DrawnMixing
 from solo_ext.methods.embedding_metrics import embedding_metrics
+from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
 from solo_ext.methods.registry import fill_method_kwargs, has_indices, require_two_views
 from solo_ext.modules.cluster_prototypes import ClusterPrototypes
@@ -138,9 +139,7 @@ class Contrastive(BaseMomentumMethod):
         """Fills in the defaults and refuses what the method cannot do."""
         cfg = fill_method_kwargs(BaseMethod.add_and_assert_specific_cfg(cfg), cls.kwargs_type)
         if cls.uses_momentum(cfg.method_kwargs):
-            # solo-learn fills the section in, but not if there is none.
-            cfg.momentum = cfg.get("momentum") or {}
-            cfg = BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
+            cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg, small=True)
         cls.fill_sizes(cfg)
         return settle(cfg)

@@ -89,7 +89,7 @@ class PCL(ProjectedMomentumMethod):
     @staticmethod
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
-        cfg = BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
+        cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg)
         cfg = fill_method_kwargs(cfg, PCLKwargs)
         fill_sizes(cfg)

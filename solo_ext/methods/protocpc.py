@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
+from solo_ext.host import initialize_momentum_params
 from solo_ext.methods.distillation_report import report_protocpc
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.projected import ProjectedMomentumMethod
@@ -67,7 +67,7 @@ class ProtoCPC(ProjectedMomentumMethod):
     @staticmethod
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
-        cfg = BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
+        cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg, small=True)
         cfg = fill_method_kwargs(cfg, ProtoCPCKwargs)
         fill_num_prototypes(cfg)
