@@ -500,8 +500,8 @@ PROTOCPC: dict[str, Case] = {
         ("method_kwargs.student_temperature='cold'", "a number above 0"),
     ),
     "null for a number": (
-        "method_kwargs.num_prototypes=null",
-        ("method_kwargs.num_prototypes=null", "an integer above 0"),
+        "method_kwargs.proj_layers=null",
+        ("method_kwargs.proj_layers=null", "an integer above 0"),
     ),
     "name of the assignment": (
         "method_kwargs.assignment=argmax",
