@@ -89,6 +89,9 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     check_builtin(given, len(train))
     _validation_interval(given, len(train))
     cfg = _as_methods_take_it(given)
+    if hasattr(method, "fill_sizes"):
+        method.fill_sizes(cfg, len(train))
+        given["method_kwargs"] = OmegaConf.to_container(cfg.method_kwargs, resolve=True)
     if hasattr(method, "kwargs_type"):
         # What the method itself refuses, before anything is built.
         cfg = method.add_and_assert_specific_cfg(cfg)
