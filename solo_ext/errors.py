@@ -126,20 +126,28 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         following = cause or context
 
 
+def disk_errno(error: BaseException) -> int | None:
+    """The number of an error of a disk, ``None`` for another error.
+
+    Args:
+        error: of the system, or of a library that has no class of error for it, as safetensors.
+    """
+    if isinstance(error, OSError):
+        return error.errno if error.errno in _OF_A_DISK else None
+    text = str(error)
+    return next((number for number in _OF_A_DISK if os.strerror(number) in text), None)
+
+
 def _trouble(error: BaseException) -> tuple[str, str] | None:
     """What is wrong with a disk, and what to do; ``None`` for another error."""
-    text = " ".join(str(error).split())
-    if isinstance(error, OSError) and error.errno in _OF_A_DISK:
-        what = str(error.strerror)
-        if error.filename is not None:
-            what += f": {str(error.filename)[:_LONGEST_VALUE]!r}"
-        return what, _OF_A_DISK[error.errno]
-    for number, remedy in _OF_A_DISK.items():
-        # safetensors and torch have no class of error for it.
-        if os.strerror(number) in text:
-            return text[:_LONGEST_VALUE], remedy
+    number = disk_errno(error)
+    if number is not None:
+        file = getattr(error, "filename", None)
+        named = "" if file is None else f": {str(file)[:_LONGEST_VALUE]!r}"
+        return os.strerror(number) + named, _OF_A_DISK[number]
+    text = " ".join(str(error).split())[:_LONGEST_VALUE]
     if isinstance(error, RuntimeError) and OF_TORCH.search(text):
-        return f"a file cannot be written ({text[:_LONGEST_VALUE]})", _ROOM
+        return f"a file cannot be written ({text})", _ROOM
     return None
 
 

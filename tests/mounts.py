@@ -32,13 +32,11 @@ def small_disk(place: Path, options: str) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def fill(disk: Path, *, leave: int = 0) -> Path:
-    """Writes a file that takes all room but ``leave`` bytes."""
+def fill(disk: Path) -> Path:
+    """Writes a file that takes all room there is."""
     file = disk / "ballast"
-    with file.open("wb", buffering=0) as held, contextlib.suppress(OSError):
+    # Without an inode there is no file to fill.
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as held:
         while held.write(b"x" * 4096):
             pass
-    if leave:
-        with file.open("r+b") as held:
-            held.truncate(file.stat().st_size - leave)
     return file

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -26,6 +27,7 @@ _OF_A_JOB = tuple(
 )
 _OF_THE_SYSTEM = tuple(getattr(signal, n) for n in ("SIGKILL", "SIGBUS") if hasattr(signal, n))
 """By which a worker ends where memory, or shared memory, is used up."""
+_A_MOMENT = 1.0
 
 
 class WorkerLoader(DataLoader[Any]):
@@ -67,7 +69,7 @@ class WorkerLoader(DataLoader[Any]):
                 served += 1
                 yield batch
             return
-        except Exception as error:
+        except (RuntimeError, OSError, EOFError) as error:
             lost = _lost_of(batches)
             if lost is None:
                 raise
@@ -107,7 +109,10 @@ def _started(start: Callable[[], Any]) -> Any:
 
 def _lost_of(batches: Any) -> signal.Signals | None:
     """The signal that ended a worker of an iterator; ``None`` where none was."""
-    codes = [worker.exitcode for worker in getattr(batches, "_workers", ())]
+    workers = list(getattr(batches, "_workers", ()))
+    # What it was sending may break off a moment before it is gone.
+    wait([worker.sentinel for worker in workers], timeout=_A_MOMENT)
+    codes = [worker.exitcode for worker in workers]
     return next((signal.Signals(-code) for code in codes if code is not None and code < 0), None)
 
 
