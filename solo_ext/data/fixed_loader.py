@@ -49,7 +49,7 @@ class FixedLoader(WorkerLoader):
             collate_fn=_collate_readable if self._skips else None,
         )
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self._skips:
             yield from super().__iter__()
             return

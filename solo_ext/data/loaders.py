@@ -63,7 +63,7 @@ class ResumableLoader(Resumable, WorkerLoader):
             collate_fn=getattr(dataset, "collate", None),
         )
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         yield from self.counted(self._noted(super().__iter__()))
 
     def _noted(self, batches: Iterable[Any]) -> Iterator[Any]:

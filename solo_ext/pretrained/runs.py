@@ -206,17 +206,20 @@ def _config_of(checkpoint: Path) -> dict[str, Any]:
         args = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{str(file)!r} is not JSON: {error}") from None
-    if isinstance(args, dict) and isinstance(args.get("encoder"), str):
-        args = _from_release(args)
-    elif not isinstance(args, dict) or not isinstance(args.get("backbone"), dict):
+    cfg: dict[str, Any]
+    if isinstance(args, dict) and isinstance(args.get("backbone"), dict):
+        # Upstream's own script leaves interpolations in. They stay as they are: whoever wrote the
+        # file would choose which environment variable of the reader's goes into records and pages.
+        cfg = args
+    elif isinstance(args, dict) and isinstance(args.get("encoder"), str):
+        cfg = _from_release(args)
+    else:
         raise UserError(f"{str(file)!r} names no backbone; it is of no solo-learn run")
-    # Upstream's own script leaves interpolations in. They stay as they are: whoever wrote the file
-    # would choose which of this user's environment variables goes into records and pages.
     try:
-        validated(TypeAdapter(_Args), args)
+        validated(TypeAdapter(_Args), cfg)
     except ConfigError as error:
         raise UserError(f"{str(file)!r}: {error}") from None
-    return args
+    return cfg
 
 
 def _from_release(args: Mapping[str, Any]) -> dict[str, Any]:
