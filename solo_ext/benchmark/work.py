@@ -25,7 +25,7 @@ from solo_ext.benchmark.plan import PlannedRun
 from solo_ext.benchmark.read import suite_settings
 from solo_ext.benchmark.records import Curves, Memory, Record
 from solo_ext.data.images import Images
-from solo_ext.errors import UserError
+from solo_ext.errors import UserError, in_one_line
 from solo_ext.evaluation.evaluate import measure
 from solo_ext.evaluation.models import PIXELS, Model, RawPixels
 from solo_ext.evaluation.protocols import headline
@@ -247,12 +247,12 @@ def main() -> int:
     """Runs the folder that the command line names."""
     end_with_parent()
     show_messages()
-    try:
+
+    def command() -> int:
         work(Path(sys.argv[1]))
-    except UserError as error:
-        print(f"solo-ext: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+        return 0
+
+    return in_one_line(command, "the same command goes on")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
-from solo_ext.config.code import refuse_targets
+from solo_ext.config.code import refuse_interpolations, refuse_targets
 from solo_ext.config.expected import expected, literal_choices, union_members, unwrapped
 from solo_ext.config.schema import TRAINER, Run, Section
 from solo_ext.errors import ConfigError, nearest
@@ -38,9 +38,10 @@ def check_run(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigError: an unknown key, a missing one, or a value of the wrong type or range; a
-            ``_target_``, which names code.
+            ``_target_``, which names code; an interpolation.
     """
     refuse_targets(config)
+    refuse_interpolations(config)
     run = validated(_run_model(), config)
     passed = run.model_fields_set - Run.model_fields.keys()
     filled: dict[str, Any] = run.model_dump(include=Run.model_fields.keys() | passed)

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from solo_ext import __version__
 from solo_ext.host import HostInfo
 from solo_ext.json_lines import whole_lines
-from solo_ext.paths import refuse_link, write_text
+from solo_ext.paths import refuse_link, write_text, writing
 
 PACKAGES = (
     "torch",
@@ -60,7 +60,7 @@ class JsonLines(Logger):
         values = {k: _plain(v) for k, v in metrics.items()}
         line = {"step": step, "seconds": round(time.monotonic() - self._begin, 3), **values}
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a") as file:
+        with writing(self.file), self.file.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     @rank_zero_only

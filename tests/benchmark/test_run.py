@@ -24,6 +24,7 @@ from solo_ext.benchmark.work import work
 from solo_ext.errors import UserError
 from solo_ext.json_lines import whole_lines
 from solo_ext.locks import locked
+from solo_ext.training.run_dir import METRICS, checkpoints
 
 
 def command(file: Path, out: Path, *words: str) -> list[str]:
@@ -109,6 +110,47 @@ class InThisProcess(Launcher):
 def run_here(given: dict[str, Any], out: Path) -> None:
     settings = checked_benchmark(given)
     run_benchmark(settings, make_plan(settings), out, InThisProcess())
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("number", "to_all"), [("SIGINT", True), ("SIGINT", False), ("SIGTERM", False)]
+)
+def test_told_to_end_in_the_first_epoch(
+    number: str, to_all: bool, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    """Twice, as an impatient user does: what is at work saves, and the next call goes on."""
+    file, out = tmp_path / "one.yaml", tmp_path / "out"
+    tiny |= {"default_rows": ["debiased"], "seeds": [1]}
+    tiny["datasets"]["digits"]["changes"] += ["optimizer.batch_size=8", "log_every_n_steps=1"]
+    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
+    process = subprocess.Popen(
+        command(file, out),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def trains() -> bool:
+        # Evaluations come before the first step.
+        return any('"train_' in f.read_text() for f in out.glob(f"runs/*/{METRICS}"))
+
+    while not trains():
+        assert process.poll() is None
+        time.sleep(0.002)
+    for _ in range(2):
+        (os.killpg if to_all else os.kill)(process.pid, signal.Signals[number])
+        time.sleep(0.1)
+    _, shown = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.Signals[number], shown
+    line = f"solo-ext: stopped by {number}; what is finished stays, and the same command goes on"
+    assert shown.splitlines()[-1] == line
+    assert "Traceback" not in shown
+    (run_dir,) = out.glob("runs/*/")
+    (saved,) = checkpoints(run_dir)
+    assert (saved.epoch, saved.step is None) == (0, False)
+    assert "Traceback" not in (run_dir / "work.log").read_text()
 
 
 @pytest.mark.fault

@@ -44,7 +44,7 @@ def killed(folder: Path, rank: int, place: str, config: str) -> Path:
     assert done.returncode == (1 if rank else -signal.SIGKILL), done.stderr[-3000:]
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("solo-ext: ")]
     assert said.startswith("solo-ext: another process of this run is gone or hangs, at epoch 1, ")
-    assert said.endswith(f"; go on with solo-ext pretrain --resume {run}")
+    assert said.endswith(f"; `solo-ext pretrain --resume {run}` goes on")
     assert "Traceback" not in done.stderr
     assert [c.epoch for c in checkpoints(run)] == [0]
     return run
