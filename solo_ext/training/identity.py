@@ -11,7 +11,7 @@ from solo_ext.config.check import check_run
 from solo_ext.data.fingerprint import names_fingerprint
 from solo_ext.data.images import Images
 from solo_ext.errors import UserError
-from solo_ext.training.run_dir import changes_numbers, numbers_alike, without_unread
+from solo_ext.training.run_dir import changes_numbers, numbers_alike
 
 KEY = "solo_ext"
 """Where checkpoints hold it."""
@@ -83,7 +83,7 @@ def listed(differences: list[str]) -> str:
 def _completed(config: dict[str, Any]) -> dict[str, Any]:
     """With what a run of an earlier version had no settings for, where it is valid still."""
     try:
-        return without_unread(check_run(config))
+        return check_run(config)
     except UserError:
         return config
 

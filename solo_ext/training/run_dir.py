@@ -213,17 +213,4 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         loaded = None
     if not isinstance(loaded, dict):
         raise UserError(f"{file}: not a config; the file was changed or cut short")
-    return without_unread(loaded)
-
-
-def without_unread(config: dict[str, Any]) -> dict[str, Any]:
-    """A recorded config without the size of a queue that its method does not have.
-
-    Once such a size was recorded as a default; given by a user it is refused.
-    """
-    kwargs = config.get("method_kwargs")
-    if not isinstance(kwargs, dict) or "support_set" not in kwargs:
-        return config
-    if kwargs.get("negatives") != "batch":
-        return config
-    return {**config, "method_kwargs": {**kwargs, "queue_size": None}}
+    return loaded
