@@ -111,7 +111,11 @@ def _lost_of(batches: Any) -> signal.Signals | None:
     """The signal that ended a worker of an iterator; ``None`` where none was."""
     workers = list(getattr(batches, "_workers", ()))
     # What it was sending may break off a moment before it is gone.
-    wait([worker.sentinel for worker in workers], timeout=_A_MOMENT)
+    ended = wait([worker.sentinel for worker in workers], timeout=_A_MOMENT)
+    for worker in workers:
+        if worker.sentinel in ended:
+            # Its files are closed before the system tells how it ended.
+            worker.join(_A_MOMENT)
     codes = [worker.exitcode for worker in workers]
     return next((signal.Signals(-code) for code in codes if code is not None and code < 0), None)
 

@@ -89,8 +89,8 @@ def test_kill_9_of_a_data_worker(make_config: MakeConfig, tmp_path: Path) -> Non
         _, shown = training.communicate(timeout=120)
     finally:
         training.kill()
-    assert training.returncode == 1, shown
-    assert "Traceback" not in shown
+    assert training.returncode == 1, shown[-3000:]
+    assert "Traceback" not in shown, shown[-3000:]
     (line,) = [line for line in shown.splitlines() if line.startswith("solo-ext: ")]
     assert line.startswith("solo-ext: a data worker was killed (SIGKILL), as the system does when")
     assert f"is saved; `solo-ext pretrain --resume {parts}` goes on" in line
