@@ -59,7 +59,8 @@ def test_loads(name: str, many_images: Path) -> None:
         pytest.importorskip("nvidia.dali")
     prepared = prepare(compose(file.name, overrides, file.parent))
     written, given = OmegaConf.load(file), prepared.given
-    assert given["name"].lower().startswith(given["method"]) and given["name"] == written.name
+    assert given["name"].lower().startswith(given["method"])
+    assert given["name"] == written.name
     assert given["max_epochs"] == written.max_epochs
     for key in ("batch_size", "lr", "classifier_lr", "weight_decay"):
         assert given["optimizer"][key] == written.optimizer[key]
