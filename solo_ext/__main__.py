@@ -6,12 +6,13 @@ Without a script it is the command ``solo-ext``.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -33,11 +34,8 @@ def main() -> int:
         from solo_ext.cli.main import main as command
 
         return command()
-    script = sys.argv[1]
-    try:
-        run_script(script, sys.argv[2:])
-    except UserError as error:
-        return _told(error, script)
+    with _mistakes_in_one_line(sys.argv[1]):
+        run_script(sys.argv[1], sys.argv[2:])
     return 0
 
 
@@ -52,8 +50,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
         arguments: those of the script.
 
     Raises:
-        UserError: no such file, an unknown method, a missing package, or a setting that a method
-            refuses.
+        UserError: no such file, an unknown method, or a setting that a method refuses.
     """
     try:
         tree = ast.parse(Path(script).read_bytes(), script)
@@ -70,10 +67,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     module = sys.modules["__main__"] = ModuleType("__main__")
     vars(module).update(__file__=path, __builtins__=__builtins__)
     _prepare(script)
-    try:
-        exec(code, vars(module))
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
+    exec(code, vars(module))
 
 
 def _prepare(script: str) -> None:
@@ -113,12 +107,10 @@ def _with_checks(hydra_main: Callable[..., Any], script: str) -> Callable[..., A
         def decorate(task: Callable[[Any], Any]) -> Any:
             @functools.wraps(task)
             def checked(cfg: Any) -> Any:
-                try:
+                # Hydra would print their traceback.
+                with _mistakes_in_one_line(script):
                     _check(cfg)
                     return task(cfg)
-                except UserError as error:
-                    # Hydra prints the traceback of whatever is an Exception.
-                    raise SystemExit(_told(error, script)) from error
 
             return hydra_main(*args, **kwargs)(checked)
 
@@ -193,19 +185,35 @@ def _stay_on_the_cpu() -> None:
     torch.Tensor.to = to_cpu  # type: ignore[method-assign,assignment]
 
 
-def _missing(error: ModuleNotFoundError) -> Exception:
-    """A package that is not installed is the user's to install; a part of one is a defect."""
-    name = (error.name or "").partition(".")[0]
-    if not name or find_spec(name) is not None:
-        return error
+@contextlib.contextmanager
+def _mistakes_in_one_line(script: str) -> Iterator[None]:
+    """Ends the program with what the user has to do: a mistake, or a package that is missing."""
+    try:
+        yield
+    except UserError as error:
+        mistake = error
+    except ModuleNotFoundError as error:
+        missing = _missing_package(error)
+        if missing is None:
+            raise
+        mistake = missing
+    else:
+        return
+    print(f"{Path(script).name}: {mistake}", file=sys.stderr)
+    raise SystemExit(mistake.exit_code)
+
+
+def _missing_package(error: ModuleNotFoundError) -> UserError | None:
+    """What to install; ``None`` where the package is there and a part of it is not."""
+    if error.name is None:
+        # Lightning's own checks, which say what to install.
+        return UserError(str(error))
+    name = error.name.partition(".")[0]
+    if find_spec(name) is not None:
+        return None
     packages = "umap-learn matplotlib pandas seaborn wandb"
     remedy = f"pip install {packages}" if name in _OF_MAIN_UMAP else "install it"
     return UserError(f"the package {name!r} is not installed; {remedy}")
-
-
-def _told(error: UserError, script: str) -> int:
-    print(f"{Path(script).name}: {error}", file=sys.stderr)
-    return error.exit_code
 
 
 if __name__ == "__main__":
