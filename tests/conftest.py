@@ -72,7 +72,7 @@ MakeConfig = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def loaded() -> host.Host:
-    """The installed host, mended."""
+    """The installed host, with the patches that change no number."""
     return host.load()
 
 

@@ -1,4 +1,7 @@
-"""solo-learn's own, unmodified scripts with the plugin installed beside them."""
+"""solo-learn's own, unmodified scripts with the plugin installed beside them.
+
+As ``python SCRIPT.py``, which Hydra's plugin serves, and as ``python -m solo_ext SCRIPT.py``.
+"""
 
 from __future__ import annotations
 
@@ -7,86 +10,122 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = os.environ.get("SOLO_LEARN_ROOT")
+from tests.upstream_forks import Done, Forks
+
+ROOT = os.environ.get("SOLO_LEARN_ROOT", "")
 pytestmark = [
     pytest.mark.upstream,
-    pytest.mark.skipif(ROOT is None, reason="SOLO_LEARN_ROOT names no checkout of main"),
+    pytest.mark.skipif(not ROOT, reason="SOLO_LEARN_ROOT names no checkout of main"),
 ]
-
-
-def script(name: str, *arguments: str, data: Path) -> str:
-    assert ROOT is not None
-    environment = {**os.environ, "PYTHONPATH": ROOT, "SOLO_EXT_DATA": str(data)}
-    done = subprocess.run(
-        [sys.executable, name, *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout + done.stderr
-
-
-def pretrained(method: str, scratch: Path, *overrides: str) -> Path:
-    """The checkpoint folder of `main_pretrain.py --config-name solo_ext/digits/METHOD`."""
-    script(
-        "main_pretrain.py",
-        "--config-name",
-        f"solo_ext/digits/{method}",
-        "accelerator=cpu",
-        f"checkpoint.dir={scratch}",
-        *overrides,
-        data=scratch / "data",
-    )
-    return max((scratch / method).iterdir(), key=lambda path: path.stat().st_mtime)
+LAUNCHER = ("-m", "solo_ext")
+STEPS, BATCH = 2, 200
+TINY = (
+    "accelerator=cpu",
+    "backbone.name=timm/resnet10t",
+    "backbone.kwargs={channels: [8,8,8,8]}",
+    f"+limit_train_batches={STEPS}",
+    "+limit_val_batches=1",
+    "+enable_progress_bar=false",
+)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pretrained("debiased", tmp_path_factory.mktemp("upstream"), "max_epochs=1")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    data = tmp_path_factory.mktemp("data")
+    return {**os.environ, "PYTHONPATH": ROOT, "SOLO_EXT_DATA": str(data), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def forks(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    made = Forks(environment, tmp_path_factory.mktemp("forks"))
+    yield made
+    made.close()
+
+
+def script(name: str) -> str:
+    return str(Path(ROOT, name))
+
+
+def digits(method: str, scratch: Path, *overrides: str) -> tuple[str, ...]:
+    """``main_pretrain.py`` for an epoch of two steps."""
+    return (
+        script("main_pretrain.py"),
+        *("--config-name", f"solo_ext/digits/{method}"),
+        *(f"checkpoint.dir={scratch}", "max_epochs=1", *TINY, *overrides),
+    )
+
+
+def succeeded(done: Done) -> str:
+    assert done.code == 0, done.output[-3000:]
+    return done.output
+
+
+def pretrained(forks: Forks, method: str, scratch: Path, *overrides: str, start: str = "") -> Path:
+    """The checkpoint folder of a run, by the launcher where ``start`` says so."""
+    words = digits(method, scratch, *overrides)
+    succeeded(forks.run(*(LAUNCHER if start == "launcher" else ()), *words))
+    return max((scratch / method).iterdir(), key=lambda path: path.stat().st_mtime)
+
+
+def resumed(
+    forks: Forks, method: str, scratch: Path, *overrides: str, start: str = ""
+) -> dict[str, torch.Tensor]:
+    """The state of the second of two epochs, each a run of its own."""
+    first = pretrained(forks, method, scratch, *overrides, start=start)
+    (checkpoint,) = first.glob("*.ckpt")
+    more = ("max_epochs=2", f"+resume_from_checkpoint='{checkpoint}'")
+    again = pretrained(forks, method, scratch, *overrides, *more, start=start)
+    (checkpoint,) = again.glob("*ep=1.ckpt")
+    state: dict[str, torch.Tensor] = torch.load(checkpoint, weights_only=True)["state_dict"]
+    return state
+
+
+@pytest.fixture(scope="module")
+def folder(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint folder of `python main_pretrain.py --config-name solo_ext/digits/debiased`."""
+    scratch = tmp_path_factory.mktemp("upstream")
+    subprocess.run(
+        [sys.executable, *digits("debiased", scratch)], check=True, env=environment, cwd=scratch
+    )
+    (made,) = (scratch / "debiased").iterdir()
+    return made
 
 
 @pytest.mark.parametrize("e_step", ["exact", "bank"])
-def test_main_pretrain_runs_the_e_step_and_resumes(tmp_path: Path, e_step: str) -> None:
-    settings = ("method_kwargs.warmup_epochs=1", f"method_kwargs.e_step={e_step}")
-    first = pretrained("pcl", tmp_path, "max_epochs=2", *settings)
-    (checkpoint,) = first.glob("*.ckpt")
-    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+def test_main_pretrain_runs_the_e_step_and_resumes(
+    forks: Forks, tmp_path: Path, e_step: str
+) -> None:
+    settings = ("method_kwargs.warmup_epochs=0", f"method_kwargs.e_step={e_step}")
+    state = resumed(forks, "pcl", tmp_path, *settings)
     assert state["prototypes.assignments"].shape == (3, 1400)
     assert state["prototypes.assignments"].amax(1).tolist() > [15, 40, 80]
     assert state["prototypes._extra_state"][0] == 1, "the epoch of the E-step"
-    again = pretrained(
-        "pcl", tmp_path, "max_epochs=3", *settings, f"+resume_from_checkpoint='{checkpoint}'"
-    )
-    (checkpoint,) = again.glob("*ep=2.ckpt")
-    resumed = torch.load(checkpoint, weights_only=True)["state_dict"]
-    assert resumed["prototypes._extra_state"][0] == 2
-    assert not torch.equal(resumed["prototypes.means_0"], state["prototypes.means_0"])
 
 
-def test_main_pretrain_reads_through_dali(tmp_path: Path) -> None:
+@pytest.mark.parametrize("validation", ["", "data.val_path=null"])
+def test_main_pretrain_reads_through_dali(forks: Forks, tmp_path: Path, validation: str) -> None:
     """PCL, its E-step and epochs cut short; sample indices need not be asked for."""
     pytest.importorskip("nvidia.dali")
     run = pretrained(
+        forks,
         "pcl",
         tmp_path,
         "max_epochs=2",
         "data.format=dali",
         "+dali.device=cpu",
-        "+limit_train_batches=3",
         "method_kwargs.warmup_epochs=1",
-        "backbone.name=timm/resnet10t",
-        "backbone.kwargs={channels: [8,8,8,8]}",
+        *filter(None, [validation]),
     )
     (checkpoint,) = run.glob("*ep=1.ckpt")
     found = torch.load(checkpoint, weights_only=True)
-    assert found["global_step"] == 6
+    assert found["global_step"] == 2 * STEPS
     assert found["state_dict"]["prototypes.assignments"].shape == (3, 1400)
     assert json.loads((run / "args.json").read_text())["dali"] == {
         "device": "cpu",
@@ -97,7 +136,7 @@ def test_main_pretrain_reads_through_dali(tmp_path: Path) -> None:
 COMBINATIONS = {
     "hard_negative": ("+method_kwargs.negatives=queue", "+method_kwargs.queue_size=300"),
     "mochi": ("method_kwargs.mixing.warmup_epochs=0",),
-    "nnclr_symmetric": (),
+    "nnclr_symmetric": ("method_kwargs.support_set.size=400",),
     "metric": (
         "method_kwargs.loss=arcface_loss_func",
         "~method_kwargs.loss_kwargs",
@@ -108,17 +147,10 @@ COMBINATIONS = {
 
 
 @pytest.mark.parametrize("method", COMBINATIONS)
-def test_main_pretrain_runs_and_resumes(tmp_path: Path, method: str) -> None:
-    settings = COMBINATIONS[method]
-    first = pretrained(method, tmp_path, "max_epochs=1", *settings)
-    (checkpoint,) = first.glob("*.ckpt")
-    again = pretrained(
-        method, tmp_path, "max_epochs=2", *settings, f"+resume_from_checkpoint='{checkpoint}'"
-    )
-    (checkpoint,) = again.glob("*ep=1.ckpt")
-    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+def test_main_pretrain_runs_and_resumes(forks: Forks, tmp_path: Path, method: str) -> None:
+    state = resumed(forks, method, tmp_path, *COMBINATIONS[method])
     if method == "mochi":
-        assert state["queues.0._extra_state"][1] == 2 * 1400
+        assert state["queues.0._extra_state"][1] == 2 * STEPS * BATCH
     if method == "nnclr_symmetric":
         assert (state["support_set.indices"] >= 0).all()
     if method == "metric":
@@ -126,29 +158,23 @@ def test_main_pretrain_runs_and_resumes(tmp_path: Path, method: str) -> None:
     assert ("momentum_backbone" in str(list(state))) == (method in ("hard_negative", "mochi"))
 
 
-DISTILLED = {
-    "seed": ("augmentations.0.num_crops=2",),
-    "protoseed": ("augmentations.0.num_crops=2", "method_kwargs.num_prototypes=50"),
-    "protocpc": (),
-}
+DISTILLED = {"seed": (), "protoseed": ("method_kwargs.num_prototypes=50",), "protocpc": ()}
 
 
 @pytest.mark.parametrize("method", DISTILLED)
-def test_main_pretrain_distils_and_resumes(tmp_path: Path, folder: Path, method: str) -> None:
-    """From a run of the script itself, two large crops, each its own target."""
+@pytest.mark.parametrize("start", ["", "launcher"])
+def test_main_pretrain_distils_and_resumes(
+    forks: Forks, tmp_path: Path, folder: Path, method: str, start: str
+) -> None:
+    """From a run of the script itself; one large crop, which needs the launcher, or two."""
     settings = DISTILLED[method]
     if method != "protocpc":
-        settings = (*settings, f"method_kwargs.teacher.path='{folder}'")
-    first = pretrained(method, tmp_path, "max_epochs=1", *settings)
-    (checkpoint,) = first.glob("*.ckpt")
-    again = pretrained(
-        method, tmp_path, "max_epochs=2", *settings, f"+resume_from_checkpoint='{checkpoint}'"
-    )
-    (checkpoint,) = again.glob("*ep=1.ckpt")
-    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+        crops = () if start else ("augmentations.0.num_crops=2",)
+        settings = (*settings, *crops, f"method_kwargs.teacher.path='{folder}'")
+    state = resumed(forks, method, tmp_path, *settings, start=start)
     assert not any(key.startswith("teacher.backbone") for key in state)
     if method == "seed":
-        assert state["queues.0._extra_state"][1] == 2 * 1400
+        assert state["queues.0._extra_state"][1] == 2 * STEPS * BATCH
     else:
         assert state["prior.value"].std() > 0
         torch.testing.assert_close(
@@ -156,7 +182,7 @@ def test_main_pretrain_distils_and_resumes(tmp_path: Path, folder: Path, method:
         )
 
 
-def test_main_pretrain_takes_the_keys_of_our_augmentation(tmp_path: Path) -> None:
+def test_main_pretrain_takes_the_keys_of_our_augmentation(forks: Forks, tmp_path: Path) -> None:
     """It reads none of them, and nothing trips over them: neither the methods nor the folder."""
     settings = (
         "+data.augmentation=batch",
@@ -164,9 +190,9 @@ def test_main_pretrain_takes_the_keys_of_our_augmentation(tmp_path: Path) -> Non
         "+data.mix={name: mixup}",
         "+augmentations.0.rand_augment={num_ops: 1}",
     )
-    folder = pretrained("debiased", tmp_path, "max_epochs=1", *settings)
-    assert list(folder.glob("*.ckpt"))
-    assert json.loads((folder / "args.json").read_text())["data"]["augmentation"] == "batch"
+    run = pretrained(forks, "debiased", tmp_path, *settings)
+    assert list(run.glob("*.ckpt"))
+    assert json.loads((run / "args.json").read_text())["data"]["augmentation"] == "batch"
 
 
 def test_main_pretrain_trains(folder: Path) -> None:
@@ -178,19 +204,21 @@ def test_main_pretrain_trains(folder: Path) -> None:
     assert re.fullmatch(r"debiased-digits-.+-ep=0\.ckpt", checkpoint.name)
 
 
-def test_main_linear_evaluates_with_no_missing_key(folder: Path) -> None:
+@pytest.mark.parametrize("start", [(), LAUNCHER])
+def test_main_linear_evaluates_with_no_missing_key(
+    forks: Forks, folder: Path, tmp_path: Path, start: tuple[str, ...]
+) -> None:
     (checkpoint,) = folder.glob("*.ckpt")
-    script(
-        "main_linear.py",
-        "--config-name",
-        "solo_ext/linear/digits",
-        "max_epochs=1",
-        "accelerator=cpu",
-        f"checkpoint.dir={folder.parent.parent / 'linear'}",
+    words = ("--config-name", "solo_ext/linear/digits", "max_epochs=1", *TINY)
+    done = forks.run(
+        *start,
+        script("main_linear.py"),
+        *words,
+        f"checkpoint.dir={tmp_path}",
         f"pretrained_feature_extractor='{checkpoint}'",
-        data=folder.parent.parent / "data",
     )
-    (linear,) = (folder.parent.parent / "linear").rglob("*.ckpt")
+    succeeded(done)
+    (linear,) = tmp_path.rglob("*.ckpt")
     given = torch.load(checkpoint, weights_only=True)["state_dict"]
     used = torch.load(linear, weights_only=True)["state_dict"]
     backbone = {k: v for k, v in used.items() if k.startswith("backbone.")}
@@ -199,11 +227,153 @@ def test_main_linear_evaluates_with_no_missing_key(folder: Path) -> None:
         assert torch.equal(value, given[key]), f"{key} was not loaded"
 
 
-def test_our_evaluation_reads_the_folder(folder: Path) -> None:
+def of_arguments(name: str, folder: Path, images: Path) -> tuple[str, ...]:
+    """One of the scripts that take arguments, as upstream's own shell scripts call it."""
+    return (
+        *LAUNCHER,
+        script(name),
+        *("--dataset", "custom", "--batch_size", "16", "--num_workers", "0"),
+        *("--train_data_path", str(images), "--val_data_path", str(images)),
+        *("--pretrained_checkpoint_dir", str(folder)),
+    )
+
+
+def test_main_knn(environment: dict[str, str], folder: Path, images: Path, tmp_path: Path) -> None:
+    """Every image is its own nearest neighbour, whatever is compared, and by what."""
+    words = of_arguments("main_knn.py", folder, images)
+    settings = ("--k", "1", "20", "--temperature", "0.1", "0.5")
+    kinds = ("--feature_type", "backbone", "projector", "--distance_function")
+    done = subprocess.run(
+        [sys.executable, *words, *settings, *kinds, "euclidean", "cosine"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.findall(r"k=(\d+), T=.*\nResult: acc@1=([\d.]+), acc@5=([\d.]+)", done.stdout)
+    assert len(found) == 2 * 2 * 3
+    assert {float(acc1) for k, acc1, _ in found if k == "1"} == {100.0}
+    assert {float(acc5) for _, _, acc5 in found} == {100.0}, "of three classes"
+    assert done.stderr.count("\nno CUDA device here") == (not torch.cuda.is_available())
+
+
+def test_main_umap(forks: Forks, folder: Path, images: Path) -> None:
+    done = forks.run(*of_arguments("main_umap.py", folder, images))
+    packages = ("pandas", "seaborn", "umap", "matplotlib", "wandb")
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        line = done.output.splitlines()[-1]
+        assert done.code == 2
+        assert line.startswith(f"main_umap.py: the package '{missing[0]}' is not installed")
+        assert "pip install umap-learn" in line
+        assert "Traceback" not in done.output
+    else:
+        succeeded(done)
+        for split in ("train", "val"):
+            assert (forks.folder / f"im100_{split}_umap.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_two_processes_begin_in_the_launcher(
+    environment: dict[str, str], folder: Path, tmp_path: Path
+) -> None:
+    """The second dies of the assertion of two large crops if it does not."""
+    words = digits("seed", tmp_path, f"method_kwargs.teacher.path='{folder}'")
+    ddp = ("devices='2'", "strategy=ddp")
+    subprocess.run(
+        [sys.executable, *LAUNCHER, *words, *ddp], check=True, env=environment, cwd=tmp_path
+    )
+    (checkpoint,) = tmp_path.rglob("*.ckpt")
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    assert state["queues.0._extra_state"][1] == 2 * STEPS * BATCH
+
+
+MISTAKES = {
+    "method": ("method=debiasd", "method='debiasd': unknown method; did you mean 'debiased'?"),
+    "crops": ("augmentations.0.num_crops=3", "'3 large crops': simclr of solo-learn takes two"),
+    "kwargs": ("method=seed", "method_kwargs.proj_output_dim=128: unknown key"),
+    "package": ("+wandb={enabled: true}", "pip install -U 'wandb"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_one_line(forks: Forks, tmp_path: Path, mistake: str) -> None:
+    if mistake == "package" and find_spec("wandb"):
+        pytest.skip("wandb is installed")
+    override, says = MISTAKES[mistake]
+    done = forks.run(*LAUNCHER, *digits("simclr", tmp_path, override))
+    assert done.code == 2
+    assert "Traceback" not in done.output
+    line = done.output.splitlines()[-1]
+    assert line.startswith("main_pretrain.py: ")
+    assert says in line
+
+
+def test_a_file_that_is_not_there_is_one_line(forks: Forks) -> None:
+    done = forks.run(*LAUNCHER, "main_kmn.py")
+    assert done.code == 2
+    assert done.output.startswith("main_kmn.py: No such file or directory; name a script")
+    assert done.output.count("\n") == 1
+
+
+def test_several_runs_of_one_command(forks: Forks, tmp_path: Path) -> None:
+    main_pretrain, *words = digits("debiased", tmp_path, "+seed=1,2")
+    succeeded(forks.run(*LAUNCHER, main_pretrain, "--multirun", *words))
+    seeds = [json.loads(file.read_text())["seed"] for file in tmp_path.rglob("args.json")]
+    assert sorted(seeds) == [1, 2]
+    assert len(list(tmp_path.rglob("*.ckpt"))) == 2
+
+
+def test_config_path_is_relative_to_the_script(forks: Forks) -> None:
+    words = ("--config-path", "scripts/pretrain/cifar", "--config-name", "simclr.yaml")
+    shown = succeeded(forks.run(*LAUNCHER, script("main_pretrain.py"), *words, "--cfg", "job"))
+    assert "name: simclr-cifar10" in shown
+
+
+PROBE = """
+import pickle
+import sys
+import torch
+
+def main():
+    pass
+
+assert pickle.loads(pickle.dumps(main)) is main
+print([__name__, __file__, __spec__, sys.argv, sys.path[0], main.__code__.co_filename])
+if "torch.cuda" in sys.argv:
+    model = torch.nn.Linear(2, 2).to("cuda:0", torch.float64)
+    moved = model.cuda()(torch.zeros(1, 2).to(device=torch.device("cuda")).double().cuda())
+    print(moved.device.type, moved.dtype)
+"""
+
+
+def test_a_script_finds_what_python_gives_it(forks: Forks) -> None:
+    (forks.folder / "sub").mkdir()
+    (forks.folder / "sub" / "probe.py").write_text(PROBE)
+    plain = subprocess.run(
+        [sys.executable, "sub/probe.py", "--a", "b"],
+        cwd=forks.folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    done = forks.run(*LAUNCHER, "sub/probe.py", "--a", "b")
+    assert succeeded(done).splitlines()[-1:] == plain.stdout.splitlines()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_what_is_moved_to_cuda_stays_where_there_is_none(forks: Forks) -> None:
+    (forks.folder / "moves.py").write_text(PROBE)
+    shown = succeeded(forks.run(*LAUNCHER, "moves.py", "torch.cuda"))
+    assert shown.splitlines()[-1] == "cpu torch.float64"
+    assert shown.count("no CUDA device here") == 1
+
+
+def test_our_evaluation_reads_the_folder(folder: Path, environment: dict[str, str]) -> None:
     from solo_ext.evaluation.evaluate import evaluate
 
     # Its args.json holds interpolations, which are not resolved out of a file.
-    digits = folder.parent.parent / "data" / "digits"
+    digits = Path(environment["SOLO_EXT_DATA"]) / "digits"
     paths = {f"{split}_path": str(digits / split) for split in ("train", "val")}
     record = evaluate(folder, "knn", {"k": [20], "data": paths})
     assert record["epoch"] == 1

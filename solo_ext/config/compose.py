@@ -53,6 +53,7 @@ def compose(
         UserError: a folder that is not one, an override or a YAML file that cannot be read.
     """
     name = config_name.removesuffix(".yaml")
+    suffix = "" if name.endswith(".yml") else ".yaml"
     if config_path is None:
         root, full = config_root(), f"{NAMESPACE}/{name.removeprefix(NAMESPACE + '/')}"
         known = shipped_configs()
@@ -62,8 +63,8 @@ def compose(
             raise UserError(
                 f"--config-path {config_path}: no such folder; give a folder of YAML files"
             )
-        known = [p.relative_to(root).with_suffix("").as_posix() for p in root.rglob("*.yaml")]
-    file = root / f"{full}.yaml"
+        known = [p.relative_to(root).as_posix().removesuffix(".yaml") for p in root.rglob("*.y*ml")]
+    file = root / f"{full}{suffix}"
     if not is_file(file):
         raise ConfigError("--config-name", config_name, "no such config", nearest(name, known))
     check_aliases(_content(file), file)
@@ -89,14 +90,15 @@ def _content(file: Path) -> bytes:
 
 
 def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
+    # One of solo-learn's own configs has the ending that Hydra takes up to its version 1.1.
+    version = "1.1" if name.endswith(".yml") else "1.2"
     try:
-        with (
-            initialize_config_dir(config_dir=str(root), version_base="1.2"),
-            warnings.catch_warnings(),
-        ):
+        with warnings.catch_warnings():
             # A config without `_self_` comes after its defaults, which is what people mean.
-            warnings.filterwarnings("ignore", ".*Defaults list is missing.*")
-            return hydra_compose(name, overrides=[o.input_line or "" for o in groups])
+            for message in ("Defaults list is missing", 'version_base="1.1"', "Support for .yml"):
+                warnings.filterwarnings("ignore", f"(?s).*{message}")
+            with initialize_config_dir(config_dir=str(root), version_base=version):
+                return hydra_compose(name, overrides=[o.input_line or "" for o in groups])
     except MissingConfigException as error:
         missing = str(error.missing_cfg_file or name)
         options = [str(o) for o in error.options or ()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from solo_ext.config.types import (
     NonNegativeFloat,
@@ -112,10 +112,27 @@ class RandomResizedCrop(Section):
     crop_max_scale: Share = 1.0
 
 
-class ColorJitter(Section):
-    """``color_jitter``: torchvision's strengths."""
+class Chance(Section):
+    """A transform that is applied with a probability.
+
+    ``enabled``, which solo-learn's own configs write and nothing reads, is an unknown key only
+    where it would be wrong: false beside a probability above 0.
+    """
 
     prob: Probability = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_enabled(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("enabled"), bool):
+            return given
+        wrong = not given["enabled"] and given.get("prob")
+        return given if wrong else {k: v for k, v in given.items() if k != "enabled"}
+
+
+class ColorJitter(Chance):
+    """``color_jitter``: torchvision's strengths."""
+
     brightness: NonNegativeFloat = 0.0
     contrast: NonNegativeFloat = 0.0
     saturation: NonNegativeFloat = 0.0
@@ -133,12 +150,6 @@ class AutoAugment(Section):
     """``auto_augment``: the data set that the policy was searched on."""
 
     policy: Literal["imagenet", "cifar10", "svhn"]
-
-
-class Chance(Section):
-    """A transform that is applied with a probability."""
-
-    prob: Probability = 0.0
 
 
 class View(Section):
@@ -340,5 +351,8 @@ class Run(Section):
     resume_from_checkpoint: str | None = None
     debug_augmentations: bool = False
     patches: list[str] = []
+    # One of solo-learn's own configs has these two, of an earlier version; nothing reads them.
+    augmentations_cfg: str | None = None
+    wandb_cfg: str | None = None
     dali: DALI | None = None
     auto_umap: Free | None = None

@@ -60,6 +60,10 @@ class ReSSL(Projected):
     temperature_q: PositiveFloat
     temperature_k: PositiveFloat
     queue_size: PositiveInt = 65536
+    # Upstream's own configs set these, which are read from the section `momentum`.
+    base_tau_momentum: Probability | None = None
+    final_tau_momentum: Probability | None = None
+    momentum_classifier: bool | None = None
 
 
 @method_kwargs

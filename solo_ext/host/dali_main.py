@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningDataModule
 from omegaconf import DictConfig, OmegaConf
 
 from solo_ext.data.datasets import open_images, targets_of
@@ -179,6 +180,21 @@ def with_indices(original: Any, *, on_gpu: bool) -> Any:
         return cfg
 
     return add_and_assert_specific_cfg
+
+
+def _validation(self: Any) -> Any:
+    return vars(self).get("val_dataloader") or LightningDataModule.val_dataloader.__get__(self)
+
+
+def _set_validation(self: Any, loader: Callable[[], Any]) -> None:
+    vars(self)["val_dataloader"] = None if loader() is None else loader
+
+
+val_dataloader = property(
+    _validation,
+    _set_validation,
+    doc="A data module's, left undefined by ``lambda: None``: Lightning takes no loader of None.",
+)
 
 
 def transforms(wanted: DALIPass) -> Any:

@@ -628,3 +628,11 @@ def _dali() -> Iterator[Replacement]:
     owner = module.PretrainDALIDataModule
     section = repaired.with_indices(owner.add_and_assert_specific_cfg, on_gpu=True)
     yield owner, "add_and_assert_specific_cfg", staticmethod(section)
+
+
+@_patch("dali-validation", "data.format=dali without data.val_path: `TypeError ... Found None`")
+def _dali_validation() -> Iterator[Replacement]:
+    module = _dali_of_the_host()
+    if module is not None:
+        owner = module.PretrainDALIDataModule
+        yield owner, "val_dataloader", _module("solo_ext.host.dali_main").val_dataloader

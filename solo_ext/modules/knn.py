@@ -123,7 +123,7 @@ class OnlineKNN(Metric):
 
     Args:
         k: Number of neighbours, >= 1; clipped to the number of train rows.
-        T: Temperature of the cosine votes, > 0.
+        T: Temperature of the cosine votes, > 0; ``None`` for the euclidean, which have none.
         max_distance_matrix_size: Largest number of elements of a similarity block, >= 1.
         distance_fx: "cosine" or "euclidean".
         epsilon: Added to the distance; ignored by the cosine.
@@ -148,7 +148,7 @@ class OnlineKNN(Metric):
     def __init__(
         self,
         k: int = 20,
-        T: float = 0.07,
+        T: float | None = 0.07,
         max_distance_matrix_size: int = _MAX_ELEMENTS,
         distance_fx: str = "cosine",
         epsilon: float = 1e-5,
@@ -159,10 +159,11 @@ class OnlineKNN(Metric):
         if distance_fx not in _DISTANCES:
             raise ValueError(f"distance_fx is {distance_fx!r}; choose one of {_DISTANCES}.")
         _check_positive("k", [k])
-        _check_positive("T", [T])
+        if distance_fx == "cosine" or T is not None:
+            _check_positive("T", [T or 0.0])
         _check_positive("max_distance_matrix_size", [max_distance_matrix_size])
         self.k = k
-        self.T = T
+        self.T = 1.0 if T is None else T
         self.max_distance_matrix_size = max_distance_matrix_size
         self.distance_fx = distance_fx
         self.epsilon = epsilon

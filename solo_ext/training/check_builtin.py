@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
 from typing import Any
 
 from solo_ext import host
 from solo_ext.config.hardware import world_size
 from solo_ext.errors import ConfigError
 
+logger = logging.getLogger(__name__)
 _NO_SMALL_CROPS = {
     "main": {"all4one"},
     "1.0.2": set(host.BUILTIN_KWARGS) - {"byol", "simclr", "wmse"},
@@ -16,15 +17,15 @@ _NO_SMALL_CROPS = {
 _QUEUED = ("all4one", "mocov2plus", "nnbyol", "nnclr", "nnsiam", "ressl")
 
 
-def check_builtin(given: Mapping[str, Any], images: int) -> None:
+def check_builtin(given: dict[str, Any], images: int) -> None:
     """Refuses settings with which a built-in method fails after it has started.
 
     Args:
-        given: the checked config.
+        given: the checked config; a queue that is no multiple of the batch is shortened to one.
         images: number of training images.
 
     Raises:
-        ConfigError: for example a queue that is no multiple of the batch.
+        ConfigError: for example a queue that is smaller than the batch.
     """
     method, kwargs = given["method"], given["method_kwargs"]
     _small_crops(method, given["data"]["num_small_crops"])
@@ -35,11 +36,13 @@ def check_builtin(given: Mapping[str, Any], images: int) -> None:
         raise ConfigError(f"method_kwargs.{key}", kwargs[key], problem, remedy)
 
     if method in _QUEUED and kwargs["queue_size"] % joined:
-        below = kwargs["queue_size"] // joined * joined
-        refuse(
-            "queue_size",
-            f"no multiple of the batch, {joined} over all processes",
-            f"allowed: multiples of it such as {below or joined}, {(below or joined) + joined}",
+        size = kwargs["queue_size"]
+        if size < joined:
+            refuse("queue_size", f"smaller than the batch, {joined} over all processes", "")
+        kwargs["queue_size"] -= size % joined
+        logger.warning(
+            f"method_kwargs.queue_size: {kwargs['queue_size']} instead of {size}, since {method} "
+            f"takes a multiple of the batch, {joined} over all processes"
         )
     if method == "swav" and 0 < kwargs["queue_size"] < joined:
         refuse("queue_size", f"smaller than the batch, {joined} over all processes", "or take 0")
@@ -87,6 +90,27 @@ def check_builtin(given: Mapping[str, Any], images: int) -> None:
     if method == "supcon" and given["data"]["no_labels"]:
         raise ConfigError(
             "data.no_labels", True, "supcon learns from labels", "give class folders, or simclr"
+        )
+
+
+def check_large_crops(method: str, count: int) -> None:
+    """Refuses other than two large crops for a method that is made for two.
+
+    Args:
+        method: a registered name.
+        count: crops of the size of the first.
+
+    Raises:
+        ConfigError: solo-learn's own methods but W-MSE and MAE, and those of others that declare
+            no settings, take two.
+    """
+    own = getattr(host.load().methods[method], "kwargs_type", None)
+    if count != 2 and method not in ("wmse", "mae") and own is None:
+        raise ConfigError(
+            "augmentations",
+            f"{count} large crops",
+            f"{method} of solo-learn takes two",
+            "give num_crops: 2 in all, of one crop_size",
         )
 
 

@@ -241,15 +241,16 @@ VALUES = {
     "interval of validation": config(
         "val_check_interval=100", says=("val_check_interval=100", "4 batches")
     ),
-    "momentum without a momentum backbone": config(
-        "momentum.base_tau=0.9", says=("momentum=", "has no momentum backbone", "~momentum")
-    ),
     "three crops": config("augmentations.0.num_crops=3", says=("augmentations=", "3 large", "two")),
     "three crops of a built-in": of_method(
         "simclr",
         "temperature: 0.1",
         "augmentations.0.num_crops=3",
         says=("augmentations=", "3 large", "num_crops: 2"),
+    ),
+    "turned off beside a probability": config(
+        "augmentations.0.gaussian_blur={enabled: false, prob: 0.5}",
+        says=("augmentations.0.gaussian_blur.enabled=false", "allowed: prob"),
     ),
     "crop that does not fit": config(
         "backbone.name=timm/vit_tiny_patch16_224",
@@ -266,8 +267,8 @@ VALUES = {
     "what the Trainer refuses": config("barebones=true", says=("barebones",)),
     "queue": of_method(
         "nnclr",
-        "temperature: 0.1, pred_hidden_dim: 8, queue_size: 1000",
-        says=("method_kwargs.queue_size=1000", "64", "960, 1024"),
+        "temperature: 0.1, pred_hidden_dim: 8, queue_size: 63",
+        says=("method_kwargs.queue_size=63", "smaller than the batch", "64"),
     ),
     "queue of SwAV": of_method(
         "swav",

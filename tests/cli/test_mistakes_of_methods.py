@@ -142,10 +142,6 @@ MOCHI: dict[str, Case] = {
         "method_kwargs.queue_size=100",
         ("method_kwargs.mixing.num_hard=128", "the queue has 100 rows", "up to 100"),
     ),
-    "negatives of the batch, momentum in the config": (
-        "method_kwargs.negatives=batch",
-        ("momentum=", "has no momentum backbone", "~momentum"),
-    ),
     "half precision of mixtures": (
         "method_kwargs.compute_dtype=bfloat16",
         ("method_kwargs.compute_dtype='bfloat16'", "not mixed", "take float32"),

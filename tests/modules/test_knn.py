@@ -289,7 +289,8 @@ def test_online_cosine_equals_knn_accuracy(size: int) -> None:
 @pytest.mark.parametrize("epsilon", [1e-5, 2.0])
 def test_online_euclidean_equals_the_loop(epsilon: float) -> None:
     data = make_data(50, 60)
-    metric = OnlineKNN(k=7, distance_fx="euclidean", epsilon=epsilon)
+    # solo-learn's main_knn.py gives no temperature here.
+    metric = OnlineKNN(k=7, T=None, distance_fx="euclidean", epsilon=epsilon)
     feed(metric, data)
 
     def inverse(a: list[float], b: list[float]) -> float:

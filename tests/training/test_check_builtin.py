@@ -33,3 +33,12 @@ def test_small_crops(method: str, taken: bool, make_config: Callable[..., dict[s
     else:
         with pytest.raises(ConfigError, match=r"augmentations.*small crops"):
             prepare(config)
+
+
+def test_a_queue_is_a_multiple_of_the_batch(
+    make_config: Callable[..., dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared = prepare(make_config("nnclr", method_kwargs={"queue_size": 50}))
+    assert prepared.given["method_kwargs"]["queue_size"] == 48
+    assert prepared.cfg.method_kwargs.queue_size == 48
+    assert "method_kwargs.queue_size: 48 instead of 50" in caplog.text

@@ -15,7 +15,10 @@ from solo_ext.host.release_1_0_2.base import BaseMethod
 ONLY_IN_MAIN = ("all4one", "mae", "mocov3", "supcon", "vibcreg")
 """Built-ins of main that the release lacks."""
 
-_NOT_ITS_OWN = {"simsiam": {"temperature"}}
+_NOT_ITS_OWN = {
+    "simsiam": {"temperature"},
+    "ressl": {"base_tau_momentum", "final_tau_momentum", "momentum_classifier"},
+}
 _ARGUMENTS: dict[str, dict[str, Any]] = {"simclr": {"supervised": False}}
 
 

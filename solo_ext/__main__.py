@@ -1,0 +1,220 @@
+"""``python -m solo_ext SCRIPT.py ARGUMENTS``: solo-learn's own scripts, with the plugin's methods.
+
+Without a script it is the command ``solo-ext``.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from solo_ext.errors import ConfigError, UserError, nearest
+
+logger = logging.getLogger("solo_ext.launcher")
+_OF_MAIN_UMAP = {"matplotlib", "pandas", "seaborn", "umap", "wandb"}
+
+
+def main() -> int:
+    """Runs the script or the command that the command line names.
+
+    Returns:
+        The exit code, 2 for a mistake of the user's; what a script raises passes through.
+    """
+    if len(sys.argv) < 2 or not sys.argv[1].endswith(".py"):
+        from solo_ext.cli.main import main as command
+
+        return command()
+    with _mistakes_in_one_line(sys.argv[1]):
+        run_script(sys.argv[1], sys.argv[2:])
+    return 0
+
+
+def run_script(script: str, arguments: Sequence[str]) -> None:
+    """Runs a file as ``python SCRIPT.py`` does, after the methods are registered.
+
+    Three things differ. Where there is no CUDA device, what the script moves to one stays on the
+    CPU. Methods of the plugin take any number of large crops. A mistake of the user's is one line.
+
+    Args:
+        script: the file.
+        arguments: those of the script.
+
+    Raises:
+        UserError: no such file, an unknown method, or a setting that a method refuses.
+    """
+    try:
+        tree = ast.parse(Path(script).read_bytes(), script)
+    except OSError as error:
+        raise UserError(
+            f"{error.strerror}; name a script of a checkout of solo-learn's main branch"
+        ) from error
+    path = os.path.abspath(script)
+    code = compile(_AnyNumberOfCrops().visit(tree), path, "exec", dont_inherit=True)
+    sys.argv = [script, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    # Hydra, pickle and processes that are spawned look at the module of that name.
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    vars(module).update(__file__=path, __builtins__=__builtins__)
+    _prepare(script)
+    exec(code, vars(module))
+
+
+def _prepare(script: str) -> None:
+    import hydra
+    import torch
+
+    from solo_ext import register
+    from solo_ext.data.resolvers import add_resolvers
+    from solo_ext.messages import show_messages
+
+    show_messages()
+    register()
+    # The args.json beside a checkpoint names the shipped configs' data by them.
+    add_resolvers()
+    _launch_alike()
+    hydra.main = _with_checks(hydra.main, script)
+    if not torch.cuda.is_available():
+        _stay_on_the_cpu()
+
+
+class _AnyNumberOfCrops(ast.NodeTransformer):
+    """Leaves out the assertion of two large crops; :func:`_check` refuses what it is meant for."""
+
+    def visit_If(self, node: ast.If) -> ast.stmt:
+        self.generic_visit(node)
+        asserts = all(isinstance(statement, ast.Assert) for statement in node.body)
+        if asserts and "num_large_crops" in ast.unparse(node.test):
+            return ast.copy_location(ast.Pass(), node)
+        return node
+
+
+def _with_checks(hydra_main: Callable[..., Any], script: str) -> Callable[..., Any]:
+    """``hydra.main`` for scripts whose mistakes of users are one line instead of a traceback."""
+
+    @functools.wraps(hydra_main)
+    def main(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        def decorate(task: Callable[[Any], Any]) -> Any:
+            @functools.wraps(task)
+            def checked(cfg: Any) -> Any:
+                # Hydra would print their traceback.
+                with _mistakes_in_one_line(script):
+                    _check(cfg)
+                    return task(cfg)
+
+            return hydra_main(*args, **kwargs)(checked)
+
+        return decorate
+
+    return main
+
+
+def _check(cfg: Any) -> None:
+    """Refuses what main_pretrain.py answers with a bare assertion."""
+    if "method" not in cfg or "augmentations" not in cfg:
+        return
+    from solo_ext import host
+    from solo_ext.training.check_builtin import check_large_crops
+
+    methods = host.load().methods
+    if cfg.method not in methods:
+        raise ConfigError(
+            "method", cfg.method, "unknown method", nearest(cfg.method, methods, show=40)
+        )
+    size = cfg.augmentations[0].crop_size
+    check_large_crops(
+        cfg.method, sum(a.num_crops for a in cfg.augmentations if a.crop_size == size)
+    )
+
+
+def _launch_alike() -> None:
+    """Lightning's further processes, which it starts as ``python SCRIPT.py``, begin here too."""
+    lightning = importlib.import_module("lightning.pytorch.strategies.launchers.subprocess_script")
+    basic, with_hydra = lightning._basic_subprocess_cmd, lightning._hydra_subprocess_cmd
+
+    def alike(command: Sequence[str]) -> list[str]:
+        python, *words = command
+        return [python, "-m", "solo_ext", *words]
+
+    def basic_alike() -> list[str]:
+        return alike(basic())
+
+    def with_hydra_alike(local_rank: int) -> tuple[list[str], str]:
+        command, folder = with_hydra(local_rank)
+        return alike(command), folder
+
+    vars(lightning).update(
+        _basic_subprocess_cmd=basic_alike, _hydra_subprocess_cmd=with_hydra_alike
+    )
+
+
+def _stay_on_the_cpu() -> None:
+    """Makes ``cuda()`` and ``to("cuda:0")`` of tensors, so of modules, leave them on the CPU."""
+    import torch
+
+    to = torch.Tensor.to
+
+    @functools.cache
+    def tell() -> None:
+        logger.warning("no CUDA device here: what the script moves to one stays on the CPU")
+
+    def instead(value: Any) -> Any:
+        if isinstance(value, str | torch.device) and torch.device(value).type == "cuda":
+            tell()
+            return torch.device("cpu")
+        return value
+
+    def cuda(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        tell()
+        return self
+
+    def to_cpu(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return to(self, *map(instead, args), **{k: instead(v) for k, v in kwargs.items()})
+
+    torch.Tensor.cuda = cuda  # type: ignore[method-assign,assignment]
+    torch.Tensor.to = to_cpu  # type: ignore[method-assign,assignment]
+
+
+@contextlib.contextmanager
+def _mistakes_in_one_line(script: str) -> Iterator[None]:
+    """Ends the program with what the user has to do: a mistake, or a package that is missing."""
+    try:
+        yield
+    except UserError as error:
+        mistake = error
+    except ModuleNotFoundError as error:
+        missing = _missing_package(error)
+        if missing is None:
+            raise
+        mistake = missing
+    else:
+        return
+    print(f"{Path(script).name}: {mistake}", file=sys.stderr)
+    raise SystemExit(mistake.exit_code)
+
+
+def _missing_package(error: ModuleNotFoundError) -> UserError | None:
+    """What to install; ``None`` where the package is there and a part of it is not."""
+    if error.name is None:
+        # Lightning's own checks, which say what to install.
+        return UserError(str(error))
+    name = error.name.partition(".")[0]
+    if find_spec(name) is not None:
+        return None
+    packages = "umap-learn matplotlib pandas seaborn wandb"
+    remedy = f"pip install {packages}" if name in _OF_MAIN_UMAP else "install it"
+    return UserError(f"the package {name!r} is not installed; {remedy}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
