@@ -46,7 +46,7 @@ def run_demo(out: Path, *, epochs: int | None = None, quiet: bool = False) -> di
         budget = {f"{epochs}-epochs": [f"max_epochs={epochs}"]}
         settings = settings.model_copy(update={"budgets": budget})
     progress = Console(stderr=True, highlight=False)
-    progress.print(Text(f"{settings.title}\n\n", style="bold"), Text(settings.about), sep="")
+    progress.print(Text(settings.about))
     plan = make_plan(settings)
     launcher = LocalLauncher(None, settings.threads, settings.memory * GIGABYTE, reuse=True)
     with LiveTable(plan, progress) as table:
