@@ -279,7 +279,7 @@ def _export(args: argparse.Namespace) -> Any:
 
 
 def _demo(args: argparse.Namespace) -> Any:
-    from solo_ext.demo.run import run_demo
+    from solo_ext.cli.demo import run_demo
 
     return run_demo(Path(args.out), epochs=args.epochs, quiet=args.json)
 

@@ -76,9 +76,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"solo-ext {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    demo = commands.add_parser("demo", help="pretrain and evaluate on digits; writes a report")
+    demo = commands.add_parser("demo", help="what a teacher adds, on digits, in minutes; a report")
     demo.add_argument("--out", default="solo-ext-demo", help="folder of runs and report")
-    demo.add_argument("--epochs", type=_positive, default=None, help="epochs of each method")
+    demo.add_argument("--epochs", type=_positive, default=None, help="epochs of each run")
     demo.add_argument("--json", action="store_true", help="print one JSON document")
 
     for name, text in (

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from solo_ext.benchmark.launchers import LocalLauncher
 from solo_ext.benchmark.launchers.base import Launcher, Outcome
 from solo_ext.benchmark.plan import make_plan
 from solo_ext.benchmark.read import checked_benchmark
@@ -77,6 +78,9 @@ def test_records_of_a_grid(uninterrupted: tuple[Path, Path]) -> None:
     assert trained["curves"]["seconds"][-1] == pytest.approx(trained["seconds"], abs=0.01)
     # k = 5 there, the default k online.
     assert set(trained["scores"]) == set(trained["curves"]["scores"]) == {"knn"}
+    (losses,) = trained["losses"].values()
+    assert len(losses) == 3
+    assert None not in losses
     assert trained["environment"]["torch_threads"] == 1
     untrained = records["random-backbone", 1]
     assert untrained["scores"] != records["random-backbone", 2]["scores"]
@@ -93,6 +97,28 @@ def test_a_finished_grid_runs_nothing(uninterrupted: tuple[Path, Path]) -> None:
     assert done.returncode == 0
     assert "4 of 4 runs were finished before" in done.stderr
     assert (out / "records.jsonl").read_bytes() == held
+
+
+def test_a_process_of_several_runs_gives_the_numbers_of_several_processes(
+    uninterrupted: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of four runs fails, which ends its process."""
+    settings = checked_benchmark(yaml.safe_load(uninterrupted[0].read_text()))
+    plan = make_plan(settings)
+    (tmp_path / "runs" / plan[1].folder / "record.json").mkdir(parents=True)
+    processes = []
+    start = LocalLauncher._process
+
+    def counted(self: LocalLauncher, folder: Path, slot: int) -> subprocess.Popen[bytes]:
+        processes.append(start(self, folder, slot))
+        return processes[-1]
+
+    monkeypatch.setattr(LocalLauncher, "_process", counted)
+    result = run_benchmark(settings, plan, tmp_path, LocalLauncher(1, 1, 1e9, reuse=True))
+    assert [outcome.folder.name for outcome in result.failed] == [plan[1].folder]
+    whole = numbers(uninterrupted[1])
+    assert numbers(tmp_path) == {key: whole[key] for key in whole if key != plan[1].key}
+    assert [process.poll() is None for process in processes] == [False, False]
 
 
 class InThisProcess(Launcher):

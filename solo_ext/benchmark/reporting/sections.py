@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from solo_ext.benchmark.reporting.blocks import Block, Bullets, Figures, Heading, Paragraph, Table
-from solo_ext.benchmark.reporting.figures import curve_figures, score_figures
+from solo_ext.benchmark.reporting.figures import curve_figures, loss_figures, score_figures
 from solo_ext.benchmark.reporting.origins import (
     environments_table,
     machines,
@@ -105,6 +105,16 @@ def place_blocks(results: Results, place: Place) -> list[Block]:
                 soft=True,
             ),
             Figures(curves),
+        ]
+    if losses := loss_figures(results, place):
+        blocks += [
+            Heading(3, "Loss while training"),
+            Paragraph(
+                "Mean over seeds. Each method minimises a loss of its own, on a scale of its own: "
+                "the lower of two methods' losses does not mean the better features.",
+                soft=True,
+            ),
+            Figures(losses),
         ]
     if numbers:
         blocks += [Heading(3, "Reported numbers"), published_table(numbers)]
