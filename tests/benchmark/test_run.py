@@ -179,6 +179,7 @@ def test_told_to_end_in_the_first_epoch(
     assert "Traceback" not in (run_dir / "work.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_killed_three_times_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """Four runs of eight epochs; kill -9 of the command alone, at random moments of trainings.
@@ -253,6 +254,7 @@ def test_folders_that_cannot_be_taken(tmp_path: Path, tiny: dict[str, Any]) -> N
         run_here(tiny, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, tiny: dict[str, Any]) -> None:
     file, out = tmp_path / "tiny.yaml", tmp_path / "out"
@@ -275,6 +277,7 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, tiny: dict[str, 
     assert len(read_records(out)) == 2
 
 
+@pytest.mark.slow
 def test_two_calls_at_once(tmp_path: Path, tiny_file: Path) -> None:
     lock = tmp_path / LOCK
     with locked(lock, 0):
@@ -287,6 +290,7 @@ def test_two_calls_at_once(tmp_path: Path, tiny_file: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_json(uninterrupted: tuple[Path, Path]) -> None:
     file, out = uninterrupted
     document = json.loads(run(file, out, "--json").stdout)
@@ -296,6 +300,7 @@ def test_json(uninterrupted: tuple[Path, Path]) -> None:
     assert all(Path(page).is_file() for page in pages)
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """Lightning starts the second one; it trains along and leaves the rest to the first."""
     file, out = tmp_path / "tiny.yaml", tmp_path / "out"

@@ -32,6 +32,7 @@ def demo(out: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_interrupted_and_begun_again(tmp_path: Path) -> None:
     out = tmp_path / "out"

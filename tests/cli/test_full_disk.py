@@ -77,6 +77,7 @@ def test_metrics(make_config: Callable[..., dict[str, Any]], tmp_path: Path) -> 
         assert logged(run) == logged(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", DISKS.values(), ids=DISKS)
 @pytest.mark.parametrize(
     "words", [("knn", "k=[3]"), ("suite", "protocols=[knn]"), ("knn", "k=[3]", "--json")], ids=str
@@ -116,6 +117,7 @@ def test_export(form: str, options: str, own_run: Path, command: Command, tmp_pa
         assert not out.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", DISKS.values(), ids=DISKS)
 def test_pretrain_and_benchmark(
     options: str, make_config: Callable[..., dict[str, Any]], command: Command, tmp_path: Path

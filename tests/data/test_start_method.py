@@ -131,6 +131,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_view_of_every_data_set(
     method: str, parts: Any, monkeypatch: pytest.MonkeyPatch
@@ -191,6 +192,7 @@ def test_workers_outlive_signals_however_long(monkeypatch: pytest.MonkeyPatch) -
     assert [int(found) for found in held] == [signal.SIG_IGN] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("end", ["exit", "kill -9"])
 @pytest.mark.parametrize("method", METHODS)

@@ -21,6 +21,7 @@ from tests.conftest import KWARGS
 
 ROOT = os.environ.get("SOLO_LEARN_ROOT")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.upstream,
     pytest.mark.skipif(ROOT is None, reason="SOLO_LEARN_ROOT names no checkout of main"),
 ]

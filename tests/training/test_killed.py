@@ -22,6 +22,7 @@ COMMAND = [sys.executable, "-m", "solo_ext.cli.main", "pretrain"]
 
 
 # Without workers it is a cell of the matrix, at random moments.
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.matrix), 2])
 @pytest.mark.fault
 def test_kill_9_within_an_epoch(workers: int, make_config: MakeConfig, tmp_path: Path) -> None:
@@ -62,6 +63,7 @@ def data_workers(pid: int) -> list[int]:
     return [int(c) for c in children if Path(f"/proc/{c}/cmdline").read_bytes() == words]
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children by Linux's /proc")
 def test_kill_9_of_a_data_worker(make_config: MakeConfig, tmp_path: Path) -> None:

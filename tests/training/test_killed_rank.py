@@ -50,6 +50,7 @@ def killed(folder: Path, rank: int, place: str, config: str) -> Path:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rank", [0, 1])
@@ -58,6 +59,7 @@ def test_within_a_step_the_other_ends_with_one_line(rank: int, tmp_path: Path) -
     killed(tmp_path, rank, "step", "debiased")
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.timeout(600)
 def test_within_an_e_step_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_after_the_last_step_there_is_nothing_to_stop(
     assert result.epochs == 1
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("number", "job", "asked"),
@@ -137,6 +138,7 @@ def test_command_line(
     assert (found.read_text() if found.is_file() else "") == asked
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_no_process_ends_before_the_first_has_saved_and_asked(
     make_config: MakeConfig, tmp_path: Path
@@ -162,6 +164,7 @@ def test_no_process_ends_before_the_first_has_saved_and_asked(
         assert said.startswith("stopped by SIGUSR1")
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("number", "method"),
@@ -222,6 +225,7 @@ def in_a_terminal(config: dict[str, Any], folder: Path) -> Iterator[subprocess.P
             os.killpg(started.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ctrl_c_in_the_first_epoch(workers: int, make_config: MakeConfig, tmp_path: Path) -> None:
@@ -254,6 +258,7 @@ def test_ctrl_c_in_the_first_epoch(workers: int, make_config: MakeConfig, tmp_pa
     assert "Traceback" not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_ctrl_c_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
     """There is nobody to save; the line says so."""
