@@ -74,7 +74,7 @@ def test_combinations(build: Build, on_meta: Any, case: tuple[str, str, bool]) -
         small=1,
         positives=positives,
         negatives=negatives,
-        queue_size=40,
+        queue_size=40 if negatives == "queue" else None,
         temperature=0.5,
         tau_plus=0.1,
         beta=0.5,
