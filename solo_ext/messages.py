@@ -13,6 +13,10 @@ class _Stderr(logging.StreamHandler[TextIO]):
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
+    def filter(self, record: logging.LogRecord) -> bool:
+        """A program whose root logger prints, prints these too."""
+        return not any(type(handler) is logging.StreamHandler for handler in logging.root.handlers)
+
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         return sys.stderr
