@@ -1,13 +1,12 @@
 """Lets Hydra programs, solo-learn's own scripts among them, find and run the plugin's configs.
 
 Hydra imports this module at every start of every Hydra program: nothing heavy before it is
-known that the program is solo-learn's.
+known that the program is solo-learn's, and no failure of ours ends the program.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -18,16 +17,18 @@ class SoloExtSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Called by Hydra with the search path of the program."""
-        from solo_ext.data.resolvers import add_resolvers
-        from solo_ext.paths import config_root
+        try:
+            from solo_ext.data.resolvers import add_resolvers
+            from solo_ext.paths import config_root
 
-        search_path.append(provider="solo_ext", path=f"file://{config_root()}")
-        add_resolvers()
-        if "solo.methods" in sys.modules:
-            from solo_ext import register
+            search_path.append(provider="solo_ext", path=f"file://{config_root()}")
+            add_resolvers()
+            if "solo.methods" in sys.modules:
+                from solo_ext import register
+                from solo_ext.messages import show_messages
 
-            register()
-        if Path(sys.argv[0]).name == "main_pretrain.py":
-            from solo_ext.messages import show_messages
-
-            show_messages()
+                show_messages()
+                register()
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            print(f"solo_ext: left out of this program ({problem})", file=sys.stderr)

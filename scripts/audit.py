@@ -2,24 +2,30 @@
 
 python scripts/audit.py                  # the versions that were tested
 python scripts/audit.py --installed      # those of this environment
+python scripts/audit.py --floors         # the lowest that pyproject.toml lets in
 python scripts/audit.py -s osv           # asks osv.dev
 
 Exit code 0: every version was looked up and none has an advisory. 1: there is one, named above.
 2: versions could not be looked up; pip-audit itself passes over them. No part of .ci/run, which has
-no more network than a package index. Needs uv, or pip-audit.
+no more network than a package index. Needs packaging, and uv or pip-audit.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,10 +33,15 @@ ROOT = Path(__file__).resolve().parents[1]
 def main() -> int:
     """Runs pip-audit and reads its findings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--installed", action="store_true")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--installed", action="store_true")
+    which.add_argument("--floors", action="store_true")
     parser.add_argument("-s", "--service", choices=("pypi", "osv"), default="pypi")
     args = parser.parse_args()
-    pins = installed() if args.installed else (ROOT / "requirements.lock").read_text()
+    if args.floors:
+        pins = "".join(f"{name}=={low}\n" for name, low in floors().items())
+    else:
+        pins = installed() if args.installed else (ROOT / "requirements.lock").read_text()
     command = shutil.which("pip-audit")
     run = [command] if command else ["uv", "tool", "run", "pip-audit"]
     with TemporaryDirectory() as folder:
@@ -51,6 +62,22 @@ def installed() -> str:
     """Names and versions of this environment, but for the package itself."""
     found = {d.metadata["Name"]: d.version for d in distributions()}
     return "".join(f"{n}=={v}\n" for n, v in sorted(found.items()) if n != "solo-ext")
+
+
+def floors() -> dict[str, str]:
+    """The lowest version of every package that an installation may ask for, extras included.
+
+    Where several requirements name a package, what takes their place in uv's resolution counts too.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"].values()
+    asked = [*project["project"]["dependencies"], *itertools.chain(*extras)]
+    found: dict[str, str] = {}
+    for line in [*asked, *project["tool"]["uv"]["override-dependencies"]]:
+        wanted = Requirement(line)
+        low = next(s.version for s in wanted.specifier if s.operator in (">=", "=="))
+        found[wanted.name] = min(found.get(wanted.name, low), low, key=Version)
+    return found
 
 
 def report(found: list[dict[str, Any]]) -> int:

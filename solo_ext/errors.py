@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
 
 _LONGEST_VALUE = 120
+_ROOM = "make room, then {again}; what was written stays"
+_OF_A_DISK = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EFBIG: "raise the limit",
+    errno.EROFS: "name a place that can be written",
+    errno.ENAMETOOLONG: "take a shorter name",
+}
+"""Errors of the system that whoever runs a command can mend, and how."""
+# What torch says, as a RuntimeError, where a file cannot be written.
+OF_TORCH = re.compile(r"PytorchStreamWriter|inline_container|iostream|Parent directory")
 
 
 class UserError(Exception):
@@ -55,9 +71,84 @@ class StoppedBySignal(UserError):
 
 
 class ProcessLost(UserError):
-    """A run whose processes wait for one that is gone; a failure, and no mistake of the user's."""
+    """A process that a run needs is gone; a failure, and no mistake of the user's."""
 
     exit_code = 1
+
+
+def in_one_line(command: Callable[[], int], again: str) -> int:
+    """Runs a command; what its user can mend ends it with one line on standard error.
+
+    Args:
+        command: returns an exit code.
+        again: how to go on after it was interrupted, or its disk was full.
+
+    Returns:
+        The exit code: 2 for a user's mistake and for a disk, 128 and a signal's number. Other
+        failures raise.
+    """
+    try:
+        return command()
+    except KeyboardInterrupt:
+        line, code = f"interrupted; {again}", 128 + signal.SIGINT
+    except UserError as error:
+        line, code = str(error), error.exit_code
+    except Exception as error:
+        trouble = disk_trouble(error, again)
+        if trouble is None:
+            raise
+        line, code = str(trouble), trouble.exit_code
+    print(f"solo-ext: {line}", file=sys.stderr)
+    return code
+
+
+def disk_trouble(error: BaseException, again: str) -> UserError | None:
+    """An error of a disk, if this is one or comes of one, as a line that says what to do.
+
+    Args:
+        error: that was raised.
+        again: how to go on once the disk takes more.
+    """
+    found = next((t for link in _chain(error) if (t := _trouble(link)) is not None), None)
+    if found is None:
+        return None
+    what, remedy = found
+    return UserError(f"{what}; {remedy.format(again=again)}")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those behind it."""
+    following: BaseException | None = error
+    while following is not None:
+        yield following
+        cause = following.__cause__
+        context = None if following.__suppress_context__ else following.__context__
+        following = cause or context
+
+
+def disk_errno(error: BaseException) -> int | None:
+    """The number of an error of a disk, ``None`` for another error.
+
+    Args:
+        error: of the system, or of a library that has no class of error for it, as safetensors.
+    """
+    if isinstance(error, OSError):
+        return error.errno if error.errno in _OF_A_DISK else None
+    text = str(error)
+    return next((number for number in _OF_A_DISK if os.strerror(number) in text), None)
+
+
+def _trouble(error: BaseException) -> tuple[str, str] | None:
+    """What is wrong with a disk, and what to do; ``None`` for another error."""
+    number = disk_errno(error)
+    if number is not None:
+        file = getattr(error, "filename", None)
+        named = "" if file is None else f": {str(file)[:_LONGEST_VALUE]!r}"
+        return os.strerror(number) + named, _OF_A_DISK[number]
+    text = " ".join(str(error).split())[:_LONGEST_VALUE]
+    if isinstance(error, RuntimeError) and OF_TORCH.search(text):
+        return f"a file cannot be written ({text})", _ROOM
+    return None
 
 
 def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:

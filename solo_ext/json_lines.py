@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from solo_ext.paths import refuse_link
+from solo_ext.paths import refuse_link, writing
 
 
 def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
@@ -22,7 +22,7 @@ def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
         UserError: the file is a link.
     """
     text = "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in entries)
-    with refuse_link(file).open("a+b") as held:
+    with writing(file), refuse_link(file).open("a+b") as held:
         held.seek(0)
         content = held.read()
         held.truncate(content.rfind(b"\n") + 1)

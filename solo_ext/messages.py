@@ -19,8 +19,15 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 
 def show_messages() -> None:
-    """Prints the messages of the ``solo_ext`` loggers from now on; repeating it changes nothing."""
+    """Prints the messages of the ``solo_ext`` loggers from now on.
+
+    Call it again after something else configured logging: Hydra's ``job_logging: disabled``, as in
+    solo-learn's configs, disables every logger that exists.
+    """
     logger = logging.getLogger("solo_ext")
+    for name, known in logging.root.manager.loggerDict.items():
+        if isinstance(known, logging.Logger) and name.partition(".")[0] == "solo_ext":
+            known.disabled = False
     logger.setLevel(logging.INFO)
     if not any(isinstance(handler, _Stderr) for handler in logger.handlers):
         logger.addHandler(_Stderr())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from solo_ext.errors import UserError
+from solo_ext.errors import UserError, disk_errno
 
 
 def config_root() -> Path:
@@ -55,6 +56,26 @@ def refuse_link(path: Path) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Names a file in the error of a disk that does not take it.
+
+    Args:
+        path: of the file; what writes through a handle or a library does not say it, or says that
+            of a temporary one.
+
+    Raises:
+        OSError: in place of the library's error, too.
+    """
+    try:
+        yield
+    except Exception as error:
+        number = disk_errno(error)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Writes a whole file or none of it; several processes may write the same one.
 
@@ -67,8 +88,9 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     try:
         # A link of that name would be written through.
         scratch.unlink(missing_ok=True)
-        write(scratch)
-        os.replace(scratch, path)
+        with writing(path):
+            write(scratch)
+            os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
 

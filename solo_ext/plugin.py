@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -11,49 +13,108 @@ from solo_ext.registry import Entry, Registry
 
 METHOD_GROUP = "solo_ext.methods"
 LOSS_GROUP = "solo_ext.losses"
+logger = logging.getLogger(__name__)
+_told: set[str] = set()
+
+
+class Unavailable:
+    """Stands in a table for what could not be imported; an error when it is used.
+
+    Args:
+        message: what is wrong, and what to do.
+    """
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Raises the error that importing it gave."""
+        raise UserError(self.message)
 
 
 def register() -> None:
     """Fills ``solo.methods.METHODS`` and ``solo.losses``; loads the entry points of others.
 
     Idempotent. Entry points of the groups ``solo_ext.methods`` and ``solo_ext.losses`` name a
-    class or a function; the entry point's name is what configs write.
+    class or a function; the entry point's name is what configs write. A method is there under
+    ``<origin>/<name>`` too, such as ``solo_ext/pcl``, and only so where solo-learn has a method of
+    that name, which stays. Whatever cannot be loaded is one warning, and an error when it is
+    selected.
 
     Raises:
         HostError: solo-learn is missing or cannot be imported.
-        UserError: a name is already taken, or an entry point cannot be loaded.
     """
     from solo_ext import host
-    from solo_ext.methods import METHODS
+    from solo_ext.host.patches import PLUGIN_METHODS
+    from solo_ext.methods import METHODS, load_all
 
     loaded = host.load()
-    _load_entry_points(METHOD_GROUP, METHODS)
-    _load_entry_points(LOSS_GROUP, LOSSES)
+    for name, error in load_all().items():
+        _unavailable(METHODS, name, f"method {name!r} cannot be imported: {error}", "solo_ext")
+    load_entry_points(METHOD_GROUP, METHODS)
+    load_entry_points(LOSS_GROUP, LOSSES)
     for method in METHODS.entries():
-        _put(loaded.methods, method, "method")
+        _put(loaded.methods, method, f"method {method.name!r}", f"{method.origin}/{method.name}")
+        loaded.methods[f"{method.origin}/{method.name}"] = method.target
+        if method.target not in PLUGIN_METHODS:
+            PLUGIN_METHODS.append(method.target)
     losses = loaded.solo.losses
     for loss in LOSSES.entries():
-        _put(vars(losses), loss, "loss")
+        _put(vars(losses), loss, f"loss {loss.name!r}", f"{loss.origin}.losses.{loss.name}")
         if loss.name not in losses.__all__:
             losses.__all__.append(loss.name)
 
 
-def _put(table: dict[str, Any], entry: Entry[Any], kind: str) -> None:
-    held = table.setdefault(entry.name, entry.target)
-    if held is not entry.target:
-        raise UserError(
-            f"{kind} {entry.name!r} of {entry.origin} would shadow solo-learn's own; rename it"
-        )
+def _put(table: dict[str, Any], entry: Entry[Any], what: str, otherwise: str) -> None:
+    if table.setdefault(entry.name, entry.target) is not entry.target:
+        _tell(f"solo-learn has a {what} of its own, which stays; {entry.origin}'s is {otherwise}")
 
 
-def _load_entry_points(group: str, registry: Registry[Any]) -> None:
+def listed(entry: Entry[Any], table: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A row of ``solo-ext methods`` and ``solo-ext losses``.
+
+    Args:
+        entry: the method or loss.
+        table: the host's, in which the name may be another's.
+    """
+    missing = entry.target.message if isinstance(entry.target, Unavailable) else ""
+    own = table is None or table.get(entry.name) is entry.target
+    return {
+        "name": entry.name if own else f"{entry.origin}/{entry.name}",
+        "origin": entry.origin,
+        "paper": missing or entry.paper,
+        "year": entry.year or "",
+        "arxiv": entry.arxiv,
+    }
+
+
+def load_entry_points(group: str, registry: Registry[Any]) -> None:
+    """Adds what other distributions declare; what cannot be loaded is a warning.
+
+    Args:
+        group: ``solo_ext.methods`` or ``solo_ext.losses``.
+        registry: the table that it is added to.
+    """
     for point in entry_points(group=group):
+        origin = point.dist.name if point.dist else point.module.partition(".")[0]
         try:
-            target = point.load()
-            origin = point.dist.name if point.dist else point.module
-            registry.add(Entry(point.name, target, origin=origin))
+            registry.add(Entry(point.name, point.load(), origin=origin))
         except Exception as error:
-            raise UserError(
+            problem = (
                 f"entry point {point.name!r} = {point.value!r} of group {group} cannot be loaded: "
-                f"{error}; mend or uninstall that package"
-            ) from error
+                f"{error}; mend or uninstall {origin}"
+            )
+            _unavailable(registry, point.name, problem, origin)
+
+
+def _unavailable(registry: Registry[Any], name: str, problem: str, origin: str) -> None:
+    if name not in registry:
+        registry.add(Entry(name, Unavailable(problem), origin=origin))
+    _tell(problem)
+
+
+def _tell(problem: str) -> None:
+    """Warns once in a process: ``register`` is called by every command and every test."""
+    if problem not in _told:
+        _told.add(problem)
+        logger.warning(problem)

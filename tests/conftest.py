@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Spinning OpenMP threads make busy cores ten times slower; read when torch is imported.
+# Tests run in several processes: threads would fight for their cores, and spinning ones make busy
+# cores ten times slower. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
@@ -72,7 +74,7 @@ MakeConfig = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def loaded() -> host.Host:
-    """The installed host, mended."""
+    """The installed host, with the patches that change no number."""
     return host.load()
 
 

@@ -1,7 +1,9 @@
 """Tables of methods and losses, and putting them into solo-learn."""
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from solo_ext.errors import UserError
 from solo_ext.losses import LOSSES, debiased_loss_func, nt_xent_loss_func
 from solo_ext.methods import METHODS, Debiased
 from solo_ext.registry import Entry, Registry
+from solo_ext.training.prepare import prepare
 
 
 def first() -> None:
@@ -89,6 +92,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[host.Host]:
     losses = loaded.solo.losses
     monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
     monkeypatch.setattr(LOSSES, "_entries", dict(LOSSES._entries))
+    monkeypatch.setattr(plugin, "_told", set())
     methods, names, exported = dict(loaded.methods), dict(vars(losses)), list(losses.__all__)
     yield loaded
     loaded.methods.clear()
@@ -145,15 +149,20 @@ def test_solo_learns_own_stay(restored: host.Host) -> None:
     assert restored.solo.losses.simclr_loss_func.__module__.startswith("solo.")
 
 
-@pytest.mark.parametrize("kind", ["method", "loss"])
-def test_refuses_to_shadow_solo_learn(restored: host.Host, kind: str) -> None:
-    table: Any = METHODS if kind == "method" else LOSSES
-    name = "simclr" if kind == "method" else "simclr_loss_func"
+def test_the_hosts_own_stay_and_ours_have_another_name(
+    restored: host.Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after this plugin's methods have come into solo-learn."""
     own = restored.methods["simclr"], restored.solo.losses.simclr_loss_func
-    table.add(Entry(name, first, origin="somebody"))
-    with pytest.raises(UserError, match=f"{kind} '{name}' of somebody would shadow"):
+    METHODS.add(Entry("simclr", first, origin="somebody"))
+    LOSSES.add(Entry("simclr_loss_func", first, origin="somebody"))
+    for _ in range(2):
         plugin.register()
     assert (restored.methods["simclr"], restored.solo.losses.simclr_loss_func) == own
+    assert restored.methods["somebody/simclr"] is first
+    message = "solo-learn has a method 'simclr' of its own, which stays; somebody's is"
+    assert caplog.text.count(message) == 1
+    assert restored.methods["solo_ext/debiased"] is restored.methods["debiased"] is Debiased
 
 
 def test_loads_entry_points(restored: host.Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +173,6 @@ def test_loads_entry_points(restored: host.Host, monkeypatch: pytest.MonkeyPatch
         EntryPoint("no_business_of_ours", "nowhere:nothing", "console_scripts"),
     )
     import collections
-    import math
 
     for _ in range(2):
         plugin.register()
@@ -189,6 +197,8 @@ def test_a_broken_entry_point_is_named(
     restored: host.Host,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
+    make_config: Any,
+    caplog: pytest.LogCaptureFixture,
     value: str,
     problem: str,
     group: str,
@@ -196,36 +206,46 @@ def test_a_broken_entry_point_is_named(
     (tmp_path / "broken_module.py").write_text("raise RuntimeError('no GPU today')\n")
     monkeypatch.syspath_prepend(tmp_path)
     declare(monkeypatch, EntryPoint("theirs", value, group))
-    with pytest.raises(UserError, match=problem) as caught:
-        plugin.register()
-    assert f"entry point 'theirs' = '{value}' of group {group}" in str(caught.value)
-    assert "theirs" not in restored.methods
+    plugin.register()
+    message = f"entry point 'theirs' = '{value}' of group {group} cannot be loaded: "
+    assert caplog.text.count(message) == 1
+    assert "debiased" in restored.methods
+    table = METHODS if group == plugin.METHOD_GROUP else LOSSES
+    with pytest.raises(UserError, match=problem):
+        table["theirs"].target()
+    if group == plugin.METHOD_GROUP:
+        with pytest.raises(UserError, match=problem):
+            prepare(make_config("theirs"))
 
 
-def test_an_entry_point_may_not_take_a_name_of_ours(
-    restored: host.Host, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("point", "name"),
+    [
+        (EntryPoint("debiased", "collections:Counter", plugin.METHOD_GROUP), "debiased"),
+        (loss_point("nt_xent_loss_func", "math:hypot"), "nt_xent_loss_func"),
+    ],
+)
+def test_an_entry_point_does_not_take_a_name_of_ours(
+    restored: host.Host,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    point: EntryPoint,
+    name: str,
 ) -> None:
-    """Leaving it out silently would train something else than its author thinks."""
-    declare(monkeypatch, EntryPoint("debiased", "collections:Counter", plugin.METHOD_GROUP))
-    with pytest.raises(UserError, match=r"'debiased'.*already registered by solo_ext"):
-        plugin.register()
+    declare(monkeypatch, point)
+    plugin.register()
+    assert re.search(f"'{name}'.*already registered by solo_ext", caplog.text)
     assert restored.methods["debiased"] is Debiased
+    assert restored.solo.losses.nt_xent_loss_func is nt_xent_loss_func
 
 
 def test_entry_points_may_not_share_a_name(
-    restored: host.Host, monkeypatch: pytest.MonkeyPatch
+    restored: host.Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     declare(monkeypatch, loss_point("same", "math:hypot"), loss_point("same", "math:dist"))
-    with pytest.raises(UserError, match=r"'same'.*already registered by math"):
-        plugin.register()
-
-
-def test_an_entry_point_may_not_shadow_solo_learn(
-    restored: host.Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    declare(monkeypatch, loss_point("byol_loss_func", "math:hypot"))
-    with pytest.raises(UserError, match="'byol_loss_func' of math would shadow"):
-        plugin.register()
+    plugin.register()
+    assert re.search("'same'.*already registered by math", caplog.text)
+    assert LOSSES["same"].target is math.hypot
 
 
 INSTALLED = """

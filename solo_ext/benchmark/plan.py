@@ -20,7 +20,6 @@ from solo_ext.config.compose import compose
 from solo_ext.data.datasets import open_images
 from solo_ext.data.fingerprint import names_fingerprint
 from solo_ext.errors import ConfigError, nearest
-from solo_ext.methods import METHODS
 from solo_ext.training.prepare import prepare
 
 
@@ -140,7 +139,7 @@ def _runs(
         kind = "baseline"
     elif is_teacher:
         kind = "teacher"
-    elif config["method"] in METHODS:
+    elif config["method"] not in host.BUILTIN_KWARGS:
         kind = "plugin"
     _check(config, of is not None)
     for seed in seeds:

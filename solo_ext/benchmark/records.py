@@ -59,6 +59,7 @@ class Record(TypedDict):
         memory: null for baselines.
         scores: percent (NMI and such in 0..100 too), after the last epoch.
         curves: null without ``online_eval``.
+        losses: mean of every loss over each epoch in turn, by name, null where it was not finite.
         finished: UTC time, ISO 8601.
     """
 
@@ -84,10 +85,11 @@ class Record(TypedDict):
     memory: Memory | None
     scores: dict[str, float]
     curves: Curves | None
+    losses: NotRequired[dict[str, list[float | None]]]
     finished: str
 
 
-_REQUIRED = Record.__annotations__.keys() - {"parts"}
+_REQUIRED = Record.__annotations__.keys() - {"parts", "losses"}
 
 
 def read_records(folder: Path) -> list[Record]:

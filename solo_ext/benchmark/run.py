@@ -22,10 +22,11 @@ from solo_ext.benchmark.records import (
 )
 from solo_ext.benchmark.settings import BenchmarkSettings
 from solo_ext.benchmark.work import PLANNED, RECORD
-from solo_ext.errors import UserError
+from solo_ext.errors import StoppedBySignal, UserError
 from solo_ext.locks import locked
 from solo_ext.paths import write_text
 from solo_ext.training.run_dir import checkpoints
+from solo_ext.training.stop_signals import StopSignals
 
 RUNS = "runs"
 Watch = Callable[[Path, Mapping[str, Record]], None]
@@ -67,6 +68,7 @@ def run_benchmark(
     Raises:
         UserError: another call is at work in the folder, it holds another benchmark, or it cannot
             be written.
+        StoppedBySignal: a signal ended it, and with it the runs at work, which saved first.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -74,7 +76,8 @@ def run_benchmark(
         raise UserError(
             f"--out {str(out)!r}: {error.strerror}; name a folder that can be written"
         ) from error
-    with locked(out / LOCK, 0):
+    answer = "Ctrl-C: runs at work save first, which may take a while"
+    with locked(out / LOCK, 0), StopSignals(answer) as signals:
         settings = _joined(settings, out)
         dumped = settings.model_dump(exclude_defaults=True)
         write_text(out / SETTINGS, yaml.safe_dump(dumped, sort_keys=False))
@@ -89,6 +92,12 @@ def run_benchmark(
             _collect(out, held, planned)
             if watch is not None:
                 watch(out / RUNS, held)
+            if signals.received is not None:
+                raise StoppedBySignal(
+                    f"stopped by {signals.received.name}; what is finished stays, and the same "
+                    "command goes on",
+                    signals.received,
+                )
 
         tick()
         missing = {run.folder: run for run in plan if run.key not in held}

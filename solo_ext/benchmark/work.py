@@ -1,4 +1,7 @@
-"""One run of a benchmark, in a process of its own: ``python -m solo_ext.benchmark.work FOLDER``."""
+"""One run of a benchmark: ``python -m solo_ext.benchmark.work FOLDER``.
+
+Without ``FOLDER`` the process takes one run after another, as standard input names them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import sys
@@ -25,7 +29,7 @@ from solo_ext.benchmark.plan import PlannedRun
 from solo_ext.benchmark.read import suite_settings
 from solo_ext.benchmark.records import Curves, Memory, Record
 from solo_ext.data.images import Images
-from solo_ext.errors import UserError
+from solo_ext.errors import UserError, in_one_line
 from solo_ext.evaluation.evaluate import measure
 from solo_ext.evaluation.models import PIXELS, Model, RawPixels
 from solo_ext.evaluation.protocols import headline
@@ -34,15 +38,17 @@ from solo_ext.evaluation.suite import read_suite_settings
 from solo_ext.json_lines import append_lines, whole_lines
 from solo_ext.locks import locked
 from solo_ext.messages import show_messages
-from solo_ext.paths import write_text
+from solo_ext.paths import refuse_link, write_text
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.pretrain import pretrain
 from solo_ext.training.records import environment, read_metrics
 from solo_ext.training.run_dir import METRICS, run_digest
 
 PLANNED, RECORD, PEAK = "planned.json", "record.json", "peak_memory.json"
-STARTS, _LOCK = "starts.jsonl", ".work.lock"
+STARTS, LOG, _LOCK = "starts.jsonl", "work.log", ".work.lock"
 _WAIT = 30.0
+# Built-ins log theirs by step and by epoch, which Lightning tells apart by an ending.
+_LOSS = re.compile(r"train_(?!class_)(\w*loss|neg_cos_sim)(_epoch)?")
 
 
 def work(folder: Path) -> Record | None:
@@ -196,6 +202,7 @@ def _record(
         "memory": memory,
         "scores": scores,
         "curves": _curves(folder, epochs),
+        "losses": _losses(folder),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -243,16 +250,42 @@ def _curves(folder: Path, epochs: list[dict[str, Any]]) -> Curves | None:
     }
 
 
+def _losses(folder: Path) -> dict[str, list[float | None]]:
+    """Every loss that the method logged, by epoch."""
+    found: dict[str, dict[int, float | None]] = {}
+    file = folder / METRICS
+    for line in read_metrics(file) if file.is_file() else ():
+        for key, value in line.items():
+            if match := _LOSS.fullmatch(key):
+                found.setdefault(match[1], {})[int(line["epoch"])] = value
+    return {
+        name: [values.get(epoch) for epoch in range(max(values) + 1)]
+        for name, values in sorted(found.items())
+    }
+
+
+def _one_after_another() -> None:
+    for line in sys.stdin:
+        folder = Path(json.loads(line))
+        with refuse_link(folder / LOG).open("wb") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+        work(folder)
+
+
 def main() -> int:
-    """Runs the folder that the command line names."""
+    """Runs the folder that the command line names, or those that standard input does."""
     end_with_parent()
     show_messages()
-    try:
-        work(Path(sys.argv[1]))
-    except UserError as error:
-        print(f"solo-ext: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+
+    def command() -> int:
+        if len(sys.argv) > 1:
+            work(Path(sys.argv[1]))
+        else:
+            _one_after_another()
+        return 0
+
+    return in_one_line(command, "the same command goes on")
 
 
 if __name__ == "__main__":

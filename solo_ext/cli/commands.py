@@ -22,15 +22,34 @@ _NUMBERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID")
 Command = Callable[[argparse.Namespace], Any]
 
 
+class _NotWritten(UserError):
+    """What was computed is shown, but its file is not there.
+
+    Args:
+        message: why, and what to do.
+        document: what ``--json`` prints.
+    """
+
+    def __init__(self, message: str, document: Any) -> None:
+        self.document = document
+        super().__init__(message)
+
+
 def run(args: argparse.Namespace) -> int:
     """Dispatches a parsed command line."""
     if not getattr(args, "json", False):
         return _exit_code(_COMMANDS[args.command](args))
+    failure = None
     # Standard output is the document's alone, whatever Lightning or a method prints.
     with contextlib.redirect_stdout(sys.stderr):
-        document = _COMMANDS[args.command](args)
+        try:
+            document = _COMMANDS[args.command](args)
+        except _NotWritten as error:
+            failure, document = error, error.document
     if _first_process():
         print(json.dumps(document, indent=1))
+    if failure is not None:
+        raise failure
     return _exit_code(document)
 
 
@@ -63,7 +82,8 @@ def _show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> N
             table.add_row(Text(_words(key)), Text(_cell(value)))
     else:
         for key in rows[0]:
-            table.add_column(Text(_words(key)))
+            # A name is what a config writes: it is never cut.
+            table.add_column(Text(_words(key)), no_wrap=key == "name")
         for row in rows:
             table.add_row(*(Text(_cell(v)) for v in row.values()))
     Console().print(table)
@@ -84,30 +104,28 @@ def _cell(value: Any) -> str:
 def _methods(args: argparse.Namespace) -> Any:
     from solo_ext import host, register
     from solo_ext.methods import METHODS
+    from solo_ext.plugin import listed
 
     register()
     loaded = host.load()
-    rows = [
-        {
-            "name": name,
-            "origin": METHODS[name].origin if name in METHODS else "solo-learn",
-            "paper": METHODS[name].paper if name in METHODS else "",
-            "year": (METHODS[name].year or "") if name in METHODS else "",
-        }
-        for name in sorted(loaded.methods)
-        if name not in ("base", "linear")
+    rows = [listed(entry, loaded.methods) for entry in METHODS.entries()]
+    ours = {row["name"] for row in rows} | {f"{e.origin}/{e.name}" for e in METHODS.entries()}
+    rows += [
+        {"name": name, "origin": "solo-learn", "paper": "", "year": "", "arxiv": ""}
+        for name in loaded.methods
+        if name not in {"base", "linear"} | ours
     ]
+    rows.sort(key=lambda row: str(row["name"]))
     _show(args, f"methods (solo-learn {loaded.info.generation})", rows)
     return rows
 
 
 def _losses(args: argparse.Namespace) -> Any:
     from solo_ext.losses import LOSSES
+    from solo_ext.plugin import LOSS_GROUP, listed, load_entry_points
 
-    rows = [
-        {"name": e.name, "paper": e.paper, "year": e.year, "arxiv": e.arxiv, "origin": e.origin}
-        for e in LOSSES.entries()
-    ]
+    load_entry_points(LOSS_GROUP, LOSSES)
+    rows = [listed(entry) for entry in LOSSES.entries()]
     _show(args, "losses, in solo_ext.losses and solo.losses", rows)
     return rows
 
@@ -126,10 +144,13 @@ def _pretrain(args: argparse.Namespace) -> Any:
     from solo_ext.messages import show_messages
     from solo_ext.training.prepare import check_folder, prepare
     from solo_ext.training.pretrain import pretrain, resume
+    from solo_ext.training.run_dir import check_run_dir
 
     show_messages()
     if args.run_dir is not None:
         check_folder("--run-dir", args.run_dir)
+        if _first_process():
+            check_run_dir(Path(args.run_dir))
     if args.resume is not None:
         unused = [n for n in ("config_path", "run_dir") if getattr(args, n)] + args.overrides
         if unused:
@@ -187,7 +208,7 @@ def _eval(args: argparse.Namespace) -> Any:
     finally:
         if tasks:
             bar.stop()
-    return _show_suite(args, record) if suite else _keep_record(args, record, console)
+    return _show_suite(args, record) if suite else _keep_record(args, record)
 
 
 def _show_suite(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
@@ -209,21 +230,23 @@ def _show_suite(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, A
     return record
 
 
-def _keep_record(
-    args: argparse.Namespace, record: dict[str, Any], console: Console
-) -> dict[str, Any]:
+def _keep_record(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
     from solo_ext.training.run_dir import write_text
 
     if not record["results"]:
         # A process that helped to extract features.
         return record
+    _show(args, _title(args.protocol, record), record["results"])
     folder = Path(record["folder"])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / f"eval_{args.protocol}.json", json.dumps(record, indent=1))
     except OSError as error:
-        console.print(f"the record was not written: {error}")
-    _show(args, _title(args.protocol, record), record["results"])
+        raise _NotWritten(
+            f"the record was not written to {str(folder)!r}: {error}; the numbers are those shown, "
+            "out=FOLDER names another place",
+            record,
+        ) from error
     return record
 
 
@@ -256,7 +279,7 @@ def _export(args: argparse.Namespace) -> Any:
 
 
 def _demo(args: argparse.Namespace) -> Any:
-    from solo_ext.demo.run import run_demo
+    from solo_ext.cli.demo import run_demo
 
     return run_demo(Path(args.out), epochs=args.epochs, quiet=args.json)
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from packaging.version import Version
 from rich.console import Console
 
 from solo_ext import __version__
+from solo_ext.cli.advisories import ADVISORIES, known_bad
 from solo_ext.data.dali_errors import INSTALL, nvidia_dali
 from solo_ext.errors import UserError
 from solo_ext.host import detect, load
-from solo_ext.host.mends import MENDS
+from solo_ext.host.patches import PATCHES
 from solo_ext.training.records import PACKAGES, package_version
 
 _EXTRAS = {
@@ -40,41 +39,13 @@ _EXTRAS = {
 }
 
 
-_LIGHTNING = ("lightning", "pytorch-lightning")
-
-
-def known_bad(versions: Mapping[str, str | None]) -> list[str]:
-    """What is known to be wrong with installed packages, a line for each; none if all is well.
-
-    Args:
-        versions: by the name of the distribution; ``None`` where it is not installed.
-    """
-    found = []
-    for name in _LIGHTNING:
-        held = versions.get(name)
-        if held is None:
-            continue
-        remedy = f"pip install --upgrade '{name}>=2.6.6'"
-        if held in ("2.6.2", "2.6.3"):
-            found.append(
-                f"{name} {held} was a malicious upload that steals credentials "
-                f"(GHSA-w37p-236h-pfx3): {remedy}, and renew every secret of this machine"
-            )
-        elif Version(held) < Version("2.6.6"):
-            found.append(
-                f"{name} {held} can run code that a checkpoint names (GHSA-qqmf-gpg7-g8gw): "
-                f"{remedy}"
-            )
-    return found
-
-
 def diagnose() -> dict[str, Any]:
     """Looks at the installation; a missing solo-learn is a finding, not an error."""
     found: dict[str, Any] = {
         "solo_ext": __version__,
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},
-        "known_bad": known_bad({name: package_version(name) for name in _LIGHTNING}),
+        "known_bad": known_bad({a.package: package_version(a.package) for a in ADVISORIES}),
         "host": _host(),
         "devices": _devices(),
         "extras": {},
@@ -97,7 +68,7 @@ def show(found: dict[str, Any], console: Console) -> None:
             f"solo-learn   {host['generation']} (calls itself {host['version']}, fingerprint "
             f"{host['fingerprint']}) in {host['path']}"
         )
-        console.print(f"             mended: {', '.join(host['mends'])}")
+        console.print(f"             patched: {', '.join(host['patches'])}")
     versions = (f"{k} {v or 'MISSING'}" for k, v in found["packages"].items())
     console.print(f"packages     {', '.join(versions)}")
     for line in found["known_bad"]:
@@ -125,7 +96,7 @@ def _host() -> dict[str, Any]:
         "version": info.version,
         "fingerprint": info.fingerprint,
         "path": str(info.path),
-        "mends": [m.name for m in MENDS.values() if m.undo],
+        "patches": [p.name for p in PATCHES.values() if p.undo],
     }
 
 

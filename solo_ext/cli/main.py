@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import re
 import sys
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 
 from solo_ext import __version__
 from solo_ext.cli.benchmark import add_parsers
-from solo_ext.errors import UserError, nearest
+from solo_ext.errors import UserError, in_one_line, nearest
 
 USER_MISTAKE = UserError.exit_code
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -28,6 +27,11 @@ class _Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         words = list(sys.argv[1:] if args is None else args)
+        for before, word in zip([self.prog, *words], words, strict=False):
+            # Of a variable that is not set: as a path it would be the folder at hand.
+            if not word.strip() or re.fullmatch("--[a-z-]+=", word):
+                after = word.strip() or before
+                self.error(f"an empty value after {after!r}; write one, or leave it out")
         known = {option for action in self._actions for option in action.option_strings}
         for word in words:
             if self._subparsers is not None and not word.startswith("-"):
@@ -72,9 +76,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"solo-ext {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    demo = commands.add_parser("demo", help="pretrain and evaluate on digits; writes a report")
+    demo = commands.add_parser("demo", help="what a teacher adds, on digits, in minutes; a report")
     demo.add_argument("--out", default="solo-ext-demo", help="folder of runs and report")
-    demo.add_argument("--epochs", type=_positive, default=None, help="epochs of each method")
+    demo.add_argument("--epochs", type=_positive, default=None, help="epochs of each run")
     demo.add_argument("--json", action="store_true", help="print one JSON document")
 
     for name, text in (
@@ -134,22 +138,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Spinning OpenMP threads make two busy cores ten times slower; read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     args = build_parser().parse_args(argv)
-    try:
+
+    def command() -> int:
         from solo_ext.cli import commands
 
         return commands.run(args)
-    except UserError as error:
-        print(f"solo-ext: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        print(f"solo-ext: {error.strerror}: {str(error.filename)[:120]!r}...", file=sys.stderr)
-        return USER_MISTAKE
-    except KeyboardInterrupt:
-        again = "resume with --resume" if args.command == "pretrain" else "the same command goes on"
-        print(f"solo-ext: interrupted; {again}", file=sys.stderr)
-        return 130
+
+    # A run that has begun says itself how to go on.
+    begins = args.command == "pretrain"
+    return in_one_line(command, "start it again" if begins else "the same command goes on")
 
 
 def _positive(text: str) -> int:

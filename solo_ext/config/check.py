@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
-from solo_ext.config.code import refuse_targets
+from solo_ext.config.code import refuse_interpolations, refuse_targets
 from solo_ext.config.expected import expected, literal_choices, union_members, unwrapped
 from solo_ext.config.schema import TRAINER, Run, Section
 from solo_ext.errors import ConfigError, nearest
@@ -38,9 +38,10 @@ def check_run(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigError: an unknown key, a missing one, or a value of the wrong type or range; a
-            ``_target_``, which names code.
+            ``_target_``, which names code; an interpolation.
     """
     refuse_targets(config)
+    refuse_interpolations(config)
     run = validated(_run_model(), config)
     passed = run.model_fields_set - Run.model_fields.keys()
     filled: dict[str, Any] = run.model_dump(include=Run.model_fields.keys() | passed)
@@ -50,11 +51,41 @@ def check_run(config: Mapping[str, Any]) -> dict[str, Any]:
 def check_method_kwargs(kwargs_type: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Checks ``method_kwargs`` against a method's dataclass and fills in its defaults.
 
+    Keys of the class attribute ``SYNONYMS``, if there is one, stand for those that it maps them to.
+
     Raises:
-        ConfigError: as :func:`check_run`.
+        ConfigError: as :func:`check_run`; a key and its synonym with two values.
     """
-    value = validated(_model_of(kwargs_type), given, prefix="method_kwargs")
+    named = _without_synonyms(given, getattr(kwargs_type, "SYNONYMS", {}))
+    value = validated(_model_of(kwargs_type), named, prefix="method_kwargs")
     return value.model_dump()  # type: ignore[no-any-return]
+
+
+def _without_synonyms(given: Mapping[str, Any], synonyms: Mapping[str, str]) -> dict[str, Any]:
+    named = copy.deepcopy(dict(given))
+    for synonym, key in synonyms.items():
+        if synonym not in named:
+            continue
+        value = named.pop(synonym)
+        *sections, name = key.split(".")
+        place = named
+        for section in sections:
+            if place.get(section) is None:
+                place[section] = {}
+            place = place[section]
+        if not isinstance(place, dict):
+            # No mapping where there must be one, which is complained of next.
+            break
+        held = place.get(name)
+        if held not in (None, value):
+            raise ConfigError(
+                f"method_kwargs.{synonym}",
+                value,
+                f"here it is method_kwargs.{key}, which is {held}",
+                "give one of them",
+            )
+        place[name] = value
+    return named
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Configs that name code to run; one from someone else does so only where the user allows it."""
+"""Configs that name code to run, or what is not theirs to read."""
 
 from __future__ import annotations
 
@@ -31,8 +31,28 @@ def refuse_targets(config: Mapping[str, Any]) -> None:
     """
     if os.environ.get(ALLOW) == "1":
         return
-    for key, value in _targets(config):
-        raise ConfigError(key, value, "a config names Python to run", _REMEDY)
+    for key, value in _entries(config):
+        if key.rpartition(".")[2] == TARGET:
+            raise ConfigError(key, value, "a config names Python to run", _REMEDY)
+
+
+def refuse_interpolations(config: Mapping[str, Any]) -> None:
+    """Refuses ``${...}`` in a config whose interpolations are resolved.
+
+    Those of the user's own config are by now. What is left comes from the file of a run, whose
+    author would choose which environment variable goes into records.
+
+    Args:
+        config: plain mapping.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for key, value in _entries(config):
+        if isinstance(value, str) and "${" in value:
+            raise ConfigError(
+                key, value, "an interpolation, which is not resolved here", "write the value itself"
+            )
 
 
 def refuse_hydra_section(file: Path) -> None:
@@ -69,7 +89,8 @@ def refuse_hydra_section(file: Path) -> None:
             raise ConfigError(f"hydra.{key}", value, problem, _REMEDY)
 
 
-def _targets(node: Any) -> Iterator[tuple[str, Any]]:
+def _entries(node: Any) -> Iterator[tuple[str, Any]]:
+    """Every value of a config under its dotted key, sections and lists among them."""
     # Without recursion: how deep a config is, its author decides.
     waiting: list[tuple[str, Any]] = [("", node)]
     seen: set[int] = set()
@@ -86,6 +107,5 @@ def _targets(node: Any) -> Iterator[tuple[str, Any]]:
         seen.add(id(held))
         for key, value in entries:
             dotted = f"{path}.{key}" if path else key
-            if key == TARGET:
-                yield dotted, value
+            yield dotted, value
             waiting.append((dotted, value))

@@ -178,7 +178,7 @@ class Augmentation(View):
 class Optimizer(Section):
     """``optimizer``: ``lr`` and ``classifier_lr`` are for batch 256 and scaled by batch / 256."""
 
-    name: Literal["sgd", "lars", "adam", "adamw"]
+    name: str
     batch_size: PositiveInt
     lr: PositiveFloat
     weight_decay: NonNegativeFloat = 0.0
@@ -350,6 +350,7 @@ class Run(Section):
     precision: str | int = "32-true"
     resume_from_checkpoint: str | None = None
     debug_augmentations: bool = False
+    patches: list[str] = []
     # One of solo-learn's own configs has these two, of an earlier version; nothing reads them.
     augmentations_cfg: str | None = None
     wandb_cfg: str | None = None

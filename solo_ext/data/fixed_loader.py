@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
 from solo_ext.data.datasets import FixedViews
 from solo_ext.data.reading import UnreadableImage
 from solo_ext.data.unreadable import MOST_IN_A_ROW, Skipping, too_many
-from solo_ext.data.workers import outlive_signals, worker_context
+from solo_ext.data.workers import WorkerLoader
 
 
-class FixedLoader(DataLoader[Any]):
+class FixedLoader(WorkerLoader):
     """Batches ``(images, targets)`` in order; without the images that cannot be read.
 
     They are left out where the data set is :class:`solo_ext.data.unreadable.Skipping`, and refused
@@ -43,12 +43,10 @@ class FixedLoader(DataLoader[Any]):
             views,
             batch_size=batch_size,
             num_workers=num_workers,
-            pin_memory=torch.cuda.is_available(),
+            start_method=start_method,
             # A loader without one draws from the global generator.
             generator=torch.Generator(),
             collate_fn=_collate_readable if self._skips else None,
-            multiprocessing_context=worker_context(num_workers, start_method),
-            worker_init_fn=outlive_signals,
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

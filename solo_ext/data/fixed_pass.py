@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Dataset, Subset
 
 from solo_ext.data.dali_errors import device_of
 from solo_ext.data.dali_views import DALIViews
@@ -16,7 +16,7 @@ from solo_ext.data.datasets import TrainingViews, open_images, targets_of
 from solo_ext.data.files import files_of
 from solo_ext.data.transforms import MultiCrop, Transform, eval_transform, statistics
 from solo_ext.data.unreadable import read_sample
-from solo_ext.data.workers import outlive_signals, worker_context
+from solo_ext.data.workers import WorkerLoader
 from solo_ext.errors import ConfigError
 
 
@@ -107,17 +107,13 @@ def fixed_pass_loader(
         )
         return ((numbers, images) for images, numbers in views)
     transform = eval_transform(size, *normal)
-    return DataLoader(
+    return WorkerLoader(
         Subset(IndexedViews(dataset, transform), indices),
         batch_size=batch_size,
         num_workers=cfg["data"]["num_workers"],
-        pin_memory=torch.cuda.is_available(),
+        start_method=cfg["data"].get("start_method"),
         # A loader without one draws from the global generator.
         generator=torch.Generator(),
-        worker_init_fn=outlive_signals,
-        multiprocessing_context=worker_context(
-            cfg["data"]["num_workers"], cfg["data"].get("start_method")
-        ),
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from solo_ext.data.dali_errors import device_of
 from solo_ext.data.dali_views import DALIViews
@@ -22,11 +21,11 @@ from solo_ext.data.raw_batches import RawBatch, RawBatches
 from solo_ext.data.sampler import EpochSampler, SampleKey
 from solo_ext.data.transforms import eval_transform, pretrain_transform, statistics
 from solo_ext.data.unreadable import Skipping, passed_over
-from solo_ext.data.workers import outlive_signals, worker_context
+from solo_ext.data.workers import WorkerLoader
 from solo_ext.errors import ConfigError, UserError
 
 
-class ResumableLoader(Resumable, DataLoader[Any]):
+class ResumableLoader(Resumable, WorkerLoader):
     """A training loader that knows its place and can be put there again.
 
     Attributes:
@@ -57,13 +56,11 @@ class ResumableLoader(Resumable, DataLoader[Any]):
             sampler=sampler,  # type: ignore[arg-type]
             num_workers=num_workers,
             drop_last=True,
-            pin_memory=torch.cuda.is_available(),
+            start_method=start_method,
             persistent_workers=num_workers > 0,
             # A loader without a generator of its own draws from the global one at each epoch.
             generator=torch.Generator().manual_seed(sampler.seed),
-            multiprocessing_context=worker_context(num_workers, start_method),
             collate_fn=getattr(dataset, "collate", None),
-            worker_init_fn=outlive_signals,
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

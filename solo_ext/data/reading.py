@@ -18,6 +18,8 @@ from solo_ext.errors import UserError
 _SIXTEEN = 16
 _BITS_PER_SAMPLE = 258
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What is decoded, whatever a file is called: PIL knows more, and has PostScript run."""
 NOT_THE_IMAGES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Numbers of errors that say nothing about a file: too many are open, memory is used up."""
 
@@ -109,7 +111,7 @@ def _read(source: Path | bytes, name: str) -> Image.Image:
         encoded = source if isinstance(source, bytes) else _content(source)
         if not encoded:
             raise EOFError("it is empty")
-        with Image.open(io.BytesIO(encoded)) as image:
+        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
             return to_rgb(image)
     except MemoryError:
         raise
@@ -130,7 +132,7 @@ def _content(path: Path) -> bytes:
 
 def _reason(error: Exception, source: Path | bytes) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "it is no image that PIL knows"
+        return f"it is no image of {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
     if isinstance(error, FileNotFoundError):
         dangling = isinstance(source, Path) and source.is_symlink()
         return "it is a link to a file that is not there" if dangling else "it is not there"

@@ -272,6 +272,15 @@ def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str
 
 
 def _images(cfg: Mapping[str, Any]) -> tuple[Images, Images]:
+    for key in ("train_path", "val_path"):
+        given = cfg["data"].get(key)
+        if "${" in str(given):
+            raise ConfigError(
+                f"data.{key}",
+                given,
+                "an interpolation, which is not resolved out of a run's file",
+                f"give the path with data.{key}=...",
+            )
     if cfg["data"].get("no_labels"):
         raise ConfigError(
             "data.train_path",

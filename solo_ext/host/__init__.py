@@ -78,7 +78,7 @@ def _timm_registry_kept() -> Iterator[None]:
 
 
 def load() -> Host:
-    """Imports the installed solo-learn once and mends it.
+    """Imports the installed solo-learn once and applies the patches that change no number.
 
     Raises:
         HostError: none is installed, or it cannot be imported.
@@ -99,9 +99,9 @@ def load() -> Host:
             f"solo-learn ({info.generation}) in {info.path} cannot be imported: {error}; install "
             "what is missing, `solo-ext doctor` lists it"
         ) from error
-    from solo_ext.host.mends import apply
+    from solo_ext.host.patches import apply_all
 
-    apply(info)
+    apply_all()
     base = solo.methods.base
     _loaded = Host(info, solo.methods.METHODS, base.BaseMethod._BACKBONES, solo)
     return _loaded

@@ -1,4 +1,4 @@
-"""DALI pretraining pipelines of solo-learn's main branch, mended. Imported where DALI is there."""
+"""DALI pretraining pipelines for solo-learn's main branch. Imported where DALI is there."""
 
 from __future__ import annotations
 
@@ -142,24 +142,41 @@ def _without_gpu(builder: type[Any]) -> type[Any]:
     return type(builder.__name__, (builder,), {"__init__": __init__})
 
 
+BUILDERS = ("PretrainPipelineBuilder", "PretrainWrapper")
 NormalPipelineBuilder = _without_gpu(upstream.NormalPipelineBuilder)
 CustomNormalPipelineBuilder = _without_gpu(upstream.CustomNormalPipelineBuilder)
 
 
-def dali_section(original: Any) -> Any:
-    """``PretrainDALIDataModule.add_and_assert_specific_cfg``, with sample indices by default."""
+def on_the_cpu(own: Any, ours: Any) -> Any:
+    """Makes ``ours`` where DALI runs on the CPU, on which the host's fails, else the host's."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device", kwargs.get("model_device", "gpu"))
+        return (ours if str(device) == "cpu" else own)(*args, **kwargs)
+
+    return make
+
+
+def with_indices(original: Any, *, on_gpu: bool) -> Any:
+    """``PretrainDALIDataModule.add_and_assert_specific_cfg``, with sample indices by default.
+
+    Args:
+        original: the host's.
+        on_gpu: whether also where DALI runs on a GPU.
+    """
 
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
         given = OmegaConf.select(cfg, "dali.encode_indexes_into_labels")
         cfg = original(cfg)
-        cfg.dali.encode_indexes_into_labels = True if given is None else given
-        if cfg.data.get("format") == "dali" and given is False and cfg.method in NEED_INDICES:
-            raise ConfigError(
-                "dali.encode_indexes_into_labels",
-                False,
-                f"{cfg.method} looks samples up by index, which DALI's batches then lack",
-                "set it to true",
-            )
+        if cfg.dali.device == "cpu" or on_gpu:
+            cfg.dali.encode_indexes_into_labels = True if given is None else given
+            if cfg.data.get("format") == "dali" and given is False and cfg.method in NEED_INDICES:
+                raise ConfigError(
+                    "dali.encode_indexes_into_labels",
+                    False,
+                    f"{cfg.method} looks samples up by index, which DALI's batches then lack",
+                    "set it to true",
+                )
         return cfg
 
     return add_and_assert_specific_cfg

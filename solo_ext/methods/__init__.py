@@ -1,15 +1,22 @@
 """Methods: modules that assemble losses, heads and state behind solo-learn's interface."""
 
-from solo_ext.methods.debiased import Debiased
-from solo_ext.methods.hard_negative import HardNegative
-from solo_ext.methods.metric import Metric
-from solo_ext.methods.mochi import MoCHi
-from solo_ext.methods.nnclr_symmetric import NNCLRSymmetric
-from solo_ext.methods.pcl import PCL
-from solo_ext.methods.protocpc import ProtoCPC
-from solo_ext.methods.protoseed import ProtoSEED
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from solo_ext.methods.registry import METHODS
-from solo_ext.methods.seed import SEED
+
+if TYPE_CHECKING:
+    from solo_ext.methods.debiased import Debiased
+    from solo_ext.methods.hard_negative import HardNegative
+    from solo_ext.methods.metric import Metric
+    from solo_ext.methods.mochi import MoCHi
+    from solo_ext.methods.nnclr_symmetric import NNCLRSymmetric
+    from solo_ext.methods.pcl import PCL
+    from solo_ext.methods.protocpc import ProtoCPC
+    from solo_ext.methods.protoseed import ProtoSEED
+    from solo_ext.methods.seed import SEED
 
 __all__ = [
     "METHODS",
@@ -22,4 +29,39 @@ __all__ = [
     "NNCLRSymmetric",
     "ProtoCPC",
     "ProtoSEED",
+    "load_all",
 ]
+
+_MODULES = {
+    "Debiased": "debiased",
+    "HardNegative": "hard_negative",
+    "Metric": "metric",
+    "MoCHi": "mochi",
+    "NNCLRSymmetric": "nnclr_symmetric",
+    "PCL": "pcl",
+    "ProtoCPC": "protocpc",
+    "ProtoSEED": "protoseed",
+    "SEED": "seed",
+}
+"""Classes by the modules that hold them, which are named as configs name the method."""
+
+
+def load_all() -> dict[str, Exception]:
+    """Imports every method, which registers it.
+
+    Returns:
+        The error of each that the installed solo-learn cannot carry, by the method's name.
+    """
+    failed = {}
+    for name in _MODULES.values():
+        try:
+            importlib.import_module(f"solo_ext.methods.{name}")
+        except Exception as error:
+            failed[name] = error
+    return failed
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"solo_ext.methods.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

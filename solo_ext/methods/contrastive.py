@@ -18,7 +18,13 @@ from solo_ext.losses.core import ContrastiveTerms, contrastive
 from solo_ext.losses.negative_mass import NegativeMass
 from solo_ext.losses.nnclr_symmetric import nnclr_terms
 from solo_ext.losses.two_views import two_view_terms
-from solo_ext.methods.contrastive_kwargs import CLUSTERS, ContrastiveKwargs, check_size, settle
+from solo_ext.methods.contrastive_kwargs import (
+    CLUSTERS,
+    ContrastiveKwargs,
+    check_size,
+    fill_sizes,
+    settle,
+)
 from solo_ext.methods.contrastive_metrics import (
     neighbour_metrics,
     queue_metrics,
@@ -27,6 +33,7 @@ from solo_ext.methods.contrastive_metrics import (
 from solo_ext.methods.contrastive_report import report_settings
 from solo_ext.methods.drawn_mixing import DrawnMixing
 from solo_ext.methods.embedding_metrics import embedding_metrics
+from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
 from solo_ext.methods.registry import fill_method_kwargs, has_indices, require_two_views
 from solo_ext.modules.cluster_prototypes import ClusterPrototypes
@@ -132,12 +139,12 @@ class Contrastive(BaseMomentumMethod):
         """Fills in the defaults and refuses what the method cannot do."""
         cfg = fill_method_kwargs(BaseMethod.add_and_assert_specific_cfg(cfg), cls.kwargs_type)
         if cls.uses_momentum(cfg.method_kwargs):
-            # solo-learn fills the section in, but not if there is none.
-            cfg.momentum = cfg.get("momentum") or {}
-            cfg = BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
+            cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg, small=True)
+        cls.fill_sizes(cfg)
         return settle(cfg)
 
+    fill_sizes = staticmethod(fill_sizes)
     check_size = staticmethod(check_size)
 
     @property

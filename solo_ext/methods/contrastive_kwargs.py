@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
 from solo_ext.config.types import (
@@ -15,8 +16,14 @@ from solo_ext.config.types import (
     method_kwargs,
 )
 from solo_ext.errors import ConfigError
-from solo_ext.methods.e_step_kwargs import EStepKwargs, check_e_step, check_prototypes
-from solo_ext.methods.registry import require_indices
+from solo_ext.methods.data_sizes import clusters, fill_from_data, queue
+from solo_ext.methods.e_step_kwargs import (
+    PUBLISHED_CLUSTERS,
+    EStepKwargs,
+    check_e_step,
+    check_prototypes,
+)
+from solo_ext.methods.registry import logger, require_indices
 
 CLUSTERS = "method_kwargs.clusters"
 """Where the settings of the E-step stand in the config."""
@@ -27,13 +34,14 @@ class MixingKwargs:
     """``method_kwargs.mixing``: MoCHi's synthetic negatives; none by default.
 
     Attributes:
-        num_hard: negatives most similar to the query, which are mixed.
+        num_hard: negatives most similar to the query, which are mixed; null: 1,024, up to a
+            sixteenth of the queue.
         num_pair_mixes: mixtures of two of them.
         num_query_mixes: mixtures of one with the query.
         warmup_epochs: epochs without mixtures.
     """
 
-    num_hard: PositiveInt = 1024
+    num_hard: PositiveInt | None = None
     num_pair_mixes: NonNegativeInt = 0
     num_query_mixes: NonNegativeInt = 0
     warmup_epochs: NonNegativeInt = 10
@@ -44,13 +52,14 @@ class SupportSetKwargs:
     """``method_kwargs.support_set``: where nearest neighbours are looked up.
 
     Attributes:
-        size: number of past embeddings, of the first view.
+        size: number of past embeddings, of the first view; null: 98,304, up to an eighth of the
+            training images. ``queue_size`` where there is no queue, as in solo-learn's ``nnclr``.
         top_k: neighbours of each embedding, all of them positives.
         exclude_own: leave out the image's own earlier embedding, which is the nearest where the
             set holds much of the training set.
     """
 
-    size: PositiveInt = 98304
+    size: PositiveInt | None = None
     top_k: PositiveInt = 1
     exclude_own: bool = False
 
@@ -72,7 +81,7 @@ class ContrastiveKwargs:
             nearest to them; ``prototype``: the means of the image's clusters.
         negatives: ``batch``: the other images' views; ``queue``: past embeddings of a momentum
             encoder, one queue per large crop.
-        queue_size: of each.
+        queue_size: of each; null: 65,536, up to an eighth of the training images.
         tau_plus: in [0, 1), prior share of negatives of the anchor's class; above 0 debiases.
         beta: 0 or more; above 0 negatives weigh the more the more similar they are.
         detach_weights: no gradient through those weights.
@@ -94,7 +103,7 @@ class ContrastiveKwargs:
     temperature: PositiveFloat = 0.2
     positives: Literal["view", "nearest_neighbor", "prototype"] = "view"
     negatives: Literal["batch", "queue"] = "batch"
-    queue_size: PositiveInt = 65536
+    queue_size: PositiveInt | None = None
     tau_plus: ProbabilityBelowOne = 0.0
     beta: NonNegativeFloat = 0.0
     detach_weights: bool = False
@@ -103,6 +112,68 @@ class ContrastiveKwargs:
     support_set: SupportSetKwargs = SupportSetKwargs()
     clusters: EStepKwargs = EStepKwargs()
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
+    """Gives tables that are needed and have no size one that suits the training set.
+
+    Args:
+        cfg: the config, ``method_kwargs`` filled in.
+        images: training images; by default they are counted if need be.
+
+    Raises:
+        ConfigError: a queue size where nothing is queued, or two sizes of the support set.
+    """
+    kwargs = cfg.method_kwargs
+    _take_queue_size(kwargs)
+    sizes = {
+        "queue_size": (kwargs.negatives == "queue", queue(65536)),
+        "support_set.size": (kwargs.positives == "nearest_neighbor", queue(98304)),
+        "clusters.num_prototypes": (kwargs.positives == "prototype", clusters(*PUBLISHED_CLUSTERS)),
+    }
+    fill_from_data(cfg, {key: size for key, (needed, size) in sizes.items() if needed}, images)
+    fill_num_hard(cfg)
+
+
+def _take_queue_size(kwargs: Any) -> None:
+    """Takes it for the support set's, which is what solo-learn's ``nnclr`` means by it."""
+    size, support = kwargs.queue_size, kwargs.support_set
+    if size is None or kwargs.negatives == "queue":
+        return
+    if kwargs.positives != "nearest_neighbor":
+        raise ConfigError(
+            "method_kwargs.queue_size",
+            size,
+            "negatives=batch has no queue",
+            "remove it, or take method_kwargs.negatives=queue",
+        )
+    if support.size not in (None, size):
+        raise ConfigError(
+            "method_kwargs.queue_size",
+            size,
+            f"without a queue it is method_kwargs.support_set.size, which is {support.size}",
+            "give one of them",
+        )
+    support.size, kwargs.queue_size = size, None
+
+
+def fill_num_hard(cfg: DictConfig) -> None:
+    """Gives mixtures that say nothing of it a number of negatives to mix.
+
+    As many as in the paper for ImageNet, up to a sixteenth of the queue, as there for ImageNet-100.
+
+    Args:
+        cfg: the config; the queue has a size if there is one.
+    """
+    kwargs, mixing = cfg.method_kwargs, cfg.method_kwargs.mixing
+    if mixing.num_hard is not None or not mixing.num_pair_mixes + mixing.num_query_mixes:
+        return
+    mixing.num_hard = 1024
+    rows = kwargs.queue_size if kwargs.negatives == "queue" else None
+    if rows is not None and rows // 16 < mixing.num_hard:
+        mixing.num_hard = max(1, rows // 16)
+        line = f"{cfg.method}: mixing.num_hard={mixing.num_hard} from queue_size={rows}"
+        rank_zero_only(logger.info)(line)
 
 
 def settle(cfg: DictConfig) -> DictConfig:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import shutil
 import tempfile
-from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,9 @@ from solo_ext.clustering import resolve_backend
 from solo_ext.config.types import NonNegativeInt, PositiveFloat, PositiveInt, method_kwargs
 from solo_ext.errors import ConfigError
 from solo_ext.methods.registry import logger
+
+PUBLISHED_CLUSTERS = 25000, 50000, 100000
+"""Of PCL for ImageNet."""
 
 
 @method_kwargs
@@ -42,7 +44,7 @@ class EStepKwargs:
     """When the embeddings of the training set are clustered, and into what.
 
     Attributes:
-        num_prototypes: K of each granularity.
+        num_prototypes: K of each granularity; null: in the paper's proportion to the images.
         warmup_epochs: epochs without prototypes.
         alpha: smooths the concentrations of small clusters.
         e_step: ``exact`` embeds the training set anew, ``bank`` takes the embeddings of training.
@@ -55,9 +57,7 @@ class EStepKwargs:
         kmeans: as :class:`KMeansKwargs`.
     """
 
-    num_prototypes: Annotated[list[PositiveInt], MinLen(1)] = field(
-        default_factory=lambda: [25000, 50000, 100000]
-    )
+    num_prototypes: Annotated[list[PositiveInt], MinLen(1)] | None = None
     warmup_epochs: NonNegativeInt = 20
     alpha: PositiveFloat = 10.0
     e_step: Literal["exact", "bank"] = "exact"

@@ -16,7 +16,7 @@ from solo_ext.host import BaseMethod
 from solo_ext.losses import uniformity_loss_func
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.metric_criteria import OfMargins
-from solo_ext.methods.metric_kwargs import CLUSTERS, MetricKwargs, check_size, settle
+from solo_ext.methods.metric_kwargs import CLUSTERS, MetricKwargs, check_size, fill_sizes, settle
 from solo_ext.methods.metric_losses import build_criterion
 from solo_ext.methods.metric_report import report_settings
 from solo_ext.methods.projected import ProjectedMethod
@@ -76,8 +76,11 @@ class Metric(ProjectedMethod):
         """Fills in the defaults and refuses what the method cannot do."""
         cfg = BaseMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg, small=True)
-        return settle(fill_method_kwargs(cfg, MetricKwargs))
+        cfg = fill_method_kwargs(cfg, MetricKwargs)
+        fill_sizes(cfg)
+        return settle(cfg)
 
+    fill_sizes = staticmethod(fill_sizes)
     check_size = staticmethod(check_size)
 
     @property

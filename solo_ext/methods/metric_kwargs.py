@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from omegaconf import DictConfig
 
 from solo_ext.config.types import NonNegativeFloat, PositiveInt, method_kwargs
 from solo_ext.errors import ConfigError
-from solo_ext.methods.e_step_kwargs import EStepKwargs, check_e_step, check_prototypes
+from solo_ext.methods.data_sizes import clusters, fill_from_data
+from solo_ext.methods.e_step_kwargs import (
+    PUBLISHED_CLUSTERS,
+    EStepKwargs,
+    check_e_step,
+    check_prototypes,
+)
 from solo_ext.methods.metric_criteria import OfMargins, OfProxies
 from solo_ext.methods.metric_losses import check_loss_kwargs, kind_of
 from solo_ext.methods.registry import require_indices
@@ -37,9 +43,12 @@ class MetricKwargs:
         proj_output_dim: D of the embeddings.
         proj_layers: linear layers of the projector.
         proj_batch_norm: batch norm after its hidden layers.
-        clusters: as :class:`solo_ext.methods.e_step_kwargs.EStepKwargs`, one granularity; during
-            its warm-up epochs classes are instances.
+        clusters: as :class:`solo_ext.methods.e_step_kwargs.EStepKwargs`, one granularity; null is
+            the coarsest of its three. During its warm-up epochs classes are instances.
     """
+
+    SYNONYMS: ClassVar = {"temperature": "loss_kwargs.temperature"}
+    """Of solo-learn's methods."""
 
     loss: str
     loss_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +60,19 @@ class MetricKwargs:
     proj_output_dim: PositiveInt = 128
     proj_layers: PositiveInt = 2
     proj_batch_norm: bool = True
-    clusters: EStepKwargs = EStepKwargs(num_prototypes=[1000], warmup_epochs=0)
+    clusters: EStepKwargs = EStepKwargs(warmup_epochs=0)
+
+
+def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
+    """Gives clusters that are needed and have no number one that suits the training set.
+
+    Args:
+        cfg: the config, ``method_kwargs`` filled in.
+        images: training images; by default they are counted if need be.
+    """
+    if cfg.method_kwargs.classes == "cluster":
+        coarsest = {"clusters.num_prototypes": clusters(PUBLISHED_CLUSTERS[0])}
+        fill_from_data(cfg, coarsest, images)
 
 
 def settle(cfg: DictConfig) -> DictConfig:

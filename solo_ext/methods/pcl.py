@@ -15,7 +15,14 @@ from solo_ext.data.sampler import draw, mix
 from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
-from solo_ext.methods.pcl_kwargs import KEY, PCLKwargs, check_size, report_settings, settle
+from solo_ext.methods.pcl_kwargs import (
+    KEY,
+    PCLKwargs,
+    check_size,
+    fill_sizes,
+    report_settings,
+    settle,
+)
 from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.prototype_refresh import (
     e_step_is_due,
@@ -82,10 +89,13 @@ class PCL(ProjectedMomentumMethod):
     @staticmethod
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
-        cfg = BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
+        cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg)
-        return settle(fill_method_kwargs(cfg, PCLKwargs))
+        cfg = fill_method_kwargs(cfg, PCLKwargs)
+        fill_sizes(cfg)
+        return settle(cfg)
 
+    fill_sizes = staticmethod(fill_sizes)
     check_size = staticmethod(check_size)
 
     @property

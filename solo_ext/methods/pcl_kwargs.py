@@ -8,7 +8,9 @@ from omegaconf import DictConfig
 
 from solo_ext.config.types import NonNegativeFloat, PositiveFloat, PositiveInt, method_kwargs
 from solo_ext.errors import ConfigError
+from solo_ext.methods.data_sizes import clusters, fill_from_data, queue
 from solo_ext.methods.e_step_kwargs import (
+    PUBLISHED_CLUSTERS,
     EStepKwargs,
     check_e_step,
     check_prototypes,
@@ -34,7 +36,7 @@ class PCLKwargs(EStepKwargs):
         proj_hidden_dim: width of the MLP's hidden layer; null is the width of the features.
         proj_output_dim: D of the embeddings.
         temperature: of InfoNCE, and mean of the concentrations.
-        queue_size: number of past embeddings.
+        queue_size: number of past embeddings; null: 16,384, up to an eighth of the training images.
         proto_weight: weight of ProtoNCE beside InfoNCE; 0 leaves MoCo, without an E-step.
         num_negatives: prototypes drawn as negatives at every step; null takes all.
         collisions: with drawn negatives, as :func:`solo_ext.losses.proto_nce_loss_func` takes it;
@@ -48,12 +50,23 @@ class PCLKwargs(EStepKwargs):
     proj_hidden_dim: PositiveInt | None = None
     proj_output_dim: PositiveInt = 128
     temperature: PositiveFloat = 0.2
-    queue_size: PositiveInt = 16384
+    queue_size: PositiveInt | None = None
     proto_weight: NonNegativeFloat = 1.0
     num_negatives: PositiveInt | None = None
     collisions: Literal["auto", "paper", "merge"] = "auto"
     symmetric: bool = False
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
+    """Gives clusters and queue that have no size one that suits the training set.
+
+    Args:
+        cfg: the config, ``method_kwargs`` filled in.
+        images: training images; by default they are counted if need be.
+    """
+    sizes = {"num_prototypes": clusters(*PUBLISHED_CLUSTERS), "queue_size": queue(16384)}
+    fill_from_data(cfg, sizes, images)
 
 
 def settle(cfg: DictConfig) -> DictConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.host import BaseMethod, BaseMomentumMethod
@@ -38,6 +39,12 @@ class ProjectedMomentumMethod(ProjectedMethod, BaseMomentumMethod):
     """Adds those of ``momentum_projector``, too, which follows the other."""
 
     momentum_projector: nn.Module
+
+    @staticmethod
+    def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
+        """Fills in the section ``momentum``, which solo-learn does not where there is none."""
+        cfg.momentum = cfg.get("momentum") or {}
+        return BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
 
     @property
     def momentum_pairs(self) -> list[tuple[Any, Any]]:

@@ -9,11 +9,12 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
+from solo_ext.host import initialize_momentum_params
 from solo_ext.methods.distillation_report import report_protocpc
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.protocpc_kwargs import ProtoCPCKwargs
+from solo_ext.methods.prototype_kwargs import fill_num_prototypes
 from solo_ext.methods.prototype_step import commit, compare_assignments
 from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
 from solo_ext.modules.heads import projector
@@ -66,9 +67,13 @@ class ProtoCPC(ProjectedMomentumMethod):
     @staticmethod
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
-        cfg = BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
+        cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg, small=True)
-        return fill_method_kwargs(cfg, ProtoCPCKwargs)
+        cfg = fill_method_kwargs(cfg, ProtoCPCKwargs)
+        fill_num_prototypes(cfg)
+        return cfg
+
+    fill_sizes = staticmethod(fill_num_prototypes)
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from solo_ext.config.types import NonNegativeInt, PositiveInt, method_kwargs
 from solo_ext.methods.prototype_kwargs import PrototypeKwargs
 
@@ -17,6 +19,12 @@ class ProtoCPCKwargs(PrototypeKwargs):
         proj_batch_norm: batch norm after its hidden layers.
         freeze_prototypes_epochs: first epochs in which the prototypes stay as they were drawn.
     """
+
+    SYNONYMS: ClassVar = {
+        **PrototypeKwargs.SYNONYMS,
+        "freeze_last_layer": "freeze_prototypes_epochs",
+        "use_bn_in_head": "proj_batch_norm",
+    }
 
     proj_hidden_dim: PositiveInt = 2048
     proj_output_dim: PositiveInt = 256

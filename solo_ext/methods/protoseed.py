@@ -14,6 +14,7 @@ from solo_ext.methods.distillation import Distillation
 from solo_ext.methods.distillation_kwargs import teacher_name
 from solo_ext.methods.distillation_report import report_protoseed
 from solo_ext.methods.protoseed_kwargs import ProtoSEEDKwargs
+from solo_ext.methods.prototype_kwargs import fill_num_prototypes
 from solo_ext.methods.prototype_step import commit, compare_assignments
 from solo_ext.methods.registry import METHODS
 from solo_ext.modules.prototype_prior import PrototypePrior
@@ -82,15 +83,14 @@ class ProtoSEED(Distillation):
     def add_and_assert_specific_cfg(cls, cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
         cfg = super().add_and_assert_specific_cfg(cfg)
-        kwargs = cfg.method_kwargs
-        if kwargs.num_prototypes is None and kwargs.prototypes == "new":
-            raise ConfigError(
-                "method_kwargs.num_prototypes",
-                None,
-                "new prototypes have no number of their own",
-                "give one, 65536 in the paper",
-            )
+        cls.fill_sizes(cfg)
         return cfg
+
+    @staticmethod
+    def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
+        """Gives new prototypes that have no number one that suits the training set."""
+        if cfg.method_kwargs.prototypes == "new":
+            fill_num_prototypes(cfg, images)
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from solo_ext.methods.distillation import Distillation
 from solo_ext.methods.distillation_report import report_seed
 from solo_ext.methods.drawn_mixing import DrawnMixing
 from solo_ext.methods.registry import METHODS
-from solo_ext.methods.seed_kwargs import SEEDKwargs, settle
+from solo_ext.methods.seed_kwargs import SEEDKwargs, fill_sizes, is_queued, settle
 from solo_ext.modules.feature_queue import FeatureQueue
 from solo_ext.pretrained.teachers import LoadedTeacher
 
@@ -53,7 +53,7 @@ class SEED(Distillation):
     def _build(self, kwargs: Any, loaded: LoadedTeacher) -> None:
         self.embed_dim = loaded.embed_dim
         own = self.num_targets > self.num_large_crops
-        count = (2 if own else 1) if self._queued else 0
+        count = (2 if own else 1) if is_queued(kwargs) else 0
         # The second holds small crops.
         self.queues = nn.ModuleList(
             FeatureQueue(kwargs.queue_size, loaded.embed_dim) for _ in range(count)
@@ -65,14 +65,11 @@ class SEED(Distillation):
     @classmethod
     def add_and_assert_specific_cfg(cls, cfg: Any) -> Any:
         """Fills in the defaults and refuses what the method cannot do."""
-        return settle(super().add_and_assert_specific_cfg(cfg))
+        cfg = super().add_and_assert_specific_cfg(cfg)
+        fill_sizes(cfg)
+        return settle(cfg)
 
-    @property
-    def _queued(self) -> bool:
-        kwargs = self.cfg.method_kwargs
-        return bool(
-            kwargs.loss == "seed" or (kwargs.loss == "contrastive" and kwargs.negatives == "queue")
-        )
+    fill_sizes = staticmethod(fill_sizes)
 
     @property
     def num_targets(self) -> int:

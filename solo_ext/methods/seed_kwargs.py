@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from omegaconf import DictConfig
 
@@ -14,7 +14,8 @@ from solo_ext.config.types import (
     method_kwargs,
 )
 from solo_ext.errors import ConfigError
-from solo_ext.methods.contrastive_kwargs import MixingKwargs
+from solo_ext.methods.contrastive_kwargs import MixingKwargs, fill_num_hard
+from solo_ext.methods.data_sizes import fill_from_data, queue
 from solo_ext.methods.distillation_kwargs import DistillationKwargs
 
 
@@ -29,8 +30,9 @@ class SEEDKwargs(DistillationKwargs):
         student_temperature: above 0; the temperature of ``contrastive`` too.
         teacher_temperature: of ``seed``, for which it must be given: the paper writes 0.01, the
             official code has 1e-4, which makes the loss InfoNCE.
-        queue_size: past embeddings of the teacher; a second queue of this size holds those of
-            small crops that are targets of their own.
+        queue_size: past embeddings of the teacher; null: 65,536, up to an eighth of the training
+            images. A second queue of this size holds those of small crops that are targets of their
+            own.
         small_crop_target: what small crops learn: what the teacher says of themselves (``own``, as
             published), or of the large crops (``large``), which spares its forward pass.
         small_weight: of the mean over the small crops beside that over the large.
@@ -41,11 +43,18 @@ class SEEDKwargs(DistillationKwargs):
         mixing: of ``contrastive``, MoCHi's synthetic negatives; none by default.
     """
 
+    SYNONYMS: ClassVar = {
+        "temperature": "student_temperature",
+        "temperature_q": "student_temperature",
+        "temperature_k": "teacher_temperature",
+    }
+    """Of solo-learn's methods."""
+
     head: Literal["teacher", "mlp"] = "mlp"
     loss: Literal["seed", "contrastive", "regression"] = "seed"
     student_temperature: PositiveFloat = 0.2
     teacher_temperature: PositiveFloat | None = None
-    queue_size: PositiveInt = 65536
+    queue_size: PositiveInt | None = None
     small_crop_target: Literal["own", "large"] = "own"
     small_weight: NonNegativeFloat = 1.0
     negatives: Literal["queue", "batch"] = "queue"
@@ -53,6 +62,24 @@ class SEEDKwargs(DistillationKwargs):
     beta: NonNegativeFloat = 0.0
     detach_weights: bool = False
     mixing: MixingKwargs = MixingKwargs()
+
+
+def is_queued(kwargs: Any) -> bool:
+    """Whether ``method_kwargs`` ask for a queue."""
+    contrasted = kwargs.loss == "contrastive" and kwargs.negatives == "queue"
+    return bool(kwargs.loss == "seed" or contrasted)
+
+
+def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
+    """Gives a queue that is needed and has no size one that suits the training set.
+
+    Args:
+        cfg: the config, ``method_kwargs`` filled in.
+        images: training images; by default they are counted if need be.
+    """
+    if is_queued(cfg.method_kwargs):
+        fill_from_data(cfg, {"queue_size": queue(65536)}, images)
+    fill_num_hard(cfg)
 
 
 def settle(cfg: DictConfig) -> DictConfig:

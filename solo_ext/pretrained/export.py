@@ -120,7 +120,8 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
                         f"backbone's features differ by {difference:.1e}"
                     )
     except OSError as error:
-        raise UserError(f"{str(target)!r} cannot be written: {error}; choose --out") from error
+        reason = error.strerror or str(error)
+        raise UserError(f"{str(target)!r} cannot be written: {reason}; choose --out") from error
     return Export(target, metadata, difference, architecture)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from solo_ext.errors import UserError
+from solo_ext.paths import writing
 
 
 @contextlib.contextmanager
@@ -25,7 +26,8 @@ def placed_whole(target: Path) -> Iterator[Path]:
     scratch = target.parent / f".{target.name}.saving"
     _remove(scratch)
     try:
-        yield scratch
+        with writing(target):
+            yield scratch
         if not target.exists():
             os.replace(scratch, target)
         elif not _same(scratch, target):

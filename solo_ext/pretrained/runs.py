@@ -7,18 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from annotated_types import MinLen
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from torch import Tensor, nn
 
 from solo_ext import host
 from solo_ext.config.check import validated
 from solo_ext.config.types import PositiveInt
-from solo_ext.data.resolvers import add_resolvers
 from solo_ext.data.transforms import STATISTICS
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.host.backbones import build_backbone
@@ -209,23 +206,20 @@ def _config_of(checkpoint: Path) -> dict[str, Any]:
         args = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{str(file)!r} is not JSON: {error}") from None
+    cfg: dict[str, Any]
     if isinstance(args, dict) and isinstance(args.get("backbone"), dict):
-        # Upstream's own script leaves interpolations in.
-        add_resolvers()
-        try:
-            resolved = OmegaConf.to_container(OmegaConf.create(args), resolve=True)
-        except OmegaConfBaseException as error:
-            raise UserError(f"{str(file)!r}: {str(error).splitlines()[0]}") from None
-        args = cast(dict[str, Any], resolved)
+        # Upstream's own script leaves interpolations in. They stay as they are: whoever wrote the
+        # file would choose which environment variable of the reader's goes into records and pages.
+        cfg = args
     elif isinstance(args, dict) and isinstance(args.get("encoder"), str):
-        args = _from_release(args)
+        cfg = _from_release(args)
     else:
         raise UserError(f"{str(file)!r} names no backbone; it is of no solo-learn run")
     try:
-        validated(TypeAdapter(_Args), args)
+        validated(TypeAdapter(_Args), cfg)
     except ConfigError as error:
         raise UserError(f"{str(file)!r}: {error}") from None
-    return args
+    return cfg
 
 
 def _from_release(args: Mapping[str, Any]) -> dict[str, Any]:

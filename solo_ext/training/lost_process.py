@@ -9,7 +9,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 
 from solo_ext.errors import ProcessLost
-from solo_ext.training.run_dir import checkpoints
+from solo_ext.training.run_dir import how_to_go_on
 from solo_ext.training.run_state import RunState
 
 # Backends have no class of error for it, gloo not even one of its own. Not among them: a port that
@@ -43,14 +43,10 @@ def lost_process_named(run_dir: Path, trainer: pl.Trainer, state: RunState) -> I
         met = trainer.world_size > 1 and state.restored
         if not met or not any(words in text.lower() for words in _GONE):
             raise
-        if checkpoints(run_dir):
-            then = f"go on with solo-ext pretrain --resume {run_dir}"
-        else:
-            then = "start it again, nothing is saved yet"
         # After the path of gloo's source.
         what = text.partition("] ")[2] if text.startswith("[") else text
         raise ProcessLost(
             f"another process of this run is gone or hangs, at epoch {trainer.current_epoch}, "
             f"optimiser step {trainer.global_step} ({what[:_LONGEST]}); why is in what it printed "
-            f"or in its node's log; {then}"
+            f"or in its node's log; {how_to_go_on(run_dir)}"
         ) from error

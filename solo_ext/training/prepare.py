@@ -21,7 +21,8 @@ from solo_ext.data.transforms import STATISTICS
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.classes import same_classes
 from solo_ext.host.dali_loader import check_dali
-from solo_ext.plugin import register
+from solo_ext.host.patches import check_names
+from solo_ext.plugin import Unavailable, register
 from solo_ext.training.check_augmentation import check_augmentation
 from solo_ext.training.check_backbone import check_backbone
 from solo_ext.training.check_builtin import check_builtin, check_large_crops
@@ -66,6 +67,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     register()
     loaded = host.load()
     method = _method(loaded, given["method"])
+    check_names(given["patches"])
     given["method_kwargs"] = _method_kwargs(given, method)
     given["momentum"] = _momentum(given, method)
     check_backbone(loaded, given)
@@ -90,6 +92,9 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     check_builtin(given, len(train))
     _validation_interval(given, len(train))
     cfg = _as_methods_take_it(given)
+    if hasattr(method, "fill_sizes"):
+        method.fill_sizes(cfg, len(train))
+        given["method_kwargs"] = OmegaConf.to_container(cfg.method_kwargs, resolve=True)
     if hasattr(method, "kwargs_type"):
         # What the method itself refuses, before anything is built.
         cfg = method.add_and_assert_specific_cfg(cfg)
@@ -129,6 +134,8 @@ def _as_methods_take_it(given: dict[str, Any]) -> DictConfig:
 def _method(loaded: host.Host, name: str) -> type[Any]:
     usable = {n: m for n, m in loaded.methods.items() if n not in ("base", "linear")}
     if name in usable:
+        if isinstance(usable[name], Unavailable):
+            usable[name]()
         return usable[name]
     if name in host.BUILTIN_KWARGS:
         raise ConfigError(
@@ -191,7 +198,13 @@ def _count_classes(data: Mapping[str, Any], train: Images) -> int:
 
 
 def _optimizer_kwargs(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    adapter = TypeAdapter(OPTIMIZER_KWARGS[optimizer["name"]])
+    name, known = optimizer["name"], host.BaseMethod._OPTIMIZERS
+    if name not in known:
+        raise ConfigError("optimizer.name", name, "unknown optimiser", nearest(name, known))
+    if name not in OPTIMIZER_KWARGS:
+        # One that a fork of solo-learn has added.
+        return dict(optimizer["kwargs"])
+    adapter = TypeAdapter(OPTIMIZER_KWARGS[name])
     checked = validated(adapter, optimizer["kwargs"], prefix="optimizer.kwargs")
     kwargs: dict[str, Any] = checked.model_dump(exclude_none=True)
     if kwargs.get("nesterov") and (not kwargs["momentum"] or kwargs.get("dampening")):

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -28,9 +29,16 @@ from solo_ext.data.images import Images
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.mixing import ViewMixer
 from solo_ext.data.raw_batches import RawBatches
-from solo_ext.errors import ConfigError, StoppedBySignal, UserError
+from solo_ext.errors import (
+    ConfigError,
+    ProcessLost,
+    StoppedBySignal,
+    UserError,
+    disk_trouble,
+)
 from solo_ext.evaluation.online import OnlineEvaluation, online_protocols
 from solo_ext.host.dali_loader import DALILoader
+from solo_ext.host.patches import select_for_run
 from solo_ext.locks import locked
 from solo_ext.training.agreed_dir import RUN_DIR, agreed_run_dir
 from solo_ext.training.collapse import CollapseWatch
@@ -52,6 +60,8 @@ from solo_ext.training.run_dir import (
     TIMING,
     Checkpoint,
     checkpoints,
+    file_name,
+    how_to_go_on,
     read_config,
     write_text,
 )
@@ -106,11 +116,13 @@ def pretrain(
         UserError: a checkpoint that cannot be used, a logger that is not installed, another
             process at work in the directory, or a directory that cannot be written.
         StoppedBySignal: a signal ended it; its checkpoint stands where it was.
-        ProcessLost: another process of the run is gone.
+        ProcessLost: another process of the run, or a data worker, is gone.
     """
     given, cfg = prepared.given, prepared.cfg
     if run_dir is None:
         run_dir = agreed_run_dir(given)
+    # Checkpoints bear the folder's name, which `.` does not tell.
+    run_dir = Path(os.path.abspath(run_dir))
     identity = Identity.of(given, prepared.train)
     held = checkpoints(run_dir)
     resume = resume_point(run_dir, given["resume_from_checkpoint"], identity, force=force)
@@ -120,13 +132,14 @@ def pretrain(
 
     quiet()
     pl.seed_everything(given["seed"], workers=True, verbose=False)
+    patched = select_for_run(given["patches"], repairs=True)
     model = prepared.method(cfg)
     model.to(
         memory_format=torch.channels_last if _channels_last(given) else torch.contiguous_format
     )
     start = 0 if resume is None else resume.step
-    named_after = run_dir.name.startswith(f"{cfg.name}-")
-    stem = run_dir.name if named_after else f"{cfg.name}-{run_dir.name}"
+    name = file_name(given["name"])
+    stem = run_dir.name if run_dir.name.startswith(f"{name}-") else f"{name}-{run_dir.name}"
     lines = JsonLines(run_dir / METRICS)
 
     def go_on() -> None:
@@ -135,7 +148,7 @@ def pretrain(
             resume.set_unusable_aside()
 
     state = RunState(
-        loader, identity, restored=go_on, begin=lambda: _write_records(run_dir, prepared)
+        loader, identity, restored=go_on, begin=lambda: _write_records(run_dir, prepared, patched)
     )
     watch = NonFiniteWatch(run_dir, loader.dataset.images, given["on_nonfinite"])
     own: list[Callback] = [state, watch, CollapseWatch(), *callbacks]
@@ -147,16 +160,17 @@ def pretrain(
         own.append(progress_callback(given["method"]))
     if given["checkpoint"]["enabled"]:
         save = given["checkpoint"]
-        own.append(
-            RunCheckpoint(
-                run_dir,
-                stem,
-                frequency=save["frequency"],
-                keep_prev=save["keep_prev"],
-                every_n_steps=save["every_n_steps"],
-                every_n_minutes=save["every_n_minutes"],
-            )
+        saving = RunCheckpoint(
+            run_dir,
+            stem,
+            frequency=save["frequency"],
+            keep_prev=save["keep_prev"],
+            every_n_steps=save["every_n_steps"],
+            every_n_minutes=save["every_n_minutes"],
         )
+        own.append(saving)
+        if isinstance(loader, ResumableLoader):
+            loader.on_lost = saving.note_lost
     trainer = make_trainer(given, run_dir, own, [lines, *make_loggers(given, run_dir, start)])
     if given["debug_augmentations"]:
         through_dali = isinstance(loader, DALILoader)
@@ -177,13 +191,12 @@ def pretrain(
             _as_it_was(run_dir, trainer, held),
             _fitting(ckpt_path),
             lost_process_named(run_dir, trainer, state),
+            _ended_early(run_dir),
         ):
             trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
-    except StoppedBySignal:
+    except (StoppedBySignal, ProcessLost):
         timing()
         raise
-    if trainer.interrupted:
-        raise KeyboardInterrupt
     found = checkpoints(run_dir)
     return PretrainResult(
         run_dir, found[-1].path if found else None, trainer.current_epoch, **timing()
@@ -220,13 +233,37 @@ def _run_data(
 def _announced(run_dir: Path) -> Iterator[None]:
     """Tells processes that Lightning starts for other ranks which directory this run has."""
     held = os.environ.get(RUN_DIR)
-    os.environ[RUN_DIR] = str(run_dir.absolute())
+    os.environ[RUN_DIR] = str(run_dir)
     try:
         yield
     finally:
         os.environ.pop(RUN_DIR, None)
         if held is not None:
             os.environ[RUN_DIR] = held
+
+
+@contextlib.contextmanager
+def _ended_early(run_dir: Path) -> Iterator[None]:
+    """Says how to go on after Ctrl-C where nobody waits to save, and after a full disk.
+
+    Nobody waits before the first batch, after the last one, or without checkpoints.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except SystemExit as left:
+        # Lightning's answer to it is to leave without a word.
+        if not isinstance(left.__context__, KeyboardInterrupt):
+            raise
+        raise StoppedBySignal(
+            f"stopped by SIGINT; {how_to_go_on(run_dir)}", signal.SIGINT
+        ) from None
+    except Exception as error:
+        trouble = disk_trouble(error, how_to_go_on(run_dir))
+        if trouble is None:
+            raise
+        raise trouble from error
 
 
 @contextlib.contextmanager
@@ -368,10 +405,10 @@ def _channels_last(given: dict[str, Any]) -> bool:
     return not given["performance"]["disable_channel_last"]
 
 
-def _write_records(run_dir: Path, prepared: Prepared) -> None:
+def _write_records(run_dir: Path, prepared: Prepared, patched: list[str]) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     args = OmegaConf.to_container(prepared.cfg, resolve=True)
     write_text(run_dir / ARGS, json.dumps(args, indent=1))
     write_text(run_dir / CONFIG, yaml.safe_dump(prepared.given, sort_keys=False))
     info = host.load().info
-    write_text(run_dir / ENVIRONMENT, json.dumps(environment(info), indent=1))
+    write_text(run_dir / ENVIRONMENT, json.dumps(environment(info, patched), indent=1))

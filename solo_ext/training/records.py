@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from solo_ext import __version__
 from solo_ext.host import HostInfo
 from solo_ext.json_lines import whole_lines
-from solo_ext.paths import refuse_link, write_text
+from solo_ext.paths import refuse_link, write_text, writing
 
 PACKAGES = (
     "torch",
@@ -60,7 +60,7 @@ class JsonLines(Logger):
         values = {k: _plain(v) for k, v in metrics.items()}
         line = {"step": step, "seconds": round(time.monotonic() - self._begin, 3), **values}
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a") as file:
+        with writing(self.file), self.file.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     @rank_zero_only
@@ -108,14 +108,20 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def environment(info: HostInfo) -> dict[str, Any]:
-    """What a run ran on: host, versions, processor, accelerators."""
+def environment(info: HostInfo, patches: Sequence[str] = ()) -> dict[str, Any]:
+    """What a run ran on: host, versions, processor, accelerators.
+
+    Args:
+        info: the host.
+        patches: those that change numbers of the host's, as far as they were applied.
+    """
     return {
         "solo_ext": __version__,
         "host": {
             "generation": info.generation,
             "version": info.version,
             "fingerprint": info.fingerprint,
+            "patches": list(patches),
         },
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import glob
 import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -15,22 +14,20 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 
-from solo_ext.errors import StoppedBySignal, UserError
+from solo_ext.errors import OF_TORCH, ProcessLost, StoppedBySignal, UserError
 from solo_ext.training.agreement import Agreement
 from solo_ext.training.requeue import requeue
 from solo_ext.training.run_dir import checkpoints, outdate
 from solo_ext.training.stop_signals import StopSignals
-
-# What torch says, as a RuntimeError, where a file cannot be written.
-_OF_A_FILE = re.compile(r"PytorchStreamWriter|inline_container|iostream|Parent directory")
 
 
 class RunCheckpoint(Checkpoint):
     """Writes ``<stem>-ep=<epoch>.ckpt``, and ``-step=<n>`` within an epoch.
 
     A file appears whole or not at all; the one before it is kept as ``....ckpt.previous``. A
-    signal that asks the run to end is answered after the next optimiser step, with a checkpoint.
-    A validation that is due after the step comes first, for a resumed run does not repeat it.
+    signal that asks the run to end, and the loss of a data worker, are answered after the next
+    optimiser step, with a checkpoint. A validation that is due after the step comes first, for a
+    resumed run does not repeat it.
 
     Args:
         run_dir: the run directory.
@@ -42,6 +39,7 @@ class RunCheckpoint(Checkpoint):
 
     Raises:
         StoppedBySignal: in training, once the checkpoint is there.
+        ProcessLost: likewise.
         UserError: in training, a checkpoint that cannot be written; those before it are kept.
     """
 
@@ -58,10 +56,21 @@ class RunCheckpoint(Checkpoint):
         self.run_dir, self.stem = run_dir, stem
         self.frequency, self.keep_prev = frequency, keep_prev
         self.every_n_steps, self.every_n_minutes = every_n_steps, every_n_minutes
-        self.signals = StopSignals()
+        self.signals = StopSignals(
+            "Ctrl-C: what is at hand is finished and saved first, which may take a while"
+        )
+        self._lost: str | None = None
         self._agreement: Agreement | None = None
         self._saved_at = time.monotonic()
         self._validates_first = False
+
+    def note_lost(self, what: str) -> None:
+        """What a loader calls that lost a worker.
+
+        Args:
+            what: happened.
+        """
+        self._lost = what
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for torn in (
@@ -118,39 +127,49 @@ class RunCheckpoint(Checkpoint):
         stepped = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if not stepped or batch_idx + 1 >= trainer.num_training_batches:
             return
-        received, due = self._agreed(trainer)
+        received, lost, due = self._agreed(trainer)
         every = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
-        if every or due or received:
+        if every or due or lost or received:
             self._save(trainer, f"-step={trainer.global_step}")
-        self._stop_for(trainer, received)
+        self._stop_for(trainer, received, lost)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         reached = 0 <= trainer.max_steps <= trainer.global_step
         # An epoch that max_time or max_steps cut short ends here too.
         whole = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         final = reached or trainer.should_stop or _last_epoch(trainer)
-        received, due = self._agreed(trainer, now=True)
-        if final or received or due or trainer.current_epoch % self.frequency == 0:
+        received, lost, due = self._agreed(trainer, now=True)
+        if final or received or lost or due or trainer.current_epoch % self.frequency == 0:
             self._save(trainer, "" if whole else f"-step={trainer.global_step}")
         if not final:
-            self._stop_for(trainer, received)
+            self._stop_for(trainer, received, lost)
 
     def _agreed(self, trainer: pl.Trainer, *, now: bool = False) -> list[int]:
-        """The signal that any process received, and whether a checkpoint is due by the clock."""
+        """The signal that any process received, whether one lost a worker, and the clock's say."""
         assert self._agreement is not None
         waited = time.monotonic() - self._saved_at
         due = 0 < 60 * self.every_n_minutes <= waited
-        wishes = [self.signals.received or 0, int(due and trainer.is_global_zero)]
+        wishes = [
+            self.signals.received or 0,
+            int(self._lost is not None),
+            int(due and trainer.is_global_zero),
+        ]
         return self._agreement.any_of(wishes, trainer.global_step, now=now)
 
-    def _stop_for(self, trainer: pl.Trainer, received: int) -> None:
-        if not received:
+    def _stop_for(self, trainer: pl.Trainer, received: int, lost: int) -> None:
+        if not received and not lost:
             return
-        again = trainer.is_global_zero and requeue(signal.Signals(received))
+        again = received and trainer.is_global_zero and requeue(signal.Signals(received))
         # Launchers kill the others once one process has ended: none does before the first is done.
         trainer.strategy.barrier("stopped")
         command = f"`solo-ext pretrain --resume {self.run_dir}` goes on"
         then = "the job is requeued" if again else command
+        if not received:
+            what = self._lost or "another process of this run lost a data worker"
+            raise ProcessLost(
+                f"{what}; optimiser step {trainer.global_step} is saved; {command}; a smaller "
+                "data.num_workers needs less memory"
+            )
         raise StoppedBySignal(
             f"stopped by {signal.Signals(received).name} after optimiser step "
             f"{trainer.global_step}, which is saved; {then}",
@@ -170,7 +189,7 @@ class RunCheckpoint(Checkpoint):
         except (OSError, RuntimeError) as error:
             with contextlib.suppress(OSError):
                 scratch.unlink(missing_ok=True)
-            if not isinstance(error, OSError) and not _OF_A_FILE.search(str(error)):
+            if not isinstance(error, OSError) and not OF_TORCH.search(str(error)):
                 raise
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             remedy = "give it permission to write" if _is_denied(reason) else "make room"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from solo_ext.config.yaml_text import read_yaml
-from solo_ext.errors import UserError
+from solo_ext.errors import ConfigError, UserError
 from solo_ext.paths import write_text as write_text
 
 CONFIG, ARGS = "config.yaml", "args.json"
@@ -86,15 +87,19 @@ def numbers_alike(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def file_name(name: str) -> str:
+    """The name of a run as part of the name of a file: it leads to no other folder."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+
+
 def numberless_run_dir(given: Mapping[str, Any]) -> Path:
     """``<checkpoint.dir>/<method>/<name>-<digest>``, taken or not.
 
     Args:
         given: the checked config.
     """
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", given["name"])
     parent = Path(given["checkpoint"]["dir"], given["method"])
-    return parent / f"{name}-{run_digest(given)}"
+    return parent / f"{file_name(given['name'])}-{run_digest(given)}"
 
 
 def choose_run_dir(given: Mapping[str, Any]) -> Path:
@@ -150,6 +155,42 @@ def outdate(run_dir: Path, held: Sequence[Checkpoint]) -> None:
     for one in older_ones:
         one.path.unlink(missing_ok=True)
     os.replace(last.path, last.path.with_name(last.path.name + PREVIOUS))
+
+
+def how_to_go_on(run_dir: Path) -> str:
+    """What to do after a run ended early."""
+    if checkpoints(run_dir, previous=True):
+        return f"`solo-ext pretrain --resume {run_dir}` goes on"
+    return "nothing is saved yet: start it again"
+
+
+def check_run_dir(run_dir: Path) -> None:
+    """Refuses a folder whose files are not a run's: they would be replaced.
+
+    Raises:
+        ConfigError: it holds files, and neither a run's lock nor its record of the environment.
+    """
+    names: set[str] = set()
+    with contextlib.suppress(OSError):
+        # None where it is not there; one that cannot be read is refused as a run begins.
+        names = {file.name for file in run_dir.iterdir()}
+    if not names or LOCK in names or _is_a_runs(run_dir / ENVIRONMENT):
+        return
+    raise ConfigError(
+        "--run-dir",
+        str(run_dir),
+        f"it holds {min(names)!r} and is no run of `solo-ext pretrain`",
+        "name an empty folder, a new one, or a run to go on with",
+    )
+
+
+def _is_a_runs(file: Path) -> bool:
+    """Whether this is a record that a run wrote; copies of a run may be without hidden files."""
+    try:
+        held = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(held, dict) and {"solo_ext", "host"} <= held.keys()
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from solo_ext.data.unreadable import name_of, reason_of
-from solo_ext.paths import refuse_link
+from solo_ext.paths import refuse_link, writing
 
 logger = logging.getLogger(__name__)
 UNREADABLE = "unreadable.txt"
@@ -71,7 +71,10 @@ class UnreadableReport(Callback):
 def add_lines(file: Path, names: dict[str, str]) -> None:
     """Adds a line for every name that the file has none of; several processes may do so at once."""
     # A name on disk need not be UTF-8.
-    with refuse_link(file).open("a+", encoding="utf-8", errors="surrogateescape") as held:
+    with (
+        writing(file),
+        refuse_link(file).open("a+", encoding="utf-8", errors="surrogateescape") as held,
+    ):
         # Windows has no such lock.
         with contextlib.suppress(ImportError):
             import fcntl

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from solo_ext.benchmark.launchers import LocalLauncher
 from solo_ext.benchmark.launchers.base import Launcher, Outcome
 from solo_ext.benchmark.plan import make_plan
 from solo_ext.benchmark.read import checked_benchmark
@@ -24,6 +25,7 @@ from solo_ext.benchmark.work import work
 from solo_ext.errors import UserError
 from solo_ext.json_lines import whole_lines
 from solo_ext.locks import locked
+from solo_ext.training.run_dir import METRICS, checkpoints
 
 
 def command(file: Path, out: Path, *words: str) -> list[str]:
@@ -76,6 +78,9 @@ def test_records_of_a_grid(uninterrupted: tuple[Path, Path]) -> None:
     assert trained["curves"]["seconds"][-1] == pytest.approx(trained["seconds"], abs=0.01)
     # k = 5 there, the default k online.
     assert set(trained["scores"]) == set(trained["curves"]["scores"]) == {"knn"}
+    (losses,) = trained["losses"].values()
+    assert len(losses) == 3
+    assert None not in losses
     assert trained["environment"]["torch_threads"] == 1
     untrained = records["random-backbone", 1]
     assert untrained["scores"] != records["random-backbone", 2]["scores"]
@@ -92,6 +97,28 @@ def test_a_finished_grid_runs_nothing(uninterrupted: tuple[Path, Path]) -> None:
     assert done.returncode == 0
     assert "4 of 4 runs were finished before" in done.stderr
     assert (out / "records.jsonl").read_bytes() == held
+
+
+def test_a_process_of_several_runs_gives_the_numbers_of_several_processes(
+    uninterrupted: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of four runs fails, which ends its process."""
+    settings = checked_benchmark(yaml.safe_load(uninterrupted[0].read_text()))
+    plan = make_plan(settings)
+    (tmp_path / "runs" / plan[1].folder / "record.json").mkdir(parents=True)
+    processes = []
+    start = LocalLauncher._process
+
+    def counted(self: LocalLauncher, folder: Path, slot: int) -> subprocess.Popen[bytes]:
+        processes.append(start(self, folder, slot))
+        return processes[-1]
+
+    monkeypatch.setattr(LocalLauncher, "_process", counted)
+    result = run_benchmark(settings, plan, tmp_path, LocalLauncher(1, 1, 1e9, reuse=True))
+    assert [outcome.folder.name for outcome in result.failed] == [plan[1].folder]
+    whole = numbers(uninterrupted[1])
+    assert numbers(tmp_path) == {key: whole[key] for key in whole if key != plan[1].key}
+    assert [process.poll() is None for process in processes] == [False, False]
 
 
 class InThisProcess(Launcher):
@@ -111,6 +138,48 @@ def run_here(given: dict[str, Any], out: Path) -> None:
     run_benchmark(settings, make_plan(settings), out, InThisProcess())
 
 
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("number", "to_all"), [("SIGINT", True), ("SIGINT", False), ("SIGTERM", False)]
+)
+def test_told_to_end_in_the_first_epoch(
+    number: str, to_all: bool, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    """Twice, as an impatient user does: what is at work saves, and the next call goes on."""
+    file, out = tmp_path / "one.yaml", tmp_path / "out"
+    tiny |= {"default_rows": ["debiased"], "seeds": [1]}
+    tiny["datasets"]["digits"]["changes"] += ["optimizer.batch_size=8", "log_every_n_steps=1"]
+    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
+    process = subprocess.Popen(
+        command(file, out),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def trains() -> bool:
+        # Evaluations come before the first step.
+        return any('"train_' in f.read_text() for f in out.glob(f"runs/*/{METRICS}"))
+
+    while not trains():
+        assert process.poll() is None
+        time.sleep(0.002)
+    for _ in range(2):
+        (os.killpg if to_all else os.kill)(process.pid, signal.Signals[number])
+        time.sleep(0.1)
+    _, shown = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.Signals[number], shown
+    line = f"solo-ext: stopped by {number}; what is finished stays, and the same command goes on"
+    assert shown.splitlines()[-1] == line
+    assert "Traceback" not in shown
+    (run_dir,) = out.glob("runs/*/")
+    (saved,) = checkpoints(run_dir)
+    assert (saved.epoch, saved.step is None) == (0, False)
+    assert "Traceback" not in (run_dir / "work.log").read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.fault
 def test_killed_three_times_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """Four runs of eight epochs; kill -9 of the command alone, at random moments of trainings.
@@ -185,6 +254,7 @@ def test_folders_that_cannot_be_taken(tmp_path: Path, tiny: dict[str, Any]) -> N
         run_here(tiny, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, tiny: dict[str, Any]) -> None:
     file, out = tmp_path / "tiny.yaml", tmp_path / "out"
@@ -207,6 +277,7 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, tiny: dict[str, 
     assert len(read_records(out)) == 2
 
 
+@pytest.mark.slow
 def test_two_calls_at_once(tmp_path: Path, tiny_file: Path) -> None:
     lock = tmp_path / LOCK
     with locked(lock, 0):
@@ -219,6 +290,7 @@ def test_two_calls_at_once(tmp_path: Path, tiny_file: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_json(uninterrupted: tuple[Path, Path]) -> None:
     file, out = uninterrupted
     document = json.loads(run(file, out, "--json").stdout)
@@ -228,6 +300,7 @@ def test_json(uninterrupted: tuple[Path, Path]) -> None:
     assert all(Path(page).is_file() for page in pages)
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """Lightning starts the second one; it trains along and leaves the rest to the first."""
     file, out = tmp_path / "tiny.yaml", tmp_path / "out"

@@ -139,7 +139,7 @@ def places(
     made["parquet"] = root / "torn.parquet"
     made["parquet"].write_bytes(b"PAR1 and no more")
 
-    for name in ("torn", "other", "bare", "no_args", "bad_args"):
+    for name in ("torn", "other", "bare", "no_args", "bad_args", "upstream"):
         made[name] = root / name
         shutil.copytree(run_dir, made[name])
     checkpoint = next(made["torn"].glob("*.ckpt"))
@@ -147,6 +147,8 @@ def places(
     _change_args(made["other"], lambda args: args["backbone"]["kwargs"].update(channels=[16] * 4))
     for name in ("bare", "no_args"):
         (made[name] / ("args.json" if name == "no_args" else "config.yaml")).unlink()
+    for own in ("config.yaml", "environment.json", "metrics.jsonl", "timing.json", ".lock"):
+        (made["upstream"] / own).unlink()
     for unwanted in made["bare"].glob("*.ckpt"):
         torch.save({"weights": torch.zeros(1)}, unwanted)
     (made["bad_args"] / "args.json").write_text('{"backbone": {"name": 3}}')

@@ -87,14 +87,16 @@ def test_record_that_cannot_be_written_is_not_lost(
 
     monkeypatch.setattr("solo_ext.training.run_dir.write_text", full)
     result = command("eval", "knn", str(own_run), "k=[3]", "--json")
-    assert len(document(result)["results"]) == 2
-    assert "the record was not written: no space left" in result.err
+    assert result.code == 2
+    assert len(json.loads(result.out)["results"]) == 2
+    (line,) = result.lines
+    assert f"the record was not written to '{own_run}': no space left" in line
 
 
 def test_eval_of_a_folder_of_main(
     command: Command, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its args.json is the config, interpolations and all."""
+    """Its args.json is the config, interpolations and all, none of which is resolved."""
     monkeypatch.setenv("IMAGES_OF_MAIN", str(images))
     backbone, _ = build_backbone(
         host.load().backbones, "resnet18", {}, method="byol", dataset="custom"
@@ -116,7 +118,12 @@ def test_eval_of_a_folder_of_main(
         "wandb_run_id": None,
     }
     write_run(tmp_path / "run", backbone, "backbone", args)
-    record = document(command("eval", "knn", "run", "k=[1]", "temperature=[0.1]", "--json"))
+    words = ("eval", "knn", "run", "k=[1]", "temperature=[0.1]", "--json")
+    refused = command(*words)
+    assert (refused.code, len(refused.lines)) == (2, 1)
+    assert "data.train_path='${oc.env:IMAGES_OF_MAIN}': an interpolation" in refused.err
+    paths = [f"data.{key}_path={images}" for key in ("train", "val")]
+    record = document(command(*words, *paths))
     # The nearest neighbour of an image is itself.
     assert record["results"][0]["acc1"] == 100
     assert (record["method"], record["epoch"], record["image_size"]) == ("byol", 5, 16)

@@ -359,6 +359,15 @@ PATHS = {
     "run directory that is a file": Mistake(
         (*DEBIASED, *TINY, "--run-dir", "{file}"), ("--run-dir='{file}'", "name a folder")
     ),
+    "empty folder": Mistake((*DEBIASED, *TINY, "--run-dir="), ("an empty value", "'--run-dir='")),
+    "somebody's folder": Mistake(
+        (*DEBIASED, *TINY, "--run-dir", "{configs}"),
+        ("--run-dir='{configs}': it holds 'circle.yaml' and is no run", "an empty folder"),
+    ),
+    "a checkpoint folder of solo-learn": Mistake(
+        (*DEBIASED, *TINY, "--run-dir", "{upstream}"),
+        ("--run-dir='{upstream}': it holds", "is no run"),
+    ),
     "run directory of another config": Mistake(
         (*DEBIASED, *TINY, "optimizer.lr=0.7", "--run-dir", "{run}"),
         ("{run}", "another run: optimizer.lr", "--force"),
@@ -438,6 +447,7 @@ FILES = {
 }
 
 RESUME = {
+    "empty": words("pretrain", "--resume", "", says=("an empty value after '--resume'",)),
     "no run": words("pretrain", "--resume", "{empty}", says=("{empty}", "config.yaml")),
     "no folder": words("pretrain", "--resume", "/no/run", says=("/no/run", "no such folder")),
     "with overrides": words(

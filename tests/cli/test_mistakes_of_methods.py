@@ -59,9 +59,9 @@ DEBIASED: dict[str, Case] = {
         (*PROTOTYPES, "method_kwargs.clusters.num_prototypes=[20,300]"),
         ("method_kwargs.clusters.num_prototypes=[20, 300]", "280 images", "up to 280"),
     ),
-    "prototypes by default": (
-        PROTOTYPES,
-        ("method_kwargs.clusters.num_prototypes=[25000", "280 images", "up to 280"),
+    "a queue of no use": (
+        "method_kwargs.queue_size=4096",
+        ("method_kwargs.queue_size=4096", "has no queue", "take method_kwargs.negatives=queue"),
     ),
 }
 
@@ -458,9 +458,9 @@ PROTOSEED: dict[str, Case] = {
         (TEACHER, "method_kwargs.compute_dtype=float16"),
         ("method_kwargs.compute_dtype='float16'", "allowed: bfloat16, float32"),
     ),
-    "new prototypes without a number": (
-        (TEACHER, "method_kwargs.num_prototypes=null"),
-        ("method_kwargs.num_prototypes=null", "no number of their own", "give one"),
+    "one setting under two names": (
+        (TEACHER, "method_kwargs.temperature=0.3", "method_kwargs.student_temperature=0.1"),
+        ("method_kwargs.temperature=0.3", "student_temperature, which is 0.1", "give one of them"),
     ),
     "a teacher without prototypes": (
         (TEACHER, "method_kwargs.prototypes=old"),
@@ -496,8 +496,8 @@ PROTOCPC: dict[str, Case] = {
         ("method_kwargs.student_temperature='cold'", "a number above 0"),
     ),
     "null for a number": (
-        "method_kwargs.num_prototypes=null",
-        ("method_kwargs.num_prototypes=null", "an integer above 0"),
+        "method_kwargs.proj_layers=null",
+        ("method_kwargs.proj_layers=null", "an integer above 0"),
     ),
     "name of the assignment": (
         "method_kwargs.assignment=argmax",

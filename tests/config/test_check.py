@@ -151,7 +151,6 @@ def test_keys_named_like_branches_of_unions(key: str, valid: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("path", "value", "line"),
     [
-        ("optimizer.name", "SGD", "not a valid choice; did you mean 'sgd'? allowed: adam, adamw"),
         ("scheduler.interval", "steps", "not a valid choice; did you mean 'step'?"),
         ("scheduler.interval", 3, "not a valid choice; allowed: epoch, step"),
         ("precision", 8, "not a valid choice; allowed: 16, 16-mixed"),

@@ -24,13 +24,13 @@ class Everything(Dataset[Any]):
 
 
 class Handlers(Dataset[int]):
-    """What SIGTERM and SIGUSR1 do to the process that reads it: -1 for a function."""
+    """What SIGINT, SIGTERM and SIGUSR1 do to the process that reads it: -1 for a function."""
 
     def __len__(self) -> int:
-        return 2
+        return 3
 
     def __getitem__(self, index: int) -> int:
-        handler: Any = signal.getsignal((signal.SIGTERM, signal.SIGUSR1)[index])
+        handler: Any = signal.getsignal((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)[index])
         return int(handler) if isinstance(handler, signal.Handlers) else -1
 
 

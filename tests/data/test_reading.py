@@ -174,9 +174,9 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut short": (lambda p: p.write_bytes(JPEG[:-20]), "truncated"),
     "cut short PNG": (lambda p: p.write_bytes(AS_TORCHVISION["RGB PNG"][:55]), "runcated"),
     "cut short 16 bits": (lambda p: p.write_bytes(png16(GREY)[:90]), "runcated"),
-    "head alone": (lambda p: p.write_bytes(JPEG[:20]), "no image that PIL knows"),
+    "head alone": (lambda p: p.write_bytes(JPEG[:20]), "no image of BMP, GIF, JPEG,"),
     "empty": (lambda p: p.write_bytes(b""), "it is empty"),
-    "text": (lambda p: p.write_text("no image"), "no image that PIL knows"),
+    "text": (lambda p: p.write_text("no image"), "no image of BMP, GIF, JPEG,"),
     "noise in the middle": (
         lambda p: p.write_bytes(png16(RGB)[:60] + b"\xff" * 20 + png16(RGB)[80:]),
         "",

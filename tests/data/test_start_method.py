@@ -131,6 +131,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_view_of_every_data_set(
     method: str, parts: Any, monkeypatch: pytest.MonkeyPatch
@@ -156,9 +157,14 @@ def test_every_view_of_every_data_set(
 
 @pytest.mark.fault
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals of POSIX")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_signals_to_workers_of_a_fixed_pass(root: Path, number: signal.Signals) -> None:
-    """As clusters send them to every process of a job: the pass is finished first."""
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGKILL"])
+def test_signals_to_workers_of_a_fixed_pass(
+    root: Path, number: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As terminals and clusters send them to all, and the system when memory ends.
+
+    The pass is finished first, in this process where a worker is gone.
+    """
     cfg = {
         "seed": 5,
         "data": {**sections(root)["huggingface"], "num_workers": 1},
@@ -171,8 +177,9 @@ def test_signals_to_workers_of_a_fixed_pass(root: Path, number: signal.Signals) 
         served += indices.tolist()
         if len(served) == 1:
             (worker,) = multiprocessing.active_children()
-            os.kill(int(worker.pid or 0), number)
+            os.kill(int(worker.pid or 0), signal.Signals[number])
     assert served == list(range(len(views)))
+    assert ("a data worker was killed (SIGKILL)" in caplog.text) is (number == "SIGKILL")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals of POSIX")
@@ -182,9 +189,10 @@ def test_workers_outlive_signals_however_long(monkeypatch: pytest.MonkeyPatch) -
     from spawned import Handlers
 
     held = list(DataLoader(Handlers(), num_workers=1, worker_init_fn=outlive_signals))
-    assert [int(found) for found in held] == [signal.SIG_IGN] * 2
+    assert [int(found) for found in held] == [signal.SIG_IGN] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("end", ["exit", "kill -9"])
 @pytest.mark.parametrize("method", METHODS)

@@ -71,6 +71,7 @@ def test_pictures_and_page(digit_images: dict[str, str], tmp_path: Path) -> None
     assert f"3/{name}" in page.replace("\\u002f", "/")
 
 
+@pytest.mark.slow
 def test_umap(digit_images: dict[str, str], tmp_path: Path) -> None:
     settings: dict[str, Any] = {"methods": ["umap"], "max_images": 60, "html": False}
     (row,) = rows(digit_images, tmp_path / "a", **settings)

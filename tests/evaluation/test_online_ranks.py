@@ -36,6 +36,7 @@ def read(folder: Path, run: str) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{run}-{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_it_may_outlast_the_timeout(ended: Path) -> None:
     for found in read(ended, "slow"):
         assert not found["said"]
@@ -44,6 +45,7 @@ def test_it_may_outlast_the_timeout(ended: Path) -> None:
     assert lines.count("online_knn_acc1") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_its_failure_ends_both(ended: Path) -> None:
     first, second = read(ended, "fails")

@@ -79,6 +79,7 @@ def torchrun(protocol: str, settings: dict[str, Any], cwd: Path) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_two_processes_measure_what_one_does(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def results(record: dict[str, Any]) -> dict[str, Any]:
     return {entry["protocol"]: entry["results"] for entry in record["entries"]}
 
 
+@pytest.mark.slow
 def test_mistake_ends_both_processes(settings: dict[str, Any], tmp_path: Path) -> None:
     done = torchrun("knn", {**settings, "k": [0]}, tmp_path)
     assert done.returncode == 1, "torchrun's own exit code for a process that failed"

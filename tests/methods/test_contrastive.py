@@ -146,7 +146,7 @@ def settings(positives: str, negatives: str, estimate: str, mixing: bool) -> dic
     return {
         "positives": positives,
         "negatives": negatives,
-        "queue_size": 9,
+        "queue_size": 9 if negatives == "queue" else None,
         "temperature": 0.5,
         "tau_plus": tau_plus,
         "beta": beta,
@@ -198,8 +198,8 @@ def test_loss_is_that_of_each_anchor_by_itself(
     ids=str,
 )
 def test_options(build: Build, features: Any, gradients: Any, changes: dict[str, Any]) -> None:
-    kwargs = settings("nearest_neighbor", "batch", "hard", False) | changes
-    method = build(**kwargs)
+    negatives = changes.get("negatives", "batch")
+    method = build(**settings("nearest_neighbor", negatives, "hard", False) | changes)
     queries, keys = inputs(features(2))
     loss, _ = method.contrast(queries, keys, INDICES, TARGETS)
     expected, _ = by_definition(method, queries, keys, [])
@@ -269,6 +269,7 @@ def test_neighbours_labels(build: Build, features: Any) -> None:
     assert metrics["train_nn_acc"] == 0.5
     _, metrics = method.contrast(queries, keys, INDICES, torch.full((4,), -1))
     assert metrics["train_nn_acc"] == 0
-    unlabelled = build(positives="nearest_neighbor", data={"no_labels": True})
+    near = {"positives": "nearest_neighbor", "support_set": {"size": 8}}
+    unlabelled = build(**near, data={"no_labels": True})
     _, metrics = unlabelled.contrast(queries, keys, INDICES, TARGETS)
     assert "train_nn_acc" not in metrics

@@ -51,11 +51,6 @@ IDLE: dict[str, tuple[type[Any], dict[str, Any], str]] = {
         {**PROTOTYPES, "support_set": {"top_k": 3}},
         "method_kwargs.support_set.top_k (positives=prototype has no support set)",
     ),
-    "queue": (
-        HardNegative,
-        {"queue_size": 48},
-        "method_kwargs.queue_size (negatives=batch has no queue)",
-    ),
     "weights": (
         HardNegative,
         {"beta": 0.0, "detach_weights": True},
@@ -84,9 +79,9 @@ IDLE: dict[str, tuple[type[Any], dict[str, Any], str]] = {
     ),
     "several": (
         Contrastive,
-        {"queue_size": 48, "support_set": {"size": 30}},
+        {"detach_weights": True, "support_set": {"size": 30}},
         "method_kwargs.support_set.size (positives=view has no support set); "
-        "method_kwargs.queue_size (negatives=batch has no queue)",
+        "method_kwargs.detach_weights (beta=0 has no weights)",
     ),
 }
 READ: dict[str, tuple[type[Any], dict[str, Any]]] = {
@@ -133,7 +128,7 @@ def test_shipped_configs_have_none(caplog: pytest.LogCaptureFixture, name: str) 
 @pytest.mark.parametrize("first", [True, False])
 def test_said_by_one_process(build: Build, caplog: pytest.LogCaptureFixture, first: bool) -> None:
     """And not before training: networks are built to be evaluated too."""
-    method = build(temperature=0.2, tau_plus=0.3, queue_size=9)
+    method = build(temperature=0.2, tau_plus=0.3, detach_weights=True)
     assert "tau_plus" not in caplog.text
     # The host may have had something to say.
     caplog.clear()

@@ -22,7 +22,7 @@ PRESETS = ("debiased", "hard_negative", "mochi", "nnclr_symmetric")
 PUBLISHED: dict[str, dict[str, Any]] = {
     "debiased": {"temperature": 0.5, "tau_plus": 0.1, "proj_hidden_dim": 512},
     "hard_negative": {"temperature": 0.5, "tau_plus": 0.1, "beta": 1.0, "proj_hidden_dim": 512},
-    "mochi": {"negatives": "queue", "queue_size": 65536, "proj_batch_norm": False},
+    "mochi": {"negatives": "queue", "proj_batch_norm": False},
     "nnclr_symmetric": {
         "temperature": 0.1,
         "proj_output_dim": 256,
@@ -46,12 +46,11 @@ def test_a_preset_is_the_shared_settings_with_other_defaults(name: str) -> None:
     if name == "mochi":
         mixing = other.pop("mixing")
         assert mixing == {
-            "num_hard": 1024,
+            "num_hard": None,
             "num_pair_mixes": 1024,
             "num_query_mixes": 128,
             "warmup_epochs": 10,
         }
-        assert other.pop("queue_size", 65536) == 65536
     expected = {k: v for k, v in PUBLISHED[name].items() if v != shared[k]}
     assert other == expected
     assert preset.keys() == shared.keys()
@@ -72,7 +71,7 @@ def test_a_part_of_a_section_keeps_the_preset_s_rest(make_config: MakeConfig) ->
     assert MoCHi(cfg).cfg.method_kwargs.mixing.num_query_mixes == 128
     clusters = {"clusters": {"kmeans": {"iterations": 3}}}
     assert filled("debiased", clusters)["clusters"]["kmeans"]["warm_iterations"] == 5
-    assert filled("debiased", clusters)["clusters"]["num_prototypes"] == [25000, 50000, 100000]
+    assert filled("debiased", clusters)["clusters"]["num_prototypes"] is None
 
 
 QUEUE = {"negatives": "queue", "queue_size": 9}
@@ -93,6 +92,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {**PROTOTYPES, "pred_hidden_dim": 4},
         "clusters.warmup_epochs",
         "=20: until then positives are views of the batch.*take 0, or .*pred_hidden_dim=0",
+    ),
+    "a queue of no use": (
+        {"queue_size": 9},
+        "queue_size",
+        "=9: negatives=batch has no queue; remove it, or take method_kwargs.negatives=queue",
+    ),
+    "a queue of prototypes": ({**PROTOTYPES, "queue_size": 9}, "queue_size", "has no queue"),
+    "two sizes of a support set": (
+        {**NEAR, "queue_size": 9, "support_set": {"size": 8}},
+        "queue_size",
+        "=9: without a queue it is method_kwargs.support_set.size, which is 8; give one",
     ),
     "bfloat16 of a batch": (
         {"compute_dtype": "bfloat16"},
@@ -171,6 +181,8 @@ ALLOWED: dict[str, dict[str, Any]] = {
         "clusters": {"num_prototypes": [3], "warmup_epochs": 0},
         "pred_hidden_dim": 4,
     },
+    "a support set under nnclr's name": {**NEAR, "queue_size": 9, "support_set": {"size": 9}},
+    "a queue and a support set": {**NEAR, **QUEUE, "support_set": {"size": 8}},
     "as many neighbours as rows": {**NEAR, "support_set": {"size": 3, "top_k": 3}},
     "a support set of no use": {"support_set": {"size": 3, "top_k": 4}},
     "prototypes of no use": {"clusters": {"num_prototypes": [49]}},

@@ -18,6 +18,7 @@ Train = Callable[..., dict[str, float]]
 QUEUE, SUPPORT, BATCH = 60, 50, 20
 CROPS = [{"crop_size": 16, "num_crops": 2}, {"crop_size": 8, "num_crops": 1}]
 FROM_QUEUE = {"negatives": "queue", "queue_size": QUEUE}
+NEGATIVES: dict[str, dict[str, Any]] = {"batch": {}, "queue": FROM_QUEUE}
 NEAR = {"positives": "nearest_neighbor", "support_set": {"size": SUPPORT}}
 CLUSTERED: dict[str, Any] = {
     "positives": "prototype",
@@ -138,12 +139,12 @@ class Clusters(Callback):
             torch.testing.assert_close(chosen, distances.amin(1), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("negatives", ["batch", "queue"])
+@pytest.mark.parametrize("negatives", NEGATIVES)
 def test_e_step_clusters_the_networks_of_the_keys(train: Train, negatives: str) -> None:
     """Those of the momentum encoder, where there is one; after its warm-up epochs."""
     clusters = Clusters()
     # A predictor, which takes no part.
-    kwargs = {**CLUSTERED, "negatives": negatives, "queue_size": QUEUE, "pred_hidden_dim": 16}
+    kwargs = {**CLUSTERED, **NEGATIVES[negatives], "pred_hidden_dim": 16}
     # Without a queue it would have no side until there are prototypes.
     warmup = int(negatives == "queue")
     kwargs["clusters"] = {**CLUSTERED["clusters"], "warmup_epochs": warmup, "e_step_every": 2}
@@ -154,8 +155,7 @@ def test_e_step_clusters_the_networks_of_the_keys(train: Train, negatives: str) 
 def test_prototypes_take_the_place_of_views_after_the_warm_up(build: Any, features: Any) -> None:
     queries, indices = features(2), torch.arange(4)
     keys = [F.normalize(z.detach(), dim=1) for z in queries]
-    for negatives in ("batch", "queue"):
-        shared = {"negatives": negatives, "queue_size": 9}
+    for shared in NEGATIVES.values():
         clustered = build(positives="prototype", clusters={"num_prototypes": [3]}, **shared)
         views = build(**shared)
         views.queues = clustered.queues
@@ -171,8 +171,8 @@ def test_prototypes_take_the_place_of_views_after_the_warm_up(build: Any, featur
     ids=["view", "near", "prototype"],
 )
 def test_momentum_networks_are_there_for_queues_alone(build: Any, kwargs: dict[str, Any]) -> None:
-    for negatives in ("batch", "queue"):
-        method = build(negatives=negatives, queue_size=9, **kwargs)
+    for negatives, chosen in NEGATIVES.items():
+        method = build(**chosen, **kwargs)
         names = {name.partition(".")[0] for name in method.state_dict()}
         momentum = {"momentum_backbone", "momentum_projector"} if negatives == "queue" else set()
         assert {n for n in names if n.startswith("momentum")} == momentum

@@ -156,7 +156,7 @@ def test_nothing_is_mixed_in_warm_up_epochs(
     monkeypatch.setattr(Contrastive, "current_epoch", property(lambda _: epoch))
     queries, indices = features(2), torch.arange(4)
     keys = [F.normalize(z.detach(), dim=1) for z in queries]
-    shared = {"negatives": negatives, "queue_size": 9}
+    shared = FROM_QUEUE if negatives == "queue" else {}
     mixing = build(**shared, mixing={**MIXES, "warmup_epochs": 2})
     loss, metrics = mixing.contrast(queries, keys, indices, indices)
     plain = build(**shared)

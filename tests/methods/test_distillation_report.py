@@ -14,6 +14,7 @@ from solo_ext import distributed
 from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.methods import METHODS
+from solo_ext.methods.data_sizes import IMAGENET
 from solo_ext.methods.distillation_report import report_protocpc, report_protoseed, report_seed
 from solo_ext.training.prepare import prepare
 
@@ -117,8 +118,9 @@ FLOOR = {"tau_plus": 0.3, "beta": 0.0, "student_temperature": 0.2}
 
 def config(name: str, kwargs: dict[str, Any], small: int = 0) -> DictConfig:
     """Of a batch of 24, with all defaults filled in."""
-    filled = check_method_kwargs(METHODS[name].target.kwargs_type, kwargs)
-    return OmegaConf.create(
+    method = METHODS[name].target
+    filled = check_method_kwargs(method.kwargs_type, kwargs)
+    cfg = OmegaConf.create(
         {
             "method": name,
             "max_epochs": 2,
@@ -127,6 +129,8 @@ def config(name: str, kwargs: dict[str, Any], small: int = 0) -> DictConfig:
             "method_kwargs": filled,
         }
     )
+    method.fill_sizes(cfg, IMAGENET)
+    return cfg
 
 
 def said(caplog: pytest.LogCaptureFixture, cfg: DictConfig, dim: int = DIM) -> str:

@@ -93,6 +93,7 @@ def drawn_and_banked(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(root / "2", 2, "method_kwargs.e_step=bank", "max_epochs=1", *drawn)
 
 
+@pytest.mark.slow
 def test_run_of_two_ranks_clusters_alike(exact: dict[int, Run]) -> None:
     """Before the first step: the same weights, hence the same features and clusters."""
     (alone,), both = exact[1].ranks, exact[2].ranks
@@ -146,6 +147,7 @@ def test_loss_of_two_ranks_is_that_of_one(exact: dict[int, Run]) -> None:
         torch.testing.assert_close(joined, expected, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_bank_and_queue_hold_the_keys_of_both_ranks(drawn_and_banked: Run) -> None:
     state, seed = drawn_and_banked.state, drawn_and_banked.given["seed"]
     shares = [[s.sample for s in EpochSampler(SAMPLES, seed, 2, rank)][:60] for rank in (0, 1)]

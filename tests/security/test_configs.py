@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -292,3 +293,42 @@ def test_names_that_are_too_long(
 ) -> None:
     assert main([word.replace("LONG", "a" * 5000) for word in words]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+SECRET = "an-access-key-that-nobody-may-see"
+
+
+def test_files_of_a_run_read_no_environment(
+    make_config: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Somebody else's run, whose evaluation or export is published."""
+    monkeypatch.setenv("SOLO_EXT_TEST_SECRET", SECRET)
+    config = make_config("simclr", max_epochs=2)
+    config["data"]["val_path"] = config["data"]["train_path"]
+    run = tmp_path / "run"
+    pretrain(prepare(config), run_dir=run, show_progress=False)
+    stolen = "${oc.env:SOLO_EXT_TEST_SECRET}"
+    args = json.loads((run / "args.json").read_text())
+    args |= {"name": stolen, "method": stolen}
+    args["backbone"]["kwargs"] |= {"note": "${name}", stolen: 1}
+    (run / "args.json").write_text(json.dumps(args))
+    knn = ["device=cpu", "k=[1]"]
+    # Its backbone is refused with what it was given, which is shown.
+    assert main(["eval", "knn", str(run), *knn]) == 2
+    args["backbone"]["kwargs"] = config["backbone"]["kwargs"]
+    (run / "args.json").write_text(json.dumps(args))
+    assert main(["eval", "knn", str(run), *knn]) == 0
+    assert main(["eval", "suite", str(run), "device=cpu", "protocols=[knn]"]) == 0
+    assert main(["export", str(run), "--format", "safetensors"]) == 0
+    held = yaml.safe_load((run / CONFIG).read_text())
+    (run / CONFIG).write_text(yaml.safe_dump(held | {"wandb": {"project": stolen}}))
+    assert main(["pretrain", "--resume", str(run)]) == 2
+    out, err = capsys.readouterr()
+    assert "wandb.project='${oc.env:SOLO_EXT_TEST_SECRET}': an interpolation" in err
+    assert stolen in json.loads((run / "eval_knn.json").read_text())["method"]
+    written = b"".join(f.read_bytes() for f in tmp_path.rglob("*") if f.is_file())
+    assert SECRET.encode() not in written
+    assert SECRET not in out + err

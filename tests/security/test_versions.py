@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from packaging.requirements import Requirement
+from packaging.version import Version
 from rich.console import Console
 
-from solo_ext.cli.doctor import diagnose, known_bad, show
+from solo_ext.cli.advisories import ADVISORIES, MALICIOUS, Advisory, known_bad
+from solo_ext.cli.doctor import diagnose, show
 from solo_ext.evaluation.evaluate import evaluate
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain, resume
@@ -22,34 +22,38 @@ from solo_ext.training.run_dir import CONFIG
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["lightning", "pytorch-lightning"])
-def test_lightning(name: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    asked = [Requirement(r) for r in project["project"]["dependencies"]]
-    (wanted,) = [r for r in asked if r.name == name]
-    for version in ("2.6.1", "2.6.2", "2.6.3", "2.6.4", "2.6.5"):
-        assert version not in wanted.specifier
-    assert "2.6.6" in wanted.specifier
+@pytest.mark.parametrize("advisory", ADVISORIES, ids=lambda a: f"{a.package}-{a.id}")
+def test_no_floor_lets_a_known_defect_in(advisory: Advisory) -> None:
+    """Of what an installation asks for, and of what takes its place in uv's resolution."""
+    floor = audit().floors()[advisory.package]
+    assert Version(floor) >= Version(advisory.fixed), f"{advisory.package}>={floor}"
 
 
-def test_overrides_of_uv() -> None:
-    """They take the place of what is asked for."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    asked = [Requirement(r) for r in project["tool"]["uv"]["override-dependencies"]]
-    (wanted,) = [r for r in asked if r.name == "pytorch-lightning"]
-    assert "2.6.5" not in wanted.specifier
+def test_no_malicious_upload_is_let_in() -> None:
+    floors = audit().floors()
+    assert all(Version(version) < Version(floors[name]) for name, version in MALICIOUS)
+
+
+def test_floors_are_those_of_every_requirement() -> None:
+    """The lowest of several, without one that nothing bounds from below."""
+    floors = audit().floors()
+    assert floors["torchmetrics"] == "1.4"
+    assert {"torch", "pillow", "h5py", "datasets", "submitit"} <= floors.keys()
 
 
 @pytest.mark.parametrize("name", ["lightning", "pytorch-lightning"])
 @pytest.mark.parametrize("version", ["2.6.2", "2.6.3"])
 def test_malicious_uploads_are_named(name: str, version: str) -> None:
-    (line,) = known_bad({name: version, "torch": "2.7.0"})
+    (line,) = known_bad({name: version, "torch": "2.10.0"})
     assert f"{name} {version} was a malicious upload" in line
     assert f"pip install --upgrade '{name}>=2.6.6'" in line
 
 
 def test_other_versions() -> None:
     assert "GHSA-qqmf-gpg7-g8gw" in known_bad({"lightning": "2.6.5"})[0]
+    (line,) = known_bad({"torch": "2.9.1"})
+    assert "CVE-2026-24747" in line
+    assert "pip install --upgrade 'torch>=2.10.0'" in line
     assert known_bad({"lightning": "2.6.6", "pytorch-lightning": None}) == []
     assert known_bad({"lightning": "2.10.0", "pytorch-lightning": "2.6.10"}) == []
 

@@ -44,12 +44,13 @@ def killed(folder: Path, rank: int, place: str, config: str) -> Path:
     assert done.returncode == (1 if rank else -signal.SIGKILL), done.stderr[-3000:]
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("solo-ext: ")]
     assert said.startswith("solo-ext: another process of this run is gone or hangs, at epoch 1, ")
-    assert said.endswith(f"; go on with solo-ext pretrain --resume {run}")
+    assert said.endswith(f"; `solo-ext pretrain --resume {run}` goes on")
     assert "Traceback" not in done.stderr
     assert [c.epoch for c in checkpoints(run)] == [0]
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rank", [0, 1])
@@ -58,6 +59,7 @@ def test_within_a_step_the_other_ends_with_one_line(rank: int, tmp_path: Path) -
     killed(tmp_path, rank, "step", "debiased")
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.timeout(600)
 def test_within_an_e_step_and_the_run_goes_on(tmp_path: Path) -> None:

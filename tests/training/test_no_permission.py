@@ -64,6 +64,7 @@ def held(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_folder_in_which_none_can_be_made(
     start: Callable[..., list[str]], closed: Callable[[Path], None], tmp_path: Path
@@ -77,6 +78,7 @@ def test_a_folder_in_which_none_can_be_made(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_one_that_is_there(
     start: Callable[..., list[str]], closed: Callable[[Path], None], tmp_path: Path
@@ -94,6 +96,7 @@ def test_one_that_is_there(
         assert held(folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_one_that_loses_its_permission_while_a_run_trains(
     start: Callable[..., list[str]], closed: Callable[[Path], None], tmp_path: Path

@@ -275,7 +275,16 @@ STATEFUL: dict[str, dict[str, Any]] = {
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*((name, "image") for name in STATEFUL), ("simclr", "infinite"), ("simclr", "gradients")],
+    [
+        *(
+            (name, "image")
+            if name == "pcl"
+            else pytest.param(name, "image", marks=pytest.mark.slow)
+            for name in STATEFUL
+        ),
+        ("simclr", "infinite"),
+        ("simclr", "gradients"),
+    ],
 )
 def test_a_batch_left_out_leaves_no_trace(
     name: str, kind: str, make_config: MakeConfig, make_distilled: MakeConfig, tmp_path: Path
@@ -544,6 +553,7 @@ def two(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("name", CASES)
 def test_all_processes_do_the_same(name: str, two: Path) -> None:

@@ -48,7 +48,13 @@ METHODS = (
 )
 
 
-@pytest.mark.parametrize("method", METHODS)
+QUICK = ("byol", "pcl", "mochi", "seed")
+"""What every test run takes along; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    "method", [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
+)
 @pytest.mark.parametrize(
     "kills", [(STEPS + 2, STEPS + 4), (STEPS,)], ids=["within-epoch", "between-epochs"]
 )
@@ -81,6 +87,7 @@ def test_resumed_equals_uninterrupted(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [False, True])
 @pytest.mark.parametrize("step", [STEPS + 2, STEPS], ids=["within-epoch", "between-epochs"])
 def test_augmentation_on_the_batch(
@@ -142,6 +149,7 @@ def test_clusters_are_rematched_as_before(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 2)], ids=str)
 def test_number_of_workers_may_change(
     workers: tuple[int, int], make_config: MakeConfig, tmp_path: Path, kill_at: KillAt

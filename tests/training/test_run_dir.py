@@ -13,11 +13,20 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 
-from solo_ext.errors import UserError
+from solo_ext.cli.main import main
+from solo_ext.errors import ConfigError, UserError
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain, resume
 from solo_ext.training.records import JsonLines, read_metrics
-from solo_ext.training.run_dir import checkpoints, choose_run_dir, read_config, run_digest
+from solo_ext.training.run_dir import (
+    ENVIRONMENT,
+    LOCK,
+    check_run_dir,
+    checkpoints,
+    choose_run_dir,
+    read_config,
+    run_digest,
+)
 
 MakeConfig = Callable[..., dict[str, Any]]
 KillAt = Callable[[int], Callback]
@@ -88,6 +97,51 @@ def test_a_named_checkpoint_only_begins_a_run(
     )
     resume(tmp_path / "b", callbacks=[watch])
     assert started == [5, 6, 7]
+
+
+def test_resumed_from_within(
+    make_config: MakeConfig, tmp_path: Path, kill_at: KillAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cd RUN; solo-ext pretrain --resume .`"""
+    run = tmp_path / "run"
+    config = make_config("simclr", checkpoint={"every_n_steps": 1}, max_epochs=3)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(prepare(config), run_dir=run, callbacks=[kill_at(3)], show_progress=False)
+    monkeypatch.chdir(run)
+    assert main(["pretrain", "--resume", "."]) == 0
+    assert [held.path.name for held in checkpoints(run)] == ["tiny-run-ep=2.ckpt"]
+
+
+@pytest.mark.parametrize("name", ["exp/lr0.3", "../x", "/", "..", "a b"])
+@pytest.mark.parametrize("named", [True, False])
+def test_names_that_lead_elsewhere(
+    name: str, named: bool, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Checkpoints are in the run directory and are found there, whatever the run is called."""
+    config = make_config("simclr", name=name, checkpoint={"dir": str(tmp_path / "all")})
+    run_dir = tmp_path / "all" / "run" if named else None
+    result = pretrain(prepare(config), run_dir=run_dir, show_progress=False)
+    assert result.checkpoint is not None
+    assert list(tmp_path.rglob("*.ckpt")) == [result.checkpoint]
+    assert result.checkpoint.parent == result.run_dir
+    assert resume(result.run_dir).checkpoint == result.checkpoint
+
+
+def test_whose_folder_it_is(make_config: MakeConfig, tmp_path: Path) -> None:
+    """A run's, also a copy without hidden files, or one that was killed before its first batch."""
+    run = tmp_path / "run"
+    pretrain(prepare(make_config("simclr")), run_dir=run, show_progress=False)
+    check_run_dir(run)
+    check_run_dir(tmp_path / "new")
+    (run / LOCK).unlink()
+    check_run_dir(run)
+    (run / ENVIRONMENT).write_text('{"python": "3"}')
+    with pytest.raises(ConfigError, match=r"it holds 'args\.json' and is no run"):
+        check_run_dir(run)
+    killed = tmp_path / "killed"
+    (killed / "csv").mkdir(parents=True)
+    (killed / LOCK).touch()
+    check_run_dir(killed)
 
 
 def test_checkpoints_are_named_once(make_config: MakeConfig, tmp_path: Path) -> None:

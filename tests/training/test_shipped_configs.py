@@ -38,7 +38,14 @@ def teachers(digits: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [n for n in shipped_configs() if n.startswith("digits/")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n == "digits/pcl" else pytest.param(n, marks=pytest.mark.slow)
+        for n in shipped_configs()
+        if n.startswith("digits/")
+    ],
+)
 def test_pretrain_resume_evaluate(
     name: str, digits: Path, teachers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

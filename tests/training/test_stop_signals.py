@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import Callback
 from solo_ext.errors import StoppedBySignal
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain, resume
-from solo_ext.training.run_dir import checkpoints
+from solo_ext.training.run_dir import METRICS, checkpoints
 from solo_ext.training.stop_signals import SIGNALS
 from tests.scripts import run_script
 
@@ -84,6 +84,7 @@ def test_after_the_last_step_there_is_nothing_to_stop(
     assert result.epochs == 1
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("number", "job", "asked"),
@@ -137,6 +138,7 @@ def test_command_line(
     assert (found.read_text() if found.is_file() else "") == asked
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_no_process_ends_before_the_first_has_saved_and_asked(
     make_config: MakeConfig, tmp_path: Path
@@ -162,10 +164,14 @@ def test_no_process_ends_before_the_first_has_saved_and_asked(
         assert said.startswith("stopped by SIGUSR1")
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("number", "method"),
-    [(signal.SIGTERM, "forkserver"), *((number, None) for number in SIGNALS)],
+    [
+        *((number, "forkserver") for number in (signal.SIGTERM, signal.SIGINT)),
+        *((number, None) for number in SIGNALS),
+    ],
     ids=str,
 )
 def test_sent_to_workers_too(
@@ -194,5 +200,76 @@ def test_sent_to_workers_too(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
     assert started.returncode == 128 + number, shown
+    assert "Traceback" not in shown
     assert len(list(run.glob("*.ckpt"))) == 1
     assert checkpoints(run)[-1].epoch > 0
+
+
+@contextlib.contextmanager
+def in_a_terminal(config: dict[str, Any], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """``solo-ext pretrain`` with the run directory ``run``, in a process group of its own."""
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
+    words = ["--config-path", ".", "--config-name", "mine", "--run-dir", "run"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "solo_ext.cli.main", "pretrain", *words],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield started
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_in_the_first_epoch(workers: int, make_config: MakeConfig, tmp_path: Path) -> None:
+    """Twice, to all processes, as a terminal sends it: what was begun to be saved is saved."""
+    config = make_config(
+        "simclr",
+        max_epochs=2,
+        optimizer={"batch_size": 2},
+        augmentations=[{"crop_size": 64, "num_crops": 2}],
+        data={"num_workers": workers},
+        log_every_n_steps=1,
+    )
+    run = tmp_path / "run"
+    with in_a_terminal(config, tmp_path) as started:
+        while not (run / METRICS).is_file():
+            assert started.poll() is None
+            time.sleep(0.002)
+        for _ in range(2):
+            os.killpg(started.pid, signal.SIGINT)
+        _, shown = started.communicate(timeout=120)
+    assert started.returncode == 130, shown
+    (held,) = checkpoints(run)
+    assert (held.epoch, held.step is None) == (0, False)
+    answer, last = [line for line in shown.splitlines() if line.startswith("solo-ext: ")]
+    assert answer.startswith("solo-ext: Ctrl-C: what is at hand is finished and saved first")
+    assert last == (
+        f"solo-ext: stopped by SIGINT after optimiser step {held.step}, which is saved; "
+        f"`solo-ext pretrain --resume {run}` goes on"
+    )
+    assert "Traceback" not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_ctrl_c_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
+    """There is nobody to save; the line says so."""
+    config = make_config("simclr", max_epochs=1000, checkpoint={"enabled": False})
+    with in_a_terminal({**config, "log_every_n_steps": 1}, tmp_path) as started:
+        while not (tmp_path / "run" / METRICS).is_file():
+            assert started.poll() is None
+            time.sleep(0.002)
+        os.killpg(started.pid, signal.SIGINT)
+        _, shown = started.communicate(timeout=120)
+    assert started.returncode == 130, shown
+    last = shown.splitlines()[-1]
+    assert last == "solo-ext: stopped by SIGINT; nothing is saved yet: start it again"
+    assert "Traceback" not in shown

@@ -47,6 +47,7 @@ def compared(request: pytest.FixtureRequest, runs: dict[int, Runs]) -> tuple[str
     return request.param, alone, ranks
 
 
+@pytest.mark.slow
 def test_both_end_with_the_same(compared: tuple[str, Held, list[Held]]) -> None:
     """To the last bit."""
     _, _, (one, other) = compared
@@ -54,6 +55,7 @@ def test_both_end_with_the_same(compared: tuple[str, Held, list[Held]]) -> None:
         assert torch.equal(value, one["state"][key]), key
 
 
+@pytest.mark.slow
 def test_they_equal_one_on_the_joined_batch(compared: tuple[str, Held, list[Held]]) -> None:
     """Weights; with accumulated gradients queues and prototypes too."""
     name, alone, ranks = compared

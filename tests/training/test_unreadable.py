@@ -93,6 +93,7 @@ def test_skipped_ones_are_named_and_counted(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_resumed_is_the_same(
     make_config: MakeConfig, faulty: Path, tmp_path: Path, kill_at: Callable[[int], Callback]
@@ -156,6 +157,7 @@ class _Remove(Callback):
             self.path.rename(self.path.with_suffix(".gone"))
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_file_that_vanishes_ends_the_run(
@@ -191,6 +193,7 @@ def test_a_file_that_vanishes_is_skipped_from_then_on(
     assert named(tmp_path / "run", root) == {"1/7.png"}
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_command_ends_with_one_line(

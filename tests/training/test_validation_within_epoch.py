@@ -51,6 +51,7 @@ def signalled(hook: str) -> Callable[[], Callback]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize("accumulated", [1, 2])
 @pytest.mark.parametrize(

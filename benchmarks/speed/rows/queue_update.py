@@ -14,7 +14,7 @@ from benchmarks.speed.operation import Case, Goal, Operation, Setup
 from benchmarks.speed.peers import peer
 from benchmarks.speed.rows.inputs import unit
 from solo_ext import host
-from solo_ext.host.mends import MENDS
+from solo_ext.host.patches import PATCHES
 from solo_ext.modules.feature_queue import FeatureQueue
 from solo_ext.modules.support_set import SupportSet
 
@@ -82,17 +82,18 @@ def one_queue(effort: Effort) -> Setup:
 
 
 def moving_average(effort: Effort) -> Setup:
-    """The update of a momentum network: the host's as it is mended, and its own."""
+    """The update of a momentum network: the patch ``momentum-update``, and the host's own."""
     from timm import create_model
 
     name = "resnet50" if effort.shrink == 1 else "resnet10t"
     networks: list[nn.Module] = [create_model(name).to(effort.device) for _ in range(2)]
     updater = host.load().solo.utils.momentum.MomentumUpdater(0.99, 1.0)
-    # What the mend took the place of; it gives parameters new memory, which the mended one keeps.
-    own = next(value for _, name, value in MENDS["momentum-update"].undo if name == "update")
+    # The host's own gives parameters new memory, which the patch keeps.
+    own = type(updater).update
+    ((_, _, patched),) = PATCHES["momentum-update"].replacements()
     return Setup(
         {
-            "ours": lambda: updater.update(*networks),
+            "ours": lambda: patched(updater, *networks),
             "solo-learn": lambda: own(updater, *networks),
         }
     )

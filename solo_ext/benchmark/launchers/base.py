@@ -9,7 +9,6 @@ from pathlib import Path
 
 from solo_ext.benchmark.work import RECORD
 
-LOG = "work.log"
 TICK = 0.5
 """Seconds between two looks at the runs."""
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from solo_ext.benchmark.launchers.base import (
-    LOG,
     TICK,
     Launcher,
     Outcome,
@@ -23,12 +22,13 @@ from solo_ext.benchmark.launchers.base import (
     untaught,
 )
 from solo_ext.benchmark.orphans import PARENT
-from solo_ext.benchmark.work import PEAK, RECORD
+from solo_ext.benchmark.work import LOG, PEAK, RECORD
 from solo_ext.errors import ConfigError
 from solo_ext.paths import refuse_link
 
 GIGABYTE = 1e9
 _PATIENCE = 30.0
+_WORK = (sys.executable, "-m", "solo_ext.benchmark.work")
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,22 @@ class LocalLauncher(Launcher):
         threads: CPU threads of a run.
         memory: bytes that a run is taken to need.
         devices: GPUs of one run.
+        reuse: a process takes one run after another, so that its imports, seconds of a core, are
+            paid once; the peak memory of a run is then that of all its process did until then.
 
     Raises:
         ConfigError: more devices than there are GPUs.
     """
 
-    def __init__(self, parallel: int | None, threads: int, memory: float, devices: int = 1) -> None:
+    def __init__(
+        self,
+        parallel: int | None,
+        threads: int,
+        memory: float,
+        devices: int = 1,
+        *,
+        reuse: bool = False,
+    ) -> None:
         present = torch.cuda.device_count()
         if 0 < present < devices:
             raise ConfigError("--devices", devices, f"there are {present} GPUs", "take fewer")
@@ -62,6 +72,8 @@ class LocalLauncher(Launcher):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.places = parallel or gpus or max(1, cores // threads)
         self.threads, self.memory, self.devices = threads, memory, devices
+        self.reuse = reuse
+        self._idle: dict[int, subprocess.Popen[bytes]] = {}
         self._measured = False
 
     def run(
@@ -72,8 +84,10 @@ class LocalLauncher(Launcher):
         failed: list[Outcome] = []
         try:
             while waiting or running:
-                for one in [r for r in running if r.process.poll() is not None]:
+                for one in [r for r in running if self._is_over(r)]:
                     running.remove(one)
+                    if one.process.poll() is None:
+                        self._idle[one.slot] = one.process
                     failed += self._ended(one)
                 while ready := [f for f in waiting if is_ready(f, needs)]:
                     if not self._room(running):
@@ -89,10 +103,12 @@ class LocalLauncher(Launcher):
                 tick()
                 time.sleep(TICK)
         finally:
-            for one in running:
-                one.process.terminate()
-            for one in running:
-                _end(one.process)
+            left = [*(one.process for one in running), *self._idle.values()]
+            self._idle.clear()
+            for process in left:
+                process.terminate()
+            for process in left:
+                _end(process)
         tick()
         return failed
 
@@ -103,7 +119,19 @@ class LocalLauncher(Launcher):
         promised = sum(max(0.0, self.memory - _resident(r.process.pid)) for r in running)
         return len(running) < self.places and _available() - promised >= self.memory
 
+    def _is_over(self, one: _Running) -> bool:
+        return one.process.poll() is not None or (self.reuse and (one.folder / RECORD).is_file())
+
     def _start(self, folder: Path, slot: int) -> _Running:
+        process = self._idle.pop(slot, None)
+        if process is None or process.poll() is not None:
+            process = self._process(folder, slot)
+        if process.stdin is not None:
+            process.stdin.write(json.dumps(str(folder)).encode() + b"\n")
+            process.stdin.flush()
+        return _Running(folder, process, slot)
+
+    def _process(self, folder: Path, slot: int) -> subprocess.Popen[bytes]:
         own = {PARENT: str(os.getpid()), "OMP_NUM_THREADS": str(self.threads)}
         if torch.cuda.is_available():
             first = slot * self.devices
@@ -112,20 +140,20 @@ class LocalLauncher(Launcher):
             chosen = [ids[i % len(ids)] for i in range(first, first + self.devices)]
             own["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
         with refuse_link(folder / LOG).open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "solo_ext.benchmark.work", str(folder)],
-                stdin=subprocess.DEVNULL,
+            return subprocess.Popen(
+                [*_WORK] if self.reuse else [*_WORK, str(folder)],
+                stdin=subprocess.PIPE if self.reuse else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **own},
             )
-        return _Running(folder, process, slot)
 
     def _ended(self, one: _Running) -> list[Outcome]:
-        if one.process.returncode != 0 or not (one.folder / RECORD).is_file():
+        code = one.process.poll() or 0
+        if code != 0 or not (one.folder / RECORD).is_file():
             reason = last_line(one.folder / LOG)
-            if one.process.returncode < 0:
-                reason = f"killed by signal {-one.process.returncode} (out of memory?): {reason}"
+            if code < 0:
+                reason = f"killed by signal {-code} (out of memory?): {reason}"
             return [Outcome(one.folder, reason)]
         peak = one.folder / PEAK
         if peak.is_file():

@@ -74,6 +74,19 @@ def curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
     return figures
 
 
+def loss_figures(results: Results, place: Place) -> list[Figure]:
+    """For each row its losses by epoch."""
+    figures = []
+    for row in results.rows(place):
+        losses = list(results.losses(place, row).items())[:MOST_LINES]
+        lines = [Line(name, points, style) for style, (name, points) in enumerate(losses)]
+        if lines:
+            label = results.label(row)
+            chart = line_chart(f"loss of {label} by epoch", lines, [], "epochs", "loss", whole=True)
+            figures.append(Figure(label, chart))
+    return figures
+
+
 def families(results: Results, rows: Sequence[str]) -> list[list[str]]:
     """Rows that belong on one chart, eight at the most; the one most compared with comes first.
 

@@ -170,6 +170,21 @@ class Results:
             if (c := r["curves"]) is not None
         )
 
+    def losses(self, place: Place, row: str) -> dict[str, list[tuple[int, float]]]:
+        """Mean over seeds of every loss, at the epochs (from 1) where all of them are finite."""
+        held = [r.get("losses", {}) for r in self.runs(place, row).values()]
+        found = {}
+        for name in sorted({name for losses in held for name in losses}):
+            epochs = zip(*(losses[name] for losses in held if name in losses), strict=False)
+            points = [
+                (epoch, statistics.fmean(v for v in values if v is not None))
+                for epoch, values in enumerate(epochs, 1)
+                if None not in values
+            ]
+            if points:
+                found[name] = points
+        return found
+
     def differing(self, place: Place, row: str) -> list[str]:
         """Keys of the config and the evaluation that are not alike in all seeds of a row."""
         flat = [

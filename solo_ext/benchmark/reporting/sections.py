@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from solo_ext.benchmark.reporting.blocks import Block, Bullets, Figures, Heading, Paragraph, Table
-from solo_ext.benchmark.reporting.figures import curve_figures, score_figures
+from solo_ext.benchmark.reporting.figures import curve_figures, loss_figures, score_figures
 from solo_ext.benchmark.reporting.origins import (
     environments_table,
     machines,
@@ -106,6 +106,16 @@ def place_blocks(results: Results, place: Place) -> list[Block]:
             ),
             Figures(curves),
         ]
+    if losses := loss_figures(results, place):
+        blocks += [
+            Heading(3, "Loss while training"),
+            Paragraph(
+                "Mean over seeds. Each method minimises a loss of its own, on a scale of its own: "
+                "the lower of two methods' losses does not mean the better features.",
+                soft=True,
+            ),
+            Figures(losses),
+        ]
     if numbers:
         blocks += [Heading(3, "Reported numbers"), published_table(numbers)]
     return blocks
@@ -146,6 +156,7 @@ def origin_blocks(results: Results) -> list[Block]:
     return [
         Heading(2, "What ran where"),
         environments_table(results.records),
+        Paragraph(_patches(results)),
         Heading(2, "How each number is measured"),
         Paragraph(
             "Scores are percent, after the last epoch, on the test split, which chooses nothing; "
@@ -158,6 +169,21 @@ def origin_blocks(results: Results) -> list[Block]:
         rows_table(results),
         *_budgets(results),
     ]
+
+
+def _patches(results: Results) -> str:
+    """Whether solo-learn's own methods are as it has them."""
+    configs = [(record["row"], record["config"]) for record in results.records]
+    if any("patches" not in config for _, config in configs):
+        return (
+            "Some runs are of before solo-learn's methods were left as it has them: momentum "
+            "networks were averaged in place, LARS and schedules were those of timm and torch."
+        )
+    named = {results.label(row): config["patches"] for row, config in configs if config["patches"]}
+    if not named:
+        return "solo-learn's methods train as it has them: no row asks for a patch."
+    rows = "; ".join(f"{label} ({', '.join(patches)})" for label, patches in named.items())
+    return f"solo-learn's methods train as it has them, but for the patches of these rows: {rows}."
 
 
 def _counts(results: Results) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from solo_ext.host.accuracy import accuracy_at_k
 from solo_ext.host.backbones import BackboneTable, build_backbone
 from solo_ext.host.class_loss import class_loss
-from solo_ext.host.optim import configure_optimizers
+from solo_ext.host.release_1_0_2.optim import OPTIMIZERS, configure_optimizers
 from solo_ext.modules.knn import OnlineKNN
 
 DEFAULTS: dict[str, Any] = {
@@ -56,6 +56,7 @@ class BaseMethod(pl.LightningModule):
     """
 
     _BACKBONES = BackboneTable()
+    _OPTIMIZERS = OPTIMIZERS
 
     def __init__(self, cfg: DictConfig, **_: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""DALI pretraining pipelines of solo-learn 1.0.2, mended. Imported where DALI is there.
+"""DALI pretraining pipelines for solo-learn 1.0.2. Imported where DALI is there.
 
 The release's methods get them through mixins that read argparse's values; here its pipeline,
 augmentation and iterator are put together from main's config, and no class of a method changes.

@@ -185,6 +185,21 @@ def test_published_numbers_that_do_not_exist(tmp_path: Path) -> None:
         write_report([folder], None)
 
 
+def test_says_whether_solo_learns_methods_are_as_it_has_them() -> None:
+    records = rows_of({"a": A, "b": B})
+    assert "before solo-learn's methods were left as it has them" in said(
+        Results(settings(), records)
+    )
+    for one in records:
+        one["config"] = {**one["config"], "patches": []}
+    text = "solo-learn's methods train as it has them"
+    assert f"{text}: no row asks for a patch." in said(Results(settings(), records))
+    records[0]["config"]["patches"] = ["momentum-update"]
+    label = Results(settings(), records).label(records[0]["row"])
+    expected = f"{text}, but for the patches of these rows: {label} (momentum-update)."
+    assert expected in said(Results(settings(), records))
+
+
 def test_every_environment_is_listed_with_its_runs() -> None:
     gpu = {**ENVIRONMENT, "gpus": ["NVIDIA H200"], "cuda": "12.8"}
     records = rows_of({"a": A, "b": B})

@@ -1,7 +1,7 @@
-"""Tests of the mends: what happens with each, and what happened without it.
+"""Tests of the patches: what happens with each, and what happened without it.
 
-A test names its mend by a mark and must use ``without()``, inside of which the host's own code is
-back. Those of data stand in ``test_data_mends.py``.
+A test names its patch by a mark and must use ``without()``, inside of which the host's own code is
+back. Those of data stand in ``test_data_patches.py``.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import json
 import math
 import pickle
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,9 +27,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from benchmarks.speed.counting import Counter
-from solo_ext.errors import UserError
+from solo_ext.errors import ConfigError, UserError
 from solo_ext.host import Host, detect
-from solo_ext.host.mends import MENDS, apply, unmended
+from solo_ext.host.patches import PATCHES, apply_all, select, select_for_run, unpatched
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain
 
@@ -114,7 +116,7 @@ def build(config: dict[str, Any]) -> Any:
     return prepared.method(prepared.cfg)
 
 
-@pytest.mark.mend("online-knn")
+@pytest.mark.patch("online-knn")
 def test_online_knn(without: Without, make_config: Any, images: Path, tmp_path: Path) -> None:
     config = make_config(
         "simclr", knn_eval={"enabled": True, "k": 2}, data={"val_path": str(images)}
@@ -127,9 +129,9 @@ def test_online_knn(without: Without, make_config: Any, images: Path, tmp_path: 
         build(config)
 
 
-@pytest.mark.mend("optimisers")
+@pytest.mark.patch("static-lr")
 @pytest.mark.parametrize("method", ["simsiam", "nnsiam"])
-def test_optimisers(without: Without, make_config: Any, tmp_path: Path, method: str) -> None:
+def test_static_lr(without: Without, make_config: Any, tmp_path: Path, method: str) -> None:
     """A fixed learning rate was a pickled function in the checkpoint."""
     scheduler = {"name": "warmup_cosine", "warmup_epochs": 1}
     config = make_config(method, max_epochs=2, scheduler=scheduler)
@@ -143,7 +145,7 @@ def test_optimisers(without: Without, make_config: Any, tmp_path: Path, method: 
             torch.load(result.checkpoint, weights_only=True)
 
 
-@pytest.mark.mend("backbones")
+@pytest.mark.patch("backbones")
 def test_backbones(without: Without, make_config: Any) -> None:
     """The host's constructor finds timm's models and completes their arguments by itself."""
     prepared = prepare(make_config("simclr"))
@@ -191,7 +193,7 @@ def linear_model(classes: int) -> Any:
     )
 
 
-@pytest.mark.mend("few-classes")
+@pytest.mark.patch("few-classes")
 @pytest.mark.parametrize("classes", [2, 3, 5, 7])
 def test_few_classes(without: Without, classes: int) -> None:
     """The host's linear evaluation asks for the five best of however many classes there are."""
@@ -214,7 +216,7 @@ def test_few_classes(without: Without, classes: int) -> None:
             torch.testing.assert_close(own, (first, fifth))
 
 
-@pytest.mark.mend("few-classes")
+@pytest.mark.patch("few-classes")
 @pytest.mark.skipif(GENERATION != "main", reason="the release's base class is replaced whole")
 def test_few_classes_of_a_momentum_classifier(
     without: Without, make_config: Any, tmp_path: Path
@@ -226,7 +228,7 @@ def test_few_classes_of_a_momentum_classifier(
         pretrain(prepare(config), run_dir=tmp_path / "own")
 
 
-@pytest.mark.mend("no-labels")
+@pytest.mark.patch("no-labels")
 @pytest.mark.skipif(GENERATION != "main", reason="the release's base class is replaced whole")
 def test_no_labels(without: Without, make_config: Any, images: Path, tmp_path: Path) -> None:
     """As of the data sets for which self-supervision is made."""
@@ -246,7 +248,7 @@ def test_no_labels(without: Without, make_config: Any, images: Path, tmp_path: P
 MOMENTUM = {"base_tau": 0.5, "final_tau": 1.0}
 
 
-@pytest.mark.mend("momentum-resume")
+@pytest.mark.patch("momentum-resume")
 def test_momentum_resume_keeps_the_pace(without: Without, make_config: Any, tmp_path: Path) -> None:
     config = make_config("byol", max_epochs=2, momentum=MOMENTUM)
     runs = Runs(config, tmp_path, lambda method, _: method.momentum_updater.cur_tau)
@@ -277,7 +279,7 @@ class Averages(Callback):
         pl_module.momentum_updater.update = counted
 
 
-@pytest.mark.mend("momentum-resume")
+@pytest.mark.patch("momentum-resume")
 def test_momentum_resume_averages_once_per_step(
     without: Without, make_config: Any, tmp_path: Path
 ) -> None:
@@ -305,50 +307,50 @@ def test_momentum_resume_averages_once_per_step(
         assert resumed("own")[0] == 2 * 3
 
 
-@pytest.mark.mend("momentum-update")
+@pytest.mark.patch("momentum-update")
 def test_momentum_update_is_in_place(without: Without) -> None:
     """The host's numbers to the last bit but one, in the memory that there is."""
     updater = importlib.import_module("solo.utils.momentum").MomentumUpdater(0.9, 1.0)
     online = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
-    mended, own = copy.deepcopy(online), copy.deepcopy(online)
+    patched, own = copy.deepcopy(online), copy.deepcopy(online)
     draw = torch.Generator().manual_seed(0)
     for parameter in online.parameters():
         nn.init.normal_(parameter, generator=draw)
     expected = {name: value.clone() for name, value in online.state_dict().items()}
-    places = [p.data_ptr() for p in mended.parameters()]
+    places = [p.data_ptr() for p in patched.parameters()]
     # The same memory could be given out again.
     held = [p.data for p in own.parameters()]
     with Counter() as counter:
-        updater.update(online, mended)
-    assert [p.data_ptr() for p in mended.parameters()] == places
+        updater.update(online, patched)
+    assert [p.data_ptr() for p in patched.parameters()] == places
     assert counter.launches == 1
     with without(), Counter() as counter:
         updater.update(online, own)
     assert all(p.data_ptr() != x.data_ptr() for p, x in zip(own.parameters(), held, strict=True))
     assert counter.launches == 3 * len(places)
-    for found, theirs in zip(mended.parameters(), own.parameters(), strict=True):
+    for found, theirs in zip(patched.parameters(), own.parameters(), strict=True):
         torch.testing.assert_close(found, theirs, rtol=1e-6, atol=1e-7)
     for name, value in online.state_dict().items():
         assert torch.equal(value, expected[name]), name
     # Of buffers there is no average.
-    assert torch.equal(mended[1].running_mean, torch.zeros(4))
+    assert torch.equal(patched[1].running_mean, torch.zeros(4))
 
 
-@pytest.mark.mend("momentum-update")
+@pytest.mark.patch("momentum-update")
 @pytest.mark.parametrize("tau", [0.0, 1.0])
 def test_momentum_update_at_the_ends(without: Without, tau: float) -> None:
     updater = importlib.import_module("solo.utils.momentum").MomentumUpdater(tau, 1.0)
-    online, mended = nn.Linear(3, 3), nn.Linear(3, 3)
-    own = copy.deepcopy(mended)
-    updater.update(online, mended)
+    online, patched = nn.Linear(3, 3), nn.Linear(3, 3)
+    own = copy.deepcopy(patched)
+    updater.update(online, patched)
     with without():
         updater.update(online, own)
-    assert torch.equal(mended.weight, own.weight)
+    assert torch.equal(patched.weight, own.weight)
     # A network without parameters, as in methods without a projector.
     updater.update(nn.Identity(), nn.Identity())
 
 
-@pytest.mark.mend("swav-queue")
+@pytest.mark.patch("swav-queue")
 def test_swav_queue(without: Without, make_config: Any, tmp_path: Path) -> None:
     config = make_config("swav", max_epochs=2)
     runs = Runs(config, tmp_path)
@@ -363,7 +365,7 @@ def test_swav_queue(without: Without, make_config: Any, tmp_path: Path) -> None:
         runs.resumed("own")
 
 
-@pytest.mark.mend("swav-queue")
+@pytest.mark.patch("swav-queue")
 def test_swav_queue_of_another_size_is_refused(
     without: Without, make_config: Any, tmp_path: Path
 ) -> None:
@@ -380,9 +382,9 @@ def test_swav_queue_of_another_size_is_refused(
         pretrain(prepare(config), run_dir=tmp_path / "third", force=True)
 
 
-@pytest.mark.mend("all4one-encoding")
+@pytest.mark.patch("all4one-encoding")
 def test_all4one_encoding(without: Without, make_config: Any, tmp_path: Path) -> None:
-    """Also a checkpoint that was written without the mend."""
+    """Also a checkpoint that was written without the patch."""
     runs = Runs(make_config("all4one", max_epochs=2), tmp_path)
     whole = runs.whole()
     runs.stopped(2, "stopped")
@@ -396,7 +398,7 @@ def test_all4one_encoding(without: Without, make_config: Any, tmp_path: Path) ->
         assert_same_end(resumed, whole)
 
 
-@pytest.mark.mend("deepcluster-memory")
+@pytest.mark.patch("deepcluster-memory")
 @pytest.mark.parametrize("stop", [2, 3])
 def test_deepcluster_memory(without: Without, make_config: Any, tmp_path: Path, stop: int) -> None:
     """Stopped between epochs, and within one, where nothing is clustered on resuming."""
@@ -414,7 +416,7 @@ def test_deepcluster_memory(without: Without, make_config: Any, tmp_path: Path, 
         runs.resumed("own")
 
 
-@pytest.mark.mend("deepcluster-memory")
+@pytest.mark.patch("deepcluster-memory")
 def test_restored_memory_draws_no_numbers(without: Without, make_config: Any) -> None:
     """The host fills fresh memory at random; where that is thrown away, so are the draws."""
 
@@ -430,7 +432,6 @@ def test_restored_memory_draws_no_numbers(without: Without, make_config: Any) ->
 
     fresh = started(None).state_dict()
     assert fresh["local_memory_embeddings"].abs().sum() > 0
-    assert (fresh["assignments"] == -1).all()
 
     torch.manual_seed(0)
     build(make_config("deepclusterv2"))
@@ -444,7 +445,7 @@ def test_restored_memory_draws_no_numbers(without: Without, make_config: Any) ->
         started(fresh)
 
 
-@pytest.mark.mend("deepcluster-first-epoch")
+@pytest.mark.patch("deepcluster-first-epoch")
 def test_deepcluster_first_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
     runs = Runs(make_config("deepclusterv2", max_epochs=2), tmp_path)
     watch = runs.whole()
@@ -455,7 +456,7 @@ def test_deepcluster_first_epoch(without: Without, make_config: Any, tmp_path: P
         pretrain(prepare(runs.config), run_dir=tmp_path / "own")
 
 
-@pytest.mark.mend("deepcluster-first-epoch")
+@pytest.mark.patch("deepcluster-first-epoch")
 def test_deepcluster_loss_with_targets_is_the_hosts(without: Without) -> None:
     module = importlib.import_module("solo.methods.deepclusterv2")
     outputs = torch.randn(2, 2, 1, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -471,7 +472,7 @@ def test_deepcluster_loss_with_targets_is_the_hosts(without: Without) -> None:
         assert module.deepclusterv2_loss_func(outputs, none, 0.2).isnan()
 
 
-@pytest.mark.mend("dino-epoch")
+@pytest.mark.patch("dino-epoch")
 def test_dino_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
     """Resumed within the second epoch, whose teacher temperature is another."""
     config = make_config(
@@ -498,44 +499,72 @@ def test_dino_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
     assert loss != pytest.approx(whole.seen[3][1], rel=1e-4)
 
 
-def test_every_mend_has_a_test() -> None:
-    texts = [file.read_text() for file in Path(__file__).parent.glob("test_*mends.py")]
-    found = re.findall(r'^@pytest\.mark\.mend\("(.+)"\)$', "\n".join(texts), re.MULTILINE)
-    assert set(found) == set(MENDS)
-
-
-@pytest.mark.parametrize("name", sorted(MENDS))
-def test_mends_are_applied_where_they_are_needed(loaded: Host, name: str) -> None:
-    if name == "dali":
-        pytest.importorskip("nvidia.dali")
-    entry = MENDS[name]
-    assert entry.generations
-    assert set(entry.generations) <= {"main", "1.0.2"}
-    assert bool(entry.undo) == (loaded.info.generation in entry.generations)
-    if not entry.undo:
-        with pytest.raises(ValueError, match="not applied"), unmended(name):
-            pass
+def test_every_patch_has_a_test() -> None:
+    texts = [file.read_text() for file in Path(__file__).parent.glob("test_*.py")]
+    found = re.findall(r'^@pytest\.mark\.patch\("(.+)"\)$', "\n".join(texts), re.MULTILINE)
+    in_scripts = {"messages", "dali-validation", "method-kwargs"}
+    assert set(found) == set(PATCHES) - in_scripts, "those are seen in solo-learn's own scripts"
 
 
 def attributes(name: str) -> list[Any]:
-    return [vars(owner).get(attribute) for owner, attribute, _ in MENDS[name].undo]
+    return [vars(owner).get(attribute) for owner, attribute, _ in PATCHES[name].undo]
 
 
-@pytest.mark.parametrize("name", sorted(n for n, m in MENDS.items() if GENERATION in m.generations))
-def test_taking_a_mend_away_lasts_for_the_block(loaded: Host, name: str) -> None:
-    """Even when the block fails; applying mends again changes nothing."""
-    mended, own = attributes(name), []
+def test_taking_a_patch_away_lasts_for_the_block(loaded: Host) -> None:
+    """Even when the block fails; applying patches again changes nothing."""
+    patched, own = attributes("few-classes"), []
 
     def fails() -> None:
-        with unmended(name):
-            own.extend(attributes(name))
+        with unpatched("few-classes"):
+            own.extend(vars(owner)[name] for owner, name, _ in undo)
             raise Interrupted
 
+    undo = list(PATCHES["few-classes"].undo)
     with pytest.raises(Interrupted):
         fails()
-    assert all(o is not m for o, m in zip(own, mended, strict=True))
-    assert attributes(name) == mended
-    apply(loaded.info)
-    assert attributes(name) == mended
-    with unmended(name):
-        assert attributes(name) == own
+    assert own == [value for _, _, value in undo] != patched
+    assert attributes("few-classes") == patched
+    apply_all()
+    assert attributes("few-classes") == patched
+
+
+def test_what_changes_numbers_is_applied_for_the_run_that_asks(loaded: Host) -> None:
+    updater = importlib.import_module("solo.utils.momentum").MomentumUpdater
+    own = updater.update
+    assert select_for_run(["momentum-update"], repairs=False) == ["momentum-update"]
+    assert updater.update is not own
+    assert select_for_run([], repairs=False) == []
+    assert updater.update is own
+    assert not any(patch.undo for patch in PATCHES.values() if patch.changes_numbers)
+    with pytest.raises(ConfigError, match=r"patches='momentum-updat'.*did you mean"):
+        select(["momentum-updat"])
+    with pytest.raises(ConfigError, match="patches='few-classes': changes no number"):
+        select(["few-classes"])
+
+
+def test_a_patch_that_does_not_fit_is_a_warning_until_it_is_selected(
+    loaded: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a host whose updater is gone."""
+    select([])
+    monkeypatch.delattr(importlib.import_module("solo.utils.momentum"), "MomentumUpdater")
+    patch = replace(PATCHES["momentum-update"])
+    monkeypatch.setitem(PATCHES, "momentum-update", patch)
+    patch.apply()
+    assert "patch 'momentum-update' does not fit this solo-learn and is left out" in caplog.text
+    assert not patch.undo
+    with pytest.raises(ConfigError, match=r"patches='momentum-update': does not fit"):
+        select(["momentum-update"])
+
+
+def test_a_run_records_its_patches(
+    make_config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    config = make_config("byol", patches=["momentum-update"])
+    result = pretrain(prepare(config), run_dir=tmp_path / "run")
+    environment = json.loads((result.run_dir / "environment.json").read_text())
+    assert environment["host"]["patches"][0] == "momentum-update"
+    assert "momentum-resume" in environment["host"]["patches"]
+    (line,) = [m for m in caplog.messages if m.startswith("patches of solo-learn that change")]
+    assert line.endswith(": momentum-update")

@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules of both generations, from timm and torch."""
+"""Optimisers and learning-rate schedules for solo-learn 1.0.2, from timm and torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Group = dict[str, Any]
 
 
 def configure_optimizers(module: Any) -> Any:
-    """``configure_optimizers`` of solo-learn main, for a method of either generation.
+    """``configure_optimizers`` of solo-learn main, for a method on 1.0.2.
 
     What is other than upstream's: parameters with ``static_lr`` keep their rate through a
     schedule of plain numbers, so that the checkpoint can be loaded; LARS is timm's, which runs

@@ -1,4 +1,4 @@
-"""Tests of the mends of data sets and loaders; see ``test_mends.py``."""
+"""Tests of the patches of data sets and loaders; see ``test_patches.py``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def indexed_images(images: Path, *, own_transform: bool = False) -> Any:
     return prepare_datasets("custom", transform, data_dir=images.parent, train_dir=images.name)
 
 
-@pytest.mark.mend("index-dataset")
+@pytest.mark.patch("index-dataset")
 def test_index_dataset(without: Without, images: Path) -> None:
     dataset = indexed_images(images)
     copy = pickle.loads(pickle.dumps(dataset))
@@ -56,7 +56,7 @@ def test_index_dataset(without: Without, images: Path) -> None:
             pickle.dumps(own)
 
 
-@pytest.mark.mend("index-dataset")
+@pytest.mark.patch("index-dataset")
 def test_index_dataset_in_a_spawned_worker(without: Without, images: Path) -> None:
     def loader() -> Iterator[Any]:
         return iter(
@@ -77,7 +77,7 @@ def test_index_dataset_in_a_spawned_worker(without: Without, images: Path) -> No
     assert torch.equal(batches[1][1][0][3], indexed_images(images)[19][1])
 
 
-@pytest.mark.mend("own-size")
+@pytest.mark.patch("own-size")
 @pytest.mark.parametrize(
     ("size", "side"), [((16, 16), 16), ((40, 32), 32), ((223, 300), 223), ((300, 260), 224)]
 )
@@ -94,13 +94,13 @@ def test_own_size(without: Without, size: tuple[int, int], side: int) -> None:
         return found
 
     assert sides() == [(3, side, side)] * 2
-    mended = values()
+    patched = values()
     with without():
         assert sides() == [(3, 224, 224)] * 2
-        torch.testing.assert_close(values(), mended)
+        torch.testing.assert_close(values(), patched)
 
 
-@pytest.mark.mend("dali")
+@pytest.mark.patch("dali-cpu")
 def test_dali_data_module_on_the_cpu(without: Without, images: Path) -> None:
     """Epochs of full length after one cut short, with true indices."""
     pytest.importorskip("nvidia.dali")
@@ -139,7 +139,7 @@ def test_dali_data_module_on_the_cpu(without: Without, images: Path) -> None:
         assert [tuple(crop.shape) for crop in crops] == [(20, 3, 16, 16)] * 2
 
 
-@pytest.mark.mend("dali")
+@pytest.mark.patch("dali-cpu")
 def test_dali_pipelines_of_linear_evaluation(without: Without, images: Path) -> None:
     pytest.importorskip("nvidia.dali")
     from solo.data import dali_dataloader
@@ -157,7 +157,7 @@ def test_dali_pipelines_of_linear_evaluation(without: Without, images: Path) -> 
     assert torch.cat([targets for _, targets in loader()]).tolist() == [i // 16 for i in range(48)]
 
 
-@pytest.mark.mend("dali")
+@pytest.mark.patch("dali")
 def test_dali_gives_indices_by_default(without: Without) -> None:
     pytest.importorskip("nvidia.dali")
     from solo.data.dali_dataloader import PretrainDALIDataModule

@@ -1,1 +1,0 @@
-"""The `solo-ext demo` command: a few minutes of pretraining on digits, with a report."""

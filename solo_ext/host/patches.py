@@ -1,0 +1,638 @@
+"""What of an installed solo-learn is replaced while the plugin is loaded, and when.
+
+A patch names its symptom and yields the attributes that it replaces; it looks at the thing itself
+and yields nothing where there is nothing to repair. There are two kinds:
+
+- Those that only make something work that raised before are applied when the host is loaded. They
+  change no number of a run that worked.
+- Those that change a number (``changes_numbers``) are applied for a run that asks for them, by the
+  key ``patches`` of its config, which its records keep. ``REPAIRS`` of these, which change no
+  weight of an uninterrupted run, are added to the runs of this plugin's methods and of
+  ``solo-ext``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from PIL import Image
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torchvision import transforms
+
+from solo_ext.errors import ConfigError, UserError, nearest
+from solo_ext.messages import show_messages
+
+logger = logging.getLogger(__name__)
+
+Replacement = tuple[Any, str, Any]
+REPAIRS = ("no-labels", "momentum-resume", "dino-epoch", "deepcluster-first-epoch", "dali")
+"""Patches that change logged NaN, resumed runs and DALI's order, but no other number."""
+
+
+@dataclass
+class Patch:
+    """A replacement of some of a host's attributes.
+
+    Attributes:
+        name: what the key ``patches`` takes.
+        symptom: what a user sees without it.
+        changes_numbers: whether a run must ask for it.
+        replacements: yields (owner, attribute, value).
+        undo: what was there before, while the patch is applied; ``_ABSENT`` where nothing was.
+        error: why it could not be applied to this host; empty if it could.
+        held_back: inside :func:`unpatched`, where nothing applies it.
+    """
+
+    name: str
+    symptom: str
+    changes_numbers: bool
+    replacements: Callable[[], Iterable[Replacement]]
+    undo: list[Replacement] = field(default_factory=list)
+    error: str = ""
+    held_back: bool = False
+
+    def apply(self) -> None:
+        """Puts the replacements in; a host that has changed is left alone, with a warning."""
+        if self.undo or self.held_back:
+            return
+        try:
+            for owner, attribute, value in list(self.replacements()):
+                self.undo.append((owner, attribute, vars(owner).get(attribute, _ABSENT)))
+                setattr(owner, attribute, value)
+        except UserError:
+            raise
+        except Exception as error:
+            self.remove()
+            self.error = f"{type(error).__name__}: {error}"
+            logger.warning(
+                f"patch {self.name!r} does not fit this solo-learn and is left out "
+                f"({self.error}); without it: {self.symptom}"
+            )
+
+    def remove(self) -> None:
+        """Puts back what was there before."""
+        for owner, attribute, value in reversed(self.undo):
+            delattr(owner, attribute) if value is _ABSENT else setattr(owner, attribute, value)
+        self.undo = []
+
+
+_ABSENT = object()
+PLUGIN_METHODS: list[Any] = []
+"""What plugins have put into the host's table of methods; all else there is a built-in."""
+PATCHES: dict[str, Patch] = {}
+
+
+def _patch(
+    name: str, symptom: str, *, changes_numbers: bool = False
+) -> Callable[[Callable[[], Iterable[Replacement]]], Callable[[], Iterable[Replacement]]]:
+    def add(
+        replacements: Callable[[], Iterable[Replacement]],
+    ) -> Callable[[], Iterable[Replacement]]:
+        PATCHES[name] = Patch(name, symptom, changes_numbers, replacements)
+        return replacements
+
+    return add
+
+
+def apply_all() -> None:
+    """Applies every patch that changes no number; solo must be imported."""
+    for patch in PATCHES.values():
+        if not patch.changes_numbers:
+            patch.apply()
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuses what is no patch that changes numbers.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    optional = [patch.name for patch in PATCHES.values() if patch.changes_numbers]
+    for name in names:
+        if name in PATCHES and name not in optional:
+            problem = "changes no number and is always applied"
+            raise ConfigError("patches", name, problem, "leave it out")
+        if name not in optional:
+            raise ConfigError("patches", name, "unknown patch", nearest(name, optional))
+
+
+def select(names: Collection[str]) -> None:
+    """Applies these of the patches that change numbers, and takes all others of them out.
+
+    Raises:
+        ConfigError: an unknown name, or a patch that does not fit this host.
+    """
+    check_names(names)
+    for patch in PATCHES.values():
+        if patch.changes_numbers and patch.name not in names:
+            patch.remove()
+    for name in names:
+        PATCHES[name].apply()
+        if PATCHES[name].error:
+            problem = f"does not fit this solo-learn: {PATCHES[name].error}"
+            raise ConfigError("patches", name, problem, "leave it out")
+
+
+def select_for_run(given: Iterable[str], *, repairs: bool) -> list[str]:
+    """Applies the patches of a run and says which of them its config asked for.
+
+    Args:
+        given: the config's ``patches``.
+        repairs: whether ``REPAIRS`` are added, those that fit this host.
+
+    Returns:
+        The names of all that are applied, for the run's records.
+    """
+    chosen = list(dict.fromkeys(given))
+    select(chosen)
+    if repairs:
+        chosen += [name for name in REPAIRS if name not in chosen]
+        for name in chosen:
+            PATCHES[name].apply()
+    if given := list(given):
+        logger.info(f"patches of solo-learn that change numbers: {', '.join(given)}")
+    return [name for name in chosen if PATCHES[name].undo]
+
+
+@contextlib.contextmanager
+def unpatched(name: str) -> Iterator[None]:
+    """Puts the host's own code back inside the block; for tests."""
+    patch = PATCHES[name]
+    if not patch.undo:
+        raise ValueError(f"patch {name!r} is not applied on this host")
+    put_in = [(owner, attribute, vars(owner)[attribute]) for owner, attribute, _ in patch.undo]
+    undo = list(patch.undo)
+    patch.remove()
+    patch.held_back = True
+    try:
+        yield
+    finally:
+        patch.undo, patch.held_back = undo, False
+        for owner, attribute, value in put_in:
+            setattr(owner, attribute, value)
+
+
+def _of_a_plugin(cfg: DictConfig) -> bool:
+    target = _module("solo.methods").METHODS.get(OmegaConf.select(cfg, "method"))
+    return any(target is known for known in PLUGIN_METHODS)
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _base() -> Any:
+    return _module("solo.methods.base")
+
+
+def _own_base() -> bool:
+    """Whether the base classes are the host's, not those that stand in for 1.0.2's."""
+    return not _base().BaseMethod.__module__.startswith("solo_ext.")
+
+
+@_patch("messages", "Hydra's `job_logging: disabled`, as in solo-learn's configs, silences loggers")
+def _messages() -> Iterator[Replacement]:
+    # Its scripts call this first of all that reads the composed config.
+    owner = _module("solo.utils.checkpointer").Checkpointer
+    original = getattr(owner, "add_and_assert_specific_cfg", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
+        show_messages()
+        try:
+            given = OmegaConf.select(cfg, "patches") or ()
+            applied = select_for_run(given, repairs=_of_a_plugin(cfg))
+            if applied:
+                # What is recorded of a built-in without patches stays upstream's too.
+                OmegaConf.set_struct(cfg, False)
+                cfg.patches = applied
+        except UserError as error:
+            print(f"solo_ext: {error}", file=sys.stderr)
+            raise SystemExit(error.exit_code) from None
+        filled: DictConfig = original(cfg)
+        return filled
+
+    yield owner, "add_and_assert_specific_cfg", staticmethod(add_and_assert_specific_cfg)
+
+
+@_patch(
+    "auto-resume",
+    "auto_resume takes a run of other method_kwargs for the same, and trains nothing more",
+)
+def _auto_resume() -> Iterator[Replacement]:
+    owner = _module("solo.utils.auto_resumer").AutoResumer
+    original = owner.find_checkpoint
+    if "cfg" not in original.__code__.co_varnames:
+        return
+
+    @functools.wraps(original)
+    def find_checkpoint(self: Any, cfg: DictConfig) -> Any:
+        if not _of_a_plugin(cfg):
+            return original(self, cfg)
+        held = owner.SHOULD_MATCH
+        owner.SHOULD_MATCH = [*held, "method_kwargs", "patches"]
+        try:
+            return original(self, cfg)
+        finally:
+            owner.SHOULD_MATCH = held
+
+    yield owner, "find_checkpoint", find_checkpoint
+
+
+@_patch(
+    "online-knn",
+    "knn_eval.enabled fails with `Unexpected keyword arguments: compute_on_step`",
+)
+def _online_knn() -> Iterator[Replacement]:
+    from solo_ext.modules.knn import OnlineKNN
+
+    if not _own_base():
+        return
+    own = _module("solo.utils.knn").WeightedKNNClassifier
+    try:
+        own()
+    except ValueError:
+        yield _module("solo.utils.knn"), "WeightedKNNClassifier", OnlineKNN
+        yield _base(), "WeightedKNNClassifier", OnlineKNN
+
+
+@_patch("static-lr", "checkpoints of SimSiam and NNSiam hold a function: `UnpicklingError`")
+def _static_lr() -> Iterator[Replacement]:
+    if not _own_base():
+        return
+    owner = _base().BaseMethod
+    original = owner.configure_optimizers
+
+    @functools.wraps(original)
+    def configure_optimizers(self: Any) -> Any:
+        made = original(self)
+        for config in made[1] if isinstance(made, tuple) else ():
+            scheduler = config["scheduler"] if isinstance(config, dict) else config
+            if "get_lr" in vars(scheduler):
+                _save_without_function(scheduler)
+        return made
+
+    yield owner, "configure_optimizers", configure_optimizers
+
+
+def _save_without_function(scheduler: Any) -> None:
+    """Leaves ``get_lr``, set by the host on the instance, out of the scheduler's state."""
+    own = type(scheduler)
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        return {k: v for k, v in own.state_dict(self).items() if k != "get_lr"}
+
+    scheduler.__class__ = type(own.__name__, (own,), {"state_dict": state_dict})
+
+
+@_patch(
+    "method-kwargs",
+    "a misspelt key of a third party's method_kwargs is ignored, whatever type it declares",
+)
+def _method_kwargs() -> Iterator[Replacement]:
+    if not _own_base():
+        return
+    base = _base().BaseMethod
+    original = base.add_and_assert_specific_cfg
+
+    @functools.wraps(original)
+    def checked(cfg: Any) -> Any:
+        cfg = original(cfg)
+        target = _module("solo.methods").METHODS.get(OmegaConf.select(cfg, "method"))
+        kwargs_type = getattr(target, "kwargs_type", None)
+        # A method with a function of its own for the config checks there.
+        inherits = (base, _base().BaseMomentumMethod)
+        own = getattr(target, "add_and_assert_specific_cfg", None)
+        if kwargs_type is not None and own in [b.add_and_assert_specific_cfg for b in inherits]:
+            from solo_ext.config.check import check_method_kwargs
+
+            given: Any = OmegaConf.to_container(cfg.method_kwargs, resolve=True)
+            cfg.method_kwargs = check_method_kwargs(kwargs_type, given)
+        return cfg
+
+    yield base, "add_and_assert_specific_cfg", staticmethod(checked)
+
+
+@_patch("backbones", "timm models cannot be named as backbones")
+def _backbones() -> Iterator[Replacement]:
+    from solo_ext.host.backbones import BackboneTable, small_image_kwargs
+
+    if not _own_base():
+        return
+    base = _base().BaseMethod
+    original = base.add_and_assert_specific_cfg
+
+    @functools.wraps(original)
+    def with_small_images(cfg: Any) -> Any:
+        cfg = original(cfg)
+        if cfg.get("augmentations"):
+            cfg.backbone.kwargs = small_image_kwargs(
+                cfg.backbone.name, cfg.backbone.kwargs, cfg.augmentations[0].crop_size
+            )
+        return cfg
+
+    yield base, "_BACKBONES", BackboneTable(base._BACKBONES)
+    yield base, "add_and_assert_specific_cfg", staticmethod(with_small_images)
+
+
+@_patch("few-classes", "fewer than five classes: `selected index k out of range`")
+def _few_classes() -> Iterator[Replacement]:
+    from solo_ext.host.accuracy import accuracy_at_k
+
+    for name in ("solo.utils.metrics", "solo.methods.base", "solo.methods.linear"):
+        if hasattr(_module(name), "accuracy_at_k"):
+            yield _module(name), "accuracy_at_k", accuracy_at_k
+
+
+@_patch(
+    "no-labels",
+    "a batch without labels has a loss of nan: that of the online classifier, a mean over nothing",
+    changes_numbers=True,
+)
+def _no_labels() -> Iterator[Replacement]:
+    from solo_ext.host.class_loss import class_loss
+
+    if not _own_base():
+        return
+
+    def repaired(original: Any) -> Any:
+        @functools.wraps(original)
+        def step(self: Any, X: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+            out: dict[str, Any] = original(self, X, targets)
+            # The momentum network's is without one where it has no classifier.
+            return {**out, "loss": class_loss(out["logits"], targets)} if "loss" in out else out
+
+        return step
+
+    base = _base()
+    for owner, name in (
+        (base.BaseMethod, "_base_shared_step"),
+        (base.BaseMomentumMethod, "_shared_step_momentum"),
+    ):
+        yield owner, name, repaired(vars(owner)[name])
+
+
+@_patch(
+    "momentum-resume",
+    "a resumed run takes its first momentum step with base_tau, and one too many when gradients "
+    "accumulate",
+    changes_numbers=True,
+)
+def _momentum_resume() -> Iterator[Replacement]:
+    base = _base().BaseMomentumMethod
+    original = base.on_train_start
+
+    @functools.wraps(original)
+    def on_train_start(self: Any) -> None:
+        original(self)
+        if self.trainer.global_step:
+            self.last_step = self.trainer.global_step
+            self.momentum_updater.update_tau(
+                cur_step=self.trainer.global_step,
+                max_steps=self.trainer.estimated_stepping_batches,
+            )
+
+    yield base, "on_train_start", on_train_start
+
+
+@_patch(
+    "momentum-update",
+    "every step of a momentum network gives its parameters new memory, by three operations each; "
+    "in place by one call, it differs in the last bit",
+    changes_numbers=True,
+)
+def _momentum_update() -> Iterator[Replacement]:
+    updater = _module("solo.utils.momentum").MomentumUpdater
+
+    @functools.wraps(updater.update)
+    @torch.no_grad()
+    def update(self: Any, online_net: torch.nn.Module, momentum_net: torch.nn.Module) -> None:
+        pairs = zip(online_net.parameters(), momentum_net.parameters(), strict=False)
+        values = [(online.data, momentum.data) for online, momentum in pairs]
+        if values:
+            online, momentum = map(list, zip(*values, strict=True))
+            torch._foreach_lerp_(momentum, online, 1 - self.cur_tau)
+
+    yield updater, "update", update
+
+
+def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
+    """Buffers that a method makes when training starts, too late for a checkpoint to fill."""
+    original = method.on_train_start
+
+    def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
+        for name in names:
+            if name in checkpoint["state_dict"]:
+                self.register_buffer(name, torch.empty_like(checkpoint["state_dict"][name]))
+        if "assignments" in checkpoint:
+            self.assignments = checkpoint["assignments"]
+
+    def on_save_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
+        # DeepCluster v2's are no buffer; beside the weights they hinder nobody who reads those.
+        if getattr(self, "assignments", None) is not None:
+            checkpoint["assignments"] = self.assignments
+
+    @functools.wraps(original)
+    def on_train_start(self: Any) -> None:
+        restored = {name: self._buffers[name] for name in names if name in self._buffers}
+        # The generator is left as it was: the fresh values are thrown away.
+        with torch.random.fork_rng(enabled=bool(restored)):
+            original(self)
+        for name, value in restored.items():
+            if self._buffers[name].shape != value.shape:
+                raise ValueError(
+                    f"{name} of the checkpoint has shape {tuple(value.shape)}, this run needs "
+                    f"{tuple(self._buffers[name].shape)}; resume with the data set, batch size "
+                    "and number of processes of the checkpoint"
+                )
+            self.register_buffer(name, value.to(self.device))
+        if getattr(self, "assignments", None) is not None:
+            self.assignments = self.assignments.to(self.device)
+
+    yield method, "on_load_checkpoint", on_load_checkpoint
+    yield method, "on_save_checkpoint", on_save_checkpoint
+    yield method, "on_train_start", on_train_start
+
+
+@_patch("swav-queue", 'resuming SwAV fails: `Unexpected key(s) in state_dict: "queue"`')
+def _swav_queue() -> Iterator[Replacement]:
+    yield from _made_late(_module("solo.methods.swav").SwAV, ("queue",))
+
+
+@_patch("deepcluster-memory", "resuming DeepCluster v2 fails: unexpected keys, lost assignments")
+def _deepcluster_memory() -> Iterator[Replacement]:
+    yield from _made_late(
+        _module("solo.methods.deepclusterv2").DeepClusterV2,
+        ("local_memory_index", "local_memory_embeddings"),
+    )
+
+
+@_patch(
+    "all4one-encoding",
+    'resuming All4One fails: `Unexpected key(s) in state_dict: "pos_enc.penc.penc.cached_penc"`',
+)
+def _all4one_encoding() -> Iterator[Replacement]:
+    if importlib.util.find_spec("solo.methods.all4one") is None:
+        return
+
+    def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
+        # What it keeps of the last batch, in that batch's size, is made anew by the next.
+        checkpoint["state_dict"].pop("pos_enc.penc.penc.cached_penc", None)
+
+    yield _module("solo.methods.all4one").All4One, "on_load_checkpoint", on_load_checkpoint
+
+
+@_patch(
+    "deepcluster-first-epoch",
+    "DeepCluster v2 logs a loss of nan through its first epoch",
+    changes_numbers=True,
+)
+def _deepcluster_first_epoch() -> Iterator[Replacement]:
+    module = _module("solo.methods.deepclusterv2")
+    original = module.deepclusterv2_loss_func
+
+    @functools.wraps(original)
+    def zero_without_targets(outputs: Any, assignments: Any, temperature: float = 0.1) -> Any:
+        # Nothing is assigned before the first clustering: a mean over no targets.
+        loss = original(outputs, assignments, temperature)
+        return torch.where((assignments >= 0).any(), loss, outputs.sum() * 0.0)
+
+    yield module, "deepclusterv2_loss_func", zero_without_targets
+
+
+@_patch(
+    "dino-epoch",
+    "DINO resumed within an epoch uses the teacher temperature of epoch 0",
+    changes_numbers=True,
+)
+def _dino_epoch() -> Iterator[Replacement]:
+    dino = _module("solo.methods.dino").DINO
+    if "on_train_start" in vars(dino):
+        raise TypeError("DINO has an on_train_start of its own")
+
+    def on_train_start(self: Any) -> None:
+        _base().BaseMomentumMethod.on_train_start(self)
+        self.dino_loss_func.epoch = self.current_epoch
+
+    yield dino, "on_train_start", on_train_start
+
+
+@_patch("index-dataset", "workers started by spawn or forkserver cannot pickle the data set")
+def _index_dataset() -> Iterator[Replacement]:
+    from solo_ext.host.index_dataset import dataset_with_index
+
+    for name in ("solo.data.pretrain_dataloader", "solo.utils.pretrain_dataloader"):
+        with contextlib.suppress(ModuleNotFoundError):
+            yield _module(name), "dataset_with_index", dataset_with_index
+
+
+_LARGE = 224
+
+
+class UpToLarge:
+    """Applies ``large`` to images whose shorter side reaches 224 pixels, ``small`` to others.
+
+    Args:
+        large: the host's transform.
+        small: makes a transform for an image of the given shorter side.
+    """
+
+    def __init__(self, large: Any, small: Any) -> None:
+        self.large, self.small = large, small
+
+    def __call__(self, image: Image.Image) -> Any:
+        side = min(image.size)
+        return self.large(image) if side >= _LARGE else self.small(side)(image)
+
+
+def _random_crop(side: int) -> Any:
+    return transforms.RandomResizedCrop(side, scale=(0.08, 1.0))
+
+
+@_patch(
+    "own-size",
+    "validation and linear evaluation enlarge small images of data.dataset=custom to 224 x 224",
+    changes_numbers=True,
+)
+def _own_size() -> Iterator[Replacement]:
+    if importlib.util.find_spec("solo.data") is None:
+        return
+    end = [
+        transforms.ToTensor(),
+        transforms.Normalize(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD),
+    ]
+
+    def build_custom_pipeline() -> dict[str, Any]:
+        resize = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(_LARGE)])
+        train = UpToLarge(_random_crop(_LARGE), _random_crop)
+        return {
+            "T_train": transforms.Compose([train, transforms.RandomHorizontalFlip(), *end]),
+            "T_val": transforms.Compose([UpToLarge(resize, transforms.CenterCrop), *end]),
+        }
+
+    yield (
+        _module("solo.data.classification_dataloader"),
+        "build_custom_pipeline",
+        build_custom_pipeline,
+    )
+
+
+def _dali_of_the_host() -> Any | None:
+    # Upstream imports it with `solo.data`, where DALI is installed.
+    return sys.modules.get("solo.data.dali_dataloader")
+
+
+@_patch(
+    "dali-cpu",
+    "data.format=dali on the CPU fails with `GPU DALI pipeline while CUDA is not available`",
+)
+def _dali_cpu() -> Iterator[Replacement]:
+    module = _dali_of_the_host()
+    if module is None:
+        return
+    repaired = _module("solo_ext.host.dali_main")
+    for name in repaired.BUILDERS:
+        yield module, name, repaired.on_the_cpu(vars(module)[name], getattr(repaired, name))
+    for name in ("NormalPipelineBuilder", "CustomNormalPipelineBuilder"):
+        yield module, name, getattr(repaired, name)
+    owner = module.PretrainDALIDataModule
+    section = repaired.with_indices(owner.add_and_assert_specific_cfg, on_gpu=False)
+    yield owner, "add_and_assert_specific_cfg", staticmethod(section)
+
+
+@_patch(
+    "dali",
+    "DALI on a GPU: files that are no images are opened; the seed is 12; an epoch cut short "
+    "shortens the next; indices count the rows of the batch",
+    changes_numbers=True,
+)
+def _dali() -> Iterator[Replacement]:
+    module = _dali_of_the_host()
+    if module is None:
+        return
+    repaired = _module("solo_ext.host.dali_main")
+    for name in repaired.BUILDERS:
+        yield module, name, getattr(repaired, name)
+    owner = module.PretrainDALIDataModule
+    section = repaired.with_indices(owner.add_and_assert_specific_cfg, on_gpu=True)
+    yield owner, "add_and_assert_specific_cfg", staticmethod(section)
+
+
+@_patch("dali-validation", "data.format=dali without data.val_path: `TypeError ... Found None`")
+def _dali_validation() -> Iterator[Replacement]:
+    module = _dali_of_the_host()
+    if module is not None:
+        owner = module.PretrainDALIDataModule
+        yield owner, "val_dataloader", _module("solo_ext.host.dali_main").val_dataloader

@@ -1,0 +1,365 @@
+"""In solo-learn's own scripts a built-in is what it is without the plugin."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from tests.conftest import KWARGS
+
+ROOT = os.environ.get("SOLO_LEARN_ROOT")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.upstream,
+    pytest.mark.skipif(ROOT is None, reason="SOLO_LEARN_ROOT names no checkout of main"),
+]
+BUILT_INS = sorted(
+    set(KWARGS)
+    - {"debiased", "hard_negative", "metric", "mochi", "nnclr_symmetric"}
+    - {"pcl", "protocpc", "protoseed", "seed"}
+    | {"mae"}
+)
+
+
+def config(method: str, images: Path, **changes: Any) -> dict[str, Any]:
+    """Two epochs of three steps in upstream's schema."""
+    kwargs: dict[str, Any] = {"proj_hidden_dim": 16, "proj_output_dim": 8, **KWARGS.get(method, {})}
+    backbone: dict[str, Any] = {"name": "resnet18"}
+    if method == "mae":
+        kwargs = {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2}
+        backbone = {"name": "vit_tiny", "kwargs": {"img_size": 16, "patch_size": 8}}
+    if method == "wmse":
+        kwargs |= {"whitening_size": 12}
+    if method in ("mocov3", "dino"):
+        backbone = {"name": "vit_tiny", "kwargs": {"img_size": 16, "patch_size": 8}}
+    return {
+        "defaults": [
+            "_self_",
+            {"override hydra/hydra_logging": "disabled"},
+            {"override hydra/job_logging": "disabled"},
+        ],
+        "hydra": {"output_subdir": None, "run": {"dir": "."}},
+        "name": "tiny",
+        "method": method,
+        "backbone": backbone,
+        "method_kwargs": kwargs,
+        "momentum": {"base_tau": 0.99, "final_tau": 1.0, "classifier": False},
+        "data": {
+            "dataset": "custom",
+            "train_path": str(images),
+            "val_path": None,
+            "num_workers": 0,
+        },
+        "augmentations": [
+            {
+                "rrc": {"enabled": True, "crop_min_scale": 0.2, "crop_max_scale": 1.0},
+                "color_jitter": {
+                    "prob": 0.8,
+                    "brightness": 0.4,
+                    "contrast": 0.4,
+                    "saturation": 0.2,
+                    "hue": 0.1,
+                },
+                "grayscale": {"prob": 0.2},
+                "gaussian_blur": {"prob": 0.0},
+                "solarization": {"prob": 0.0},
+                "equalization": {"prob": 0.0},
+                "horizontal_flip": {"prob": 0.5},
+                "crop_size": 16,
+                "num_crops": 2,
+            }
+        ],
+        "optimizer": {
+            "name": "adamw" if method in ("mae", "mocov3") else "lars",
+            "batch_size": 12,
+            "lr": 0.3,
+            "classifier_lr": 0.1,
+            "weight_decay": 1e-4,
+            "kwargs": {}
+            if method in ("mae", "mocov3")
+            else {"clip_lr": True, "eta": 0.02, "exclude_bias_n_norm": True},
+        },
+        "scheduler": {"name": "warmup_cosine", "warmup_epochs": 1},
+        "checkpoint": {"enabled": True, "dir": "trained_models", "frequency": 1, "keep_prev": True},
+        "max_epochs": 2,
+        "devices": "1",
+        "accelerator": "cpu",
+        "strategy": "auto",
+        "log_every_n_steps": 1,
+        "enable_progress_bar": False,
+        **changes,
+    }
+
+
+class Side:
+    """Runs of solo-learn's script: with the plugin installed, or without.
+
+    Args:
+        folder: of the runs.
+        flags: of ``upstream_runs.py``.
+        root: the checkout.
+        path: further entries of PYTHONPATH.
+    """
+
+    def __init__(self, folder: Path, *flags: str, root: str | None = ROOT, path: str = "") -> None:
+        assert root is not None
+        self.folder, self.flags, self.root = folder, flags, root
+        self.path = f"{path}:{root}" if path else root
+
+    def run(self, jobs: dict[str, dict[str, Any]]) -> str:
+        """Runs configs by name; returns what was printed."""
+        commands = {}
+        for name, wanted in jobs.items():
+            place = self.folder / name
+            place.mkdir(parents=True)
+            (place / "run.yaml").write_text(yaml.safe_dump(wanted))
+            commands[str(place)] = ["--config-path", str(place), "--config-name", "run.yaml"]
+        file = self.folder / f"{next(iter(jobs))}.json"
+        file.write_text(json.dumps(commands))
+        program = Path(__file__).with_name("upstream_runs.py")
+        done = subprocess.run(
+            [sys.executable, program, f"{self.root}/main_pretrain.py", file, *self.flags],
+            env={**os.environ, "PYTHONPATH": self.path},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout + done.stderr
+
+    def checkpoint(self, name: str, epoch: int = 1) -> Path:
+        """The file after an epoch."""
+        error = self.folder / name / "error.txt"
+        assert not error.exists(), error.read_text()[-2000:]
+        (found,) = (self.folder / name / "trained_models").rglob(f"*ep={epoch}.ckpt")
+        return found
+
+    def error(self, name: str) -> str:
+        """Why a run failed."""
+        return (self.folder / name / "error.txt").read_text()
+
+    def loaded(self, name: str, epoch: int = 1) -> dict[str, Any]:
+        """Its content; those of SimSiam hold a function where the plugin is not there."""
+        found: dict[str, Any] = torch.load(self.checkpoint(name, epoch), weights_only=False)
+        return found
+
+    def log(self, name: str) -> list[dict[str, str]]:
+        """Rows of the CSV that Lightning writes."""
+        (file,) = (self.folder / name).rglob("metrics.csv")
+        return list(csv.DictReader(file.open()))
+
+    def args(self, name: str) -> dict[str, Any]:
+        """What the run's args.json says."""
+        found: dict[str, Any] = json.loads(self.checkpoint(name).with_name("args.json").read_text())
+        return found
+
+
+@pytest.fixture(scope="module")
+def six_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("six")
+    draw = np.random.default_rng(0)
+    for label in range(6):
+        (root / str(label)).mkdir()
+        for number in range(6):
+            pixels = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / str(label) / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def sides(six_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Side, Side]:
+    """Every built-in, and SimCLR with validation, with the plugin and without it."""
+    jobs = {method: config(method, six_classes) for method in BUILT_INS}
+    jobs["validated"] = validated(six_classes)
+    folder = tmp_path_factory.mktemp("sides")
+    both = Side(folder / "with"), Side(folder / "without", "--without")
+    for side in both:
+        side.run(jobs)
+    return both
+
+
+def validated(images: Path, **changes: Any) -> dict[str, Any]:
+    """SimCLR with images to validate on."""
+    found = config("simclr", images, **changes)
+    found["data"]["val_path"] = str(images)
+    return found
+
+
+def assert_alike(found: Any, expected: Any, place: str) -> None:
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=place)
+    elif isinstance(expected, dict):
+        # The function that makes a checkpoint unreadable is what the plugin leaves out.
+        names = expected.keys() - {"get_lr"}
+        assert found.keys() == names, place
+        for name in names:
+            assert_alike(found[name], expected[name], f"{place}.{name}")
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected), place
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert_alike(one, other, f"{place}.{number}")
+    else:
+        assert found == expected, place
+
+
+def assert_same_run(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        assert_alike(ours[part], theirs[part], part)
+
+
+@pytest.mark.parametrize("name", [*BUILT_INS, "validated"])
+def test_a_built_in_is_upstreams(sides: tuple[Side, Side], name: str) -> None:
+    """Weights, optimiser, schedule, log and args.json, to the last bit."""
+    assert_same_run(*(side.loaded(name) for side in sides))
+    log = sides[0].log(name)
+    assert log == sides[1].log(name)
+    assert len(log) >= 6
+    assert sides[0].args(name) == sides[1].args(name)
+
+
+def test_checkpoints_are_interchangeable(
+    sides: tuple[Side, Side], six_classes: Path, tmp_path: Path
+) -> None:
+    """LARS's groups and the pace of a momentum network are upstream's, whoever goes on."""
+    ours, theirs = sides
+
+    def jobs(side: Side) -> dict[str, Any]:
+        return {
+            method: config(
+                method, six_classes, resume_from_checkpoint=str(side.checkpoint(method, 0))
+            )
+            for method in ("simclr", "byol")
+        }
+
+    again = {
+        "theirs, here": (Side(tmp_path / "a"), theirs),
+        "ours, there": (Side(tmp_path / "b", "--without"), ours),
+        "theirs, there": (Side(tmp_path / "c", "--without"), theirs),
+    }
+    for side, source in again.values():
+        side.run(jobs(source))
+    for method in ("simclr", "byol"):
+        expected = again["theirs, there"][0].loaded(method)
+        for name in ("theirs, here", "ours, there"):
+            assert_same_run(again[name][0].loaded(method), expected)
+
+
+@pytest.fixture(scope="module")
+def asked(six_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Side, str]:
+    """Runs with the plugin that ask for something of its own, and what they printed."""
+    side = Side(tmp_path_factory.mktemp("asked"))
+    saved = {"enabled": True, "dir": str(side.folder / "saved"), "frequency": 1}
+    again: dict[str, Any] = {"checkpoint": saved, "auto_resume": {"enabled": True}}
+
+    def debiased(tau_plus: float, **changes: Any) -> dict[str, Any]:
+        found = config("debiased", six_classes, max_epochs=1, **changes)
+        found["method_kwargs"] |= {"tau_plus": tau_plus, "temperature": 0.5}
+        return found
+
+    printed = side.run(
+        {
+            "validated": validated(six_classes, patches=["own-size"]),
+            "unknown": validated(six_classes, patches=["own-sise"]),
+            "after": validated(six_classes),
+            "debiased": debiased(0.1, **again),
+            "same": debiased(0.1, **again),
+            "other": debiased(0.0, **again),
+        }
+    )
+    return side, printed
+
+
+def test_a_patch_that_is_asked_for_is_named_and_recorded(
+    sides: tuple[Side, Side], asked: tuple[Side, str]
+) -> None:
+    """Also where Hydra's job_logging is disabled; the run after it is upstream's again."""
+    side, printed = asked
+    assert "patches of solo-learn that change numbers: own-size" in printed
+    assert side.args("validated")["patches"] == ["own-size"]
+    own, plain = side.log("validated"), sides[0].log("validated")
+    losses = [[float(row["val_loss"]) for row in log if row["val_loss"]] for log in (own, plain)]
+    assert losses[0] != losses[1]
+    assert_same_run(side.loaded("after"), sides[0].loaded("validated"))
+    assert side.log("after") == plain
+    assert "SystemExit: 2" in side.error("unknown")
+    assert "solo_ext: patches='own-sise': unknown patch; did you mean 'own-size'?" in printed
+
+
+@pytest.mark.patch("auto-resume")
+def test_an_ablation_is_trained(asked: tuple[Side, str]) -> None:
+    """Runs that differ in method_kwargs alone were taken for one."""
+    side, printed = asked
+    assert printed.count("Resuming from previous checkpoint") == 1
+    assert len(side.log("debiased")) >= 3
+    assert not list((side.folder / "same").rglob("metrics.csv")), "it was finished"
+    assert len(side.log("other")) >= 3
+
+
+def test_nothing_of_ours_takes_the_host_down(
+    six_classes: Path, tmp_path: Path, sides: tuple[Side, Side]
+) -> None:
+    """A host with a method and a loss of ours, a patch that does not fit, a broken package."""
+    assert ROOT is not None
+    root = shutil.copytree(ROOT, tmp_path / "host")
+    with (root / "solo/methods/__init__.py").open("a") as file:
+        file.write("\nMETHODS['pcl'] = METHODS['simclr']\n")
+    with (root / "solo/losses/__init__.py").open("a") as file:
+        file.write("\nnt_xent_loss_func = simclr_loss_func\n")
+    file = root / "solo/utils/knn.py"
+    file.write_text(file.read_text().replace("k: int = 20,", "k: int,"))
+    info = tmp_path / "site" / "broken-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[solo_ext.methods]\ntheirs = not_there:Method\n")
+    side = Side(tmp_path / "runs", root=str(root), path=str(tmp_path / "site"))
+    pcl = {"queue_size": 12, "num_prototypes": [3, 6], "warmup_epochs": 0}
+    ours = config("solo_ext/pcl", six_classes)
+    ours["method_kwargs"] |= pcl
+    hosts = config("simclr", six_classes) | {"method": "pcl"}
+    printed = side.run({"simclr": config("simclr", six_classes), "pcl": hosts, "ours": ours})
+    assert_same_run(side.loaded("simclr"), sides[0].loaded("simclr"))
+    assert_same_run(side.loaded("pcl"), sides[0].loaded("simclr"))
+    assert "prototypes.assignments" in side.loaded("ours")["state_dict"]
+    assert "solo-learn has a method 'pcl' of its own, which stays" in printed
+    assert printed.count("patch 'online-knn' does not fit this solo-learn and is left out") == 1
+    assert printed.count("entry point 'theirs' = 'not_there:Method'") == 1
+
+
+GIT = os.environ.get("SOLO_LEARN_GIT")
+
+
+@pytest.mark.skipif(GIT is None, reason="SOLO_LEARN_GIT names no clone of solo-learn")
+@pytest.mark.parametrize("commit", ["3b357ee", "9b95280", "a151225", "9187ea3"])
+def test_runs_on_every_commit_since_december_2023(
+    commit: str, six_classes: Path, tmp_path: Path
+) -> None:
+    assert GIT is not None
+    root = tmp_path / "host"
+    root.mkdir()
+    tree = subprocess.run(
+        ["git", "-C", GIT, "archive", commit], capture_output=True, check=True
+    ).stdout
+    subprocess.run(["tar", "x", "-C", root], input=tree, check=True)
+    pcl = config("pcl", six_classes)
+    pcl["method_kwargs"] |= {"queue_size": 12, "num_prototypes": [3, 6], "warmup_epochs": 0}
+    jobs = {"byol": config("byol", six_classes), "pcl": pcl}
+    with_, without = (
+        Side(tmp_path / name, *flags, root=str(root))
+        for name, flags in (("with", ()), ("without", ("--without",)))
+    )
+    printed = with_.run(jobs)
+    without.run({"byol": jobs["byol"]})
+    assert_same_run(with_.loaded("byol"), without.loaded("byol"))
+    assert "prototypes.assignments" in with_.loaded("pcl")["state_dict"]
+    assert "does not fit" not in printed

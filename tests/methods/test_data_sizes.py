@@ -1,0 +1,263 @@
+"""Sizes that a config leaves open follow the training set; names of solo-learn's own methods."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from PIL import Image
+
+from solo_ext.config.check import check_method_kwargs
+from solo_ext.errors import ConfigError
+from solo_ext.methods import METHODS, PCL
+from solo_ext.methods.data_sizes import IMAGENET, num_training_images
+from solo_ext.training.identity import Identity
+from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain, resume
+from solo_ext.training.run_dir import ARGS, CONFIG, read_config
+
+MakeConfig = Callable[..., dict[str, Any]]
+CIFAR, BATCH = 50_000, 256
+CLUSTERED = {"positives": "prototype"}
+MIXED = {"loss": "contrastive", "mixing": {"num_pair_mixes": 1}}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # method, what is given, sizes for ImageNet (the papers'), sizes for CIFAR
+    "pcl": (
+        "pcl",
+        {},
+        {"num_prototypes": [25000, 50000, 100000], "queue_size": 16384},
+        {"num_prototypes": [976, 1951, 3903], "queue_size": 6144},
+    ),
+    "mochi": (
+        "mochi",
+        {},
+        {"queue_size": 65536, "mixing.num_hard": 1024},
+        {"queue_size": 6144, "mixing.num_hard": 384},
+    ),
+    "nnclr_symmetric": (
+        "nnclr_symmetric",
+        {},
+        {"support_set.size": 98304, "queue_size": None},
+        {"support_set.size": 6144, "queue_size": None},
+    ),
+    "its two tables": (
+        "nnclr_symmetric",
+        {"negatives": "queue"},
+        {"support_set.size": 98304, "queue_size": 65536},
+        {"support_set.size": 6144, "queue_size": 6144},
+    ),
+    "debiased needs none": ("debiased", {}, {"queue_size": None}, {"support_set.size": None}),
+    "hard_negative of clusters": (
+        "hard_negative",
+        CLUSTERED,
+        {"clusters.num_prototypes": [25000, 50000, 100000]},
+        {"clusters.num_prototypes": [976, 1951, 3903]},
+    ),
+    "metric": (
+        "metric",
+        {"loss": "arcface_loss_func", "classes": "cluster"},
+        {"clusters.num_prototypes": [25000]},
+        {"clusters.num_prototypes": [976]},
+    ),
+    "protocpc": ("protocpc", {}, {"num_prototypes": 65536}, {"num_prototypes": 6250}),
+    "protoseed": ("protoseed", {}, {"num_prototypes": 65536}, {"num_prototypes": 6250}),
+    "old ones": ("protoseed", {"prototypes": "old"}, {"num_prototypes": None}, {}),
+    "seed": ("seed", {}, {"queue_size": 65536}, {"queue_size": 6144}),
+    "seed mixed": ("seed", MIXED, {"mixing.num_hard": 1024}, {"mixing.num_hard": 384}),
+    "seed without a queue": ("seed", {"loss": "regression"}, {"queue_size": None}, {}),
+    "a given queue": (
+        "mochi",
+        {"queue_size": 70000},
+        {"queue_size": 70000, "mixing.num_hard": 1024},
+        {"queue_size": 70000},
+    ),
+    "nnclr's name": ("nnclr_symmetric", {"queue_size": 65536}, {"support_set.size": 65536}, {}),
+}
+
+
+def filled(method: str, kwargs: dict[str, Any], images: int | None, **more: Any) -> DictConfig:
+    """``method_kwargs`` with what follows from the number of images."""
+    target = METHODS[method].target
+    checked = check_method_kwargs(target.kwargs_type, kwargs)
+    cfg = OmegaConf.create(
+        {"method": method, "optimizer": {"batch_size": BATCH}, "method_kwargs": checked, **more}
+    )
+    target.fill_sizes(cfg, images)
+    return cfg.method_kwargs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sizes(case: str) -> None:
+    """The papers' for ImageNet; clusters in proportion, tables of an eighth in whole batches."""
+    method, given, imagenet, cifar = CASES[case]
+    for images, expected in ((IMAGENET, imagenet), (CIFAR, cifar)):
+        kwargs = filled(method, given, images)
+        assert {key: OmegaConf.select(kwargs, key) for key in expected} == expected
+
+
+def test_a_set_smaller_than_a_batch() -> None:
+    kwargs = filled("pcl", {}, 40)
+    assert (kwargs.num_prototypes, kwargs.queue_size) == ([2, 2, 3], BATCH)
+    assert filled("mochi", {"queue_size": 5}, 40).mixing.num_hard == 1
+
+
+def test_given_sizes_need_no_images() -> None:
+    given = {"num_prototypes": [3], "queue_size": 9}
+    nowhere = {"dataset": "custom", "train_path": "/nowhere", "format": "image_folder"}
+    assert filled("pcl", given, None, data=nowhere).num_prototypes == [3]
+    with pytest.raises(ConfigError, match=r"data.train_path='/nowhere': no such folder"):
+        filled("pcl", {"queue_size": 9}, None, data=nowhere)
+
+
+def test_one_line_says_them(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="solo_ext")
+    filled("pcl", {"queue_size": 9}, CIFAR)
+    filled("mochi", {"queue_size": 320}, CIFAR)
+    assert caplog.messages == [
+        "pcl: num_prototypes=[976, 1951, 3903] from 50,000 training images",
+        "mochi: mixing.num_hard=20 from queue_size=320",
+    ]
+
+
+OPEN = {"num_prototypes": None, "queue_size": None, "warmup_epochs": 0}
+
+
+def test_a_run_records_them_and_goes_on_with_what_it_recorded(
+    make_config: MakeConfig, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """48 images in batches of 24."""
+    config = make_config("pcl", method_kwargs=OPEN)
+    prepared = prepare(config)
+    first = pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
+    for recorded in (
+        read_config(first.run_dir),
+        json.loads((first.run_dir / ARGS).read_text()),
+    ):
+        assert recorded["method_kwargs"]["num_prototypes"] == [2, 2, 4]
+        assert recorded["method_kwargs"]["queue_size"] == 24
+    # As a version with another rule would have recorded it.
+    config["method_kwargs"] |= {"num_prototypes": [3, 5], "queue_size": 40}
+    other = pretrain(prepare(config), run_dir=tmp_path / "other", show_progress=False)
+    assert other.checkpoint is not None
+    config |= {"max_epochs": 2, "resume_from_checkpoint": str(other.checkpoint)}
+    config["method_kwargs"] = {**config["method_kwargs"], **OPEN}
+    caplog.set_level(logging.INFO, logger="solo_ext")
+    caplog.clear()
+    prepared = prepare(config)
+    assert "num_prototypes=[3, 5], queue_size=40 from the checkpoint's run" in caplog.text
+    # Solo-learn's own script gives the method the config as it is.
+    cfg = prepared.cfg.copy()
+    cfg.method_kwargs.update(OPEN)
+    assert PCL(cfg).queues[0].value.shape == (40, 8)
+    assert pretrain(prepared, run_dir=tmp_path / "on", show_progress=False, force=True).epochs == 2
+    assert resume(first.run_dir).epochs == 1
+
+
+def test_a_part_of_the_images(make_config: MakeConfig) -> None:
+    """What is trained on counts, and no other image."""
+    for changes, count in (({"fraction": 0.5}, 24), ({"holdout": 0.25}, 36)):
+        config = make_config("pcl", method_kwargs=OPEN, data=changes, optimizer={"batch_size": 2})
+        prepared = prepare(config)
+        assert len(prepared.train) == count
+        kwargs = prepared.given["method_kwargs"]
+        assert kwargs["queue_size"] == {24: 2, 36: 4}[count]
+
+
+def data(path: Path, **changes: Any) -> dict[str, Any]:
+    """The section as solo-learn's own script completes it."""
+    section = {"dataset": "custom", "train_path": str(path), "val_path": None}
+    return section | {"format": "image_folder", "no_labels": False, "fraction": -1} | changes
+
+
+def test_images_of_solo_learn_s_own_script(images: Path, tmp_path: Path) -> None:
+    """Its methods are made before its data sets; counted as it will find them."""
+    assert num_training_images(data(images)) == 48
+    assert num_training_images(data(images, format="dali")) == 48
+    assert num_training_images(data(images, fraction=0.25)) == 12
+    assert num_training_images(data(images / "0", no_labels=True)) == 16
+    # It reads neither.
+    assert num_training_images(data(images, holdout=0.5, unreadable="skip")) == 48
+    strange = Path(shutil.copytree(images, tmp_path / "strange"))
+    (strange / "notes.txt").write_text("no class")
+    (strange / "0" / "notes.txt").write_text("no image")
+    assert num_training_images(data(strange)) == 48
+    for name, size in (("cifar10", 50_000), ("cifar100", 50_000), ("stl10", 105_000)):
+        # Not there yet: the script downloads them.
+        assert num_training_images(data(tmp_path / "none", dataset=name)) == size
+
+
+def test_images_of_an_hdf5_file(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    image = Image.fromarray(np.zeros((4, 4, 3), np.uint8))
+    image.save(tmp_path / "image.png")
+    encoded = np.frombuffer((tmp_path / "image.png").read_bytes(), np.uint8)
+    with h5py.File(tmp_path / "train.h5", "w") as file:
+        for label in ("a", "b"):
+            for number in range(3):
+                file.create_dataset(f"{label}/{number}.png", data=encoded)
+    given = data(tmp_path / "train.h5", format="h5", dataset="imagenet")
+    assert num_training_images(given) == 6
+
+
+SYNONYMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    # method, keys of a built-in, what they are here
+    ("protocpc", {"temperature": 0.3, "sk_epsilon": 0.05}, {"student_temperature": 0.3}),
+    ("protocpc", {"sk_epsilon": 0.05, "sk_iters": 5}, {"teacher_temperature": 0.05}),
+    ("protocpc", {"freeze_last_layer": 2}, {"freeze_prototypes_epochs": 2}),
+    ("protocpc", {"use_bn_in_head": False}, {"proj_batch_norm": False}),
+    ("protoseed", {"sk_iters": 5}, {"sinkhorn_iterations": 5}),
+    ("seed", {"temperature_q": 0.1, "temperature_k": 0.04}, {"teacher_temperature": 0.04}),
+    ("seed", {"temperature": 0.1, "student_temperature": 0.1}, {"student_temperature": 0.1}),
+    ("metric", {"loss": "x", "temperature": 0.1}, {"loss_kwargs": {"temperature": 0.1}}),
+]
+
+
+@pytest.mark.parametrize(("method", "given", "expected"), SYNONYMS, ids=str)
+def test_keys_of_built_ins(method: str, given: dict[str, Any], expected: dict[str, Any]) -> None:
+    kwargs = check_method_kwargs(METHODS[method].target.kwargs_type, given)
+    assert {key: kwargs[key] for key in expected} == expected
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("protocpc", {"temperature": 0.3, "student_temperature": 0.1}, "temperature=0.3: here it is "),
+    ("seed", {"temperature": 0.3, "temperature_q": 0.1}, "temperature_q=0.1: here it is "),
+    ("metric", {"loss": "x", "loss_kwargs": 3, "temperature": 0.1}, "loss_kwargs=3: not a valid"),
+    ("protocpc", {"queue_size": 3840}, "queue_size=3840: unknown key"),
+    ("seed", {"proj_output_dim": 256}, "unknown key; did you mean 'proj_hidden_dim'"),
+    ("pcl", {"pred_hidden_dim": 512}, "unknown key; did you mean 'proj_hidden_dim'"),
+]
+
+
+@pytest.mark.parametrize(("method", "given", "message"), REFUSED, ids=str)
+def test_keys_that_mean_nothing_or_two_things(
+    method: str, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^method_kwargs.*{message}"):
+        check_method_kwargs(METHODS[method].target.kwargs_type, given)
+
+
+def test_a_temperature_that_the_loss_does_not_take(make_config: MakeConfig) -> None:
+    kwargs = {"loss": "triplet_loss_func", "temperature": 0.2}
+    with pytest.raises(ConfigError, match=r"temperature=0\.2: triplet_loss_func takes no such"):
+        prepare(make_config("metric", method_kwargs=kwargs))
+
+
+def test_a_recorded_size_of_a_queue_that_is_not_there(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Once recorded as a default: such a run goes on."""
+    prepared = prepare(make_config("nnclr_symmetric"))
+    given = prepared.given
+    old = {**given, "method_kwargs": {**given["method_kwargs"], "queue_size": 65536}}
+    (tmp_path / CONFIG).write_text(yaml.safe_dump(old))
+    assert prepare(read_config(tmp_path)).given == given
+    recorded, now = (Identity.of(one, prepared.train) for one in (old, given))
+    assert recorded.differences(now) == []

@@ -1,0 +1,91 @@
+"""The example of a third party's package, installed and trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+SOURCE = Path(__file__).parents[1] / "docs" / "example_package"
+UV = os.environ.get("UV") or shutil.which("uv")
+pytestmark = pytest.mark.skipif(UV is None, reason="uv, which installs the package, is not there")
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs Python in an environment that the package is installed in."""
+    assert UV is not None
+    folder = tmp_path_factory.mktemp("installed")
+    shutil.copytree(SOURCE, folder / "source")
+    command = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--offline"]
+    target = folder / "site"
+    subprocess.run(
+        [UV, *command, "--python", sys.executable, "--target", target, folder / "source"],
+        check=True,
+    )
+    path = os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH")]))
+
+    def started(*arguments: str, cwd: Path = folder) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "80"},
+            capture_output=True,
+            text=True,
+        )
+
+    return started
+
+
+def test_the_example_is_short() -> None:
+    lines = [line for file in SOURCE.iterdir() if file.is_file() for line in file.open()]
+    assert len(lines) < 60
+
+
+def test_their_names_are_listed_whole(run: Run) -> None:
+    command = "from solo_ext.cli.main import main; main(['methods']); main(['losses'])"
+    printed = run("-c", command).stdout
+    assert "align_uniform_loss_func" in printed
+    assert "align-uniform" in printed
+    assert "soft_nearest_neighbor_loss_func" in printed, "80 columns do not cut a name"
+
+
+def test_their_method_trains_and_is_checked(run: Run, make_config: Any, tmp_path: Path) -> None:
+    config = make_config("align_uniform", method_kwargs={"weight": 1.0})
+    config["method_kwargs"].pop("proj_hidden_dim")
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(config))
+    command = (
+        "import sys; from solo_ext.cli.main import main; sys.exit(main(['pretrain', "
+        f"'--config-path', {str(tmp_path)!r}, '--config-name', 'theirs', '--run-dir', 'run', "
+        "*sys.argv[1:]]))"
+    )
+    refused = run("-c", command, "method_kwargs.wieght=0.3", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "method_kwargs.wieght=0.3: unknown key; did you mean 'weight'?" in refused.stderr
+    done = run("-c", command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()]
+    assert any("train_align_uniform_loss_epoch" in line for line in lines)
+
+
+@pytest.mark.upstream
+@pytest.mark.skipif("SOLO_LEARN_ROOT" not in os.environ, reason="no checkout of main")
+def test_upstreams_script_checks_their_kwargs(run: Run, tmp_path: Path) -> None:
+    script = Path(os.environ["SOLO_LEARN_ROOT"]) / "main_pretrain.py"
+    arguments = ("--config-name", "solo_ext/digits/debiased", "method=align_uniform")
+    kwargs = "~method_kwargs", "+method_kwargs={weight: 0.3, wieght: 0.3}"
+    settings = ("accelerator=cpu", "max_epochs=1", "+limit_train_batches=2")
+    refused = run(str(script), *arguments, *kwargs, *settings, cwd=tmp_path)
+    assert refused.returncode != 0
+    assert "method_kwargs.wieght=0.3: unknown key; did you mean 'weight'?" in refused.stderr
+    done = run(str(script), *arguments, kwargs[0], *settings, "+method_kwargs={}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
