@@ -249,7 +249,8 @@ VALUES = {
         says=("augmentations=", "3 large", "num_crops: 2"),
     ),
     "turned off beside a probability": config(
-        "augmentations.0.gaussian_blur={enabled: false, prob: 0.5}",
+        "augmentations.0.gaussian_blur.enabled=false",
+        "augmentations.0.gaussian_blur.prob=0.5",
         says=("augmentations.0.gaussian_blur.enabled=false", "allowed: prob"),
     ),
     "crop that does not fit": config(
