@@ -183,7 +183,7 @@ def test_standard_output_is_the_documents_alone(command: Command) -> None:
     )
     found = document(result)
     # Beside the default name, and in the folder that the command was started in.
-    assert Path(found["run_dir"]).parent == Path("trained_models/debiased")
+    assert Path(found["run_dir"]).parent == Path("trained_models/debiased").absolute()
     assert Path(found["checkpoint"]).is_file()
 
 
@@ -213,7 +213,7 @@ def test_failures_are_no_mistakes(command: Command, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("pretrain", "--config-name", "digits/debiased"), "resume with --resume"),
+        (("pretrain", "--config-name", "digits/debiased"), "start it again"),
         (("eval", "knn", "run"), "the same command goes on"),
     ],
 )
