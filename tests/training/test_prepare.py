@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from solo_ext import host
 from solo_ext.errors import ConfigError
 from solo_ext.training.prepare import prepare
+from solo_ext.training.pretrain import pretrain
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -44,3 +47,15 @@ def test_a_class_that_only_one_split_has(
     (tmp_path / "1").rename(val / "3")
     with pytest.raises(ConfigError, match="class '3' is not among the training classes"):
         prepare(config)
+
+
+def test_an_optimiser_that_a_fork_has_added(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(host.BaseMethod._OPTIMIZERS, "rmsprop", torch.optim.RMSprop)  # type: ignore[attr-defined]
+    config = make_config("simclr", optimizer={"name": "rmsprop", "kwargs": {"alpha": 0.9}})
+    result = pretrain(prepare(config), run_dir=tmp_path / "run")
+    (state,) = torch.load(result.checkpoint, weights_only=True)["optimizer_states"]
+    assert {group["alpha"] for group in state["param_groups"]} == {0.9}
+    with pytest.raises(ConfigError, match=r"optimizer.name='rmsprob': unknown optimiser"):
+        prepare(make_config("simclr", optimizer={"name": "rmsprob"}))
