@@ -17,7 +17,7 @@ h1 {{ margin: 0 0 .75rem; font-size: 1.7rem; line-height: 1.25 }}
 h2 {{ margin: 2.5rem 0 .5rem; padding-top: .9rem; border-top: 1px solid var(--rule);
   font-size: 1.15rem }}
 p, ul {{ max-width: 46rem; margin: .5rem 0 }}
-.soft, figcaption small, .sub {{ color: var(--soft); font-size: .875rem }}
+.soft {{ color: var(--soft); font-size: .875rem }}
 .wide {{ overflow-x: auto; margin: .75rem 0 }}
 table {{ border-collapse: collapse; font-size: .925rem; overflow-wrap: normal }}
 th, td {{ padding: .4rem .75rem; text-align: left; vertical-align: top;
@@ -28,11 +28,9 @@ thead th {{ vertical-align: bottom; color: var(--soft); font-weight: 600; line-h
 tbody th {{ font-weight: 500 }}
 .num {{ text-align: right }}
 td.num {{ white-space: nowrap }}
-.sub {{ display: block; font-weight: 400 }}
 .facts th {{ color: var(--soft); font-weight: 400; white-space: nowrap }}
 figure {{ margin: 0; break-inside: avoid }}
 figcaption {{ margin-bottom: .3rem; font-weight: 600 }}
-figcaption small {{ display: block; font-weight: 400 }}
 """
 
 
