@@ -29,6 +29,6 @@ class SoloExtSearchPath(SearchPathPlugin):
 
                 show_messages()
                 register()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problem = f"{type(error).__name__}: {error}"
             print(f"solo_ext: left out of this program ({problem})", file=sys.stderr)

@@ -76,10 +76,12 @@ def _prepare(script: str) -> None:
 
     from solo_ext import register
     from solo_ext.data.resolvers import add_resolvers
+    from solo_ext.host import patches
     from solo_ext.messages import show_messages
 
     show_messages()
     register()
+    patches.IN_LAUNCHER = True
     # The args.json beside a checkpoint names the shipped configs' data by them.
     add_resolvers()
     _launch_alike()

@@ -15,7 +15,10 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """A program whose root logger prints, prints these too."""
-        return not any(type(handler) is logging.StreamHandler for handler in logging.root.handlers)
+        return not any(
+            type(handler) is logging.StreamHandler and handler.level <= record.levelno
+            for handler in logging.root.handlers
+        )
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]

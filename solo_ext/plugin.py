@@ -60,7 +60,7 @@ def register() -> None:
             PLUGIN_METHODS.append(method.target)
     losses = loaded.solo.losses
     for loss in LOSSES.entries():
-        _put(vars(losses), loss, f"loss {loss.name!r}", f"{loss.origin}.losses.{loss.name}")
+        _put(vars(losses), loss, f"loss {loss.name!r}", f"{loss.target.__module__}.{loss.name}")
         if loss.name not in losses.__all__:
             losses.__all__.append(loss.name)
 
@@ -98,8 +98,11 @@ def load_entry_points(group: str, registry: Registry[Any]) -> None:
     for point in entry_points(group=group):
         origin = point.dist.name if point.dist else point.module.partition(".")[0]
         try:
-            registry.add(Entry(point.name, point.load(), origin=origin))
-        except Exception as error:
+            target = point.load()
+            if not (isinstance(target, type) if group == METHOD_GROUP else callable(target)):
+                raise TypeError(f"it is {target!r}")
+            registry.add(Entry(point.name, target, origin=origin))
+        except (Exception, SystemExit) as error:
             problem = (
                 f"entry point {point.name!r} = {point.value!r} of group {group} cannot be loaded: "
                 f"{error}; mend or uninstall {origin}"

@@ -190,6 +190,8 @@ def test_loads_entry_points(restored: host.Host, monkeypatch: pytest.MonkeyPatch
         ("a_module_that_is_not_there:loss", "No module named 'a_module_that_is_not_there'"),
         ("math:no_such_function", "no_such_function"),
         ("broken_module:loss", "no GPU today"),
+        ("exits:loss", "needs a licence"),
+        ("math:pi", "it is 3.14"),
     ],
 )
 @pytest.mark.parametrize("group", [plugin.METHOD_GROUP, plugin.LOSS_GROUP])
@@ -204,6 +206,7 @@ def test_a_broken_entry_point_is_named(
     group: str,
 ) -> None:
     (tmp_path / "broken_module.py").write_text("raise RuntimeError('no GPU today')\n")
+    (tmp_path / "exits.py").write_text("import sys; sys.exit('needs a licence')\n")
     monkeypatch.syspath_prepend(tmp_path)
     declare(monkeypatch, EntryPoint("theirs", value, group))
     plugin.register()

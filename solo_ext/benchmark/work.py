@@ -42,7 +42,7 @@ from solo_ext.paths import refuse_link, write_text
 from solo_ext.training.prepare import Prepared, prepare
 from solo_ext.training.pretrain import pretrain
 from solo_ext.training.records import environment, read_metrics
-from solo_ext.training.run_dir import METRICS, run_digest
+from solo_ext.training.run_dir import ENVIRONMENT, METRICS, run_digest
 
 PLANNED, RECORD, PEAK = "planned.json", "record.json", "peak_memory.json"
 STARTS, LOG, _LOCK = "starts.jsonl", "work.log", ".work.lock"
@@ -191,7 +191,7 @@ def _record(
         "evaluation": planned.evaluation,
         "threads": planned.threads,
         "code": _code(starts),
-        "environment": starts[0]["environment"],
+        "environment": _with_patches(starts[0]["environment"], folder),
         "parts": len(starts),
         "epochs": len(epochs) if trained else 0,
         "images": len(images),
@@ -205,6 +205,13 @@ def _record(
         "losses": _losses(folder),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _with_patches(environment: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """With the patches that the run itself noted, which this process did not have at its start."""
+    file = folder / ENVIRONMENT
+    patches = json.loads(file.read_text())["host"]["patches"] if file.is_file() else []
+    return {**environment, "host": {**environment["host"], "patches": patches}}
 
 
 def _environment() -> dict[str, Any]:

@@ -6,9 +6,9 @@ and yields nothing where there is nothing to repair. There are two kinds:
 - Those that only make something work that raised before are applied when the host is loaded. They
   change no number of a run that worked.
 - Those that change a number (``changes_numbers``) are applied for a run that asks for them, by the
-  key ``patches`` of its config, which its records keep. ``REPAIRS`` of these, which change no
-  weight of an uninterrupted run, are added to the runs of this plugin's methods and of
-  ``solo-ext``.
+  key ``patches`` of its config, which its records keep. Some of these, which change no weight of
+  an uninterrupted run, are added to runs of plugins' methods and of ``solo-ext``: see
+  :func:`repairs_for`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,8 +36,10 @@ from solo_ext.messages import show_messages
 logger = logging.getLogger(__name__)
 
 Replacement = tuple[Any, str, Any]
-REPAIRS = ("no-labels", "momentum-resume", "dino-epoch", "deepcluster-first-epoch", "dali")
-"""Patches that change logged NaN, resumed runs and DALI's order, but no other number."""
+OF_SCRIPTS = ("own-size", "dali")
+"""Patches of what only solo-learn's own scripts use."""
+IN_LAUNCHER = False
+"""Whether ``python -m solo_ext SCRIPT`` runs the program, where any number of crops is allowed."""
 
 
 @dataclass
@@ -141,27 +144,53 @@ def select(names: Collection[str]) -> None:
         if PATCHES[name].error:
             problem = f"does not fit this solo-learn: {PATCHES[name].error}"
             raise ConfigError("patches", name, problem, "leave it out")
+        if not PATCHES[name].undo and not PATCHES[name].held_back:
+            problem = "this solo-learn has nothing that it would replace"
+            raise ConfigError("patches", name, problem, "leave it out")
 
 
-def select_for_run(given: Iterable[str], *, repairs: bool) -> list[str]:
-    """Applies the patches of a run and says which of them its config asked for.
+def repairs_for(method: str, data_format: str | None = None) -> list[str]:
+    """What runs of plugins' methods and of ``solo-ext`` have without asking for it.
+
+    They change logged NaN, what follows an interruption and DALI's order on a GPU, no other number.
+
+    Args:
+        method: of the run.
+        data_format: ``data.format`` where the host reads the images.
+    """
+    target = _module("solo.methods").METHODS.get(method)
+    momentum = _base().BaseMomentumMethod
+    wanted = {
+        "no-labels": True,
+        "momentum-resume": isinstance(target, type) and issubclass(target, momentum),
+        "dino-epoch": method == "dino",
+        "deepcluster-first-epoch": method == "deepclusterv2",
+        "dali": data_format == "dali",
+    }
+    return [name for name, is_wanted in wanted.items() if is_wanted]
+
+
+def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[str]:
+    """Applies the patches of a run and says which.
 
     Args:
         given: the config's ``patches``.
-        repairs: whether ``REPAIRS`` are added, those that fit this host.
+        repairs: of :func:`repairs_for`; those that do not fit this host are left out.
 
     Returns:
         The names of all that are applied, for the run's records.
+
+    Raises:
+        ConfigError: as :func:`select`.
     """
-    chosen = list(dict.fromkeys(given))
-    select(chosen)
-    if repairs:
-        chosen += [name for name in REPAIRS if name not in chosen]
-        for name in chosen:
-            PATCHES[name].apply()
-    if given := list(given):
-        logger.info(f"patches of solo-learn that change numbers: {', '.join(given)}")
-    return [name for name in chosen if PATCHES[name].undo]
+    select(chosen := list(dict.fromkeys(given)))
+    chosen += [name for name in repairs if name not in chosen]
+    for name in chosen:
+        PATCHES[name].apply()
+    applied = [name for name in chosen if PATCHES[name].undo]
+    if applied:
+        logger.info(f"patches of solo-learn that change numbers: {', '.join(applied)}")
+    return applied
 
 
 @contextlib.contextmanager
@@ -200,6 +229,25 @@ def _own_base() -> bool:
     return not _base().BaseMethod.__module__.startswith("solo_ext.")
 
 
+def _begin(cfg: DictConfig) -> list[str]:
+    """Applies the patches of a run of solo-learn's own script; refuses what it would not take."""
+    given = OmegaConf.select(cfg, "patches") or []
+    if not OmegaConf.is_list(given) and not isinstance(given, list):
+        raise ConfigError("patches", given, "not a list", "give one such as [own-size]")
+    if not _of_a_plugin(cfg):
+        return select_for_run(given)
+    crops = cfg.get("augmentations") or []
+    large = sum(a.num_crops for a in crops if a.crop_size == crops[0].crop_size)
+    if large != 2 and not IN_LAUNCHER and Path(sys.argv[0]).name == "main_pretrain.py":
+        raise ConfigError(
+            "augmentations",
+            f"{large} large crops",
+            "solo-learn's main_pretrain.py asserts two",
+            "run it as `python -m solo_ext main_pretrain.py ...`, or give num_crops: 2",
+        )
+    return select_for_run(given, repairs_for(cfg.method, OmegaConf.select(cfg, "data.format")))
+
+
 @_patch("messages", "Hydra's `job_logging: disabled`, as in solo-learn's configs, silences loggers")
 def _messages() -> Iterator[Replacement]:
     # Its scripts call this first of all that reads the composed config.
@@ -212,8 +260,7 @@ def _messages() -> Iterator[Replacement]:
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
         show_messages()
         try:
-            given = OmegaConf.select(cfg, "patches") or ()
-            applied = select_for_run(given, repairs=_of_a_plugin(cfg))
+            applied = _begin(cfg)
             if applied:
                 # What is recorded of a built-in without patches stays upstream's too.
                 OmegaConf.set_struct(cfg, False)
@@ -312,10 +359,9 @@ def _method_kwargs() -> Iterator[Replacement]:
         cfg = original(cfg)
         target = _module("solo.methods").METHODS.get(OmegaConf.select(cfg, "method"))
         kwargs_type = getattr(target, "kwargs_type", None)
-        # A method with a function of its own for the config checks there.
-        inherits = (base, _base().BaseMomentumMethod)
-        own = getattr(target, "add_and_assert_specific_cfg", None)
-        if kwargs_type is not None and own in [b.add_and_assert_specific_cfg for b in inherits]:
+        # Ours check in a function of their own, after what they take from the other sections.
+        ours = str(getattr(target, "__module__", "")).startswith("solo_ext.")
+        if kwargs_type is not None and not ours:
             from solo_ext.config.check import check_method_kwargs
 
             given: Any = OmegaConf.to_container(cfg.method_kwargs, resolve=True)

@@ -46,17 +46,17 @@ _MODULES = {
 """Classes by the modules that hold them, which are named as configs name the method."""
 
 
-def load_all() -> dict[str, Exception]:
+def load_all() -> dict[str, BaseException]:
     """Imports every method, which registers it.
 
     Returns:
         The error of each that the installed solo-learn cannot carry, by the method's name.
     """
-    failed = {}
+    failed: dict[str, BaseException] = {}
     for name in _MODULES.values():
         try:
             importlib.import_module(f"solo_ext.methods.{name}")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failed[name] = error
     return failed
 

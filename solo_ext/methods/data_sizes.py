@@ -3,7 +3,8 @@
 Papers give them for ImageNet. Numbers of clusters keep their proportion to its images. Queues,
 support sets and learned prototypes keep theirs, up to an eighth of the images: an image then finds
 its own embedding of the epoch before in a queue less than once in a hundred times (half the share
-squared, where each epoch has an order of its own), and a prototype has eight images or more.
+squared, where each epoch has an order of its own), and a prototype has eight images or more. A
+queue holds one batch at the least, however few the images.
 """
 
 from __future__ import annotations
@@ -62,8 +63,7 @@ def fill_from_data(cfg: DictConfig, sizes: Mapping[str, Size], images: int | Non
     absent = {k: size for k, size in sizes.items() if OmegaConf.select(kwargs, k) is None}
     if not absent:
         return
-    recorded = _recorded(cfg)
-    found = {k: v for k in absent if _is_size(v := OmegaConf.select(recorded, k))}
+    found = {k: v for k in absent if (v := _recorded(cfg, k)) is not None}
     source = "the checkpoint's run"
     if found.keys() != absent.keys():
         count = num_training_images(cfg.data) if images is None else images
@@ -88,20 +88,20 @@ def num_training_images(data: Mapping[str, Any]) -> int:
     known = _DOWNLOADED.get(data["dataset"])
     if known is not None:
         return known
-    return len(open_images({**data, "holdout": None, "unreadable": "refuse"}, "train"))
+    given = {"format": "image_folder", **data, "holdout": None, "unreadable": "refuse"}
+    return len(open_images(given, "train"))
 
 
-def _is_size(value: Any) -> bool:
-    numbers = value if OmegaConf.is_list(value) else [value]
-    return bool(numbers) and all(isinstance(n, int) and n > 0 for n in numbers)
-
-
-def _recorded(cfg: DictConfig) -> DictConfig:
-    """``method_kwargs`` of the run whose checkpoint this one begins with, as far as there are."""
+def _recorded(cfg: DictConfig, key: str) -> int | list[int] | None:
+    """The size that the run whose checkpoint this one begins with had, if its file holds one."""
     checkpoint = cfg.get("resume_from_checkpoint")
     try:
         held = json.loads(Path(checkpoint or "").with_name("args.json").read_text())
-        same = held["method"] == cfg.method
-        return OmegaConf.create(held["method_kwargs"] if same else {})
+        value: Any = held["method_kwargs"] if held["method"] == cfg.method else None
+        # Plain look-ups: nothing in a file of a run is resolved.
+        for name in key.split("."):
+            value = value[name]
     except (OSError, ValueError, KeyError, TypeError):
-        return OmegaConf.create()
+        return None
+    numbers = value if isinstance(value, list) else [value]
+    return value if numbers and all(type(n) is int and n > 0 for n in numbers) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from solo_ext.data.transforms import STATISTICS
 from solo_ext.errors import ConfigError, nearest
 from solo_ext.evaluation.classes import same_classes
 from solo_ext.host.dali_loader import check_dali
-from solo_ext.host.patches import check_names
+from solo_ext.host.patches import OF_SCRIPTS, check_names
 from solo_ext.plugin import Unavailable, register
 from solo_ext.training.check_augmentation import check_augmentation
 from solo_ext.training.check_backbone import check_backbone
@@ -67,7 +67,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     register()
     loaded = host.load()
     method = _method(loaded, given["method"])
-    check_names(given["patches"])
+    _patches(given["patches"])
     given["method_kwargs"] = _method_kwargs(given, method)
     given["momentum"] = _momentum(given, method)
     check_backbone(loaded, given)
@@ -183,6 +183,18 @@ def _refuse_the_unsupported(given: Mapping[str, Any]) -> None:
             "maps are not drawn while training here",
             "use solo-learn's own main_pretrain.py for them, or remove it",
         )
+
+
+def _patches(names: Sequence[str]) -> None:
+    check_names(names)
+    for name in names:
+        if name in OF_SCRIPTS:
+            raise ConfigError(
+                "patches",
+                name,
+                "it concerns solo-learn's own scripts",
+                "leave it out: images are read by loaders of our own here",
+            )
 
 
 def _count_classes(data: Mapping[str, Any], train: Images) -> int:

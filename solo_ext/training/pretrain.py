@@ -38,7 +38,7 @@ from solo_ext.errors import (
 )
 from solo_ext.evaluation.online import OnlineEvaluation, online_protocols
 from solo_ext.host.dali_loader import DALILoader
-from solo_ext.host.patches import select_for_run
+from solo_ext.host.patches import repairs_for, select_for_run
 from solo_ext.locks import locked
 from solo_ext.training.agreed_dir import RUN_DIR, agreed_run_dir
 from solo_ext.training.collapse import CollapseWatch
@@ -132,7 +132,7 @@ def pretrain(
 
     quiet()
     pl.seed_everything(given["seed"], workers=True, verbose=False)
-    patched = select_for_run(given["patches"], repairs=True)
+    patched = select_for_run(given["patches"], repairs_for(given["method"]))
     model = prepared.method(cfg)
     model.to(
         memory_format=torch.channels_last if _channels_last(given) else torch.contiguous_format

@@ -16,6 +16,7 @@ from typing import Any
 from solo_ext.config.yaml_text import read_yaml
 from solo_ext.errors import ConfigError, UserError
 from solo_ext.paths import write_text as write_text
+from solo_ext.training.trainer import LOGGED
 
 CONFIG, ARGS = "config.yaml", "args.json"
 LOCK = ".lock"
@@ -174,7 +175,8 @@ def check_run_dir(run_dir: Path) -> None:
     with contextlib.suppress(OSError):
         # None where it is not there; one that cannot be read is refused as a run begins.
         names = {file.name for file in run_dir.iterdir()}
-    if not names or LOCK in names or _is_a_runs(run_dir / ENVIRONMENT):
+    # A run that died before its first batch left its lock and what its loggers had begun.
+    if names <= {LOCK, *LOGGED} or _is_a_runs(run_dir / ENVIRONMENT):
         return
     raise ConfigError(
         "--run-dir",

@@ -31,6 +31,23 @@ BUILT_INS = sorted(
     - {"pcl", "protocpc", "protoseed", "seed"}
     | {"mae"}
 )
+VIEW: dict[str, Any] = {
+    "rrc": {"enabled": True, "crop_min_scale": 0.2, "crop_max_scale": 1.0},
+    "color_jitter": {
+        "prob": 0.8,
+        "brightness": 0.4,
+        "contrast": 0.4,
+        "saturation": 0.2,
+        "hue": 0.1,
+    },
+    "grayscale": {"prob": 0.2},
+    "gaussian_blur": {"prob": 0.0},
+    "solarization": {"prob": 0.0},
+    "equalization": {"prob": 0.0},
+    "horizontal_flip": {"prob": 0.5},
+    "crop_size": 16,
+    "num_crops": 2,
+}
 
 
 def config(method: str, images: Path, **changes: Any) -> dict[str, Any]:
@@ -62,25 +79,7 @@ def config(method: str, images: Path, **changes: Any) -> dict[str, Any]:
             "val_path": None,
             "num_workers": 0,
         },
-        "augmentations": [
-            {
-                "rrc": {"enabled": True, "crop_min_scale": 0.2, "crop_max_scale": 1.0},
-                "color_jitter": {
-                    "prob": 0.8,
-                    "brightness": 0.4,
-                    "contrast": 0.4,
-                    "saturation": 0.2,
-                    "hue": 0.1,
-                },
-                "grayscale": {"prob": 0.2},
-                "gaussian_blur": {"prob": 0.0},
-                "solarization": {"prob": 0.0},
-                "equalization": {"prob": 0.0},
-                "horizontal_flip": {"prob": 0.5},
-                "crop_size": 16,
-                "num_crops": 2,
-            }
-        ],
+        "augmentations": [VIEW],
         "optimizer": {
             "name": "adamw" if method in ("mae", "mocov3") else "lars",
             "batch_size": 12,
@@ -271,6 +270,8 @@ def asked(six_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
         {
             "validated": validated(six_classes, patches=["own-size"]),
             "unknown": validated(six_classes, patches=["own-sise"]),
+            "no-list": validated(six_classes, patches="own-size"),
+            "one-crop": config("debiased", six_classes, augmentations=[{**VIEW, "num_crops": 1}]),
             "after": validated(six_classes),
             "debiased": debiased(0.1, **again),
             "same": debiased(0.1, **again),
@@ -293,6 +294,9 @@ def test_a_patch_that_is_asked_for_is_named_and_recorded(
     assert_same_run(side.loaded("after"), sides[0].loaded("validated"))
     assert side.log("after") == plain
     assert "SystemExit: 2" in side.error("unknown")
+    assert "solo_ext: patches='own-size': not a list" in printed
+    assert "python -m solo_ext main_pretrain.py" in printed, "what asserts two large crops else"
+    assert "SystemExit: 2" in side.error("one-crop")
     assert "solo_ext: patches='own-sise': unknown patch; did you mean 'own-size'?" in printed
 
 

@@ -531,9 +531,9 @@ def test_taking_a_patch_away_lasts_for_the_block(loaded: Host) -> None:
 def test_what_changes_numbers_is_applied_for_the_run_that_asks(loaded: Host) -> None:
     updater = importlib.import_module("solo.utils.momentum").MomentumUpdater
     own = updater.update
-    assert select_for_run(["momentum-update"], repairs=False) == ["momentum-update"]
+    assert select_for_run(["momentum-update"]) == ["momentum-update"]
     assert updater.update is not own
-    assert select_for_run([], repairs=False) == []
+    assert select_for_run([]) == []
     assert updater.update is own
     assert not any(patch.undo for patch in PATCHES.values() if patch.changes_numbers)
     with pytest.raises(ConfigError, match=r"patches='momentum-updat'.*did you mean"):
@@ -557,6 +557,18 @@ def test_a_patch_that_does_not_fit_is_a_warning_until_it_is_selected(
         select(["momentum-update"])
 
 
+@pytest.mark.parametrize("name", ["own-size", "dali"])
+def test_what_concerns_the_scripts_alone_is_refused_elsewhere(make_config: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"patches='{name}': it concerns solo-learn's own"):
+        prepare(make_config("simclr", patches=[name]))
+
+
+@pytest.mark.skipif(GENERATION == "main", reason="there it replaces something")
+def test_a_patch_without_anything_to_replace_is_refused(loaded: Host) -> None:
+    with pytest.raises(ConfigError, match="patches='no-labels': this solo-learn has nothing"):
+        select(["no-labels"])
+
+
 def test_a_run_records_its_patches(
     make_config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -567,4 +579,4 @@ def test_a_run_records_its_patches(
     assert environment["host"]["patches"][0] == "momentum-update"
     assert "momentum-resume" in environment["host"]["patches"]
     (line,) = [m for m in caplog.messages if m.startswith("patches of solo-learn that change")]
-    assert line.endswith(": momentum-update")
+    assert line.endswith(f": {', '.join(environment['host']['patches'])}")

@@ -11,18 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 from solo_ext.config.check import check_method_kwargs
 from solo_ext.errors import ConfigError
 from solo_ext.methods import METHODS, PCL
-from solo_ext.methods.data_sizes import IMAGENET, num_training_images
-from solo_ext.training.identity import Identity
+from solo_ext.methods.data_sizes import IMAGENET, fill_from_data, num_training_images, queue
 from solo_ext.training.prepare import prepare
 from solo_ext.training.pretrain import pretrain, resume
-from solo_ext.training.run_dir import ARGS, CONFIG, read_config
+from solo_ext.training.run_dir import ARGS, read_config
 
 MakeConfig = Callable[..., dict[str, Any]]
 CIFAR, BATCH = 50_000, 256
@@ -250,14 +248,15 @@ def test_a_temperature_that_the_loss_does_not_take(make_config: MakeConfig) -> N
         prepare(make_config("metric", method_kwargs=kwargs))
 
 
-def test_a_recorded_size_of_a_queue_that_is_not_there(
-    make_config: MakeConfig, tmp_path: Path
+def test_nothing_of_a_runs_file_is_resolved(
+    make_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once recorded as a default: such a run goes on."""
-    prepared = prepare(make_config("nnclr_symmetric"))
-    given = prepared.given
-    old = {**given, "method_kwargs": {**given["method_kwargs"], "queue_size": 65536}}
-    (tmp_path / CONFIG).write_text(yaml.safe_dump(old))
-    assert prepare(read_config(tmp_path)).given == given
-    recorded, now = (Identity.of(one, prepared.train) for one in (old, given))
-    assert recorded.differences(now) == []
+    """Someone's args.json beside a checkpoint asks for a variable of the environment."""
+    monkeypatch.setenv("SECRET", "17")
+    held = {"method": "pcl", "method_kwargs": {"queue_size": "${oc.decode:${oc.env:SECRET}}"}}
+    (tmp_path / "args.json").write_text(json.dumps(held))
+    cfg = prepare(make_config("pcl")).cfg
+    cfg.method_kwargs.queue_size = None
+    cfg.resume_from_checkpoint = str(tmp_path / "a.ckpt")
+    fill_from_data(cfg, {"queue_size": queue(16384)}, 240)
+    assert cfg.method_kwargs.queue_size == 24, "of the images, not of the file"

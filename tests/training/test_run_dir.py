@@ -142,6 +142,9 @@ def test_whose_folder_it_is(make_config: MakeConfig, tmp_path: Path) -> None:
     (killed / "csv").mkdir(parents=True)
     (killed / LOCK).touch()
     check_run_dir(killed)
+    (killed / "config.yaml").touch()
+    with pytest.raises(ConfigError, match=r"it holds '\.lock' and is no run"):
+        check_run_dir(killed)
 
 
 def test_checkpoints_are_named_once(make_config: MakeConfig, tmp_path: Path) -> None:

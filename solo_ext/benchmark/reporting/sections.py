@@ -172,18 +172,24 @@ def origin_blocks(results: Results) -> list[Block]:
 
 
 def _patches(results: Results) -> str:
-    """Whether solo-learn's own methods are as it has them."""
-    configs = [(record["row"], record["config"]) for record in results.records]
-    if any("patches" not in config for _, config in configs):
-        return (
-            "Some runs are of before solo-learn's methods were left as it has them: momentum "
-            "networks were averaged in place, LARS and schedules were those of timm and torch."
-        )
-    named = {results.label(row): config["patches"] for row, config in configs if config["patches"]}
-    if not named:
-        return "solo-learn's methods train as it has them: no row asks for a patch."
-    rows = "; ".join(f"{label} ({', '.join(patches)})" for label, patches in named.items())
-    return f"solo-learn's methods train as it has them, but for the patches of these rows: {rows}."
+    """What of solo-learn's methods is other than it has them, by the runs' own notes."""
+    rows: dict[str, set[str]] = {}
+    for record in results.records:
+        patches = record["environment"]["host"].get("patches")
+        if patches is None:
+            return (
+                "Some runs are of before solo-learn's methods were left as it has them: momentum "
+                "networks were averaged in place, LARS and schedules were those of timm and torch."
+            )
+        for patch in patches:
+            rows.setdefault(patch, set()).add(results.label(record["row"]))
+    if not rows:
+        return "solo-learn's methods train as it has them, without patches."
+    listed = "; ".join(f"{patch} ({', '.join(sorted(of))})" for patch, of in sorted(rows.items()))
+    return (
+        "solo-learn's methods train as it has them, but for patches, of which docs/hosts.md says "
+        f"what they change: {listed}."
+    )
 
 
 def _counts(results: Results) -> str:
