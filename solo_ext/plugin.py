@@ -36,10 +36,9 @@ def register() -> None:
     """Fills ``solo.methods.METHODS`` and ``solo.losses``; loads the entry points of others.
 
     Idempotent. Entry points of the groups ``solo_ext.methods`` and ``solo_ext.losses`` name a
-    class or a function; the entry point's name is what configs write. A method is there under
-    ``<origin>/<name>`` too, such as ``solo_ext/pcl``, and only so where solo-learn has a method of
-    that name, which stays. Whatever cannot be loaded is one warning, and an error when it is
-    selected.
+    class or a function; the entry point's name is what configs write. Where solo-learn has a
+    method of that name, its own stays, and the other is ``<origin>/<name>``, as ``solo_ext/pcl``.
+    Whatever cannot be loaded is one warning, and an error when it is selected.
 
     Raises:
         HostError: solo-learn is missing or cannot be imported.
@@ -54,8 +53,9 @@ def register() -> None:
     load_entry_points(METHOD_GROUP, METHODS)
     load_entry_points(LOSS_GROUP, LOSSES)
     for method in METHODS.entries():
-        _put(loaded.methods, method, f"method {method.name!r}", f"{method.origin}/{method.name}")
-        loaded.methods[f"{method.origin}/{method.name}"] = method.target
+        alias = f"{method.origin}/{method.name}"
+        if not _put(loaded.methods, method, f"method {method.name!r}", alias):
+            loaded.methods[alias] = method.target
         if method.target not in PLUGIN_METHODS:
             PLUGIN_METHODS.append(method.target)
     losses = loaded.solo.losses
@@ -65,9 +65,12 @@ def register() -> None:
             losses.__all__.append(loss.name)
 
 
-def _put(table: dict[str, Any], entry: Entry[Any], what: str, otherwise: str) -> None:
-    if table.setdefault(entry.name, entry.target) is not entry.target:
+def _put(table: dict[str, Any], entry: Entry[Any], what: str, otherwise: str) -> bool:
+    """Adds an entry where its name is free, and says so where it is not."""
+    own = table.setdefault(entry.name, entry.target) is entry.target
+    if not own:
         _tell(f"solo-learn has a {what} of its own, which stays; {entry.origin}'s is {otherwise}")
+    return own
 
 
 def listed(entry: Entry[Any], table: Mapping[str, Any] | None = None) -> dict[str, Any]:

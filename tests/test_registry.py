@@ -162,7 +162,7 @@ def test_the_hosts_own_stay_and_ours_have_another_name(
     assert restored.methods["somebody/simclr"] is first
     message = "solo-learn has a method 'simclr' of its own, which stays; somebody's is"
     assert caplog.text.count(message) == 1
-    assert restored.methods["solo_ext/debiased"] is restored.methods["debiased"] is Debiased
+    assert not any(name.startswith("solo_ext/") for name in restored.methods)
 
 
 def test_loads_entry_points(restored: host.Host, monkeypatch: pytest.MonkeyPatch) -> None:

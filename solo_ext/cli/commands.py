@@ -109,7 +109,7 @@ def _methods(args: argparse.Namespace) -> Any:
     register()
     loaded = host.load()
     rows = [listed(entry, loaded.methods) for entry in METHODS.entries()]
-    ours = {row["name"] for row in rows} | {f"{e.origin}/{e.name}" for e in METHODS.entries()}
+    ours = {row["name"] for row in rows}
     rows += [
         {"name": name, "origin": "solo-learn", "paper": "", "year": "", "arxiv": ""}
         for name in loaded.methods

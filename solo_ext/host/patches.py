@@ -171,14 +171,14 @@ def repairs_for(method: str, data_format: str | None = None) -> list[str]:
 
 
 def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[str]:
-    """Applies the patches of a run and says which.
+    """Applies the patches of a run.
 
     Args:
         given: the config's ``patches``.
         repairs: of :func:`repairs_for`; those that do not fit this host are left out.
 
     Returns:
-        The names of all that are applied, for the run's records.
+        The names of all that are applied, for the run's records and :func:`announce`.
 
     Raises:
         ConfigError: as :func:`select`.
@@ -187,10 +187,13 @@ def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[st
     chosen += [name for name in repairs if name not in chosen]
     for name in chosen:
         PATCHES[name].apply()
-    applied = [name for name in chosen if PATCHES[name].undo]
+    return [name for name in chosen if PATCHES[name].undo]
+
+
+def announce(applied: Collection[str]) -> None:
+    """Says in one line which patches a run has that change numbers, if any."""
     if applied:
         logger.info(f"patches of solo-learn that change numbers: {', '.join(applied)}")
-    return applied
 
 
 @contextlib.contextmanager
@@ -260,7 +263,7 @@ def _messages() -> Iterator[Replacement]:
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
         show_messages()
         try:
-            applied = _begin(cfg)
+            announce(applied := _begin(cfg))
             if applied:
                 # What is recorded of a built-in without patches stays upstream's too.
                 OmegaConf.set_struct(cfg, False)

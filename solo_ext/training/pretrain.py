@@ -38,7 +38,7 @@ from solo_ext.errors import (
 )
 from solo_ext.evaluation.online import OnlineEvaluation, online_protocols
 from solo_ext.host.dali_loader import DALILoader
-from solo_ext.host.patches import repairs_for, select_for_run
+from solo_ext.host.patches import announce, repairs_for, select_for_run
 from solo_ext.locks import locked
 from solo_ext.training.agreed_dir import RUN_DIR, agreed_run_dir
 from solo_ext.training.collapse import CollapseWatch
@@ -406,6 +406,7 @@ def _channels_last(given: dict[str, Any]) -> bool:
 
 
 def _write_records(run_dir: Path, prepared: Prepared, patched: list[str]) -> None:
+    announce(patched)
     run_dir.mkdir(parents=True, exist_ok=True)
     args = OmegaConf.to_container(prepared.cfg, resolve=True)
     write_text(run_dir / ARGS, json.dumps(args, indent=1))

@@ -43,7 +43,9 @@ def test_interrupted_and_begun_again(tmp_path: Path) -> None:
     os.killpg(first.pid, signal.SIGINT)
     said = first.communicate()
     assert (first.returncode, said[0]) == (130, ""), said[1]
-    assert said[1].splitlines()[-1] == "solo-ext: interrupted; the same command goes on"
+    assert said[1].splitlines()[-1] == (
+        "solo-ext: stopped by SIGINT; what is finished stays, and the same command goes on"
+    )
     assert "Traceback" not in said[1]
     with pytest.raises(ProcessLookupError):
         os.killpg(first.pid, 0)

@@ -193,7 +193,8 @@ def test_every_parameter_is_learnt_once(cfg: DictConfig) -> None:
 
 
 def test_a_trainer_runs_it(prepared: Prepare, tmp_path: Path) -> None:
-    made = prepared()
+    # The warm-up's first steps are too small to move every weight in single precision.
+    made = prepared("scheduler.name=none")
     method = make_method(made.cfg)
     before = {name: p.detach().clone() for name, p in method.named_parameters()}
     trainer = pl.Trainer(
