@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from filelock import FileLock
 from PIL import Image
 
 from tests.conftest import KWARGS
@@ -181,10 +182,16 @@ def sides(six_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     """Every built-in, and SimCLR with validation, with the plugin and without it."""
     jobs = {method: config(method, six_classes) for method in BUILT_INS}
     jobs["validated"] = validated(six_classes)
-    folder = tmp_path_factory.mktemp("sides")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # All workers of a test run have these minutes of training in common.
+        folder = folder.parent
     both = Side(folder / "with"), Side(folder / "without", "--without")
-    for side in both:
-        side.run(jobs)
+    with FileLock(folder / "sides.lock"):
+        if not (folder / "sides.done").exists():
+            for side in both:
+                side.run(jobs)
+            (folder / "sides.done").touch()
     return both
 
 
