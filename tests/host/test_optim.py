@@ -330,9 +330,11 @@ def test_static_groups_keep_the_base_rate(scheduler: str, split: bool) -> None:
         found = rates(module, 9)
         assert found[0][0] != found[-1][0], "the others move"
     each = 2 if split else 1
-    for step in found:
+    for number, step in enumerate(found):
         assert len(step) == 3 * each
-        assert step[2 * each :] == [0.5] * each
+        # As upstream, whose static groups take the warm-up's first step along.
+        first = scheduler == "warmup_cosine" and number == 0
+        assert step[2 * each :] == pytest.approx([3e-5 if first else 0.5] * each)
     assert "static_lr" in fixed, "the method's own groups are left as they are"
 
 

@@ -100,8 +100,10 @@ def _schedule(module: Any, optimizer: torch.optim.Optimizer, static: list[bool])
             start=module.warmup_start_lr,
             end=module.min_lr,
         )
+        # Upstream holds static groups from the second step on: the first is the warm-up's.
+        first = module.warmup_start_lr if module.warmup_epochs > 0 else module.lr
         factors = [
-            _constant if fixed else _factor(rate, group["lr"])
+            _static(first / module.lr) if fixed else _factor(rate, group["lr"])
             for group, fixed in zip(optimizer.param_groups, static, strict=True)
         ]
         scheduler = LambdaLR(optimizer, factors)
@@ -154,6 +156,10 @@ def _factor(rate: Callable[[int, float], float], base: float) -> Callable[[int],
 
 def _constant(step: int) -> float:
     return 1.0
+
+
+def _static(first: float) -> Callable[[int], float]:
+    return lambda step: 1.0 if step else first
 
 
 def _decayed(milestones: list[int], step: int) -> float:
