@@ -59,6 +59,7 @@ def test_their_names_are_listed_whole(run: Run) -> None:
     assert "soft_nearest_neighbor_loss_func" in printed, "80 columns do not cut a name"
 
 
+@pytest.mark.slow
 def test_their_method_trains_and_is_checked(run: Run, make_config: Any, tmp_path: Path) -> None:
     config = make_config("align_uniform", method_kwargs={"weight": 1.0})
     config["method_kwargs"].pop("proj_hidden_dim")

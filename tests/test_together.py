@@ -16,6 +16,8 @@ import torch
 from solo_ext.clustering import Clustering, faiss_backend, kmeans
 from solo_ext.together import meet, on_first, together
 
+pytestmark = pytest.mark.slow
+
 InProcesses = Callable[[Any], list[dict[str, Any]]]
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

@@ -20,6 +20,7 @@ def quick(tiny: dict[str, Any]) -> Any:
     return checked_benchmark(tiny | {"seeds": [1], "default_rows": ["raw-pixels"]})
 
 
+@pytest.mark.slow
 def test_slurm_jobs(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """The same jobs as SLURM's, run by submitit as processes of this machine."""
     pytest.importorskip("submitit")

@@ -27,6 +27,8 @@ from solo_ext.json_lines import whole_lines
 from solo_ext.locks import locked
 from solo_ext.training.run_dir import METRICS, checkpoints
 
+pytestmark = pytest.mark.slow
+
 
 def command(file: Path, out: Path, *words: str) -> list[str]:
     cli = [sys.executable, "-m", "solo_ext.cli.main"]

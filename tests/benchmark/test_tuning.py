@@ -119,6 +119,7 @@ def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
         trial_settings(settings(tiny), ["simclr"])
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path: Path, tiny: dict[str, Any]) -> None:
     from solo_ext.cli.main import main
 

@@ -15,6 +15,8 @@ from benchmarks.footprint.formulas import Footprint, Sizes
 from benchmarks.footprint.traffic import Traffic
 from tests.scripts import run_script
 
+pytestmark = pytest.mark.slow
+
 MakeConfig = Callable[..., dict[str, Any]]
 HERE = Path(__file__).parent
 IMAGES, BATCH, RANKS, DIM = 48, 8, 2, 8

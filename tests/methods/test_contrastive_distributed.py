@@ -15,6 +15,8 @@ from torch import Tensor
 
 from tests.scripts import run_script
 
+pytestmark = pytest.mark.slow
+
 MakeConfig = Callable[..., dict[str, Any]]
 Noted = dict[str, list[dict[str, Any]]]
 HERE = Path(__file__).parent

@@ -168,6 +168,7 @@ def test_where_embeddings_are_changes_no_numbers() -> None:
     assert check_method_kwargs(PCLKwargs, {"e_step_sample": 7})["e_step_sample"] == 7
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_an_error_while_one_process_embeds_ends_both(tmp_path: Path) -> None:
     """At once, with what went wrong; the other process has not even begun to cluster."""

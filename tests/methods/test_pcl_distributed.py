@@ -17,6 +17,8 @@ from solo_ext.data.sampler import EpochSampler
 from solo_ext.training.prepare import prepare
 from tests.scripts import run_script
 
+pytestmark = pytest.mark.slow
+
 InProcesses = Callable[[Any, int], list[dict[str, Any]]]
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

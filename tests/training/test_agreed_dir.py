@@ -43,6 +43,7 @@ def given(make_config: MakeConfig, tmp_path: Path) -> dict[str, Any]:
     return check_run(make_config("simclr", checkpoint={"dir": str(tmp_path / "runs")}))
 
 
+@pytest.mark.slow
 def test_processes_of_torchrun(given: dict[str, Any], tmp_path: Path) -> None:
     """The same one, and again after a restart: the run goes on there."""
     (tmp_path / "late.py").write_text(LATE)
