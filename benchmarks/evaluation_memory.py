@@ -42,8 +42,8 @@ def work(task: str, folder: Path) -> None:
     paths = {"train_path": str(folder / "train"), "val_path": str(folder / "test")}
     if task == "e_step":
         from solo_ext.config.compose import compose
-        from solo_ext.training.prepare import prepare
-        from solo_ext.training.pretrain import pretrain
+        from solo_ext.lab.training.prepare import prepare
+        from solo_ext.lab.training.pretrain import pretrain
 
         changes = (
             "data.dataset=custom",
@@ -63,7 +63,7 @@ def work(task: str, folder: Path) -> None:
         config |= {"limit_train_batches": 2, "limit_val_batches": 0}
         pretrain(prepare(config), run_dir=folder / "run", show_progress=False)
         return
-    from solo_ext.evaluation.evaluate import evaluate
+    from solo_ext.lab.evaluation.evaluate import evaluate
 
     own = {"gallery": "train"} if task == "retrieval" else {"k": [20], "temperature": [0.07]}
     settings = {"data": paths, "out": str(folder / task), "num_workers": 0, "device": "cpu", **own}
@@ -154,7 +154,7 @@ def main() -> None:
         print(f"| {' | '.join('' if v is None else str(v) for v in line.values())} |")
     if args.json:
         from solo_ext import host
-        from solo_ext.training.records import environment
+        from solo_ext.lab.training.records import environment
 
         record = {"unit": "MB", "rows": lines, "environment": environment(host.load().info)}
         args.json.write_text(json.dumps(record, indent=1) + "\n")

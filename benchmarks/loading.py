@@ -1,6 +1,6 @@
 """Images per second of the ways to load and augment JPEG files: torchvision, DALI, on the batch.
 
-    python benchmarks/loading.py --data FOLDER --out benchmark_results/loading
+    python benchmarks/loading.py --data FOLDER --out results/loading
 
 FOLDER holds class folders, for example Imagenette-160's `train`. Its images are first cut to
 squares of 160 pixels, since augmentation on the batch wants images of one size. All sources give
@@ -34,9 +34,9 @@ from solo_ext.data.dali_errors import dali_installed
 from solo_ext.data.raw_batches import RawBatches
 from solo_ext.data.reading import load_image
 from solo_ext.data.transforms import FixedView
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import train_loader
-from solo_ext.training.records import environment
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import train_loader
+from solo_ext.lab.training.records import environment
 
 BATCH = 64
 SQUARE = 160

@@ -18,14 +18,14 @@ class SoloExtSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Called by Hydra with the search path of the program."""
         try:
+            from solo_ext.core.files import config_root
             from solo_ext.data.resolvers import add_resolvers
-            from solo_ext.paths import config_root
 
             search_path.append(provider="solo_ext", path=f"file://{config_root()}")
             add_resolvers()
             if "solo.methods" in sys.modules:
                 from solo_ext import register
-                from solo_ext.messages import show_messages
+                from solo_ext.core.errors import show_messages
 
                 show_messages()
                 register()

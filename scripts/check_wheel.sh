@@ -18,7 +18,7 @@ from pathlib import Path
 
 import solo_ext
 from solo_ext.config.compose import compose, shipped_configs
-from solo_ext.paths import config_root
+from solo_ext.core.files import config_root
 
 package = Path(solo_ext.__file__).parent
 assert Path(sys.prefix).resolve() in package.resolve().parents, f"{package} is not the wheel's"

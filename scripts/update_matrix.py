@@ -1,6 +1,6 @@
 """Writes docs/matrix.md from the records of ``pytest -m matrix``.
 
-python scripts/update_matrix.py            # all of benchmark_results/matrix
+python scripts/update_matrix.py            # all of results/matrix
 python scripts/update_matrix.py --check    # fails when the page is not what the records say
 
 Either fails where a record lacks a cell, or has one that failed.
@@ -15,10 +15,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from solo_ext.paths import write_text
+from solo_ext.core.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDS, PAGE = ROOT / "benchmark_results" / "matrix", ROOT / "docs" / "matrix.md"
+RECORDS, PAGE = ROOT / "results" / "matrix", ROOT / "docs" / "matrix.md"
 CHECKS = {
     "resume at epoch": "resume at epoch",
     "resume mid-epoch": "resume mid-epoch",
@@ -33,7 +33,7 @@ CHECKS = {
 HEAD = """# Every method by every check
 
 Written by `python scripts/update_matrix.py` from the records of `pytest -m matrix` in
-[benchmark_results/matrix](../benchmark_results/matrix); a subset is run by every test run.
+[results/matrix](../results/matrix); a subset is run by every test run.
 
 - Runs of three epochs of six steps with a checkpoint after each, on a CPU. **equal**: stopped and
   resumed (AMP, accumulation, multi-crop, DALI: within the second epoch) the run ends with the same

@@ -1,6 +1,6 @@
 """Writes the table of results of README.md from the records of benchmarks.
 
-python scripts/update_readme.py            # all of benchmark_results that have settings
+python scripts/update_readme.py            # all of results that have settings
 python scripts/update_readme.py --check    # fails when README.md is not what the records say
 """
 
@@ -10,10 +10,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from solo_ext.benchmark.records import SETTINGS
-from solo_ext.benchmark.reporting.readme import readme_table, updated
-from solo_ext.errors import UserError
-from solo_ext.paths import write_text
+from solo_ext.core.errors import UserError
+from solo_ext.core.files import write_text
+from solo_ext.lab.experiments.records import SETTINGS
+from solo_ext.lab.experiments.reporting.readme import readme_table, updated
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,11 +25,11 @@ def main() -> int:
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    found = sorted(file.parent for file in (ROOT / "benchmark_results").rglob(SETTINGS))
+    found = sorted(file.parent for file in (ROOT / "results").rglob(SETTINGS))
     folders = args.folders or found
     try:
         if not folders:
-            raise UserError(f"no {SETTINGS} in {ROOT / 'benchmark_results'}; name folders")
+            raise UserError(f"no {SETTINGS} in {ROOT / 'results'}; name folders")
         text = args.readme.read_text()
         wanted = updated(text, readme_table(folders, args.readme.parent))
     except UserError as error:

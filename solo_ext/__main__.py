@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from solo_ext.errors import ConfigError, UserError, nearest
+from solo_ext.core.errors import ConfigError, UserError, nearest
 
 logger = logging.getLogger("solo_ext.launcher")
 _OF_MAIN_UMAP = {"matplotlib", "pandas", "seaborn", "umap", "wandb"}
@@ -31,7 +31,7 @@ def main() -> int:
         The exit code, 2 for a mistake of the user's; what a script raises passes through.
     """
     if len(sys.argv) < 2 or not sys.argv[1].endswith(".py"):
-        from solo_ext.cli.main import main as command
+        from solo_ext.lab.cli.main import main as command
 
         return command()
     with _mistakes_in_one_line(sys.argv[1]):
@@ -75,9 +75,9 @@ def _prepare(script: str) -> None:
     import torch
 
     from solo_ext import register
+    from solo_ext.core.errors import show_messages
     from solo_ext.data.resolvers import add_resolvers
     from solo_ext.host import patches
-    from solo_ext.messages import show_messages
 
     show_messages()
     register()
@@ -126,7 +126,7 @@ def _check(cfg: Any) -> None:
     if "method" not in cfg or "augmentations" not in cfg:
         return
     from solo_ext import host
-    from solo_ext.training.check_builtin import check_large_crops
+    from solo_ext.lab.training.check_builtin import check_large_crops
 
     methods = host.load().methods
     if cfg.method not in methods:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
+from solo_ext.core.registry import Entry, Registry
 from solo_ext.losses import LOSSES
-from solo_ext.registry import Entry, Registry
 
 METHOD_GROUP = "solo_ext.methods"
 LOSS_GROUP = "solo_ext.losses"

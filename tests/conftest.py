@@ -23,8 +23,8 @@ from PIL import Image
 from torch import multiprocessing
 
 from solo_ext import host
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 
 CLASSES, PER_CLASS, SIDE, BATCH = 3, 16, 16, 24
 KWARGS: dict[str, dict[str, Any]] = {

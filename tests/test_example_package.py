@@ -52,7 +52,7 @@ def test_the_example_is_short() -> None:
 
 
 def test_their_names_are_listed_whole(run: Run) -> None:
-    command = "from solo_ext.cli.main import main; main(['methods']); main(['losses'])"
+    command = "from solo_ext.lab.cli.main import main; main(['methods']); main(['losses'])"
     printed = run("-c", command).stdout
     assert "align_uniform_loss_func" in printed
     assert "align-uniform" in printed
@@ -65,7 +65,7 @@ def test_their_method_trains_and_is_checked(run: Run, make_config: Any, tmp_path
     config["method_kwargs"].pop("proj_hidden_dim")
     (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(config))
     command = (
-        "import sys; from solo_ext.cli.main import main; sys.exit(main(['pretrain', "
+        "import sys; from solo_ext.lab.cli.main import main; sys.exit(main(['pretrain', "
         f"'--config-path', {str(tmp_path)!r}, '--config-name', 'theirs', '--run-dir', 'run', "
         "*sys.argv[1:]]))"
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from solo_ext.cli.main import main
+from solo_ext.lab.cli.main import main
 
 ROOT = os.environ.get("SOLO_LEARN_ROOT")
 pytestmark = [

@@ -370,7 +370,7 @@ def test_what_is_moved_to_cuda_stays_where_there_is_none(forks: Forks) -> None:
 
 
 def test_our_evaluation_reads_the_folder(folder: Path, environment: dict[str, str]) -> None:
-    from solo_ext.evaluation.evaluate import evaluate
+    from solo_ext.lab.evaluation.evaluate import evaluate
 
     # Its args.json holds interpolations, which are not resolved out of a file.
     digits = Path(environment["SOLO_EXT_DATA"]) / "digits"

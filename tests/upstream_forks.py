@@ -60,9 +60,6 @@ def serve() -> None:
     import solo.data.pretrain_dataloader
     import solo.methods  # noqa: F401
 
-    import solo_ext.methods
-    import solo_ext.training.prepare  # noqa: F401
-
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

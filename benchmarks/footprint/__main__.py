@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.footprint.tables import BEGIN, END, document
-from solo_ext.paths import write_text
+from solo_ext.core.files import write_text
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "distributed.md"
 

@@ -23,8 +23,8 @@ from benchmarks.speed.effort import QUICK, Effort
 from benchmarks.speed.record import Record
 from benchmarks.speed.rows import ROWS
 from benchmarks.speed.table import markdown, table
-from solo_ext.errors import UserError, nearest
-from solo_ext.paths import write_text
+from solo_ext.core.errors import UserError, nearest
+from solo_ext.core.files import write_text
 
 USER_MISTAKE = 2
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU; use --device cpu")
     effort = replace(QUICK if args.quick else Effort(), device=device)
-    folder = Path("runs") if args.quick else Path("benchmark_results") / "speed"
+    folder = Path("runs") if args.quick else Path("results") / "speed"
     out = args.json or folder / f"{'speed-quick' if args.quick else device}.json"
     torch.set_num_threads(1)
     # A quick table is soon made again.

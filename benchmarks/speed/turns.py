@@ -17,8 +17,8 @@ from lightning.pytorch.callbacks import Callback
 from benchmarks.speed.effort import Effort
 from benchmarks.speed.made_images import write_folders
 from solo_ext.config.compose import compose
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 
 BATCH, STEPS_PER_EPOCH = 256, 9
 TEACHERS = "SOLO_EXT_TEACHERS"

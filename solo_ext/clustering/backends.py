@@ -12,8 +12,8 @@ from solo_ext.clustering.faiss_backend import faiss_lloyd
 from solo_ext.clustering.flash_backend import flash_lloyd
 from solo_ext.clustering.lloyd import lloyd
 from solo_ext.clustering.rows import Rows
-from solo_ext.errors import ConfigError, nearest
-from solo_ext.precision import Precision
+from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.precision import Precision
 
 
 class Backend(Protocol):

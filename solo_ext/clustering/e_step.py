@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext import distributed
 from solo_ext.clustering.concentration import concentration_of_sums
 from solo_ext.clustering.exact import exact_scale, on_grid
 from solo_ext.clustering.feature_file import Features
 from solo_ext.clustering.fit import Clustering
 from solo_ext.clustering.multi_granularity import multi_granularity_kmeans
-from solo_ext.together import meet, together
+from solo_ext.core import distributed
+from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def e_step(
         Li et al., ICLR 2021, arXiv 2005.04966.
     """
     shared = distributed.world_size() > 1
-    with together(features.device):
+    with propagate_rank_errors(features.device):
         clusterings = multi_granularity_kmeans(
             features,
             num_prototypes,
@@ -120,5 +120,5 @@ def _granularity(
 
 
 def _of_all(values: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    meet(values.device)
+    rank_barrier(values.device)
     return reduce(values)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from solo_ext.clustering.rows import Rows
-from solo_ext.precision import Precision
-from solo_ext.together import on_first
+from solo_ext.core.distributed import on_first
+from solo_ext.core.precision import Precision
 
 
 def faiss_lloyd(
@@ -23,7 +23,7 @@ def faiss_lloyd(
     """Moves the means by ``faiss.Kmeans``, on all rows, without subsampling.
 
     Rows of several ranks are brought together on rank 0, where faiss clusters them while the other
-    ranks wait (:func:`solo_ext.together.on_first`). faiss computes in fp32 and holds a
+    ranks wait (:func:`solo_ext.core.distributed.on_first`). faiss computes in fp32 and holds a
     copy of the rows.
 
     Args:

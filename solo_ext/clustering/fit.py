@@ -12,7 +12,7 @@ from solo_ext.clustering.assignment import assign, distances_to, tile_rows
 from solo_ext.clustering.backends import BACKENDS
 from solo_ext.clustering.exact import exact_scale, on_grid
 from solo_ext.clustering.rows import Rows
-from solo_ext.precision import Precision, matmul_precision
+from solo_ext.core.precision import Precision, matmul_precision
 
 # Rows that are assigned at a time, for which a file is read once.
 _BLOCK = 2**16

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from solo_ext.clustering.lloyd import lloyd
 from solo_ext.clustering.rows import Rows
-from solo_ext.precision import Precision
-from solo_ext.together import on_first
+from solo_ext.core.distributed import on_first
+from solo_ext.core.precision import Precision
 
 
 def flash_lloyd(

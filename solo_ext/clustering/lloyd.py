@@ -10,7 +10,7 @@ from solo_ext.clustering.exact import exact_scale, on_grid
 from solo_ext.clustering.nearest import Nearest
 from solo_ext.clustering.relocation import Relocation
 from solo_ext.clustering.rows import Rows
-from solo_ext.precision import Precision, matmul_precision
+from solo_ext.core.precision import Precision, matmul_precision
 
 _PERTURBATION = 1 / 1024
 

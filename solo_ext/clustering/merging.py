@@ -7,7 +7,7 @@ from torch import Tensor
 
 from solo_ext.clustering.assignment import tile_rows
 from solo_ext.clustering.rows import Rows
-from solo_ext.distributed import rank
+from solo_ext.core.distributed import rank
 
 
 def merge_costs(means: Tensor, sizes: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:

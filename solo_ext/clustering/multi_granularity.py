@@ -11,8 +11,8 @@ from solo_ext.clustering.backends import resolve_backend
 from solo_ext.clustering.feature_file import FeatureFile, Features
 from solo_ext.clustering.fit import Clustering, fit
 from solo_ext.clustering.rows import rows_of
-from solo_ext.precision import PRECISIONS, Precision
-from solo_ext.together import together
+from solo_ext.core.distributed import propagate_rank_errors
+from solo_ext.core.precision import PRECISIONS, Precision
 
 
 def kmeans(
@@ -151,7 +151,7 @@ def multi_granularity_kmeans(
         )
     for count in num_clusters:
         _check_options(count, iterations, restarts, precision, sample)
-    with together(features.device, among=sharded):
+    with propagate_rank_errors(features.device, among=sharded):
         rows = rows_of(features, row_ids, sharded)
         seen = rows if sample is None else rows.drawn(sample, sample_seed)
         in_file = sample is None and isinstance(features, FeatureFile)

@@ -7,8 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solo_ext.distributed import rank, sum_over_ranks, world_size
-from solo_ext.together import meet
+from solo_ext.core.distributed import rank, rank_barrier, sum_over_ranks, world_size
 
 # Samples that are looked at together.
 _BLOCK = 2**22
@@ -37,7 +36,7 @@ def normalized_mutual_information(assignments: Tensor, labels: Tensor) -> float:
     pairs = np.unique(_pairs(assignments, labels, len(classes)), return_counts=True)[1]
     joint = torch.tensor(_entropy(pairs, len(labels)), dtype=torch.float64)
     joint = joint.to(assignments.device)
-    meet(joint.device)
+    rank_barrier(joint.device)
     apart = _entropy(sizes, len(labels)) + _entropy(classes, len(labels))
     return max(0.0, 2 * (1 - float(sum_over_ranks(joint)) / apart))
 

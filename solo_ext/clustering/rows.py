@@ -11,8 +11,7 @@ from torch import Tensor
 
 from solo_ext.clustering.assignment import tile_rows
 from solo_ext.clustering.feature_file import Features
-from solo_ext.distributed import gather, rank, world_size
-from solo_ext.together import meet
+from solo_ext.core.distributed import gather, rank, rank_barrier, world_size
 
 # Row numbers that are hashed at a time.
 _HASHED = 2**18
@@ -55,21 +54,21 @@ class Rows:
     def sum(self, x: Tensor) -> Tensor:
         """Adds up ``x`` of all ranks, in place."""
         if self.shared:
-            meet(x.device)
+            rank_barrier(x.device)
             dist.all_reduce(x)
         return x
 
     def max(self, x: Tensor) -> Tensor:
         """Takes the maximum of ``x`` of all ranks, in place."""
         if self.shared:
-            meet(x.device)
+            rank_barrier(x.device)
             dist.all_reduce(x, op=dist.ReduceOp.MAX)
         return x
 
     def from_first(self, x: Tensor) -> Tensor:
         """Copies ``x`` of rank 0 to all ranks, in place."""
         if self.shared:
-            meet(x.device)
+            rank_barrier(x.device)
             dist.broadcast(x, src=0)
         return x
 
@@ -127,7 +126,7 @@ class Rows:
         joined = features.new_empty(self.total if first else 0, features.shape[1])
         rest = max(self.counts[1:]) if first else 0
         all_ids, all_parts = self.ids.new_empty(rest), features.new_empty(rest, features.shape[1])
-        meet(features.device)
+        rank_barrier(features.device)
         if not first:
             if len(features):
                 dist.send(self.ids, dst=0)
@@ -185,7 +184,7 @@ def rows_of(features: Features, row_ids: Tensor | None, sharded: bool) -> Rows:
 def _counts(features: Features, shared: bool) -> tuple[int, ...]:
     count = torch.tensor([len(features)], device=features.device)
     if shared:
-        meet(count.device)
+        rank_barrier(count.device)
         count = gather(count)
     return tuple(count.tolist())
 
@@ -201,7 +200,7 @@ def _largest(features: Features, shared: bool) -> float:
     # NaN has no place in a maximum over ranks.
     largest = largest.nan_to_num(0.0, posinf=0.0)
     if shared:
-        meet(features.device)
+        rank_barrier(features.device)
         dist.all_reduce(broken)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     if broken:

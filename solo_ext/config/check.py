@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 from solo_ext.config.code import refuse_interpolations, refuse_targets
 from solo_ext.config.expected import expected, literal_choices, union_members, unwrapped
 from solo_ext.config.schema import TRAINER, Run, Section
-from solo_ext.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, nearest
 
 
 def trainer_arguments() -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
 
 ALLOW = "SOLO_EXT_ALLOW_CODE"
 """Environment variable; 1 takes what this module refuses."""

@@ -19,8 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 from solo_ext.config.code import refuse_hydra_section
 from solo_ext.config.schema import Run
 from solo_ext.config.yaml_text import check_aliases
-from solo_ext.errors import ConfigError, UserError, nearest
-from solo_ext.paths import config_root, is_file
+from solo_ext.core.errors import ConfigError, UserError, nearest
+from solo_ext.core.files import config_root, is_file
 
 NAMESPACE = "solo_ext"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
 
 _MOST = 100_000
 """Values that a file may stand for once its aliases are written out; configs have hundreds."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from solo_ext.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError, UserError
 
 INSTALL = "pip install 'solo-ext[dali-cuda12]' or 'solo-ext[dali-cuda13]', after your CUDA"
 _READ = "remove it or replace it; data.format=image_folder reads with Pillow instead"

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from torchvision import datasets
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.formats.class_folders import ClassFolders
 from solo_ext.data.formats.file_list import FileList
 from solo_ext.data.formats.h5 import open_h5
@@ -20,7 +21,6 @@ from solo_ext.data.reading import UnreadableImage, load_image
 from solo_ext.data.sampler import SampleKey, mix
 from solo_ext.data.transforms import MultiCrop, Transform
 from solo_ext.data.unreadable import Skipping, name_of, read_sample
-from solo_ext.errors import ConfigError
 
 
 class Unlabelled(Dataset[Item]):

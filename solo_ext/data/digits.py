@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from solo_ext.errors import UserError
-from solo_ext.paths import data_root
+from solo_ext.core.errors import UserError
+from solo_ext.core.files import data_root
 
 SIZE = 32
 TRAIN_PER_CLASS = 140
@@ -26,7 +26,7 @@ def digits_folder(split: str, root: Path | None = None) -> Path:
 
     Args:
         split: ``train`` (140 images of each class) or ``val`` (the others, 397).
-        root: parent folder; :func:`solo_ext.paths.data_root` by default.
+        root: parent folder; :func:`solo_ext.core.files.data_root` by default.
 
     Raises:
         ValueError: unknown split.

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch.utils.data import Subset
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali_errors import cannot_skip
 from solo_ext.data.datasets import Unlabelled
 from solo_ext.data.images import Images
 from solo_ext.data.unreadable import Skipping
-from solo_ext.errors import ConfigError
 
 
 def files_of(images: Images) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali_errors import device_of
 from solo_ext.data.dali_views import DALIViews
 from solo_ext.data.datasets import TrainingViews, open_images, targets_of
@@ -17,7 +18,6 @@ from solo_ext.data.files import files_of
 from solo_ext.data.transforms import MultiCrop, Transform, eval_transform, statistics
 from solo_ext.data.unreadable import read_sample
 from solo_ext.data.workers import WorkerLoader
-from solo_ext.errors import ConfigError
 
 
 def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
@@ -79,7 +79,7 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
         return index, self.transform(image)
 
 
-def fixed_pass_loader(
+def indexed_eval_loader(
     cfg: Mapping[str, Any], dataset: Any, indices: Sequence[int], batch_size: int
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Batches ``(indices, views)`` of some samples at the size of pretraining, each once.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.dali_errors import device_of
 from solo_ext.data.dali_views import DALIViews
 from solo_ext.data.datasets import FixedViews, TrainingViews, targets_of
@@ -16,16 +17,15 @@ from solo_ext.data.files import files_of
 from solo_ext.data.fixed_loader import FixedLoader
 from solo_ext.data.images import Images
 from solo_ext.data.pixels import open_pixels
-from solo_ext.data.place import Resumable
+from solo_ext.data.place import StatefulLoader
 from solo_ext.data.raw_batches import RawBatch, RawBatches
 from solo_ext.data.sampler import EpochSampler, SampleKey
 from solo_ext.data.transforms import eval_transform, pretrain_transform, statistics
 from solo_ext.data.unreadable import Skipping, passed_over
 from solo_ext.data.workers import WorkerLoader
-from solo_ext.errors import ConfigError, UserError
 
 
-class ResumableLoader(Resumable, WorkerLoader):
+class ResumableLoader(StatefulLoader, WorkerLoader):
     """A training loader that knows its place and can be put there again.
 
     Attributes:

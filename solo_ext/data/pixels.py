@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils.data import Subset
 from torchvision import datasets
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.datasets import WithoutLabels, targets_of
 from solo_ext.data.images import Images
 from solo_ext.data.unreadable import Skipping, name_of, read_sample
-from solo_ext.errors import ConfigError
 
 MEMORY_BOUND = 8 << 30
 """Largest set, in bytes, that ``data.in_memory`` decodes."""

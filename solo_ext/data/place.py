@@ -8,7 +8,7 @@ from typing import Any
 from solo_ext.data.sampler import EpochSampler
 
 
-class Resumable:
+class StatefulLoader:
     """Mixin of loaders that know their place and can be put there again.
 
     Args:

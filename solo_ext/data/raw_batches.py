@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from solo_ext.core.errors import UserError
 from solo_ext.data.datasets import TrainingViews
 from solo_ext.data.images import Images
 from solo_ext.data.pixels import Pixels
 from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import MultiCrop
-from solo_ext.errors import UserError
 
 
 class RawBatch(NamedTuple):

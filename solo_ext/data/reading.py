@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
 
 _SIXTEEN = 16
 _BITS_PER_SAMPLE = 258

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from solo_ext import distributed
+from solo_ext.core import distributed
 
 
 class SampleKey(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from solo_ext.errors import ProcessLost
+from solo_ext.core.errors import ProcessLost
 
 logger = logging.getLogger(__name__)
 _OF_A_JOB = tuple(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from solo_ext.errors import HostError
+from solo_ext.core.errors import HostError
 from solo_ext.host.builtin_kwargs import BUILTIN_KWARGS, MOMENTUM_METHODS
 from solo_ext.host.detect import HostInfo, detect
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from timm.models import load_checkpoint
 from torch import nn
 
-from solo_ext.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, nearest
 
 PREFIX = "timm/"
 SMALL_SIDE = 64

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solo_ext import distributed
+from solo_ext.core import distributed
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali_errors import cannot_skip, device_of, unreadable
 from solo_ext.data.datasets import TrainingViews, targets_of
 from solo_ext.data.files import files_of
 from solo_ext.data.images import Images
 from solo_ext.data.loaders import epoch_sampler
-from solo_ext.data.place import Resumable
+from solo_ext.data.place import StatefulLoader
 from solo_ext.data.sampler import mix
 from solo_ext.data.transforms import MultiCrop
-from solo_ext.errors import ConfigError
 from solo_ext.host.dali_pass import DALIPass
 
 FILES_ONLY = ("custom", "imagenet", "imagenet100")
@@ -26,7 +26,7 @@ _AHEAD = 4
 """Batches that a pipeline may have read when it fails on one."""
 
 
-class DALILoader(Resumable):
+class DALILoader(StatefulLoader):
     """Batches ``[indices, [crops], targets]`` through the host's own DALI pipeline.
 
     Which images a batch holds is what the ordinary loader's seed, epoch and rank say; the

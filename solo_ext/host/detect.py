@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from solo_ext.errors import HostError
+from solo_ext.core.errors import HostError
 
 INSTALL = (
     "install the release with `pip install --no-deps solo-learn==1.0.2` (or `uv sync`), or take "

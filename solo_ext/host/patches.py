@@ -30,8 +30,7 @@ from PIL import Image
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision import transforms
 
-from solo_ext.errors import ConfigError, UserError, nearest
-from solo_ext.messages import show_messages
+from solo_ext.core.errors import ConfigError, UserError, nearest, show_messages
 
 logger = logging.getLogger(__name__)
 
@@ -306,7 +305,7 @@ def _auto_resume() -> Iterator[Replacement]:
     "knn_eval.enabled fails with `Unexpected keyword arguments: compute_on_step`",
 )
 def _online_knn() -> Iterator[Replacement]:
-    from solo_ext.modules.knn import OnlineKNN
+    from solo_ext.memory.knn import OnlineKNN
 
     if not _own_base():
         return

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from solo_ext.core.precision import full_precision_products
 from solo_ext.kernels.tiles import tile_rows
-from solo_ext.precision import full_precision_products
 
 
 class NearestRows(NamedTuple):

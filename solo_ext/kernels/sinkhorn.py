@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from solo_ext.distributed import max_over_ranks, sum_over_ranks
+from solo_ext.core.distributed import max_over_ranks, sum_over_ranks
 from solo_ext.kernels.tiles import tile_rows, tiles_of
 
 Logits = Callable[[slice, slice], Tensor]

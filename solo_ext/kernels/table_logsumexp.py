@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from solo_ext.core.precision import full_precision_products
 from solo_ext.kernels.tiles import tile_rows
-from solo_ext.precision import full_precision_products
 
 
 def table_logsumexp(

@@ -67,7 +67,7 @@ def two_view_contrast(
     """Mean loss of every row of two views with its other view, against all other rows.
 
     ``log(1 + M_i exp(-s_i))`` with s_i the similarity to the other view over the temperature and
-    M_i the mass that :class:`solo_ext.losses.NegativeMass` estimates. The same as
+    M_i the mass that :class:`solo_ext.losses.NegativeEstimator` estimates. The same as
     :func:`solo_ext.kernels.batch_contrast` with that estimate, in the fewest operations: anchors
     are the candidates, so that one product gives all similarities and one all gradients, and the
     similarities' bound is the shift of every exponential.

@@ -17,7 +17,7 @@ from solo_ext.losses.mixing import Mixing, draw_mixes
 from solo_ext.losses.mochi import mochi_loss_func
 from solo_ext.losses.n_pair import n_pair_loss_func
 from solo_ext.losses.nce import nce_loss_func
-from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.negative_mass import NegativeEstimator
 from solo_ext.losses.nnclr_symmetric import nnclr_symmetric_loss_func
 from solo_ext.losses.nt_xent import nt_xent_loss_func
 from solo_ext.losses.proto_nce import proto_nce_loss_func
@@ -35,7 +35,7 @@ __all__ = [
     "ContrastiveTerms",
     "MixDraws",
     "Mixing",
-    "NegativeMass",
+    "NegativeEstimator",
     "ProtoCPCTerms",
     "SEEDTerms",
     "alignment_loss_func",

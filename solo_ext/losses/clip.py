@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext import distributed
-from solo_ext.losses.precision import full_precision, full_precision_products
+from solo_ext.core import distributed
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses.registry import LOSSES
 
 

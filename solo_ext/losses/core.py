@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.kernels import (
     BOUND,
     batch_contrast,
@@ -17,8 +18,7 @@ from solo_ext.kernels import (
     table_logsumexp,
 )
 from solo_ext.losses.mixing import Mixing
-from solo_ext.losses.negative_mass import PLAIN, NegativeMass
-from solo_ext.losses.precision import full_precision, full_precision_products
+from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
 
 
 class ContrastiveTerms(NamedTuple):
@@ -49,7 +49,7 @@ def contrastive(
     candidates: Tensor,
     *,
     own: Tensor | None = None,
-    estimator: NegativeMass = PLAIN,
+    estimator: NegativeEstimator = PLAIN,
     mixing: Mixing | None = None,
     temperature: float,
     extra_positives: Tensor | None = None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses.batch_of_views import batch_of_views
 from solo_ext.losses.core import ContrastiveTerms, contrastive
-from solo_ext.losses.negative_mass import NegativeMass
-from solo_ext.losses.precision import full_precision, full_precision_products
+from solo_ext.losses.negative_mass import NegativeEstimator
 from solo_ext.losses.registry import LOSSES
 from solo_ext.losses.two_views import two_view_loss, two_view_terms
 
@@ -17,7 +17,7 @@ def estimated_terms(
     z1: Tensor,
     z2: Tensor,
     temperature: float,
-    estimator: NegativeMass,
+    estimator: NegativeEstimator,
     more_positives: Tensor | None = None,
 ) -> ContrastiveTerms:
     """Two views against each other and the batch, by an estimate of the negatives' mass.
@@ -55,7 +55,7 @@ def estimated_loss(
     z1: Tensor,
     z2: Tensor,
     temperature: float,
-    estimator: NegativeMass,
+    estimator: NegativeEstimator,
     more_positives: Tensor | None = None,
 ) -> Tensor:
     """The loss of :func:`estimated_terms` alone."""
@@ -103,4 +103,4 @@ def debiased_loss_func(
     Source:
         Chuang et al., NeurIPS 2020, arXiv 2007.00224.
     """
-    return estimated_loss(z1, z2, temperature, NegativeMass(tau_plus), more_positives)
+    return estimated_loss(z1, z2, temperature, NegativeEstimator(tau_plus), more_positives)

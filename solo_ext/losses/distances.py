@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from solo_ext.losses.precision import full_precision_products
+from solo_ext.core.precision import full_precision_products
 
 
 def row_distances(x: Tensor, y: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from solo_ext.losses.debiased import estimated_loss
-from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.negative_mass import NegativeEstimator
 from solo_ext.losses.registry import LOSSES
 
 
@@ -52,5 +52,5 @@ def hard_negative_loss_func(
     Source:
         Robinson et al., ICLR 2021, arXiv 2010.04592.
     """
-    estimator = NegativeMass(tau_plus, beta, detach_weights)
+    estimator = NegativeEstimator(tau_plus, beta, detach_weights)
     return estimated_loss(z1, z2, temperature, estimator, more_positives)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.losses.precision import full_precision
+from solo_ext.core.precision import full_precision
 
 
 def margin_cross_entropy(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.kernels import MixDraws
 from solo_ext.losses.core import contrastive
 from solo_ext.losses.info_nce import shapes
 from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.precision import full_precision, full_precision_products
 from solo_ext.losses.registry import LOSSES
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.losses.precision import full_precision
+from solo_ext.core.precision import full_precision
 from solo_ext.losses.registry import LOSSES
 
 

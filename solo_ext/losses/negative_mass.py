@@ -23,7 +23,7 @@ class Mass(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NegativeMass:
+class NegativeEstimator:
     """Estimate of the summed exponentials of true negatives, from samples that are not all true.
 
     ``N max((R - tau_plus P) / (1 - tau_plus), exp(-1 / T))`` with ``R`` the mean of
@@ -98,5 +98,5 @@ class NegativeMass:
         return hard - weights + log_count
 
 
-PLAIN = NegativeMass()
+PLAIN = NegativeEstimator()
 """Every candidate is a negative and counts once."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext import distributed
+from solo_ext.core import distributed
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses.batch_of_views import own_rows
 from solo_ext.losses.core import ContrastiveTerms, contrastive
 from solo_ext.losses.mixing import Mixing
-from solo_ext.losses.negative_mass import PLAIN, NegativeMass
-from solo_ext.losses.precision import full_precision, full_precision_products
+from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
 from solo_ext.losses.registry import LOSSES
 
 
@@ -19,7 +19,7 @@ def nnclr_terms(
     p: Tensor,
     temperature: float,
     symmetric: bool = True,
-    estimator: NegativeMass = PLAIN,
+    estimator: NegativeEstimator = PLAIN,
     mixing: Mixing | None = None,
     joined: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ContrastiveTerms]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from solo_ext import distributed
+from solo_ext.core import distributed
 
 
 def own_pairs(rows: int, device: torch.device) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.kernels import table_logsumexp
-from solo_ext.losses.precision import full_precision, full_precision_products
 from solo_ext.losses.registry import LOSSES
 
 Collisions = Literal["paper", "merge"]

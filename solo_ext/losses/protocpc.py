@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from solo_ext.losses.precision import full_precision, full_precision_products
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses.registry import LOSSES
 
 LEAST_PRIOR = 1e-8

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.kernels.prototype_contrast import prototype_contrast
 from solo_ext.kernels.sinkhorn import Assignment, assign
-from solo_ext.losses.precision import full_precision, full_precision_products
 from solo_ext.losses.protocpc import LEAST_PRIOR, moved_prior
 
 AssignmentKind = Literal["sinkhorn", "softmax"]
@@ -71,7 +71,7 @@ def protocpc_step(
             student view; all 1 by default.
         student_temperature: above 0.
         teacher_temperature: above 0; Sinkhorn's epsilon.
-        assignment: ``sinkhorn``: balanced over the batch, see :func:`solo_ext.modules.sinkhorn`;
+        assignment: ``sinkhorn``: balanced over the batch, see :func:`solo_ext.memory.sinkhorn`;
             ``softmax``.
         iterations: of Sinkhorn, 1 or more.
         prior_momentum: in [0, 1].

@@ -6,6 +6,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from solo_ext.registry import Registry
+from solo_ext.core.registry import Registry
 
 LOSSES: Registry[Callable[..., Tensor]] = Registry("loss")

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext import distributed
+from solo_ext.core import distributed
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses.distances import pairwise_distances
 from solo_ext.losses.pairs import class_pairs, joined_mean, keep
-from solo_ext.losses.precision import full_precision, full_precision_products
 from solo_ext.losses.registry import LOSSES
 
 Distance = Literal["sqeuclidean", "cosine"]

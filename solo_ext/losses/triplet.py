@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from solo_ext.core.precision import full_precision
 from solo_ext.losses.distances import row_distances
-from solo_ext.losses.precision import full_precision
 from solo_ext.losses.registry import LOSSES
 
 

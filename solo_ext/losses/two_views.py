@@ -6,16 +6,16 @@ import math
 
 from torch import Tensor
 
-from solo_ext import distributed
+from solo_ext.core import distributed
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.kernels import TwoViewContrast, two_view_contrast, two_view_fits
 from solo_ext.losses.batch_of_views import batch_of_views, check_views
 from solo_ext.losses.core import ContrastiveTerms, check_temperature, contrastive
-from solo_ext.losses.negative_mass import PLAIN, NegativeMass
-from solo_ext.losses.precision import full_precision, full_precision_products
+from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
 
 
 def two_view_terms(
-    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeMass = PLAIN
+    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator = PLAIN
 ) -> ContrastiveTerms:
     """Each view of each image against its other view and all views of all other images.
 
@@ -45,7 +45,7 @@ def two_view_terms(
 
 
 def two_view_loss(
-    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeMass = PLAIN
+    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator = PLAIN
 ) -> Tensor:
     """The loss of :func:`two_view_terms` alone."""
     found = _at_once(z1, z2, temperature, estimator)
@@ -53,7 +53,7 @@ def two_view_loss(
 
 
 def _at_once(
-    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeMass
+    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator
 ) -> TwoViewContrast | None:
     check_views((z1, z2))
     check_temperature(temperature)
@@ -74,7 +74,7 @@ def _at_once(
 
 
 def _in_blocks(
-    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeMass
+    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator
 ) -> ContrastiveTerms:
     batch = batch_of_views((z1, z2))
     return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)

@@ -6,10 +6,10 @@ import math
 
 from torch import Tensor
 
-from solo_ext import distributed
+from solo_ext.core import distributed
+from solo_ext.core.precision import full_precision
 from solo_ext.losses.distances import pairwise_distances
 from solo_ext.losses.pairs import own_pairs
-from solo_ext.losses.precision import full_precision
 from solo_ext.losses.registry import LOSSES
 
 

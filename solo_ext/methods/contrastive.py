@@ -10,20 +10,26 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext import distributed
+from solo_ext.core import distributed
 from solo_ext.data.fixed_pass import training_set
 from solo_ext.host import BaseMethod, BaseMomentumMethod, initialize_momentum_params
 from solo_ext.losses.batch_of_views import batch_of_views
 from solo_ext.losses.core import ContrastiveTerms, contrastive
-from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.negative_mass import NegativeEstimator
 from solo_ext.losses.nnclr_symmetric import nnclr_terms
 from solo_ext.losses.two_views import two_view_terms
+from solo_ext.memory.cluster_prototypes import ClusterPrototypes
+from solo_ext.memory.feature_bank import FeatureBank
+from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.heads import projector
+from solo_ext.memory.state import keep_out_of_broadcast
+from solo_ext.memory.support_set import Neighbours, SupportSet
 from solo_ext.methods.contrastive_kwargs import (
     CLUSTERS,
     ContrastiveKwargs,
     check_size,
     fill_sizes,
-    settle,
+    validate,
 )
 from solo_ext.methods.contrastive_metrics import (
     neighbour_metrics,
@@ -36,19 +42,13 @@ from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
 from solo_ext.methods.registry import fill_method_kwargs, has_indices, require_two_views
-from solo_ext.modules.cluster_prototypes import ClusterPrototypes
-from solo_ext.modules.feature_bank import FeatureBank
-from solo_ext.modules.feature_queue import FeatureQueue
-from solo_ext.modules.heads import projector
-from solo_ext.modules.state import keep_out_of_broadcast
-from solo_ext.modules.support_set import Neighbours, SupportSet
 
 
 class Contrastive(BaseMomentumMethod):
     """Contrasts positives with negatives, each of a kind that the config chooses.
 
     ``-log(exp(s_p) / (exp(s_p) + M))``, s the cosine over the temperature, M the estimated mass of
-    the negatives (:class:`solo_ext.losses.NegativeMass`): mean over all pairs of a crop and a
+    the negatives (:class:`solo_ext.losses.NegativeEstimator`): mean over all pairs of a crop and a
     positive from another large crop, or from any other crop where views are contrasted with views
     of the batch. The methods of the papers are presets of it.
 
@@ -56,9 +56,9 @@ class Contrastive(BaseMomentumMethod):
     processes. A queue: one per large crop, of that crop's momentum embeddings, and contrasted
     with the other crops. There is no momentum backbone where negatives are of the batch.
 
-    Logs ``train_<method>_loss``, and as far as they apply ``train_floored`` (share of anchors on
-    the floor, whose negatives get no gradient), ``train_hardness`` (cosine at which all negatives
-    would weigh what they are estimated to), ``train_mined_similarity`` and
+    Logs ``train_<method>_loss``, and as far as they apply ``train_clamped_fraction`` (share of
+    anchors on the floor, whose negatives get no gradient), ``train_hardness`` (cosine at
+    which all negatives would weigh what they are estimated to), ``train_mined_similarity`` and
     ``train_mixed_similarity`` (cosines of mined negatives and of mixtures), ``train_nn_acc``
     (neighbours of the image's label, where both have one), ``train_nn_similarity``,
     ``train_nn_own`` (neighbours that are the image itself, where the data tell their images apart),
@@ -81,7 +81,7 @@ class Contrastive(BaseMomentumMethod):
             self.momentum_classifier = None
         kwargs = self.cfg.method_kwargs
         self.temperature: float = kwargs.temperature
-        self.estimator = NegativeMass(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
+        self.estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
         self._build(kwargs)
         self._written: tuple[list[Tensor], Tensor, Tensor] | None = None
         self._last_views: list[Tensor] | None = None
@@ -142,7 +142,7 @@ class Contrastive(BaseMomentumMethod):
             cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg, small=True)
         cls.fill_sizes(cfg)
-        return settle(cfg)
+        return validate(cfg)
 
     fill_sizes = staticmethod(fill_sizes)
     check_size = staticmethod(check_size)

@@ -15,7 +15,7 @@ from solo_ext.config.types import (
     ProbabilityBelowOne,
     method_kwargs,
 )
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
 from solo_ext.methods.data_sizes import clusters, fill_from_data, queue
 from solo_ext.methods.e_step_kwargs import (
     PUBLISHED_CLUSTERS,
@@ -176,7 +176,7 @@ def fill_num_hard(cfg: DictConfig) -> None:
         rank_zero_only(logger.info)(line)
 
 
-def settle(cfg: DictConfig) -> DictConfig:
+def validate(cfg: DictConfig) -> DictConfig:
     """Checks what the settings need of each other and of the data.
 
     Raises:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from solo_ext.losses.core import ContrastiveTerms
-from solo_ext.modules.feature_queue import FeatureQueue
-from solo_ext.modules.support_set import Neighbours, SupportSet
+from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.support_set import Neighbours, SupportSet
 
 
 def term_metrics(
@@ -24,7 +24,7 @@ def term_metrics(
     """
     names = {"train_hardness": "hardness"}
     if debiased:
-        names["train_floored"] = "floored"
+        names["train_clamped_fraction"] = "floored"
     if mixing:
         names |= {"train_mined_similarity": "mined", "train_mixed_similarity": "mixed"}
     return {

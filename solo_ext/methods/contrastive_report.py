@@ -36,7 +36,7 @@ def report_settings(
         kwargs.beta,
         kwargs.temperature,
         kwargs.proj_output_dim,
-        watch="train_floored",
+        watch="train_clamped_fraction",
     )
     if kwargs.positives == "nearest_neighbor" and num_samples:
         _warn_of_own_neighbours(cfg, kwargs.support_set, num_samples)

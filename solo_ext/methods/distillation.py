@@ -11,25 +11,25 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from solo_ext.core.errors import ConfigError
+from solo_ext.core.geometry import effective_rank
 from solo_ext.data.fixed_pass import training_set
 from solo_ext.data.transforms import statistics
-from solo_ext.errors import ConfigError
-from solo_ext.geometry import effective_rank
 from solo_ext.host import BaseMethod
+from solo_ext.memory.heads import projector
+from solo_ext.memory.renormalize import Renormalize
+from solo_ext.memory.state import keep_out_of_broadcast
+from solo_ext.memory.teacher import Teacher
+from solo_ext.memory.teacher_cache import TeacherCache
 from solo_ext.methods.distillation_kwargs import (
     TEACHER,
     DistillationKwargs,
-    settle,
     source_of,
     teacher_name,
+    validate,
 )
 from solo_ext.methods.projected import ProjectedMethod
 from solo_ext.methods.registry import fill_method_kwargs, logger
-from solo_ext.modules.heads import projector
-from solo_ext.modules.renormalize import Renormalize
-from solo_ext.modules.state import keep_out_of_broadcast
-from solo_ext.modules.teacher import Teacher
-from solo_ext.modules.teacher_cache import TeacherCache
 from solo_ext.pretrained.heads import build_head
 from solo_ext.pretrained.teachers import LoadedTeacher, load_teacher
 
@@ -86,7 +86,7 @@ class Distillation(ProjectedMethod, ABC):
     @classmethod
     def add_and_assert_specific_cfg(cls, cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
-        return settle(
+        return validate(
             fill_method_kwargs(BaseMethod.add_and_assert_specific_cfg(cfg), cls.kwargs_type)
         )
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from solo_ext.config.types import PositiveInt, method_kwargs
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.fixed_views import first_random_setting
-from solo_ext.errors import ConfigError
 from solo_ext.methods.registry import require_indices
 from solo_ext.pretrained.teacher_source import TeacherSource, check_source
 
@@ -87,7 +87,7 @@ def source_of(settings: Any) -> TeacherSource:
     )
 
 
-def settle(cfg: DictConfig) -> DictConfig:
+def validate(cfg: DictConfig) -> DictConfig:
     """Checks what the settings need of each other, of the data and of the disk.
 
     Raises:

@@ -40,7 +40,7 @@ def report_seed(cfg: DictConfig, kwargs_type: type[DistillationKwargs], dim: int
             kwargs.beta,
             kwargs.student_temperature,
             dim,
-            watch="train_floored",
+            watch="train_clamped_fraction",
         )
         if mixes(kwargs):
             # The negatives are the teacher's embeddings of one crop at a time.

@@ -12,10 +12,10 @@ import torch
 from annotated_types import MinLen
 from omegaconf import DictConfig
 
-from solo_ext import distributed
 from solo_ext.clustering import resolve_backend
 from solo_ext.config.types import NonNegativeInt, PositiveFloat, PositiveInt, method_kwargs
-from solo_ext.errors import ConfigError
+from solo_ext.core import distributed
+from solo_ext.core.errors import ConfigError
 from solo_ext.methods.registry import logger
 
 PUBLISHED_CLUSTERS = 25000, 50000, 100000

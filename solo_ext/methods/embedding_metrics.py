@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.geometry import effective_rank
+from solo_ext.core.geometry import effective_rank
 from solo_ext.losses import alignment_loss_func, uniformity_loss_func
 
 

@@ -10,22 +10,22 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext import distributed
 from solo_ext.clustering.matching import match_clusters
+from solo_ext.core import distributed
 from solo_ext.host import BaseMethod
 from solo_ext.losses import uniformity_loss_func
+from solo_ext.memory.cluster_prototypes import ClusterPrototypes
+from solo_ext.memory.feature_bank import FeatureBank
+from solo_ext.memory.heads import projector
+from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.metric_criteria import OfMargins
-from solo_ext.methods.metric_kwargs import CLUSTERS, MetricKwargs, check_size, fill_sizes, settle
+from solo_ext.methods.metric_kwargs import CLUSTERS, MetricKwargs, check_size, fill_sizes, validate
 from solo_ext.methods.metric_losses import build_criterion
 from solo_ext.methods.metric_report import report_settings
 from solo_ext.methods.projected import ProjectedMethod
 from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
 from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
-from solo_ext.modules.cluster_prototypes import ClusterPrototypes
-from solo_ext.modules.feature_bank import FeatureBank
-from solo_ext.modules.heads import projector
-from solo_ext.modules.state import keep_out_of_broadcast
 
 
 @METHODS.register("metric")
@@ -78,7 +78,7 @@ class Metric(ProjectedMethod):
         require_two_views(cfg, small=True)
         cfg = fill_method_kwargs(cfg, MetricKwargs)
         fill_sizes(cfg)
-        return settle(cfg)
+        return validate(cfg)
 
     fill_sizes = staticmethod(fill_sizes)
     check_size = staticmethod(check_size)

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solo_ext import distributed
-from solo_ext.losses.precision import full_precision, full_precision_products
-from solo_ext.modules.bilinear_critic import BilinearCritic
-from solo_ext.modules.class_weights import ClassWeights
+from solo_ext.core import distributed
+from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.memory.bilinear_critic import BilinearCritic
+from solo_ext.memory.class_weights import ClassWeights
 
 Loss = Callable[..., Tensor]
 
@@ -51,7 +51,7 @@ class Criterion(nn.Module, ABC):
         return [(z, views[u]) for v, z in enumerate(views) for u in large if u != v]
 
 
-class OfTargets(Criterion):
+class LabelCriterion(Criterion):
     """All crops at once, each with the class of its image: ``(x, targets)``."""
 
     uses_classes = True
@@ -60,7 +60,7 @@ class OfTargets(Criterion):
         return self.loss(torch.cat(list(views)), classes.repeat(len(views))), {}
 
 
-class OfModule(OfTargets):
+class OfModule(LabelCriterion):
     """A loss of pytorch-metric-learning, on the crops of all processes.
 
     Args:
@@ -90,7 +90,7 @@ class OfViews(Criterion):
         return torch.stack([self.loss(a, b) for a, b in self._pairs(views)]).mean(), {}
 
 
-class OfRows(Criterion):
+class PairCriterion(Criterion):
     """Each crop by itself: ``(x)``."""
 
     def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -227,7 +227,7 @@ class OfMargins(Criterion):
         return self.loss(cosine, target, **extra), {"train_class_weight_acc": found}
 
 
-class OfNoise(Criterion):
+class NoiseCriterion(Criterion):
     """An image's views as data, other images as noise: ``(data_logits, noise_logits)``.
 
     Logits are cosines over the temperature less ``log K``, K others: ``exp(cosine / T)`` stands for

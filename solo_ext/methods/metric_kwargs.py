@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from omegaconf import DictConfig
 
 from solo_ext.config.types import NonNegativeFloat, PositiveInt, method_kwargs
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
 from solo_ext.methods.data_sizes import clusters, fill_from_data
 from solo_ext.methods.e_step_kwargs import (
     PUBLISHED_CLUSTERS,
@@ -75,7 +75,7 @@ def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
         fill_from_data(cfg, coarsest, images)
 
 
-def settle(cfg: DictConfig) -> DictConfig:
+def validate(cfg: DictConfig) -> DictConfig:
     """Checks what the settings need of each other and of the data.
 
     Raises:

@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from solo_ext import distributed
-from solo_ext.errors import ConfigError, nearest
+from solo_ext.core import distributed
+from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.losses import LOSSES
 from solo_ext.methods.metric_criteria import (
     Criterion,
+    LabelCriterion,
+    NoiseCriterion,
     OfCritic,
     OfMargins,
     OfModule,
-    OfNoise,
     OfPairs,
     OfProxies,
-    OfRows,
     OfScaledViews,
-    OfTargets,
     OfTriplets,
     OfViews,
+    PairCriterion,
 )
 
 PML = "pml/"
@@ -33,17 +33,17 @@ PML = "pml/"
 KEY = "method_kwargs.loss"
 
 _TENSORS: dict[tuple[str, ...], type[Criterion]] = {
-    ("x", "targets"): OfTargets,
-    ("embeddings", "labels"): OfTargets,
+    ("x", "targets"): LabelCriterion,
+    ("embeddings", "labels"): LabelCriterion,
     ("z1", "z2"): OfViews,
     ("anchor", "positive", "negative"): OfTriplets,
     ("anchor", "positive"): OfViews,
     ("image", "text", "logit_scale"): OfScaledViews,
     ("x", "y", "same"): OfPairs,
     ("x", "y"): OfViews,
-    ("x",): OfRows,
+    ("x",): PairCriterion,
     ("cosine", "target"): OfMargins,
-    ("data_logits", "noise_logits"): OfNoise,
+    ("data_logits", "noise_logits"): NoiseCriterion,
     ("query", "context", "weight"): OfCritic,
 }
 """Criteria by the first arguments of the loss; longer ones before those that they begin with."""
@@ -97,7 +97,7 @@ def normalizes(name: str, settings: Mapping[str, Any]) -> bool:
     if name.startswith(PML):
         return False
     parameters = list(inspect.signature(LOSSES[name].target).parameters)
-    if kind in (OfNoise, OfMargins):
+    if kind in (NoiseCriterion, OfMargins):
         return "feature_norm" not in parameters
     if LOSSES[name].origin != "solo_ext":
         return False
@@ -118,7 +118,7 @@ def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
         allowed = list(inspect.signature(LOSSES[name].target).parameters)[tensors:]
     allowed = [a for a in allowed if a not in ("feature_norm", "more_positives", "kwargs")]
     # What the criterion takes in the loss's place.
-    allowed += {OfNoise: ["temperature"], OfScaledViews: ["logit_scale"]}.get(kind, [])
+    allowed += {NoiseCriterion: ["temperature"], OfScaledViews: ["logit_scale"]}.get(kind, [])
     for key in given:
         if key not in allowed:
             raise ConfigError(
@@ -168,8 +168,8 @@ def build_criterion(
     if name.startswith(PML):
         return kind(_pml_loss(name, given, num_classes, dim), num_large)
     target, given = LOSSES[name].target, dict(given)
-    if kind is OfNoise:
-        return OfNoise(target, num_large, given.pop("temperature", 0.2))
+    if kind is NoiseCriterion:
+        return NoiseCriterion(target, num_large, given.pop("temperature", 0.2))
     if kind is OfScaledViews:
         return OfScaledViews(target, num_large, given.pop("logit_scale", None))
 

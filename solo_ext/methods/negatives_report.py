@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from solo_ext import distributed
+from solo_ext.core import distributed
 from solo_ext.methods.registry import logger
 
 

@@ -10,18 +10,23 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext import distributed
+from solo_ext.core import distributed
 from solo_ext.data.sampler import draw, mix
 from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
+from solo_ext.memory.cluster_prototypes import ClusterPrototypes
+from solo_ext.memory.feature_bank import FeatureBank
+from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.heads import projector
+from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.pcl_kwargs import (
     KEY,
     PCLKwargs,
     check_size,
     fill_sizes,
     report_settings,
-    settle,
+    validate,
 )
 from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.prototype_refresh import (
@@ -30,11 +35,6 @@ from solo_ext.methods.prototype_refresh import (
     start_prototypes,
 )
 from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
-from solo_ext.modules.cluster_prototypes import ClusterPrototypes
-from solo_ext.modules.feature_bank import FeatureBank
-from solo_ext.modules.feature_queue import FeatureQueue
-from solo_ext.modules.heads import projector
-from solo_ext.modules.state import keep_out_of_broadcast
 
 
 @METHODS.register(
@@ -93,7 +93,7 @@ class PCL(ProjectedMomentumMethod):
         require_two_views(cfg)
         cfg = fill_method_kwargs(cfg, PCLKwargs)
         fill_sizes(cfg)
-        return settle(cfg)
+        return validate(cfg)
 
     fill_sizes = staticmethod(fill_sizes)
     check_size = staticmethod(check_size)

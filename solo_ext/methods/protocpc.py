@@ -10,6 +10,10 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.host import initialize_momentum_params
+from solo_ext.memory.heads import projector
+from solo_ext.memory.prototype_prior import PrototypePrior
+from solo_ext.memory.prototypes import Prototypes
+from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.distillation_report import report_protocpc
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.projected import ProjectedMomentumMethod
@@ -17,10 +21,6 @@ from solo_ext.methods.protocpc_kwargs import ProtoCPCKwargs
 from solo_ext.methods.prototype_kwargs import fill_num_prototypes
 from solo_ext.methods.prototype_step import commit, compare_assignments
 from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
-from solo_ext.modules.heads import projector
-from solo_ext.modules.prototype_prior import PrototypePrior
-from solo_ext.modules.prototypes import Prototypes
-from solo_ext.modules.state import keep_out_of_broadcast
 
 
 @METHODS.register(

@@ -9,7 +9,9 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
+from solo_ext.memory.prototype_prior import PrototypePrior
+from solo_ext.memory.prototypes import Prototypes
 from solo_ext.methods.distillation import Distillation
 from solo_ext.methods.distillation_kwargs import teacher_name
 from solo_ext.methods.distillation_report import report_protoseed
@@ -17,8 +19,6 @@ from solo_ext.methods.protoseed_kwargs import ProtoSEEDKwargs
 from solo_ext.methods.prototype_kwargs import fill_num_prototypes
 from solo_ext.methods.prototype_step import commit, compare_assignments
 from solo_ext.methods.registry import METHODS
-from solo_ext.modules.prototype_prior import PrototypePrior
-from solo_ext.modules.prototypes import Prototypes
 from solo_ext.pretrained.teachers import LoadedTeacher
 
 

@@ -15,18 +15,18 @@ import torch.nn.functional as F
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from solo_ext import distributed
 from solo_ext.clustering.e_step import Granularity, e_step
 from solo_ext.clustering.feature_file import FeatureFile, Features
 from solo_ext.clustering.mutual_information import normalized_mutual_information
-from solo_ext.data.fixed_pass import fixed_pass_loader, labels_of, training_set
+from solo_ext.core import distributed
+from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
+from solo_ext.core.errors import UserError
+from solo_ext.data.fixed_pass import indexed_eval_loader, labels_of, training_set
 from solo_ext.data.sampler import mix
-from solo_ext.errors import UserError
+from solo_ext.memory.cluster_prototypes import ClusterPrototypes
+from solo_ext.memory.feature_bank import FeatureBank
+from solo_ext.memory.modes import eval_mode
 from solo_ext.methods.e_step_kwargs import check_room, kept_backend
-from solo_ext.modules.cluster_prototypes import ClusterPrototypes
-from solo_ext.modules.feature_bank import FeatureBank
-from solo_ext.modules.modes import eval_mode
-from solo_ext.together import meet, together
 
 logger = logging.getLogger(__name__)
 _BATCHES_AT_ONCE = 4
@@ -118,7 +118,7 @@ def refresh_prototypes(method: Clustered, settings: Any, temperature: float) -> 
         UserError: there is no room for the embeddings on the disk.
         RankError: another rank failed.
     """
-    with together(method.device):
+    with propagate_rank_errors(method.device):
         return _refreshed(method, settings, temperature)
 
 
@@ -166,7 +166,7 @@ def _refreshed(method: Clustered, settings: Any, temperature: float) -> dict[str
 @contextlib.contextmanager
 def _features(method: Clustered, settings: Any, dataset: Any, ids: Tensor) -> Iterator[Features]:
     """(n_local, D) unit features of the samples ``ids``."""
-    meet(method.device)
+    rank_barrier(method.device)
     # DDP brings buffers into line at its next forward pass only, which this one is not.
     distributed.broadcast_buffers(*method.embedder)
     if settings.e_step_features == "disk":
@@ -224,10 +224,10 @@ def _embed(method: Clustered, dataset: Any, ids: Tensor, features: Features) -> 
     """Fills ``features`` with those of the samples ``ids``, on all ranks at about one pace."""
     cfg: Any = OmegaConf.to_container(method.cfg, resolve=True)
     batch_size = _BATCHES_AT_ONCE * cfg["optimizer"]["batch_size"]
-    loader = fixed_pass_loader(cfg, dataset, ids.tolist(), batch_size) if len(ids) else ()
+    loader = indexed_eval_loader(cfg, dataset, ids.tolist(), batch_size) if len(ids) else ()
     place = torch.full((len(dataset),), -1)
     place[ids] = torch.arange(len(ids))
-    meet(method.device)
+    rank_barrier(method.device)
     most = torch.tensor(-(-len(ids) // batch_size), device=method.device)
     meetings = int(distributed.max_over_ranks(most)) // _MEET_EVERY
     with (
@@ -239,10 +239,10 @@ def _embed(method: Clustered, dataset: Any, ids: Tensor, features: Features) -> 
             features[place[indices].to(features.device)] = F.normalize(embedded.float(), dim=1)
             if number % _MEET_EVERY == 0:
                 # Else a rank that is slower would keep the others in one collective for long.
-                meet(method.device)
+                rank_barrier(method.device)
                 meetings -= 1
     for _ in range(meetings):
-        meet(method.device)
+        rank_barrier(method.device)
 
 
 def _metrics(found: list[Granularity], names: list[str], labels: Tensor | None) -> dict[str, float]:

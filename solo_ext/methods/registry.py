@@ -7,8 +7,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from solo_ext.errors import ConfigError
-from solo_ext.registry import Registry
+from solo_ext.core.errors import ConfigError
+from solo_ext.core.registry import Registry
 
 logger = logging.getLogger("solo_ext.methods")
 METHODS: Registry[type[Any]] = Registry("method")

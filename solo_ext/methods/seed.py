@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solo_ext import distributed
+from solo_ext.core import distributed
 from solo_ext.losses.core import contrastive
-from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.negative_mass import NegativeEstimator
 from solo_ext.losses.seed import seed_terms
+from solo_ext.memory.feature_queue import FeatureQueue
 from solo_ext.methods.contrastive_metrics import queue_metrics, term_metrics
 from solo_ext.methods.distillation import Distillation
 from solo_ext.methods.distillation_report import report_seed
 from solo_ext.methods.drawn_mixing import DrawnMixing
 from solo_ext.methods.registry import METHODS
-from solo_ext.methods.seed_kwargs import SEEDKwargs, fill_sizes, is_queued, settle
-from solo_ext.modules.feature_queue import FeatureQueue
+from solo_ext.methods.seed_kwargs import SEEDKwargs, fill_sizes, is_queued, validate
 from solo_ext.pretrained.teachers import LoadedTeacher
 
 
@@ -41,7 +41,7 @@ class SEED(Distillation):
     student's and the teacher's embeddings), with SEED's own loss ``train_target_entropy`` (nats)
     and ``train_target_own`` (share of the target on the image itself; near 1 the loss is InfoNCE),
     with a queue ``train_queue_filled`` and ``train_queue_age``, with a contrastive one
-    ``train_hardness``, ``train_floored``, ``train_mined_similarity`` and
+    ``train_hardness``, ``train_clamped_fraction``, ``train_mined_similarity`` and
     ``train_mixed_similarity``.
 
     Args:
@@ -58,7 +58,7 @@ class SEED(Distillation):
         self.queues = nn.ModuleList(
             FeatureQueue(kwargs.queue_size, loaded.embed_dim) for _ in range(count)
         )
-        self.estimator = NegativeMass(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
+        self.estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
         self._written: list[Tensor] | None = None
         self._mixing = DrawnMixing(kwargs.mixing)
 
@@ -67,7 +67,7 @@ class SEED(Distillation):
         """Fills in the defaults and refuses what the method cannot do."""
         cfg = super().add_and_assert_specific_cfg(cfg)
         fill_sizes(cfg)
-        return settle(cfg)
+        return validate(cfg)
 
     fill_sizes = staticmethod(fill_sizes)
 

@@ -13,7 +13,7 @@ from solo_ext.config.types import (
     ProbabilityBelowOne,
     method_kwargs,
 )
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
 from solo_ext.methods.contrastive_kwargs import MixingKwargs, fill_num_hard
 from solo_ext.methods.data_sizes import fill_from_data, queue
 from solo_ext.methods.distillation_kwargs import DistillationKwargs
@@ -82,7 +82,7 @@ def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
     fill_num_hard(cfg)
 
 
-def settle(cfg: DictConfig) -> DictConfig:
+def validate(cfg: DictConfig) -> DictConfig:
     """Checks what the settings need of each other.
 
     Raises:

@@ -13,7 +13,7 @@ import torchvision
 from torch import nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from solo_ext.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.pretrained.teacher_source import KEY
 
 TIMM = "timm/"

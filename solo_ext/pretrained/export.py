@@ -17,15 +17,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from solo_ext.config.check import validated
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.transforms import statistics
-from solo_ext.errors import ConfigError, UserError
 from solo_ext.pretrained.detection import (
     detectron2_names,
     detectron2_settings,
     torchvision_twins,
 )
 from solo_ext.pretrained.exported import FETCHING, KEY, WEIGHTS, Metadata, load_exported
-from solo_ext.pretrained.placing import placed_whole
+from solo_ext.pretrained.placing import atomic_write
 from solo_ext.pretrained.runs import Pretrained, load_pretrained
 from solo_ext.pretrained.timm_twins import TimmModel, timm_twins
 
@@ -106,7 +106,7 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
     proof = _Proof(run.backbone, metadata.input_size)
     architecture = None
     try:
-        with placed_whole(target) as scratch:
+        with atomic_write(target) as scratch:
             if form == "timm":
                 metadata, difference = _write_for_timm(scratch, run, metadata, proof)
             elif form in ("torchvision", "detectron2"):

@@ -16,8 +16,8 @@ from solo_ext import host
 from solo_ext.config.check import validated
 from solo_ext.config.schema import Section
 from solo_ext.config.types import NonNegativeInt, PositiveFloat, PositiveInt
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.transforms import Transform, eval_transform
-from solo_ext.errors import ConfigError, UserError
 from solo_ext.host.backbones import PREFIX, BackboneTable, build_backbone
 from solo_ext.pretrained.files import check_fit
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
 
 _REFUSED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 

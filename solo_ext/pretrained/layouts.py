@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
 from solo_ext.pretrained.architectures import build_architecture
 from solo_ext.pretrained.files import check_fit, holds_values, read_checkpoint, read_safetensors
 from solo_ext.pretrained.teacher_source import KEY, TeacherSource

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
 from solo_ext.pretrained.heads import Activation, HeadSpec, load_head
 
 

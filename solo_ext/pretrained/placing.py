@@ -9,12 +9,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from solo_ext.errors import UserError
-from solo_ext.paths import writing
+from solo_ext.core.errors import UserError
+from solo_ext.core.files import writing
 
 
 @contextlib.contextmanager
-def placed_whole(target: Path) -> Iterator[Path]:
+def atomic_write(target: Path) -> Iterator[Path]:
     """A path to write a file or a folder to, which becomes ``target`` when the block ends well.
 
     Args:

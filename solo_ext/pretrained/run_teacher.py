@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from solo_ext.core.errors import UserError
 from solo_ext.data.transforms import statistics
-from solo_ext.errors import UserError
 from solo_ext.pretrained.files import file_digest
 from solo_ext.pretrained.heads import Activation, load_head
 from solo_ext.pretrained.layouts import prototype_rows

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from solo_ext import host
 from solo_ext.config.check import validated
 from solo_ext.config.types import PositiveInt
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.transforms import STATISTICS
-from solo_ext.errors import ConfigError, UserError
 from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained.exported import FETCHING
 from solo_ext.pretrained.files import check_fit, file_digest, holds_values, read_checkpoint

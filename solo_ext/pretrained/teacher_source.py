@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
 
 Layout = Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"]
 KEY = "method_kwargs.teacher"

@@ -8,7 +8,7 @@ from typing import Any
 import timm
 from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 
-from solo_ext.errors import ConfigError, UserError, nearest
+from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.pretrained.architectures import building, timm_name
 from solo_ext.pretrained.files import file_digest, state_digest
 from solo_ext.pretrained.layouts import check_library_fit, image_side, named, read_library_weights

@@ -9,7 +9,7 @@ import torchvision
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
-from solo_ext.errors import ConfigError, UserError, nearest
+from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.pretrained.architectures import (
     building,
     torchvision_model,

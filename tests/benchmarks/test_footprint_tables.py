@@ -28,9 +28,9 @@ from solo_ext.losses.mixing import Mixing, draw_mixes
 from solo_ext.losses.proto_nce import proto_nce_terms
 from solo_ext.losses.protocpc_step import protocpc_step
 from solo_ext.losses.seed import seed_terms
+from solo_ext.memory.class_weights import ClassWeights
+from solo_ext.memory.heads import projector
 from solo_ext.methods.registry import METHODS
-from solo_ext.modules.class_weights import ClassWeights
-from solo_ext.modules.heads import projector
 
 BATCH, DIM = 128, 64
 S = Sizes(0, BATCH, 1, DIM, tile=TILE["cpu"])

@@ -16,7 +16,7 @@ from benchmarks.speed.row import Measured
 from benchmarks.speed.rows import ROWS
 from benchmarks.speed.target import Target
 from benchmarks.speed.whole import Whole
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
 
 Calls = list[str]
 

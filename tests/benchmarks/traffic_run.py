@@ -17,9 +17,9 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from solo_ext.modules.state import State, Unsynchronised
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.memory.state import State, Unsynchronised
 
 COLLECTIVES = {"allreduce_": "all_reduce", "allgather_": "all_gather", "broadcast_": "broadcast"}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from solo_ext.clustering import kmeans, resolve_backend
 from solo_ext.clustering.backends import BACKENDS
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
 
 
 def blobs(n: int = 3000, d: int = 16, modes: int = 30) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from solo_ext.clustering import FeatureFile, e_step, kmeans
 from solo_ext.clustering.feature_file import _PART
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
 from tests.clustering.e_steps import same, steps
 
 ROWS = 2500

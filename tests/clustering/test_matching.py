@@ -12,7 +12,7 @@ from torch import Tensor
 
 from solo_ext.clustering import matching
 from solo_ext.clustering.matching import match_clusters
-from solo_ext.modules.class_weights import ClassWeights
+from solo_ext.memory.class_weights import ClassWeights
 
 
 def overlap(old: Tensor, new: Tensor, match: list[int]) -> int:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from solo_ext.clustering import fit, kmeans, nearest
-from solo_ext.precision import matmul_precision
+from solo_ext.core.precision import matmul_precision
 
 if not hasattr(torch.backends.mkldnn, "matmul"):
     pytest.skip("torch before 2.9 has one setting for all devices", allow_module_level=True)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from solo_ext.config.check import check_run, trainer_arguments
-from solo_ext.errors import ConfigError, UserError, nearest
+from solo_ext.core.errors import ConfigError, UserError, nearest
 
 Valid = Callable[[], dict[str, Any]]
 

@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 
 from solo_ext.config.check import check_run
 from solo_ext.config.compose import apply_overrides, compose, parse, shipped_configs
-from solo_ext.errors import ConfigError, UserError
-from solo_ext.paths import config_root
-from solo_ext.training.prepare import prepare
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.files import config_root
+from solo_ext.lab.training.prepare import prepare
 
 MINE = """
 defaults:

@@ -21,7 +21,7 @@ from solo_ext.config.types import (
     ProbabilityBelowOne,
     method_kwargs,
 )
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
 
 
 class Inner(BaseModel):

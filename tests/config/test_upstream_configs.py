@@ -12,7 +12,7 @@ from PIL import Image
 
 from solo_ext import host
 from solo_ext.config.compose import compose
-from solo_ext.training.prepare import prepare
+from solo_ext.lab.training.prepare import prepare
 
 ROOT = os.environ.get("SOLO_LEARN_ROOT")
 CONFIGS = Path(ROOT or "", "scripts", "pretrain")

@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data import dali_errors
 from solo_ext.data.dali_views import DALIViews
 from solo_ext.data.datasets import open_images
-from solo_ext.data.fixed_pass import fixed_pass_loader, training_set
+from solo_ext.data.fixed_pass import indexed_eval_loader, training_set
 from solo_ext.data.loaders import fixed_loader
-from solo_ext.errors import ConfigError, UserError
 
 pytest.importorskip("nvidia.dali")
 SIZES = [(20, 30), (37, 24), (16, 16), (12, 40), (55, 55), (31, 33), (9, 9)]
@@ -84,8 +84,8 @@ def test_e_step_reads_the_samples_it_asks_for(folder: Path) -> None:
     cfg = config(folder, "dali")
     dataset = training_set(Trainer(), cfg)
     wanted = [7, 2, 9, 4, 0]
-    found = list(fixed_pass_loader(cfg, dataset, wanted, 3))
-    expected = list(fixed_pass_loader(config(folder, "image_folder"), dataset, wanted, 3))
+    found = list(indexed_eval_loader(cfg, dataset, wanted, 3))
+    expected = list(indexed_eval_loader(config(folder, "image_folder"), dataset, wanted, 3))
     assert torch.cat([indices for indices, _ in found]).tolist() == wanted
     for (_, view), (_, other) in zip(found, expected, strict=True):
         assert ((view - other).abs() * 0.229 * 255).mean() < 0.4

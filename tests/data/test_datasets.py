@@ -20,6 +20,7 @@ from torchvision import datasets
 from torchvision import transforms as T
 
 from solo_ext.config.schema import Augmentation
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.datasets import (
     FixedViews,
     TrainingViews,
@@ -31,7 +32,6 @@ from solo_ext.data.datasets import (
 from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import MultiCrop, pretrain_transform
 from solo_ext.data.unreadable import name_of
-from solo_ext.errors import ConfigError
 
 COUNTS = {"ant": 20, "bee": 10, "cat": 30}
 

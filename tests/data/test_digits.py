@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from solo_ext.core.errors import UserError
 from solo_ext.data import digits
 from solo_ext.data.datasets import class_names, open_images
 from solo_ext.data.digits import digits_folder
 from solo_ext.data.resolvers import add_resolvers
-from solo_ext.errors import UserError
 
 COUNTS = {"train": 1400, "val": 397}
 

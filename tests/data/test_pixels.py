@@ -13,13 +13,13 @@ from PIL import Image
 from torch.utils.data import Subset
 from torchvision import datasets
 
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data import pixels
 from solo_ext.data.datasets import WithoutLabels, open_images
 from solo_ext.data.images import Images
 from solo_ext.data.pixels import HeldPixels, open_pixels
 from solo_ext.data.raw_batches import RawBatch, RawBatches
 from solo_ext.data.sampler import SampleKey
-from solo_ext.errors import ConfigError, UserError
 
 COUNT = 12
 

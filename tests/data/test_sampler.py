@@ -105,8 +105,8 @@ def test_an_epoch_under_way_keeps_its_number() -> None:
 def test_takes_the_ranks_of_a_late_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = EpochSampler(11, 0)
     assert len(sampler) == 11
-    monkeypatch.setattr("solo_ext.distributed.world_size", lambda: 3)
-    monkeypatch.setattr("solo_ext.distributed.rank", lambda: 2)
+    monkeypatch.setattr("solo_ext.core.distributed.world_size", lambda: 3)
+    monkeypatch.setattr("solo_ext.core.distributed.rank", lambda: 2)
     assert len(sampler) == 3
     assert [key.sample for key in sampler] == order(11, replicas=3, rank=2)
 

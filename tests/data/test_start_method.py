@@ -22,7 +22,7 @@ from torchvision.transforms import ToTensor
 
 from solo_ext.config.schema import Augmentation
 from solo_ext.data.datasets import FixedViews, TrainingViews, open_images
-from solo_ext.data.fixed_pass import IndexedViews, fixed_pass_loader
+from solo_ext.data.fixed_pass import IndexedViews, indexed_eval_loader
 from solo_ext.data.loaders import fixed_loader, pretrain_loader
 from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import pretrain_transform
@@ -173,7 +173,7 @@ def test_signals_to_workers_of_a_fixed_pass(
     }
     views = pretrain_loader(cfg, open_images(cfg["data"], "train")).dataset
     served: list[int] = []
-    for indices, _ in fixed_pass_loader(cfg, views, range(len(views)), 1):
+    for indices, _ in indexed_eval_loader(cfg, views, range(len(views)), 1):
         served += indices.tolist()
         if len(served) == 1:
             (worker,) = multiprocessing.active_children()
@@ -215,7 +215,7 @@ def test_loaders_take_the_setting(root: Path) -> None:
     loaders: list[Any] = [
         made,
         fixed_loader(cfg, images),
-        fixed_pass_loader(cfg, made.dataset, [0], 1),
+        indexed_eval_loader(cfg, made.dataset, [0], 1),
     ]
     for loader in loaders:
         assert loader.multiprocessing_context.get_start_method() == "spawn"

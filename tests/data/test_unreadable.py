@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from solo_ext.config.schema import Augmentation
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.datasets import (
     FixedViews,
@@ -27,13 +28,12 @@ from solo_ext.data.datasets import (
 )
 from solo_ext.data.files import files_of
 from solo_ext.data.fixed_loader import FixedLoader
-from solo_ext.data.fixed_pass import fixed_pass_loader
+from solo_ext.data.fixed_pass import indexed_eval_loader
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import UnreadableImage
 from solo_ext.data.sampler import EpochSampler, SampleKey
 from solo_ext.data.unreadable import MOST_IN_A_ROW, Skipping, name_of, passed_over, read_sample
-from solo_ext.errors import ConfigError
-from solo_ext.training.unreadable import UnreadableReport, add_lines
+from solo_ext.lab.training.unreadable import UnreadableReport, add_lines
 
 PER_CLASS, BATCH = 8, 4
 SIZE = 3 * PER_CLASS
@@ -213,7 +213,7 @@ def test_refused_in_one_line(folder: Path, workers: int) -> None:
     with pytest.raises(UnreadableImage, match=r"02\.png"):
         list(fixed_loader(cfg, open_images(cfg["data"], "val")))
     with pytest.raises(UnreadableImage, match=r"02\.png"):
-        list(fixed_pass_loader(cfg, loader.dataset, range(SIZE), 4))
+        list(indexed_eval_loader(cfg, loader.dataset, range(SIZE), 4))
 
 
 @pytest.mark.fault
@@ -240,7 +240,7 @@ def test_a_pass_by_index_has_a_row_for_every_sample(folder: Path) -> None:
     cfg = config(folder)
     views = loader_of(cfg).dataset
     found: dict[int, Tensor] = {}
-    for indices, pixels in fixed_pass_loader(cfg, views, range(SIZE), 5):
+    for indices, pixels in indexed_eval_loader(cfg, views, range(SIZE), 5):
         found.update(zip(indices.tolist(), pixels, strict=True))
     assert list(found) == list(range(SIZE))
     for index in BROKEN:

@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
 from solo_ext.host import Host
 from solo_ext.host.backbones import (
     SMALL_SIDE,
@@ -20,7 +20,7 @@ from solo_ext.host.backbones import (
     small_image_kwargs,
     unknown_backbone,
 )
-from solo_ext.training.prepare import prepare
+from solo_ext.lab.training.prepare import prepare
 
 WIDTHS = {"timm/resnet18": 512, "timm/convnext_atto": 320, "timm/vit_tiny_patch16_224": 192}
 

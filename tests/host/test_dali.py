@@ -12,16 +12,16 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from PIL import Image
 
-from solo_ext import distributed
+from solo_ext.core import distributed
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.datasets import targets_of
 from solo_ext.data.files import files_of
 from solo_ext.data.loaders import pretrain_loader
-from solo_ext.errors import ConfigError, UserError
-from solo_ext.evaluation.evaluate import evaluate
 from solo_ext.host import dali_loader
 from solo_ext.host.dali_loader import DALILoader
-from solo_ext.training.prepare import Prepared, prepare
-from solo_ext.training.pretrain import pretrain, resume
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.training.prepare import Prepared, prepare
+from solo_ext.lab.training.pretrain import pretrain, resume
 
 pytest.importorskip("nvidia.dali")
 MakeConfig = Callable[..., dict[str, Any]]

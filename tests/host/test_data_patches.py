@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from solo_ext.config.schema import Augmentation
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
 from solo_ext.host import detect
 
 GENERATION = detect().generation

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
 from solo_ext.host import Host, HostError, detect
 from solo_ext.host.detect import fingerprint
 

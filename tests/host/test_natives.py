@@ -11,10 +11,10 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from solo_ext import host
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
 from solo_ext.host import BUILTIN_KWARGS, MOMENTUM_METHODS, detect
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 
 if detect().generation != "1.0.2":
     pytest.skip("main's built-ins take main's config by themselves", allow_module_level=True)

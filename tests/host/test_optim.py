@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
 from solo_ext.host import Host, detect
 from solo_ext.host.release_1_0_2.optim import (
     configure_optimizers,
     split_by_dimension,
     warmup_cosine,
 )
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 
 only_main = pytest.mark.skipif(
     detect().generation != "main", reason="solo-learn 1.0.2 has no working code to compare with"

@@ -19,8 +19,8 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 
 from solo_ext import host
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 
 ROOT = os.environ.get("SOLO_LEARN_ROOT", "")
 pytestmark = [

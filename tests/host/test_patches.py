@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from benchmarks.speed.counting import Counter
-from solo_ext.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.host import Host, detect
 from solo_ext.host.patches import PATCHES, apply_all, select, select_for_run, unpatched
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 
 GENERATION = detect().generation
 Without = Callable[[], contextlib.AbstractContextManager[None]]

@@ -13,7 +13,7 @@ from torch import Tensor
 from solo_ext.kernels import bounded_logsumexp, table_logsumexp
 from solo_ext.kernels.bounded_logsumexp import BOUND
 from solo_ext.losses.core import contrastive
-from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.negative_mass import NegativeEstimator
 
 N, K, D = 6, 23, 5
 POWERS = [(1.0,), (0.4,), (1.7, 0.7), (2.0, 1.0, 0.3)]
@@ -164,7 +164,7 @@ def test_losses_take_it_where_the_bound_allows(
             query,
             table[:N].unsqueeze(1),
             table,
-            estimator=NegativeMass(0.01, beta),
+            estimator=NegativeEstimator(0.01, beta),
             temperature=temperature,
         )
         return terms.loss, torch.autograd.grad(terms.loss, query)[0]

@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solo_ext import distributed
+from solo_ext.core import distributed
 from solo_ext.kernels import two_view_contrast, two_view_fits
 from solo_ext.losses import debiased_loss_func, hard_negative_loss_func, nt_xent_loss_func
 from solo_ext.losses.batch_of_views import batch_of_views
 from solo_ext.losses.core import ContrastiveTerms, contrastive
-from solo_ext.losses.negative_mass import PLAIN, NegativeMass
+from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
 from solo_ext.losses.two_views import two_view_terms
 
 PeakBytes = Callable[[Callable[[], Any]], int]
 Launches = Callable[[Callable[[], Any]], int]
 ESTIMATORS = [
-    NegativeMass(tau_plus, beta, detach)
+    NegativeEstimator(tau_plus, beta, detach)
     for tau_plus in (0.0, 0.1, 0.6)
     for beta, detach in ((0.0, False), (0.5, False), (1.0, False), (2.5, False), (1.0, True))
 ]
@@ -47,7 +47,7 @@ def views(
     return [z.to(dtype).requires_grad_() for z in made]
 
 
-def in_blocks(z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeMass) -> Any:
+def in_blocks(z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator) -> Any:
     batch = batch_of_views((z1, z2))
     return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
 
@@ -75,7 +75,7 @@ def agree(
     ("dtype", "relative"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=str
 )
 def test_equals_the_other_form(
-    estimator: NegativeMass, temperature: float, dtype: torch.dtype, relative: float
+    estimator: NegativeEstimator, temperature: float, dtype: torch.dtype, relative: float
 ) -> None:
     """Whichever is taken; where it is the new one it is another sum, but for the rounding."""
     given = views(24, 16, noise=0.3 if estimator.tau_plus > 0.5 else 1.5, dtype=dtype)
@@ -106,7 +106,7 @@ def test_equals_the_other_form_anywhere(
     beta: float,
     detach: bool,
 ) -> None:
-    given, estimator = views(images, dim, seed), NegativeMass(tau_plus, beta, detach)
+    given, estimator = views(images, dim, seed), NegativeEstimator(tau_plus, beta, detach)
     assert two_view_fits(given[0], 1 / temperature, beta)
     found = two_view_terms(*given, temperature, estimator)
     agree(found, in_blocks(*given, temperature, estimator), given, 1e-9)
@@ -125,7 +125,7 @@ def test_is_taken_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     def takes(images: int, temperature: float, beta: float = 0.0, dtype: Any = None) -> bool:
         taken.clear()
         rows = torch.randn(2, images, 3, dtype=dtype)
-        assert two_view_terms(*rows, temperature, NegativeMass(0.1, beta)).loss.isfinite()
+        assert two_view_terms(*rows, temperature, NegativeEstimator(0.1, beta)).loss.isfinite()
         return bool(taken)
 
     assert takes(2, 0.5)
@@ -151,8 +151,10 @@ def test_few_launches(launches: Launches, name: str) -> None:
     assert launches(lambda: torch.autograd.grad(LOSSES[name](*given), given)) <= most
 
 
-@pytest.mark.parametrize("estimator", [PLAIN, NegativeMass(0.1), NegativeMass(0.1, 1.0)], ids=str)
-def test_few_launches_with_all_terms(launches: Launches, estimator: NegativeMass) -> None:
+@pytest.mark.parametrize(
+    "estimator", [PLAIN, NegativeEstimator(0.1), NegativeEstimator(0.1, 1.0)], ids=str
+)
+def test_few_launches_with_all_terms(launches: Launches, estimator: NegativeEstimator) -> None:
     given = views(256, 128, dtype=torch.float32)
 
     def step() -> None:
@@ -165,7 +167,7 @@ def test_few_launches_with_all_terms(launches: Launches, estimator: NegativeMass
 def test_memory_is_two_matrices(peak_bytes: PeakBytes, beta: float) -> None:
     """Three with powers of their own; and little beside them."""
     given = views(256, 128, dtype=torch.float32)
-    matrix, estimator = 4 * 512**2, NegativeMass(0.1, beta)
+    matrix, estimator = 4 * 512**2, NegativeEstimator(0.1, beta)
     peak = peak_bytes(lambda: two_view_terms(*given, 0.5, estimator).loss.backward())
     matrices = 3 if beta == 0.5 else 2
     assert matrices * matrix <= peak < (matrices + 0.35) * matrix
@@ -218,14 +220,14 @@ def test_strided_views() -> None:
     wide = torch.randn(8, 20, dtype=torch.float64)
     columns = torch.randn(5, 4, dtype=torch.float64).T
     given = [wide[::2, 3:8].requires_grad_(), columns.requires_grad_()]
-    estimator = NegativeMass(0.1, 1.0)
+    estimator = NegativeEstimator(0.1, 1.0)
     found = two_view_terms(*given, 0.5, estimator)
     agree(found, in_blocks(*given, 0.5, estimator), given, 1e-10)
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("estimator", [PLAIN, NegativeMass(0.1, 1.0)], ids=str)
-def test_autocast(half: torch.dtype, estimator: NegativeMass) -> None:
+@pytest.mark.parametrize("estimator", [PLAIN, NegativeEstimator(0.1, 1.0)], ids=str)
+def test_autocast(half: torch.dtype, estimator: NegativeEstimator) -> None:
     """Of views in half precision: what their rounding loses and nothing more."""
     halves = [z.detach().to(half).requires_grad_() for z in views(32)]
     single = [z.detach().float().requires_grad_() for z in halves]

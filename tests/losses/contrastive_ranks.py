@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solo_ext import distributed
+from solo_ext.core import distributed
 from solo_ext.kernels import MixDraws
 from solo_ext.losses.batch_of_views import batch_of_views
 from solo_ext.losses.core import contrastive
@@ -24,14 +24,14 @@ from solo_ext.losses.debiased import estimated_terms
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.mixing import Mixing, draw_mixes
 from solo_ext.losses.mochi import mochi_loss_func
-from solo_ext.losses.negative_mass import PLAIN, NegativeMass
+from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
 from solo_ext.losses.nnclr_symmetric import nnclr_terms
 from solo_ext.losses.nt_xent import nt_xent_loss_func
-from solo_ext.modules.feature_bank import FeatureBank
-from solo_ext.modules.feature_queue import FeatureQueue
-from solo_ext.modules.prototype_prior import PrototypePrior
-from solo_ext.modules.support_set import SupportSet
-from solo_ext.modules.teacher_cache import TeacherCache
+from solo_ext.memory.feature_bank import FeatureBank
+from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.prototype_prior import PrototypePrior
+from solo_ext.memory.support_set import SupportSet
+from solo_ext.memory.teacher_cache import TeacherCache
 
 RANKS, VIEWS = int(os.environ.get("RANKS", "2")), 3
 
@@ -55,7 +55,9 @@ def nt_xent(given: Local, temperature: float) -> Found:
     return nt_xent_loss_func(*given.views[:2], temperature), torch.zeros(())
 
 
-def pair(given: Local, temperature: float, estimator: NegativeMass, more: bool = False) -> Found:
+def pair(
+    given: Local, temperature: float, estimator: NegativeEstimator, more: bool = False
+) -> Found:
     """Two views, and the third as a further sample of the positive."""
     z1, z2, z3 = given.views
     further = z3.unsqueeze(1) if more else None
@@ -64,7 +66,7 @@ def pair(given: Local, temperature: float, estimator: NegativeMass, more: bool =
 
 
 def of_views(
-    given: Local, temperature: float, estimator: NegativeMass, mixes: bool = False
+    given: Local, temperature: float, estimator: NegativeEstimator, mixes: bool = False
 ) -> Found:
     terms = contrastive(
         **batch_of_views(given.views)._asdict(),
@@ -79,7 +81,7 @@ def nnclr(
     given: Local,
     temperature: float,
     symmetric: bool,
-    estimator: NegativeMass = PLAIN,
+    estimator: NegativeEstimator = PLAIN,
     mixes: bool = False,
 ) -> Found:
     mixing = given.mixing if mixes else None
@@ -105,17 +107,17 @@ def mochi(given: Local, temperature: float) -> Found:
 
 LOSSES: dict[str, Callable[[Local, float], Found]] = {
     "nt_xent": nt_xent,
-    "debiased without prior": partial(pair, estimator=NegativeMass()),
-    "debiased": partial(pair, estimator=NegativeMass(0.1)),
-    "hard": partial(pair, estimator=NegativeMass(0.1, 1.0)),
-    "hard, detached": partial(pair, estimator=NegativeMass(0.1, 1.0, True)),
-    "hard, more positives": partial(pair, estimator=NegativeMass(0.1, 1.0), more=True),
+    "debiased without prior": partial(pair, estimator=NegativeEstimator()),
+    "debiased": partial(pair, estimator=NegativeEstimator(0.1)),
+    "hard": partial(pair, estimator=NegativeEstimator(0.1, 1.0)),
+    "hard, detached": partial(pair, estimator=NegativeEstimator(0.1, 1.0, True)),
+    "hard, more positives": partial(pair, estimator=NegativeEstimator(0.1, 1.0), more=True),
     "three views": partial(of_views, estimator=PLAIN),
-    "three views, hard": partial(of_views, estimator=NegativeMass(0.1, 0.5)),
-    "three views, mixed": partial(of_views, estimator=NegativeMass(0.1, 0.5), mixes=True),
+    "three views, hard": partial(of_views, estimator=NegativeEstimator(0.1, 0.5)),
+    "three views, mixed": partial(of_views, estimator=NegativeEstimator(0.1, 0.5), mixes=True),
     "nnclr": partial(nnclr, symmetric=True),
     "nnclr, row": partial(nnclr, symmetric=False),
-    "nnclr, hard": partial(nnclr, symmetric=True, estimator=NegativeMass(0.1, 0.5)),
+    "nnclr, hard": partial(nnclr, symmetric=True, estimator=NegativeEstimator(0.1, 0.5)),
     "nnclr, mixed": partial(nnclr, symmetric=True, mixes=True),
     "info_nce": info_nce,
     "mochi": mochi,

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.losses import protocpc_step
-from solo_ext.modules import PrototypePrior, sinkhorn
+from solo_ext.memory import PrototypePrior, sinkhorn
 
 RANKS = int(os.environ.get("RANKS", "2"))
 VIEWS, TARGETS, BATCH, K, D = 3, 2, 8, 11, 5

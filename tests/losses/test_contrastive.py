@@ -15,16 +15,16 @@ from solo_ext.kernels import MixDraws
 from solo_ext.losses.batch_of_views import batch_of_views
 from solo_ext.losses.core import contrastive
 from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.negative_mass import PLAIN, NegativeMass
+from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
 
 N, K, D, HARD = 3, 8, 4, 3
 ESTIMATORS = {
     "plain": PLAIN,
-    "debiased": NegativeMass(0.1),
-    "mostly floored": NegativeMass(0.6),
-    "concentrated": NegativeMass(0.0, 1.5),
-    "hard": NegativeMass(0.1, 0.7),
-    "hard, detached": NegativeMass(0.2, 0.7, detach_weights=True),
+    "debiased": NegativeEstimator(0.1),
+    "mostly floored": NegativeEstimator(0.6),
+    "concentrated": NegativeEstimator(0.0, 1.5),
+    "hard": NegativeEstimator(0.1, 0.7),
+    "hard, detached": NegativeEstimator(0.2, 0.7, detach_weights=True),
 }
 MIXES = {"none": None, "no draws": (0, 0), "pairs": (4, 0), "with anchor": (0, 3), "both": (4, 3)}
 
@@ -67,7 +67,7 @@ def reference(
     positives: Tensor,
     candidates: Tensor,
     own: Tensor | None,
-    estimator: NegativeMass,
+    estimator: NegativeEstimator,
     mixing: Mixing | None,
     temperature: float,
     extra: Tensor | None = None,
@@ -302,7 +302,7 @@ def test_no_negatives_give_a_zero_on_the_graph(pool: str) -> None:
         positives,
         candidates,
         own=None if pool == "queue" else torch.tensor([[0, 1], [1, 0]]),
-        estimator=NegativeMass(0.1, 1.0),
+        estimator=NegativeEstimator(0.1, 1.0),
         mixing=Mixing(4, draw_mixes(anchors, 4, 2, 2)),
         temperature=0.1,
         extra_positives=extra,

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses.batch_of_views import batch_of_views
 from solo_ext.losses.core import contrastive
 from solo_ext.losses.debiased import debiased_loss_func
@@ -19,13 +20,12 @@ from solo_ext.losses.hard_negative import hard_negative_loss_func
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.mixing import Mixing, draw_mixes
 from solo_ext.losses.mochi import mochi_loss_func
-from solo_ext.losses.negative_mass import PLAIN, NegativeMass
+from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
 from solo_ext.losses.nnclr_symmetric import nnclr_symmetric_loss_func
 from solo_ext.losses.nt_xent import nt_xent_loss_func
-from solo_ext.losses.precision import full_precision, full_precision_products
 
 Loss = Callable[[list[Tensor], float], Tensor]
-HARD = NegativeMass(0.1, 0.7)
+HARD = NegativeEstimator(0.1, 0.7)
 
 
 def mixing(anchors: Tensor, most: int, pairs: int = 5, singles: int = 3) -> Mixing:
@@ -52,7 +52,7 @@ def mixed_queue(x: list[Tensor], temperature: float) -> Tensor:
     ).loss
 
 
-def of_views(estimator: NegativeMass, mixes: bool = False) -> Loss:
+def of_views(estimator: NegativeEstimator, mixes: bool = False) -> Loss:
     def loss(x: list[Tensor], temperature: float) -> Tensor:
         batch = batch_of_views(x)
         made = mixing(batch.anchors, 3) if mixes else None

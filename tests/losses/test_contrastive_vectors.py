@@ -18,7 +18,7 @@ from solo_ext.losses.debiased import debiased_loss_func, estimated_terms
 from solo_ext.losses.hard_negative import hard_negative_loss_func
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.mochi import mochi_loss_func
-from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.negative_mass import NegativeEstimator
 from solo_ext.losses.nnclr_symmetric import nnclr_symmetric_loss_func, nnclr_terms
 from solo_ext.losses.nt_xent import nt_xent_loss_func
 
@@ -77,7 +77,7 @@ def test_debiased(case: dict[str, Any], dtype: torch.dtype, tolerance: float) ->
     assert loss.dtype == dtype
     close(loss, case["loss"], tolerance)
     gradients_close(loss, views, [case["grad_z1"], case["grad_z2"]], tolerance)
-    terms = estimated_terms(*views, temperature, NegativeMass(tau_plus))
+    terms = estimated_terms(*views, temperature, NegativeEstimator(tau_plus))
     close(terms.losses[:, 0], case["per_anchor"], tolerance)
     close(terms.floored, sum(case["clamped"]) / len(case["clamped"]), tolerance)
     # The cosine at which N samples together weigh what the estimate says.
@@ -90,7 +90,7 @@ def test_debiased(case: dict[str, Any], dtype: torch.dtype, tolerance: float) ->
 def test_debiased_with_several_samples_of_the_positive(
     case: dict[str, Any], dtype: torch.dtype, tolerance: float
 ) -> None:
-    temperature, estimator = case["temperature"], NegativeMass(case["tau_plus"])
+    temperature, estimator = case["temperature"], NegativeEstimator(case["tau_plus"])
     anchor, samples, negatives = (
         unit(case[n] if n != "anchor_deg" else [case[n]], dtype)
         for n in ("anchor_deg", "v_deg", "u_deg")
@@ -129,7 +129,7 @@ def test_hard_negative(
     suffix = "_if_weights_detached" if detached else ""
     expected = [case[f"grad_z{view}{suffix}"] for view in (1, 2)]
     gradients_close(loss, views, expected, tolerance)
-    terms = estimated_terms(*views, case["temperature"], NegativeMass(*settings))
+    terms = estimated_terms(*views, case["temperature"], NegativeEstimator(*settings))
     close(terms.losses[:, 0], case["per_anchor"], tolerance)
     close(terms.floored, sum(case["clamped"]) / len(case["clamped"]), tolerance)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from solo_ext.losses import LOSSES, debiased_loss_func, nt_xent_loss_func
 from solo_ext.losses.core import ContrastiveTerms
 from solo_ext.losses.debiased import estimated_terms
-from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.negative_mass import NegativeEstimator
 
 TEMPERATURES = [0.01, 0.07, 0.1, 0.5, 2.0]
 
@@ -27,7 +27,7 @@ def make_views(batch: int, dim: int = 5, *, seed: int = 0, noise: float = 0.7) -
 
 
 def debiased_terms(z1: Tensor, z2: Tensor, temperature: float, tau_plus: float) -> ContrastiveTerms:
-    return estimated_terms(z1, z2, temperature, NegativeMass(tau_plus))
+    return estimated_terms(z1, z2, temperature, NegativeEstimator(tau_plus))
 
 
 def loop(z1: Tensor, z2: Tensor, temperature: float, tau_plus: float) -> tuple[Tensor, float]:
@@ -143,7 +143,7 @@ def test_only_floored_anchors_lose_their_negatives() -> None:
     positive = torch.tensor([9.0, 1.0, 9.0, 0.0], dtype=torch.float64, requires_grad=True)
     logits = torch.tensor([[-1.0, 0.5]] * 3 + [[2.0, 8.0]], dtype=torch.float64, requires_grad=True)
     lse = logits.logsumexp(1).unsqueeze(0)
-    mass, floored = NegativeMass(0.2)(lse, positive.unsqueeze(1), 2, 0.1)
+    mass, floored = NegativeEstimator(0.2)(lse, positive.unsqueeze(1), 2, 0.1)
     assert floored.tolist() == [True, False, True, False]
     assert not floored.requires_grad
     torch.testing.assert_close(
@@ -160,7 +160,7 @@ def test_estimate_of_nothing_sits_on_the_floor() -> None:
     """Half the samples' mass is taken for the anchor's class, and that is all there is."""
     lse = torch.tensor([[0.5]], dtype=torch.float64).log().requires_grad_()
     positive = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
-    mass, floored = NegativeMass(0.5)(lse, positive, 1, 0.1)
+    mass, floored = NegativeEstimator(0.5)(lse, positive, 1, 0.1)
     assert floored.item()
     assert mass.item() == -10
     assert [g.item() for g in torch.autograd.grad(mass.sum(), [lse, positive])] == [0, 0]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.losses import protocpc_loss_func, protocpc_step, seed_loss_func, seed_terms
-from solo_ext.modules import PrototypePrior, Prototypes, sinkhorn
+from solo_ext.memory import PrototypePrior, Prototypes, sinkhorn
 
 VECTORS = json.loads((Path(__file__).parent.parent / "oracles" / "distillation.json").read_text())
 DTYPES = pytest.mark.parametrize(

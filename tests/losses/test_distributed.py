@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from solo_ext import distributed
+from solo_ext.core import distributed
 
 InProcesses = Callable[[Any, int], list[dict[str, Any]]]
 HERE = Path(__file__).parent

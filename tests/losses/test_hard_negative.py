@@ -12,7 +12,7 @@ from torch import Tensor
 from solo_ext.losses import LOSSES
 from solo_ext.losses.debiased import debiased_loss_func, estimated_terms
 from solo_ext.losses.hard_negative import hard_negative_loss_func
-from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.negative_mass import NegativeEstimator
 from solo_ext.losses.nt_xent import nt_xent_loss_func
 
 
@@ -175,7 +175,7 @@ def test_single_precision_keeps_up(temperature: float, beta: float) -> None:
 @pytest.mark.parametrize("detached", [False, True])
 def test_floored_anchors_do_not_push_their_negatives(detached: bool) -> None:
     views = make_views(6, noise=0.05)
-    terms = estimated_terms(views[0], views[1], 0.1, NegativeMass(0.9, 0.5, detached))
+    terms = estimated_terms(views[0], views[1], 0.1, NegativeEstimator(0.9, 0.5, detached))
     assert terms.floored.item() == 1
     positive = F.cosine_similarity(*views) / 0.1
     alone = F.softplus(math.log(10) - 1 / 0.1 - positive).mean()

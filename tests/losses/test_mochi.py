@@ -16,9 +16,9 @@ from solo_ext.losses.core import contrastive
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.mixing import Mixing, draw_mixes
 from solo_ext.losses.mochi import mochi_loss_func
-from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.negative_mass import NegativeEstimator
 
-ESTIMATOR = NegativeMass(0.1, 0.7)
+ESTIMATOR = NegativeEstimator(0.1, 0.7)
 
 
 def make(rows: int, queue: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,7 +52,7 @@ def loop(
     temperature: float,
     num_hard: int,
     draws: MixDraws,
-    estimator: NegativeMass | None = None,
+    estimator: NegativeEstimator | None = None,
 ) -> Tensor:
     """Cross-entropy over the positive, the queue and the mixtures."""
     losses = []

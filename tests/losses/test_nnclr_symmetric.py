@@ -11,7 +11,7 @@ from torch import Tensor
 
 from solo_ext.losses import LOSSES
 from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.negative_mass import NegativeEstimator
 from solo_ext.losses.nnclr_symmetric import nnclr_symmetric_loss_func, nnclr_terms
 
 
@@ -82,7 +82,7 @@ def test_constant_neighbours_get_no_gradient() -> None:
 
 def test_estimator_applies_to_both_directions() -> None:
     inputs = make(5)
-    estimator = NegativeMass(0.1, 1.0)
+    estimator = NegativeEstimator(0.1, 1.0)
     loss, rows = nnclr_terms(*inputs, 0.5, True, estimator)
     _, columns = nnclr_terms(*inputs[::-1], 0.5, True, estimator)
     torch.testing.assert_close(loss, (rows.loss + columns.loss) / 2)

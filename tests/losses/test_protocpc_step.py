@@ -12,7 +12,7 @@ from torch import Tensor
 from solo_ext.kernels.prototype_contrast import prototype_contrast
 from solo_ext.kernels.sinkhorn import assign
 from solo_ext.losses import ProtoCPCTerms, protocpc_loss_func, protocpc_step
-from solo_ext.modules import sinkhorn
+from solo_ext.memory import sinkhorn
 
 N, K, D = 9, 21, 4
 

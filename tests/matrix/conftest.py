@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from solo_ext import host
+from tests.lab.training.resumable import MakeConfig
 from tests.matrix.record import Outcome, note
 from tests.matrix.rows import IN_TURN
 from tests.matrix.two_steps import BATCH, ConfigOf, config_maker, run_together, two_steps
-from tests.training.resumable import MakeConfig
 
 Noted = Callable[..., dict[str, list[dict[str, Any]]]]
 

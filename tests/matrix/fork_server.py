@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from solo_ext import host
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 
 
 def train(config: str, run_dir: str) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from solo_ext.training.run_dir import checkpoints
-from tests.training.same_run import assert_same_run
+from solo_ext.lab.training.run_dir import checkpoints
+from tests.lab.training.same_run import assert_same_run
 
 MOST = 4
 LIVES = 5

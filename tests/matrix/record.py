@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from solo_ext import host
-from solo_ext.benchmark.code_version import code_version
-from solo_ext.locks import locked
-from solo_ext.paths import write_text
+from solo_ext.core.files import locked, write_text
+from solo_ext.lab.experiments.code_version import code_version
 from tests.matrix.rows import methods
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmark_results" / "matrix"
+FOLDER = Path(__file__).resolve().parents[2] / "results" / "matrix"
 
 
 class Outcome(NamedTuple):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from solo_ext.config.compose import compose
+from tests.lab.training.same_run import assert_same_run
 from tests.matrix.killing import Server
 from tests.matrix.record import note_kills
-from tests.training.same_run import assert_same_run
 
 pytestmark = pytest.mark.matrix
 KILLS = 100

@@ -1,6 +1,6 @@
 """Every method by every check: resuming, kills, several processes, AMP, accumulation, crops, DALI.
 
-``pytest -m matrix`` runs all and renews ``benchmark_results/matrix``; without it, one row.
+``pytest -m matrix`` runs all and renews ``results/matrix``; without it, one row.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 from solo_ext import host
-from solo_ext.errors import ConfigError
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain, resume
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain, resume
+from tests.lab.training.resumable import STEPS, KillAt
+from tests.lab.training.same_run import assert_same_run
 from tests.matrix.compare import apart, furthest, in_one_order
 from tests.matrix.killing import Server
 from tests.matrix.record import Outcome
 from tests.matrix.rows import CHECKS, IN_TURN, LOCAL, OWN, PLUGIN, TWO_CROPS, VIT, methods
-from tests.training.resumable import STEPS, KillAt
-from tests.training.same_run import assert_same_run
 
 ConfigOf = Callable[..., dict[str, Any]]
 Noted = Callable[..., dict[str, list[dict[str, Any]]]]
@@ -63,7 +63,7 @@ def killed(folder: Path, config: dict[str, Any]) -> Outcome:
     return Outcome("equal", how)
 
 
-def together(method: str, noted: Noted, processes: int) -> Outcome:
+def propagate_rank_errors(method: str, noted: Noted, processes: int) -> Outcome:
     """Two steps without batch norm, of several processes and of one on the joined batch."""
     (alone,), ranks = noted(1)[method], noted(processes)[method]
     for found in (alone, *ranks):
@@ -142,7 +142,7 @@ def test_cell(
     """To the last bit; several processes to a hundredth of what the steps changed."""
     try:
         if "processes" in check:
-            came_to(together(method, noted, int(check.split()[0])))
+            came_to(propagate_rank_errors(method, noted, int(check.split()[0])))
         else:
             came_to(in_one_process(method, check, matrix_config, tmp_path))
     except pytest.skip.Exception as missing:

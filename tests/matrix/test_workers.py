@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+from tests.lab.training.same_run import assert_same_run
 from tests.matrix.record import note_workers
-from tests.training.same_run import assert_same_run
 
 pytestmark = pytest.mark.matrix
 ConfigOf = Callable[..., dict[str, Any]]

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from tests.conftest import KWARGS
+from tests.lab.training.resumable import MakeConfig, config_of
 from tests.matrix.rows import MAE, TAUGHT, VIT
 from tests.scripts import run_script
-from tests.training.resumable import MakeConfig, config_of
 
 ConfigOf = Callable[..., dict[str, Any]]
 BATCH = 24

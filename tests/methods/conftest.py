@@ -15,10 +15,10 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.lab.training.run_dir import METRICS
 from solo_ext.methods.contrastive import Contrastive
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
-from solo_ext.training.run_dir import METRICS
 
 MakeConfig = Callable[..., dict[str, Any]]
 SAMPLES, DIM = 20, 8

@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from solo_ext import distributed
+from solo_ext.core import distributed
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.losses.mixing import Mixing, draw_mixes
 from solo_ext.methods import Metric
 from solo_ext.methods import drawn_mixing as module
 from solo_ext.methods.contrastive import Contrastive
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
 
 ROWS, SAMPLES, DIM = 12, 20, 8
 MIXES = {"num_hard": 5, "num_pair_mixes": 6, "num_query_mixes": 3, "warmup_epochs": 0}

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solo_ext import distributed
 from solo_ext.config.compose import compose
+from solo_ext.core import distributed
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.methods import PCL, pcl
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
 
 
 def embed(method: PCL, X: Tensor) -> Tensor:

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from solo_ext import distributed
 from solo_ext.config.compose import compose
-from solo_ext.modules.feature_bank import FeatureBank
-from solo_ext.modules.state import keep_out_of_broadcast
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.core import distributed
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.memory.feature_bank import FeatureBank
+from solo_ext.memory.state import keep_out_of_broadcast
 
 BATCH = 40
 

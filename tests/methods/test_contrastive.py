@@ -12,7 +12,7 @@ from torch import Tensor
 
 from solo_ext.losses.core import ContrastiveTerms, contrastive
 from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.negative_mass import NegativeEstimator
 from solo_ext.methods import drawn_mixing as module
 
 Build = Callable[..., Any]
@@ -98,7 +98,7 @@ def by_definition(
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss, and the metrics, of anchors contrasted one at a time."""
     kwargs, left = method.cfg.method_kwargs, list(draws)
-    estimator = NegativeMass(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
+    estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
     loss, seen = torch.zeros(()), list[ContrastiveTerms]()
     for direction in directions(method, queries, keys):
         drawn = left.pop(0) if left and direction.mixes else None

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from solo_ext import distributed
 from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
+from solo_ext.core import distributed
 from solo_ext.methods import METHODS, HardNegative, MoCHi, NNCLRSymmetric
 from solo_ext.methods.contrastive import Contrastive
 from solo_ext.methods.contrastive_report import report_settings

@@ -10,11 +10,11 @@ from omegaconf import OmegaConf
 
 from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.training.prepare import prepare
 from solo_ext.methods import METHODS, HardNegative, MoCHi, NNCLRSymmetric
 from solo_ext.methods.contrastive import Contrastive
 from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
-from solo_ext.training.prepare import prepare
 
 MakeConfig = Callable[..., dict[str, Any]]
 Build = Callable[..., Any]

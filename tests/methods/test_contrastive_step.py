@@ -114,7 +114,7 @@ def test_draws_follow_seed_rank_epoch_and_step(
     log(method)
     place = {"rank": 0, "epoch": 0, "step": 0, "seed": 5}
     monkeypatch.setattr(Contrastive, "current_epoch", property(lambda _: place["epoch"]))
-    monkeypatch.setattr("solo_ext.distributed.rank", lambda: place["rank"])
+    monkeypatch.setattr("solo_ext.core.distributed.rank", lambda: place["rank"])
 
     def draws(**changes: int) -> list[Tensor]:
         place.update({"rank": 0, "epoch": 0, "step": 0, "seed": 5, **changes})
@@ -172,7 +172,7 @@ def test_the_floor_is_debiasing_s(build: Build, features: Any) -> None:
     queries, indices = features(2), torch.arange(4)
     for kwargs, floor in (({}, False), ({"beta": 1.0}, False), ({"tau_plus": 0.01}, True)):
         _, metrics = build(**kwargs).contrast(queries, queries, indices, indices)
-        assert set(metrics) == {"train_hardness"} | ({"train_floored"} if floor else set())
+        assert set(metrics) == {"train_hardness"} | ({"train_clamped_fraction"} if floor else set())
 
 
 def test_presets_are_there_by_name() -> None:

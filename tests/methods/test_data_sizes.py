@@ -15,12 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 from solo_ext.config.check import check_method_kwargs
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.run_dir import ARGS, read_config
 from solo_ext.methods import METHODS, PCL
 from solo_ext.methods.data_sizes import IMAGENET, fill_from_data, num_training_images, queue
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain, resume
-from solo_ext.training.run_dir import ARGS, read_config
 
 MakeConfig = Callable[..., dict[str, Any]]
 CIFAR, BATCH = 50_000, 256

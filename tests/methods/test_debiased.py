@@ -16,15 +16,15 @@ from torch import Tensor
 
 from solo_ext import host
 from solo_ext.config.compose import compose
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.loaders import pretrain_loader
-from solo_ext.errors import ConfigError
+from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.losses import debiased_loss_func
 from solo_ext.losses.debiased import estimated_terms
-from solo_ext.losses.negative_mass import NegativeMass
+from solo_ext.losses.negative_mass import NegativeEstimator
 from solo_ext.methods import METHODS, Debiased
 from solo_ext.methods.contrastive_report import report_settings
 from solo_ext.methods.debiased import DebiasedKwargs
-from solo_ext.training.prepare import Prepared, prepare
 
 TINY = [
     "backbone.kwargs.channels=[8,8,8,8]",
@@ -104,7 +104,7 @@ def test_defaults_are_those_of_the_paper(cfg: DictConfig) -> None:
     method = make_method(cfg)
     kwargs = method.cfg.method_kwargs
     assert {name: kwargs[name] for name in DEFAULTS} == DEFAULTS
-    assert (method.temperature, method.estimator) == (0.5, NegativeMass(0.1))
+    assert (method.temperature, method.estimator) == (0.5, NegativeEstimator(0.1))
     assert method(torch.randn(2, 3, 32, 32))["z"].shape == (2, 128)
     del cfg["method_kwargs"]
     assert make_method(cfg).temperature == 0.5
@@ -154,9 +154,11 @@ def test_step_is_the_sum_of_both_losses(
     torch.testing.assert_close(logged["train_debiased_loss"], contrastive)
     torch.testing.assert_close(logged["train_class_loss"], classification)
     z1, z2 = (method(view)["z"] for view in batch[1])
-    floored = estimated_terms(z1, z2, temperature, NegativeMass(tau_plus)).floored
-    assert logged.get("train_floored", torch.zeros(())).item() == pytest.approx(floored.item())
-    assert ("train_floored" in logged) == (tau_plus > 0)
+    floored = estimated_terms(z1, z2, temperature, NegativeEstimator(tau_plus)).floored
+    assert logged.get("train_clamped_fraction", torch.zeros(())).item() == pytest.approx(
+        floored.item()
+    )
+    assert ("train_clamped_fraction" in logged) == (tau_plus > 0)
 
 
 def test_gradients_go_where_they_should(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,9 +214,9 @@ def test_a_trainer_runs_it(prepared: Prepare, tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         trainer.fit(method, pretrain_loader(made.given, made.train))
     assert trainer.global_step == 2
-    names = {"train_debiased_loss", "train_floored", "train_class_loss", "train_acc1"}
+    names = {"train_debiased_loss", "train_clamped_fraction", "train_class_loss", "train_acc1"}
     assert names <= set(trainer.callback_metrics)
-    assert 0 <= trainer.callback_metrics["train_floored"] <= 1
+    assert 0 <= trainer.callback_metrics["train_clamped_fraction"] <= 1
     assert all(not torch.equal(p, before[name]) for name, p in method.named_parameters())
 
 
@@ -302,7 +304,7 @@ def test_warns_of_the_floor(
         assert "most anchors will sit on the floor" in messages[0]
         assert f"method_kwargs.tau_plus={tau_plus}" in messages[0]
         assert f"temperature={temperature}" in messages[0]
-        assert "train_floored" in messages[0]
+        assert "train_clamped_fraction" in messages[0]
 
 
 MISTAKES = [

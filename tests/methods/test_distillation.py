@@ -13,11 +13,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from solo_ext.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.pretrained.teachers import TeacherSource, load_teacher
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
-from solo_ext.training.run_dir import checkpoints
 
 MakeConfig = Callable[..., dict[str, Any]]
 METHODS = ("seed", "protoseed")

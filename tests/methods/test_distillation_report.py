@@ -10,13 +10,13 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from solo_ext import distributed
 from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
+from solo_ext.core import distributed
+from solo_ext.lab.training.prepare import prepare
 from solo_ext.methods import METHODS
 from solo_ext.methods.data_sizes import IMAGENET
 from solo_ext.methods.distillation_report import report_protocpc, report_protoseed, report_seed
-from solo_ext.training.prepare import prepare
 
 MakeConfig = Callable[..., dict[str, Any]]
 DIM = 128
@@ -189,7 +189,7 @@ def test_floor(
 ) -> None:
     text = said(caplog, config("seed", kwargs), dim)
     assert text.startswith("method_kwargs.tau_plus=") if warns else text == ""
-    assert ("(watch train_floored)" in text) == warns
+    assert ("(watch train_clamped_fraction)" in text) == warns
 
 
 @pytest.mark.parametrize(

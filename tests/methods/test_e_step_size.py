@@ -14,13 +14,13 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from solo_ext.config.check import check_method_kwargs
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.lab.training.run_dir import changes_numbers, checkpoints
 from solo_ext.methods import prototype_refresh
 from solo_ext.methods.e_step_kwargs import check_room
 from solo_ext.methods.pcl_kwargs import KEY, PCLKwargs
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
-from solo_ext.training.run_dir import changes_numbers, checkpoints
 from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]

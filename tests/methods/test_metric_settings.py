@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.training.prepare import prepare
 from solo_ext.losses import LOSSES
 from solo_ext.methods import Metric
 from solo_ext.methods.metric_losses import metric_losses
-from solo_ext.training.prepare import prepare
 
 MakeConfig = Callable[..., dict[str, Any]]
 Build = Callable[..., Any]

@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from solo_ext import host
 from solo_ext.data.datasets import FixedViews
 from solo_ext.data.transforms import eval_transform, statistics
+from solo_ext.lab.training.prepare import Prepared, prepare
+from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
 from solo_ext.methods import METHODS, PCL
-from solo_ext.training.prepare import Prepared, prepare
-from solo_ext.training.pretrain import pretrain, resume
-from solo_ext.training.run_dir import METRICS, checkpoints
 
 MakeConfig = Callable[..., dict[str, Any]]
 IMAGES, BATCH = 48, 24

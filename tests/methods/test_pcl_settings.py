@@ -10,11 +10,11 @@ import torch
 
 from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
-from solo_ext.errors import ConfigError
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.methods import PCL
 from solo_ext.methods.e_step_kwargs import kept_backend
 from solo_ext.methods.pcl_kwargs import KEY, PCLKwargs
-from solo_ext.training.prepare import Prepared, prepare
 
 MakeConfig = Callable[..., dict[str, Any]]
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.errors import ConfigError
-from solo_ext.losses import NegativeMass, contrastive, info_nce_loss_func, seed_loss_func
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.losses import NegativeEstimator, contrastive, info_nce_loss_func, seed_loss_func
 
 MakeConfig = Callable[..., dict[str, Any]]
 SIDE, DIM, ROWS = 16, 8, 6
@@ -129,13 +129,13 @@ def test_contrastive_within_the_batch(
     each = []
     for i in range(ROWS):
         others = torch.cat([t[:i], t[i + 1 :]])
-        estimator = NegativeMass(settings.get("tau_plus", 0.0), settings.get("beta", 0.0))
+        estimator = NegativeEstimator(settings.get("tau_plus", 0.0), settings.get("beta", 0.0))
         terms = contrastive(
             s[i : i + 1], t[i : i + 1].unsqueeze(1), others, estimator=estimator, temperature=0.5
         )
         each.append(terms.loss)
     torch.testing.assert_close(loss, torch.stack(each).mean())
-    assert ("train_floored" in metrics) == bool(settings)
+    assert ("train_clamped_fraction" in metrics) == bool(settings)
 
 
 def test_mixed_negatives(build: Callable[..., Any]) -> None:

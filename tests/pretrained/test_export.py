@@ -18,8 +18,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import solo_ext
+from solo_ext.core.errors import UserError
 from solo_ext.data.transforms import STATISTICS, eval_transform
-from solo_ext.errors import UserError
 from solo_ext.host import Host
 from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained import export as exporting

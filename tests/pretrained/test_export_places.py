@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from solo_ext.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.pretrained import export as exporting
 from solo_ext.pretrained.export import Format, export
 from solo_ext.pretrained.exported import load_exported

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
 from solo_ext.pretrained.export import export
 from solo_ext.pretrained.exported import KEY, load_exported
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from solo_ext.config.compose import compose
-from solo_ext.training.prepare import prepare
+from solo_ext.lab.training.prepare import prepare
 
 PAPERS = {
     "protoseed_moco_v2": ("moco_v2", 65536, 128, [512, 2048, 128], False),

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.pretrained.runs import load_pretrained
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
 
 MakeConfig = Callable[..., dict[str, Any]]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
 from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, load_teacher
 
 NAMES = ("moco_v2", "swav", "dino_resnet50", "dino_deitsmall16")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
 from solo_ext.pretrained.architectures import build_architecture
 from solo_ext.pretrained.heads import HeadSpec
 from solo_ext.pretrained.layouts import strip_parallel

@@ -14,7 +14,7 @@ import torchvision
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
 from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, load_teacher
 
 TINY = {"channels": [8, 8, 8, 8]}

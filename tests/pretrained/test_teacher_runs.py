@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from solo_ext import host
-from solo_ext.errors import UserError
+from solo_ext.core.errors import UserError
+from solo_ext.lab.training.prepare import prepare
 from solo_ext.plugin import register
 from solo_ext.pretrained.run_teacher import _GELU, _RELU
 from solo_ext.pretrained.runs import load_pretrained
 from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, load_teacher
-from solo_ext.training.prepare import prepare
 
 MakeConfig = Callable[..., dict[str, Any]]
 

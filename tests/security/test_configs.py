@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
-from solo_ext.benchmark.read import read_benchmark
-from solo_ext.cli.main import main
 from solo_ext.config.check import check_run
 from solo_ext.config.code import ALLOW
 from solo_ext.config.compose import compose
-from solo_ext.errors import ConfigError, UserError
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
-from solo_ext.training.run_dir import CONFIG, read_config
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.cli.main import main
+from solo_ext.lab.experiments.read import read_benchmark
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.lab.training.run_dir import CONFIG, read_config
 from tests.security.test_fuzz_config import VALID
 
 REMEDY = f"set {ALLOW}=1 if you trust whoever wrote the config"
@@ -191,7 +191,7 @@ def test_allowed_targets_are_values_like_others(
         "!!python/object/new:os.system ['touch MARK']",
         "!!python/name:os.system ''",
         "!!python/module:os ''",
-        "!!python/object:solo_ext.errors.UserError {}",
+        "!!python/object:solo_ext.core.errors.UserError {}",
     ],
 )
 def test_yaml_tags(tag: str, mine: Path, mark: Path) -> None:

@@ -19,16 +19,16 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solo_ext.errors import UserError
-from solo_ext.evaluation.store import FeatureStore
+from solo_ext.core.errors import UserError
+from solo_ext.lab.evaluation.store import FeatureStore
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.lab.training.resume_point import read_state as read_to_resume
 from solo_ext.pretrained.export import export
 from solo_ext.pretrained.exported import load_exported
 from solo_ext.pretrained.files import read_checkpoint, read_safetensors
 from solo_ext.pretrained.runs import load_pretrained
 from solo_ext.pretrained.teachers import TeacherSource, load_teacher
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
-from solo_ext.training.resume_point import read_state as read_to_resume
 from tests.security.conftest import Payload
 from tests.security.fuzzing import fuzzed
 

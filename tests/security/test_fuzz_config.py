@@ -11,12 +11,12 @@ import yaml
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from solo_ext.benchmark.read import read_benchmark
 from solo_ext.config.check import check_run
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.config.schema import Run
-from solo_ext.errors import UserError
-from solo_ext.training.run_dir import CONFIG, read_config
+from solo_ext.core.errors import UserError
+from solo_ext.lab.experiments.read import read_benchmark
+from solo_ext.lab.training.run_dir import CONFIG, read_config
 from tests.config.test_compose import MINE
 from tests.security.fuzzing import fuzzed
 

@@ -12,9 +12,9 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 from solo_ext.data.reading import UnreadableImage, decode_image, load_image
-from solo_ext.evaluation.evaluate import evaluate
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n"
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from solo_ext.benchmark.reporting.charts import Line, line_chart
-from solo_ext.cli.main import main
-from solo_ext.evaluation.suite_page import render_suite
-from solo_ext.evaluation.svg import svg_open, svg_text
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain
+from solo_ext.lab.cli.main import main
+from solo_ext.lab.evaluation.suite_page import render_suite
+from solo_ext.lab.evaluation.svg import svg_open, svg_text
+from solo_ext.lab.experiments.reporting.charts import Line, line_chart
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 from tests.page_tree import Node, parse
 
 MakeConfig = Callable[..., dict[str, Any]]

@@ -23,19 +23,19 @@ import torch
 import yaml
 from PIL import Image
 
-from solo_ext.benchmark.records import RECORDS, read_records
-from solo_ext.benchmark.reporting.results import read_results
-from solo_ext.cli.main import main
+from solo_ext.core.errors import UserError
 from solo_ext.data.datasets import open_images
-from solo_ext.errors import UserError
-from solo_ext.evaluation.evaluate import evaluate
-from solo_ext.evaluation.store import FeatureStore
+from solo_ext.lab.cli.main import main
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.evaluation.store import FeatureStore
+from solo_ext.lab.experiments.records import RECORDS, read_records
+from solo_ext.lab.experiments.reporting.results import read_results
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.run_dir import CONFIG, METRICS, read_config
 from solo_ext.pretrained.exported import load_exported
 from solo_ext.pretrained.files import read_checkpoint, read_safetensors
 from solo_ext.pretrained.teachers import TeacherSource, load_teacher
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain, resume
-from solo_ext.training.run_dir import CONFIG, METRICS, read_config
 from tests.security.conftest import Payload
 
 MakeConfig = Callable[..., dict[str, Any]]

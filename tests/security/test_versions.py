@@ -12,12 +12,12 @@ import torch
 from packaging.version import Version
 from rich.console import Console
 
-from solo_ext.cli.advisories import ADVISORIES, MALICIOUS, Advisory, known_bad
-from solo_ext.cli.doctor import diagnose, show
-from solo_ext.evaluation.evaluate import evaluate
-from solo_ext.training.prepare import prepare
-from solo_ext.training.pretrain import pretrain, resume
-from solo_ext.training.run_dir import CONFIG
+from solo_ext.lab.cli.advisories import ADVISORIES, MALICIOUS, Advisory, known_bad
+from solo_ext.lab.cli.doctor import diagnose, show
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.run_dir import CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -20,9 +20,9 @@ from benchmarks.speed.row import Measured
 from benchmarks.speed.target import Target
 from benchmarks.speed.whole import Whole
 from solo_ext.config.schema import Augmentation
+from solo_ext.core.files import config_root
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.transforms import pretrain_transform
-from solo_ext.paths import config_root
 
 IMAGES, BATCH = 2000, 256
 CASES = (

@@ -54,7 +54,7 @@ def seconds() -> tuple[float, float]:
 def help_seconds() -> float:
     """Seconds of one ``solo-ext --help``, the start of Python included."""
     start = time.perf_counter()
-    program = [sys.executable, "-m", "solo_ext.cli.main", "--help"]
+    program = [sys.executable, "-m", "solo_ext.lab.cli.main", "--help"]
     subprocess.run(program, check=True, capture_output=True)
     return time.perf_counter() - start
 

@@ -15,7 +15,7 @@ from benchmarks.speed.peers import compiled, peer
 from benchmarks.speed.rows.inputs import unit
 from solo_ext import host
 from solo_ext.kernels.sinkhorn import Assignment, assign
-from solo_ext.modules import sinkhorn
+from solo_ext.memory import sinkhorn
 
 BATCH, DIM, EPSILON, ITERATIONS = 512, 128, 0.04, 3
 

@@ -195,7 +195,7 @@ class Watch(Callback):
         self._counting = contextlib.ExitStack()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        from solo_ext.training.nonfinite import EVERY, NonFiniteWatch
+        from solo_ext.lab.training.nonfinite import EVERY, NonFiniteWatch
 
         step, after = pl_module.training_step, pl_module.on_train_batch_end
         for callback in trainer.callbacks:

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.batch_augment.crop import kernel_bytes
 from solo_ext.data.batch_augment.draws import ViewDraws, draw_view
 from solo_ext.data.batch_augment.uniforms import sample_keys
 from solo_ext.data.batch_augment.view import ViewMaker
 from solo_ext.data.transforms import statistics
-from solo_ext.errors import ConfigError
 
 MEMORY_BOUND = 4 << 30
 """Largest matrices, in bytes, that all entries of ``augmentations`` may have."""

@@ -10,8 +10,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.reading import load_image
-from solo_ext.errors import ConfigError
 
 
 class ClassFolders(Dataset[tuple[Image.Image, int]]):

@@ -7,8 +7,8 @@ from pathlib import Path
 from PIL import Image
 from torch.utils.data import Dataset
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.reading import load_image
-from solo_ext.errors import ConfigError
 
 FORMAT = "give a folder, or a text file with a line `path label` for every image"
 

@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.fingerprint import file_state
 from solo_ext.data.formats.imagenet100 import IMAGENET100
 from solo_ext.data.reading import NOT_THE_IMAGES_FAULT, UnreadableImage, decode_image
-from solo_ext.errors import ConfigError
 
 _LAYOUT = "lay it out as <class>/<image>, each image the bytes of its file (uint8)"
 _DAMAGED = (OSError, KeyError, TypeError, AttributeError, RuntimeError, ValueError)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
+from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.formats.huggingface_source import load_split
 from solo_ext.data.reading import UnreadableImage, decode_image, load_image
-from solo_ext.errors import ConfigError, nearest
 
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAMES = ("label", "labels", "target", "targets", "class", "cls")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from solo_ext.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, nearest
 
 _KEY = "data.huggingface"
 _VALIDATION = ("validation", "valid", "val", "dev", "test")

@@ -18,7 +18,7 @@ from solo_ext.host.accuracy import accuracy_at_k
 from solo_ext.host.backbones import BackboneTable, build_backbone
 from solo_ext.host.class_loss import class_loss
 from solo_ext.host.release_1_0_2.optim import OPTIMIZERS, configure_optimizers
-from solo_ext.modules.knn import OnlineKNN
+from solo_ext.memory.knn import OnlineKNN
 
 DEFAULTS: dict[str, Any] = {
     "backbone": {"kwargs": {}},

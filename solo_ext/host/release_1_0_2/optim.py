@@ -11,7 +11,7 @@ import torch
 from timm.optim.lars import Lars
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
-from solo_ext.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, nearest
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from solo_ext.config.schema import Augmentation
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.batch_augment import BatchAugment, augment
 from solo_ext.data.transforms import pretrain_transform
-from solo_ext.errors import ConfigError
 
 SIDE, COUNT = 20, 50
 EVERYTHING: dict[str, Any] = {

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.datasets import class_names, open_images, targets_of
 from solo_ext.data.files import files_of
 from solo_ext.data.reading import UnreadableImage
 from solo_ext.data.unreadable import read_sample
-from solo_ext.errors import ConfigError
 
 
 def section(path: Path, **changes: Any) -> dict[str, Any]:

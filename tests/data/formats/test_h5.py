@@ -21,13 +21,13 @@ from torch.utils.data import Subset
 from torchvision.transforms.functional import to_tensor
 
 from solo_ext import host
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.datasets import FixedViews, class_names, open_images, targets_of
 from solo_ext.data.fixed_loader import FixedLoader
 from solo_ext.data.formats.h5 import H5Images
 from solo_ext.data.formats.imagenet100 import IMAGENET100
 from solo_ext.data.reading import UnreadableImage
 from solo_ext.data.unreadable import name_of
-from solo_ext.errors import ConfigError
 
 h5py = pytest.importorskip("h5py")
 Content = dict[str, dict[str, Any]]

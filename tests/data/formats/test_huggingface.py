@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from solo_ext.config.schema import HuggingFace
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.datasets import class_names, open_images, targets_of
 from solo_ext.data.reading import UnreadableImage
 from solo_ext.data.unreadable import name_of
-from solo_ext.errors import ConfigError
 
 datasets: Any = pytest.importorskip("datasets")
 SIZE = 12

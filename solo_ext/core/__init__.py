@@ -1,0 +1,6 @@
+"""What every part of the plugin stands on; nothing here imports another part.
+
+``errors`` (what a user is told), ``registry`` (names to methods and losses), ``files`` (atomic
+writes, lines of JSON, locks), ``distributed`` (gathering over ranks, ending together),
+``precision`` (fp32 under autocast), ``geometry`` (how embeddings lie in their space).
+"""

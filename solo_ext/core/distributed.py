@@ -1,0 +1,243 @@
+"""Ranks of a run: gathering, and ending together. On one process every function does nothing.
+
+A value that every rank needs is gathered, with gradient where it learns. An error of one rank ends
+the block of :func:`propagate_rank_errors` on all of them, where they would else wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from solo_ext.core.errors import UserError
+
+T = TypeVar("T")
+# Seconds between two signs of life of a rank that works alone.
+_BEAT = 1.0
+_KNOWN = "_known_to_all_ranks"
+
+
+def world_size() -> int:
+    """Number of processes, 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Rank of this process, 0 without a process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+class _GatherWithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.rows = x.shape[0]
+        return gather(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        # Every rank's loss depends on these rows: their gradients add up. DDP's mean over
+        # parameters then gives the gradient of the mean loss on the joined batch.
+        # Summed in a copy: autograd may hand the same tensor to other nodes.
+        grad = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(grad)
+        return grad.narrow(0, rank() * ctx.rows, ctx.rows)
+
+
+def gather_with_gradient(x: Tensor) -> Tensor:
+    """Concatenates ``x`` of all ranks along the first axis; gradients flow to every rank.
+
+    Args:
+        x: (N, ...), of equal shape on every rank.
+
+    Returns:
+        (world_size * N, ...), rank by rank.
+    """
+    if world_size() == 1:
+        return x
+    return _GatherWithGradient.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@torch.no_grad()
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """Sum of ``x`` of all ranks, without gradient; ``x`` is overwritten.
+
+    Args:
+        x: contiguous, of equal shape on every rank.
+    """
+    if world_size() > 1:
+        dist.all_reduce(x)
+    return x
+
+
+@torch.no_grad()
+def max_over_ranks(x: Tensor) -> Tensor:
+    """Largest of ``x`` of all ranks, entry by entry, without gradient; ``x`` is overwritten.
+
+    Args:
+        x: contiguous, of equal shape on every rank.
+    """
+    if world_size() > 1:
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+    return x
+
+
+@torch.no_grad()
+def broadcast_buffers(*modules: nn.Module) -> None:
+    """Gives every rank the buffers of rank 0; running statistics differ between ranks."""
+    if world_size() == 1:
+        return
+    for module in modules:
+        for buffer in module.buffers():
+            dist.broadcast(buffer, 0)
+
+
+@torch.no_grad()
+def gather(x: Tensor) -> Tensor:
+    """Concatenates ``x`` of all ranks along the first axis, without gradient.
+
+    Args:
+        x: (N, ...), of equal shape on every rank.
+
+    Returns:
+        (world_size * N, ...), rank by rank.
+    """
+    if world_size() == 1:
+        return x
+    parts = [
+        torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(world_size())
+    ]
+    dist.all_gather(parts, x.contiguous())
+    return torch.cat(parts)
+
+
+def gather_objects(own: Any) -> list[Any]:
+    """What every rank has, rank by rank; through pickle, so small things only."""
+    if world_size() == 1:
+        return [own]
+    held: list[Any] = [None] * world_size()
+    dist.all_gather_object(held, own)
+    return held
+
+
+class RankError(RuntimeError):
+    """Another rank has failed; the message says which one and why."""
+
+
+@contextlib.contextmanager
+def propagate_rank_errors(device: torch.device, among: bool = True) -> Iterator[None]:
+    """An error of one rank within the block ends the block on every rank.
+
+    Else the others would wait for it in a collective until the process group's timeout. The block
+    calls :func:`rank_barrier` before its collectives, and all ranks alike; the rank that failed
+    comes to the next barrier and says why. Blocks may lie within each other.
+
+    Args:
+        device: one that the process group can send from.
+        among: whether the block is of all ranks; else nothing is done.
+
+    Raises:
+        RankError: on the ranks that have not failed themselves.
+        UserError: in its place, where the other rank's error is one.
+    """
+    if not among or world_size() == 1:
+        yield
+        return
+    try:
+        yield
+        rank_barrier(device)
+    except Exception as error:
+        if not getattr(error, _KNOWN, False):
+            # Where the process group itself has failed, the others know.
+            with contextlib.suppress(RuntimeError):
+                _exchange(error, device)
+        raise
+
+
+def rank_barrier(device: torch.device) -> None:
+    """Waits for all ranks, within :func:`propagate_rank_errors`.
+
+    Args:
+        device: one that the process group can send from.
+
+    Raises:
+        RankError: another rank failed.
+        UserError: in its place, where the other rank's error is one.
+    """
+    if world_size() > 1:
+        _exchange(None, device)
+
+
+def _exchange(error: Exception | None, device: torch.device) -> None:
+    failed = max_over_ranks(torch.tensor(int(error is not None), device=device))
+    if not failed:
+        return
+    own = None if error is None else (str(error), type(error).__name__, _is_users(error))
+    said = gather_objects(own)
+    if error is not None:
+        setattr(error, _KNOWN, True)
+        return
+    first = next(number for number, text in enumerate(said) if text is not None)
+    text, name, users = said[first]
+    told: Exception
+    told = (
+        UserError(f"rank {first}: {text}") if users else RankError(f"rank {first}: {name}: {text}")
+    )
+    setattr(told, _KNOWN, True)
+    raise told
+
+
+def _is_users(error: Exception) -> bool:
+    return isinstance(error, UserError)
+
+
+def on_first(work: Callable[[], T], device: torch.device) -> T | None:
+    """Runs ``work`` on rank 0 while the other ranks wait, however long it takes.
+
+    In a collective they would wait until the process group's timeout. Here a thread of rank 0 gives
+    a sign of life every second, so that no collective lasts longer; ``work`` must let go of the
+    interpreter's lock now and then, as Python and most native code do.
+
+    Args:
+        work: without collectives.
+        device: one that the process group can send from.
+
+    Returns:
+        What ``work`` returned on rank 0, ``None`` elsewhere.
+
+    Raises:
+        RankError: another rank has failed within :func:`propagate_rank_errors` before it came here.
+        UserError: in its place, where its error is one.
+    """
+    if world_size() == 1:
+        return work()
+    rank_barrier(device)
+    if rank() > 0:
+        while max_over_ranks(torch.tensor(0, device=device)):
+            pass
+        return None
+    done = threading.Event()
+    beats = threading.Thread(target=_beat, args=(done, device), daemon=True)
+    beats.start()
+    try:
+        return work()
+    finally:
+        done.set()
+        beats.join()
+
+
+def _beat(done: threading.Event, device: torch.device) -> None:
+    if device.type == "cuda":
+        # What is set in one thread is not in another.
+        torch.cuda.set_device(device)
+    # Where the process group itself has failed, the next collective of all says so.
+    with contextlib.suppress(RuntimeError):
+        busy = True
+        while busy:
+            busy = not done.wait(_BEAT)
+            max_over_ranks(torch.tensor(int(busy), device=device))

@@ -1,0 +1,65 @@
+"""The precision that losses compute in, and that of fp32 matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Precision = Literal["highest", "high", "medium"]
+"""As in ``torch.set_float32_matmul_precision``."""
+
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+_CPU = {"highest": "ieee", "high": "tf32", "medium": "bf16"}
+_CUDA = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
+
+
+@contextmanager
+def matmul_precision(precision: Precision) -> Iterator[None]:
+    """Sets the precision of fp32 matrix products and gives back the old one, also on an error.
+
+    Args:
+        precision: "highest": fp32; "high": TF32 where there is hardware for it; "medium": TF32 on
+            CUDA, oneDNN with leave to multiply in bf16 on a CPU that knows bf16. Without AMX
+            oneDNN stays with fp32, but is up to twice as fast as the library that "highest"
+            takes. fp64 products are not concerned.
+    """
+    if not hasattr(torch.backends.mkldnn, "matmul"):
+        # torch before 2.9, which knows only one setting for all devices.
+        whole = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(whole)
+        return
+    # Per device, because reading the single setting fails where a user has set these.
+    cpu, cuda = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+    before = cpu.fp32_precision, cuda.fp32_precision
+    try:
+        cpu.fp32_precision, cuda.fp32_precision = _CPU[precision], _CUDA[precision]
+        yield
+    finally:
+        cpu.fp32_precision, cuda.fp32_precision = before
+
+
+@contextmanager
+def full_precision_products(device: torch.device) -> Iterator[None]:
+    """Switches autocast, and products of less than fp32, off inside the block."""
+    with matmul_precision("highest"):
+        # Devices without autocast, meta among them, refuse even to have it switched off.
+        if not torch.amp.is_autocast_available(device.type):
+            yield
+            return
+        with torch.autocast(device.type, enabled=False):
+            yield
+
+
+def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in fp32, or all in fp64 where the first is."""
+    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    return tuple(t.to(dtype) for t in tensors)

@@ -1,0 +1,93 @@
+"""A table of things that configs select by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from solo_ext.core.errors import UserError, nearest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """A registered thing and where it comes from.
+
+    Attributes:
+        name: what a config writes.
+        target: the class or function.
+        paper: title of the paper, empty where there is none.
+        year: year of publication, 0 where there is none.
+        arxiv: arXiv number such as ``2007.00224``, empty where there is none.
+        origin: distribution or package that brought it.
+    """
+
+    name: str
+    target: T
+    paper: str = ""
+    year: int = 0
+    arxiv: str = ""
+    origin: str = "solo_ext"
+
+
+class Registry(Generic[T]):
+    """Names to entries, in the order of registration.
+
+    Args:
+        kind: what the entries are, for messages: ``method``, ``loss``.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry[T]] = {}
+
+    def register(
+        self, name: str, *, paper: str = "", year: int = 0, arxiv: str = ""
+    ) -> Callable[[T], T]:
+        """Decorator that adds its class or function under ``name``.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+
+        def add(target: T) -> T:
+            origin = getattr(target, "__module__", "solo_ext").partition(".")[0]
+            self.add(Entry(name, target, paper, year, arxiv, origin))
+            return target
+
+        return add
+
+    def add(self, entry: Entry[T]) -> None:
+        """Adds an entry.
+
+        Raises:
+            ValueError: the name is taken by another target.
+        """
+        held = self._entries.get(entry.name)
+        if held is not None and held.target is not entry.target:
+            raise ValueError(
+                f"{self.kind} {entry.name!r} of {entry.origin} is already registered by "
+                f"{held.origin}; choose another name"
+            )
+        self._entries[entry.name] = entry
+
+    def __getitem__(self, name: str) -> Entry[T]:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise UserError(f"unknown {self.kind} {name!r}; {nearest(name, self)}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def entries(self) -> tuple[Entry[T], ...]:
+        """All entries, in the order of registration."""
+        return tuple(self._entries.values())

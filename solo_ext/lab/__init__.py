@@ -1,0 +1,5 @@
+"""A bench for the methods: nothing of the plugin imports it.
+
+``training`` (the run of ``solo-ext pretrain``), ``evaluation`` (protocols on a trained run),
+``experiments`` (grids of methods, data and seeds, and their reports), ``cli`` (``solo-ext``).
+"""

@@ -1,0 +1,302 @@
+"""What each command does."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from solo_ext.core.errors import UserError
+
+_NUMBERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID")
+Command = Callable[[argparse.Namespace], Any]
+
+
+class _NotWritten(UserError):
+    """What was computed is shown, but its file is not there.
+
+    Args:
+        message: why, and what to do.
+        document: what ``--json`` prints.
+    """
+
+    def __init__(self, message: str, document: Any) -> None:
+        self.document = document
+        super().__init__(message)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Dispatches a parsed command line."""
+    if not getattr(args, "json", False):
+        return _exit_code(_COMMANDS[args.command](args))
+    failure = None
+    # Standard output is the document's alone, whatever Lightning or a method prints.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            document = _COMMANDS[args.command](args)
+        except _NotWritten as error:
+            failure, document = error, error.document
+    if _first_process():
+        print(json.dumps(document, indent=1))
+    if failure is not None:
+        raise failure
+    return _exit_code(document)
+
+
+def _first_process() -> bool:
+    """Whether this is the one process of several that prints.
+
+    torchrun, SLURM and Lightning number them; whom Lightning starts keeps the number that SLURM
+    gave its parent.
+    """
+    return all(os.environ.get(name, "0") == "0" for name in _NUMBERS)
+
+
+def _exit_code(document: Any) -> int:
+    """1 where a part of the work failed, and the rest was done all the same."""
+    return 1 if isinstance(document, dict) and document.get("failed") else 0
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True, markup=False)
+
+
+def _show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> None:
+    if args.json:
+        return
+    # As text: brackets in a path or an error are no markup.
+    table = Table(title=Text(title), title_justify="left", show_header=len(rows) > 1)
+    if len(rows) == 1:
+        # A line of many numbers is wider than a terminal.
+        for key, value in rows[0].items():
+            table.add_row(Text(_words(key)), Text(_cell(value)))
+    else:
+        for key in rows[0]:
+            # A name is what a config writes: it is never cut.
+            table.add_column(Text(_words(key)), no_wrap=key == "name")
+        for row in rows:
+            table.add_row(*(Text(_cell(v)) for v in row.values()))
+    Console().print(table)
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    return "-" if value is None else str(value)
+
+
+def _methods(args: argparse.Namespace) -> Any:
+    from solo_ext import host, register
+    from solo_ext.methods import METHODS
+    from solo_ext.plugin import listed
+
+    register()
+    loaded = host.load()
+    rows = [listed(entry, loaded.methods) for entry in METHODS.entries()]
+    ours = {row["name"] for row in rows}
+    rows += [
+        {"name": name, "origin": "solo-learn", "paper": "", "year": "", "arxiv": ""}
+        for name in loaded.methods
+        if name not in {"base", "linear"} | ours
+    ]
+    rows.sort(key=lambda row: str(row["name"]))
+    _show(args, f"methods (solo-learn {loaded.info.generation})", rows)
+    return rows
+
+
+def _losses(args: argparse.Namespace) -> Any:
+    from solo_ext.losses import LOSSES
+    from solo_ext.plugin import LOSS_GROUP, listed, load_entry_points
+
+    load_entry_points(LOSS_GROUP, LOSSES)
+    rows = [listed(entry) for entry in LOSSES.entries()]
+    _show(args, "losses, in solo_ext.losses and solo.losses", rows)
+    return rows
+
+
+def _doctor(args: argparse.Namespace) -> Any:
+    from solo_ext.lab.cli.doctor import diagnose, show
+
+    found = diagnose()
+    if not args.json:
+        show(found, _console())
+    return found
+
+
+def _pretrain(args: argparse.Namespace) -> Any:
+    from solo_ext.config.compose import compose
+    from solo_ext.core.errors import show_messages
+    from solo_ext.lab.training.prepare import check_folder, prepare
+    from solo_ext.lab.training.pretrain import pretrain, resume
+    from solo_ext.lab.training.run_dir import check_run_dir
+
+    show_messages()
+    if args.run_dir is not None:
+        check_folder("--run-dir", args.run_dir)
+        if _first_process():
+            check_run_dir(Path(args.run_dir))
+    if args.resume is not None:
+        unused = [n for n in ("config_path", "run_dir") if getattr(args, n)] + args.overrides
+        if unused:
+            raise UserError(
+                f"--resume goes on with the run as it was: leave out {unused[0]!r}, or start a "
+                "new run with --config-name"
+            )
+        result = resume(Path(args.resume), force=args.force)
+    else:
+        folder = Path(args.config_path) if args.config_path else None
+        prepared = prepare(compose(args.config_name, args.overrides, folder))
+        run_dir = Path(args.run_dir) if args.run_dir else None
+        result = pretrain(prepared, run_dir=run_dir, force=args.force)
+    if not args.json and _first_process():
+        console = _console()
+        console.print(f"run directory  {result.run_dir}")
+        console.print(
+            f"{result.epochs} epochs, {result.seconds:.1f} s, "
+            f"{result.images_per_second:.0f} images/s"
+        )
+        console.print(f"next           solo-ext eval knn {result.run_dir}")
+    return {k: str(v) if isinstance(v, Path) else v for k, v in vars(result).items()}
+
+
+def _eval(args: argparse.Namespace) -> Any:
+    from omegaconf import OmegaConf
+
+    from solo_ext.config.compose import apply_overrides, parse
+    from solo_ext.lab.evaluation.evaluate import evaluate
+    from solo_ext.lab.evaluation.settings import SUITE
+    from solo_ext.lab.evaluation.suite import evaluate_suite
+
+    settings = OmegaConf.create({})
+    apply_overrides(settings, parse(args.overrides))
+    console = Console(stderr=True)
+    bar = Bar(console=console, transient=True)
+    tasks: dict[str, Any] = {}
+
+    def progress(split: str, done: int, total: int) -> None:
+        if not console.is_interactive:
+            return
+        # Late: a mistake in the settings is one line, without a bar around it.
+        bar.start()
+        if split not in tasks:
+            tasks[split] = bar.add_task(split, total=total)
+        bar.update(tasks[split], completed=done)
+
+    plain: Any = OmegaConf.to_container(settings)
+    suite = args.protocol == SUITE
+    try:
+        if suite:
+            record = evaluate_suite(args.run, plain, progress)
+        else:
+            record = evaluate(args.run, args.protocol, plain, progress)
+    finally:
+        if tasks:
+            bar.stop()
+    return _show_suite(args, record) if suite else _keep_record(args, record)
+
+
+def _show_suite(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
+    from solo_ext.lab.evaluation.suite import PAGE
+
+    rows = [
+        {
+            "protocol": entry["protocol"],
+            "seconds": entry["seconds"],
+            "result": entry.get("error")
+            or "  ".join(f"{k} {v:.4g}" for k, v in entry["headline"].items()),
+        }
+        for entry in record["entries"]
+    ]
+    if rows:
+        _show(args, _title("suite", record), rows)
+        if not args.json:
+            _console().print(f"report  {Path(record['folder']) / PAGE}")
+    return record
+
+
+def _keep_record(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
+    from solo_ext.lab.training.run_dir import write_text
+
+    if not record["results"]:
+        # A process that helped to extract features.
+        return record
+    _show(args, _title(args.protocol, record), record["results"])
+    folder = Path(record["folder"])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / f"eval_{args.protocol}.json", json.dumps(record, indent=1))
+    except OSError as error:
+        raise _NotWritten(
+            f"the record was not written to {str(folder)!r}: {error}; the numbers are those shown, "
+            "out=FOLDER names another place",
+            record,
+        ) from error
+    return record
+
+
+def _title(what: str, record: dict[str, Any]) -> str:
+    epoch = "" if record["epoch"] is None else f", epoch {record['epoch']}"
+    return f"{what}: {record['method'] or record['run']}{epoch}"
+
+
+def _export(args: argparse.Namespace) -> Any:
+    from solo_ext.pretrained.export import export
+
+    done = export(Path(args.run), args.format, Path(args.out) if args.out else None)
+    about = done.metadata
+    if not args.json:
+        size = about.input_size
+        console = _console()
+        console.print(f"written   {done.out}")
+        console.print(
+            f"backbone  {about.backbone.name}, {about.features_dim} features of images of "
+            f"{size} x {size}"
+        )
+        console.print(f"load      {done.load}")
+    return {
+        "format": args.format,
+        "out": str(done.out),
+        "load": done.load,
+        "difference": done.difference,
+        **about.model_dump(),
+    }
+
+
+def _demo(args: argparse.Namespace) -> Any:
+    from solo_ext.lab.cli.demo import run_demo
+
+    return run_demo(Path(args.out), epochs=args.epochs, quiet=args.json)
+
+
+def _benchmark(args: argparse.Namespace) -> Any:
+    from solo_ext.lab.cli.benchmark import run_command
+
+    return run_command(args)
+
+
+_COMMANDS: dict[str, Command] = {
+    "benchmark": _benchmark,
+    "demo": _demo,
+    "methods": _methods,
+    "losses": _losses,
+    "doctor": _doctor,
+    "pretrain": _pretrain,
+    "eval": _eval,
+    "export": _export,
+}

@@ -1,0 +1,127 @@
+"""``solo-ext doctor``: what there is, what is missing, how to get it."""
+
+from __future__ import annotations
+
+import platform
+from importlib.util import find_spec
+from typing import Any
+
+from rich.console import Console
+
+from solo_ext import __version__
+from solo_ext.core.errors import UserError
+from solo_ext.data.dali_errors import INSTALL, nvidia_dali
+from solo_ext.host import detect, load
+from solo_ext.host.patches import PATCHES
+from solo_ext.lab.cli.advisories import ADVISORIES, known_bad
+from solo_ext.lab.training.records import PACKAGES, package_version
+
+_EXTRAS = {
+    "faiss": ("faiss", "k-means by faiss", "pip install 'solo-ext[faiss]'"),
+    "flash-kmeans": (
+        "flash_kmeans",
+        "k-means on one CUDA device",
+        "pip install 'solo-ext[flash-kmeans]'",
+    ),
+    "dali": (
+        "nvidia.dali",
+        "data.format: dali",
+        INSTALL,
+    ),
+    "h5": ("h5py", "data.format: h5", "pip install 'solo-ext[h5]'"),
+    "hf": ("datasets", "data.format: huggingface", "pip install 'solo-ext[hf]'"),
+    "tensorboard": (
+        "tensorboard",
+        "loggers: [tensorboard]",
+        "pip install 'solo-ext[tensorboard]'",
+    ),
+    "wandb": ("wandb", "wandb.enabled: true", "pip install wandb"),
+}
+
+
+def diagnose() -> dict[str, Any]:
+    """Looks at the installation; a missing solo-learn is a finding, not an error."""
+    found: dict[str, Any] = {
+        "solo_ext": __version__,
+        "python": platform.python_version(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "known_bad": known_bad({a.package: package_version(a.package) for a in ADVISORIES}),
+        "host": _host(),
+        "devices": _devices(),
+        "extras": {},
+    }
+    for name, (module, purpose, remedy) in _EXTRAS.items():
+        there = _importable(module)
+        found["extras"][name] = {"installed": there, "for": purpose, "get": remedy}
+    found["extras"]["dali"] |= _dali() if found["extras"]["dali"]["installed"] else {}
+    return found
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """Prints the findings."""
+    console.print(f"solo_ext     {found['solo_ext']}, Python {found['python']}")
+    host = found["host"]
+    if "error" in host:
+        console.print(f"solo-learn   MISSING: {host['error']}", style="bold")
+    else:
+        console.print(
+            f"solo-learn   {host['generation']} (calls itself {host['version']}, fingerprint "
+            f"{host['fingerprint']}) in {host['path']}"
+        )
+        console.print(f"             patched: {', '.join(host['patches'])}")
+    versions = (f"{k} {v or 'MISSING'}" for k, v in found["packages"].items())
+    console.print(f"packages     {', '.join(versions)}")
+    for line in found["known_bad"]:
+        console.print(f"DANGER       {line}", style="bold")
+    devices = found["devices"]
+    gpus = ", ".join(devices["gpus"]) or "none found; training runs on the CPU"
+    console.print(f"GPU          {gpus}; torch built for CUDA {devices['cuda_build']}")
+    for name, extra in found["extras"].items():
+        state = "installed" if extra["installed"] else f"not installed: {extra['get']}"
+        if "error" in extra:
+            state = f"cannot be imported: {extra['error']}"
+        elif "version" in extra:
+            state = f"{extra['version']}, dali.device: {' or '.join(extra['devices'])}"
+        console.print(f"{name:<12} {state} ({extra['for']})")
+
+
+def _host() -> dict[str, Any]:
+    try:
+        info = detect()
+        load()
+    except UserError as error:
+        return {"error": str(error)}
+    return {
+        "generation": info.generation,
+        "version": info.version,
+        "fingerprint": info.fingerprint,
+        "path": str(info.path),
+        "patches": [p.name for p in PATCHES.values() if p.undo],
+    }
+
+
+def _devices() -> dict[str, Any]:
+    import torch
+
+    return {
+        "cuda_build": torch.version.cuda,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def _dali() -> dict[str, Any]:
+    """Version of DALI, and where its pipelines can run."""
+    import torch
+
+    try:
+        version = nvidia_dali().__version__
+    except (ImportError, OSError) as error:
+        return {"error": str(error).splitlines()[0]}
+    return {"version": version, "devices": ["cpu", *["gpu"] * torch.cuda.is_available()]}
+
+
+def _importable(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

@@ -1,0 +1,159 @@
+"""Entry point: parses the command line; what a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from solo_ext import __version__
+from solo_ext.core.errors import UserError, in_one_line, nearest
+from solo_ext.lab.cli.benchmark import add_parsers
+
+USER_MISTAKE = UserError.exit_code
+_OPTION = re.compile(r"--?[A-Za-z]")
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a mistake, with the nearest valid word; overrides may stand anywhere."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = list(sys.argv[1:] if args is None else args)
+        for before, word in zip([self.prog, *words], words, strict=False):
+            # Of a variable that is not set: as a path it would be the folder at hand.
+            if not word.strip() or re.fullmatch("--[a-z-]+=", word):
+                after = word.strip() or before
+                self.error(f"an empty value after {after!r}; write one, or leave it out")
+        known = {option for action in self._actions for option in action.option_strings}
+        for word in words:
+            if self._subparsers is not None and not word.startswith("-"):
+                # What follows the command is the command's.
+                break
+            name = word.partition("=")[0]
+            if _OPTION.match(word) and name not in known:
+                self.error(f"unknown option {name!r}; {nearest(name, known)}")
+        found, rest = super().parse_known_args(words, namespace)
+        if "overrides" in found and self._subparsers is None:
+            # argparse fills a list of positionals once, before the first option.
+            found.overrides += rest
+            return found, []
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        choices = [str(c) for a in self._actions if a.choices for c in a.choices]
+        if "invalid choice" in message:
+            given = message.partition("invalid choice: '")[2].partition("'")[0]
+            kind = "protocol" if self._subparsers is None else "command"
+            # An option says itself what it takes.
+            kind = "format" if message.startswith("argument --format") else kind
+            kind = "launcher" if message.startswith("argument --launcher") else kind
+            message = f"unknown {kind} {given!r}; {nearest(given, choices)}"
+        elif "arguments are required: COMMAND" in message:
+            message = f"a command is missing; allowed: {', '.join(sorted(choices))}"
+        elif "arguments are required" in message:
+            # A list of overrides may be empty, whatever argparse says.
+            message = message.removesuffix(", key=value")
+        elif message.startswith("unrecognized arguments: "):
+            message = f"one word too many: {message.partition(': ')[2]}"
+        self.exit(USER_MISTAKE, f"{self.prog}: {' '.join(message.split())}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command."""
+    parser = _Parser(
+        prog="solo-ext",
+        description="Self-supervised methods that solo-learn lacks, by name in its configs.",
+        epilog="Exit codes: 0 done, 1 failure, 2 a mistake in config or command line.",
+    )
+    parser.add_argument("--version", action="version", version=f"solo-ext {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    demo = commands.add_parser("demo", help="what a teacher adds, on digits, in minutes; a report")
+    demo.add_argument("--out", default="solo-ext-demo", help="folder of runs and report")
+    demo.add_argument("--epochs", type=_positive, default=None, help="epochs of each run")
+    demo.add_argument("--json", action="store_true", help="print one JSON document")
+
+    for name, text in (
+        ("methods", "methods that a config can name"),
+        ("losses", "losses of the plugin"),
+        ("doctor", "which solo-learn, versions, devices; what is missing and how to get it"),
+    ):
+        listing = commands.add_parser(name, help=text)
+        listing.add_argument("--json", action="store_true", help="print one JSON document")
+
+    pretrain = commands.add_parser("pretrain", help="pretrain a method")
+    source = pretrain.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config-name", help="<dataset>/<method>, or a file in --config-path")
+    source.add_argument("--resume", metavar="RUN_DIR", help="go on with a run")
+    pretrain.add_argument("--config-path", help="folder of your own configs")
+    pretrain.add_argument("--run-dir", help="where to write; continued if it holds this run")
+    pretrain.add_argument(
+        "--force", action="store_true", help="go on from a checkpoint of other settings or images"
+    )
+    pretrain.add_argument("--json", action="store_true", help="print one JSON document")
+    pretrain.add_argument("overrides", nargs="*", metavar="key=value")
+
+    evaluate = commands.add_parser("eval", help="evaluate a run directory or a checkpoint")
+    # Not choices: their list is not to be imported for every command.
+    evaluate.add_argument("protocol", metavar="PROTOCOL", help="knn, linear, ..., or suite")
+    evaluate.add_argument(
+        "run", metavar="RUN_DIR", help="a run directory, a checkpoint, timm/<model> or pixels"
+    )
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value")
+    evaluate.add_argument("--json", action="store_true", help="print one JSON document")
+
+    benchmark = commands.add_parser("benchmark", help="compare methods over data sets and seeds")
+    add_parsers(benchmark)
+
+    export = commands.add_parser("export", help="write the backbone of a run for use elsewhere")
+    export.add_argument("run", metavar="RUN_DIR")
+    export.add_argument(
+        "--format",
+        required=True,
+        choices=("timm", "safetensors", "torchvision", "detectron2"),
+        metavar="timm|safetensors|torchvision|detectron2",
+        help="a folder for plain timm, one file for solo_ext.load_exported, weights for "
+        "torchvision's detection models and mmdetection, or for detectron2",
+    )
+    export.add_argument("--out", help="the folder or file; without it, in the run directory")
+    export.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Returns:
+        The exit code: 0, 2 for a user's mistake, or 128 and a signal's number for a run that it
+        ended. A failure raises, which exits with 1.
+    """
+    # Spinning OpenMP threads make two busy cores ten times slower; read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    args = build_parser().parse_args(argv)
+
+    def command() -> int:
+        from solo_ext.lab.cli import commands
+
+        return commands.run(args)
+
+    # A run that has begun says itself how to go on.
+    begins = args.command == "pretrain"
+    return in_one_line(command, "start it again" if begins else "the same command goes on")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer above 0")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

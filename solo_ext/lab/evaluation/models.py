@@ -1,0 +1,161 @@
+"""What can be evaluated: runs, checkpoints, models of timm, and raw pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
+from torch import Tensor, nn
+
+from solo_ext import host
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.host.backbones import PREFIX, build_backbone
+from solo_ext.lab.evaluation.run_settings import EvalRun
+from solo_ext.pretrained.files import state_digest
+from solo_ext.pretrained.layouts import image_side
+from solo_ext.pretrained.runs import load_pretrained
+
+PIXELS = "pixels"
+_PIXELS_SIZE = 32
+_BATCH_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Model:
+    """A backbone to evaluate.
+
+    Attributes:
+        name: as it was asked for.
+        backbone: on the CPU; images (B, 3, H, W) to features.
+        features_dim: D.
+        cfg: solo-learn main's config as a plain mapping; without paths where there was no training.
+        checkpoint: name of the file, or what stands for it.
+        digest: of the weights.
+        epoch: epochs trained, ``None`` where that is not known.
+        folder: where records and features go.
+    """
+
+    name: str
+    backbone: nn.Module
+    features_dim: int
+    cfg: dict[str, Any]
+    checkpoint: str
+    digest: str
+    epoch: int | None
+    folder: Path
+
+
+class RawPixels(nn.Module):
+    """The image itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+def is_baseline(name: str) -> bool:
+    """Whether a name is of a model rather than of a run."""
+    return name == PIXELS or (name.startswith(PREFIX) and not Path(name).exists())
+
+
+def open_model(name: str, settings: EvalRun) -> Model:
+    """Loads what is to be evaluated.
+
+    Args:
+        name: a run directory or checkpoint as
+            :func:`solo_ext.pretrained.runs.load_pretrained` takes it, ``timm/<model>`` or
+            ``pixels``.
+        settings: shared by all protocols.
+
+    Raises:
+        UserError: no such run or model, or settings that it does not have.
+    """
+    if not is_baseline(name):
+        return _run(name, settings)
+    if settings.data.train_path is None or settings.data.val_path is None:
+        key = "data.val_path" if settings.data.train_path else "data.train_path"
+        raise ConfigError(key, None, f"{name} was trained on no images here", "give both folders")
+    if name == PIXELS:
+        _refuse_model_settings(name, settings)
+        size = settings.crop_size or _PIXELS_SIZE
+        cfg = _config(PIXELS, {}, size)
+        place = _folder(name, settings)
+        return Model(name, RawPixels(), 3 * size * size, cfg, PIXELS, PIXELS, None, place)
+    return _timm(name, settings)
+
+
+def _run(name: str, settings: EvalRun) -> Model:
+    _refuse_model_settings(name, settings)
+    path = Path(name)
+    found = load_pretrained(path)
+    return Model(
+        name,
+        found.backbone,
+        found.features_dim,
+        found.cfg,
+        found.checkpoint.name,
+        found.digest,
+        found.epoch,
+        Path(settings.out) if settings.out else found.checkpoint.parent,
+    )
+
+
+def _timm(name: str, settings: EvalRun) -> Model:
+    kwargs = dict(settings.model_kwargs)
+    if "pretrained" in kwargs:
+        raise ConfigError("model_kwargs.pretrained", kwargs["pretrained"], "set pretrained itself")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(settings.model_seed)
+        try:
+            backbone, features_dim = build_backbone(
+                host.load().backbones,
+                name,
+                {**kwargs, "pretrained": settings.pretrained},
+                method=None,
+                dataset="custom",
+            )
+        except ConfigError:
+            raise
+        except Exception as error:
+            if not settings.pretrained:
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"timm cannot get the weights of {name!r}: {reason}; pretrained=false takes random "
+                "ones"
+            ) from error
+    config = resolve_model_data_config(backbone)  # type: ignore[no-untyped-call]
+    size = image_side(kwargs, config["input_size"][-1])
+    cfg = _config(name, kwargs, size)
+    cfg["augmentations"][0] |= {"mean": list(config["mean"]), "std": list(config["std"])}
+    tag = (getattr(backbone, "pretrained_cfg", None) or {}).get("tag")
+    weights = (tag or "pretrained") if settings.pretrained else f"random-{settings.model_seed}"
+    digest = state_digest(backbone.state_dict())
+    return Model(
+        name, backbone, features_dim, cfg, weights, digest, None, _folder(name, settings, weights)
+    )
+
+
+def _config(name: str, kwargs: dict[str, Any], size: int) -> dict[str, Any]:
+    return {
+        "method": None,
+        "backbone": {"name": name, "kwargs": kwargs},
+        "data": {"dataset": "custom", "train_path": None, "val_path": None, "num_workers": 4},
+        "augmentations": [{"crop_size": size, "num_crops": 1}],
+        "optimizer": {"batch_size": _BATCH_SIZE},
+    }
+
+
+def _folder(name: str, settings: EvalRun, weights: str = "") -> Path:
+    if settings.out:
+        return Path(settings.out)
+    return Path("evaluations") / "-".join(p for p in (*name.split("/"), weights) if p)
+
+
+def _refuse_model_settings(name: str, settings: EvalRun) -> None:
+    for key in ("pretrained", "model_seed", "model_kwargs"):
+        value = getattr(settings, key)
+        if value != EvalRun.model_fields[key].default:
+            raise ConfigError(key, value, f"{name!r} is no model of timm", "leave it out")

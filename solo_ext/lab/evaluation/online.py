@@ -1,0 +1,167 @@
+"""The evaluation protocols while a run trains."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.seed import isolate_rng
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from solo_ext.config.check import validated
+from solo_ext.core.distributed import on_first, propagate_rank_errors
+from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.data.images import Images
+from solo_ext.data.loaders import fixed_loader
+from solo_ext.lab.evaluation.evaluate import measure
+from solo_ext.lab.evaluation.features import extract_features
+from solo_ext.lab.evaluation.labelled_images import labelled_images
+from solo_ext.lab.evaluation.models import Model
+from solo_ext.lab.evaluation.protocols import (
+    PROTOCOLS,
+    BackboneProtocol,
+    Features,
+    Protocol,
+    headline,
+)
+from solo_ext.lab.evaluation.run_settings import EvalRun
+from solo_ext.lab.evaluation.subject import EvalContext, evaluation_config
+from solo_ext.pretrained.files import state_digest
+
+
+def online_protocols(cfg: Mapping[str, Any]) -> dict[str, Protocol]:
+    """The protocols that ``online_eval`` names, with their settings.
+
+    Args:
+        cfg: the checked config.
+
+    Raises:
+        ConfigError: a setting that a protocol does not have or lacks, or a protocol that needs
+            every image where unreadable ones are skipped.
+    """
+    given = cfg["online_eval"]
+    names = list(dict.fromkeys(given["protocols"]))
+    for name in given["settings"]:
+        if name not in names:
+            raise ConfigError(
+                f"online_eval.settings.{name}",
+                given["settings"][name],
+                "not among online_eval.protocols",
+                nearest(name, names),
+            )
+    chosen: dict[str, Protocol] = {}
+    for name in names:
+        prefix, own = f"online_eval.settings.{name}", given["settings"].get(name, {})
+        chosen[name] = validated(TypeAdapter(PROTOCOLS[name]), own, prefix=prefix)
+        if isinstance(chosen[name], BackboneProtocol) and cfg["data"]["unreadable"] == "skip":
+            raise ConfigError(
+                "online_eval.protocols",
+                name,
+                "it needs every image, and data.unreadable=skip leaves some out",
+                "name protocols on features, such as knn and linear",
+            )
+    return chosen
+
+
+class OnlineEvaluation(Callback):
+    """Logs the headline numbers of protocols, ``online_<protocol>_<number>``.
+
+    Before training, every n epochs and after the last; for example ``online_knn_acc1``.
+
+    The same code, transform and splits as ``solo-ext eval``; the state of training, random
+    generators included, is untouched. Rank 0 measures alone. Pictures and weights of protocols go
+    to ``<out>/epoch-<n>``.
+
+    Args:
+        cfg: the checked config.
+        train: training images; those without a label are left out.
+        val: validation images, likewise.
+        every_n_epochs: above 0.
+        protocols: by name, as :func:`online_protocols` gives them.
+        out: folder, made when something is written.
+    """
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        train: Images,
+        val: Images,
+        every_n_epochs: int,
+        protocols: Mapping[str, Protocol],
+        out: Path,
+    ) -> None:
+        self.cfg, self.out = dict(cfg), out
+        self.train, self.val = (
+            labelled_images(images, key, cfg["data"].get(key.partition(".")[2]))
+            for images, key in ((train, "data.train_path"), (val, "data.val_path"))
+        )
+        self.loaders = fixed_loader(cfg, self.train), fixed_loader(cfg, self.val)
+        self.every_n_epochs, self.protocols = every_n_epochs, protocols
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_step == 0:
+            self._log(trainer, self._measure(trainer, pl_module, 0), epoch=0)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        done = trainer.current_epoch + 1
+        last = done == trainer.max_epochs or 0 <= trainer.max_steps <= trainer.global_step
+        if last or done % self.every_n_epochs == 0:
+            self._log(trainer, self._measure(trainer, pl_module, done), epoch=done)
+
+    def _measure(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int
+    ) -> dict[str, float]:
+        # A failure ends all: the others must not wait for one that is gone.
+        with propagate_rank_errors(pl_module.device):
+            return on_first(partial(self._numbers, pl_module, epoch), pl_module.device) or {}
+
+    def _numbers(self, pl_module: pl.LightningModule, epoch: int) -> dict[str, float]:
+        numbers: dict[str, float] = {}
+        with isolate_rng():
+            subject = self._subject(pl_module, epoch)
+            for name, protocol in self.protocols.items():
+                found = headline(name, measure(protocol, subject))
+                numbers |= {f"online_{name}_{k}": v for k, v in found.items()}
+            # Those of another data set, which transfer reads.
+            shutil.rmtree(subject.out / "features", ignore_errors=True)
+        return numbers
+
+    def _subject(self, pl_module: pl.LightningModule, epoch: int) -> EvalContext:
+        """The backbone as it is now, its features in memory alone."""
+        backbone: Any = pl_module.backbone
+        device = str(pl_module.device)
+        out = self.out / f"epoch-{epoch}"
+        width: Any = pl_module.features_dim
+        settings = EvalRun(features_dir=str(out / "features"))
+        digest = state_digest(backbone.state_dict())
+        model = Model("online", backbone, width, self.cfg, "online", digest, epoch, out)
+        cfg = evaluation_config(self.cfg, settings)
+        subject = EvalContext(model, settings, cfg, self.train, self.val, device, out)
+        (train, train_targets), (test, test_targets) = (
+            extract_features(backbone, loader, device=pl_module.device) for loader in self.loaders
+        )
+        subject.__dict__["features"] = Features(
+            train,
+            train_targets,
+            test,
+            test_targets,
+            num_classes=subject.num_classes,
+            device=device,
+            class_names=subject.class_names,
+        )
+        return subject
+
+    def _log(self, trainer: pl.Trainer, accuracies: dict[str, float], epoch: int) -> None:
+        if accuracies:
+            step = max(trainer.global_step - 1, 0)
+            # At once: Lightning writes what a hook logs with the next step's metrics.
+            for logger in trainer.loggers:
+                logger.log_metrics({**accuracies, "epochs_done": epoch}, step=step)
+            found = "  ".join(f"{k}={v:.2f}" for k, v in accuracies.items())
+            Console(stderr=True, highlight=False).print(f"epochs done {epoch}  {found}")

@@ -1,0 +1,241 @@
+"""Features on disk: extracted once, read by every protocol and by later calls."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from solo_ext.core.files import atomic_write
+
+Batches = Callable[[Sequence[int]], Generator[tuple[Tensor, Tensor]]]
+"""Features and targets of some images, batch by batch, in the order of their indices."""
+VERSION = 1
+_WAIT = 0.2
+_STALLED = 120.0
+"""Seconds without a new file of another process after which its share is done here; more where a
+file takes longer here too."""
+
+
+class Ranks(NamedTuple):
+    """This process among those that extract the same features."""
+
+    rank: int = 0
+    world: int = 1
+
+
+ALONE = Ranks()
+
+
+class _Shard(NamedTuple):
+    file: Path
+    rows: range
+
+
+class FeatureStore:
+    """A folder of features, by what they are features of.
+
+    A set of rows lies in files of ``rows_per_file`` rows each, such as
+    ``<digest>/00000-of-00007.safetensors``, beside ``key.json``. Each is written whole or not at
+    all and carries its own SHA-256: an extraction that was stopped goes on behind the last file,
+    and of damaged files only those are made again.
+
+    Args:
+        folder: made on first use.
+        dtype: of the features, on disk and in memory.
+        rows_per_file: at least 1.
+    """
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype = torch.float32, rows_per_file: int = 8192
+    ) -> None:
+        self.folder, self.dtype, self.rows_per_file = folder, dtype, rows_per_file
+
+    def features(
+        self, key: Mapping[str, Any], count: int, batches: Batches, ranks: Ranks = ALONE
+    ) -> tuple[Tensor, Tensor]:
+        """Reads the features of ``key``; those that are not there are extracted and stored.
+
+        Memory for all rows is taken once. Several processes take the files by turns, and the
+        first of them reads what the others wrote: they share the folder, and nothing else.
+
+        Args:
+            key: everything that the features depend on, as JSON holds it.
+            count: number of images.
+            batches: extracts the features of some images.
+            ranks: this process among several.
+
+        Returns:
+            Features (count, D) and targets (count,), int64, on the CPU; no rows at all in a
+            process other than the first.
+
+        Raises:
+            ValueError: features are not finite, or another number of them comes than asked for.
+        """
+        whole = {**key, "images": count, "dtype": str(self.dtype), "version": VERSION}
+        text = json.dumps(whole, sort_keys=True, indent=1)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        work = _Work(self, self.folder / digest[:16], digest, count, ranks)
+        # What the folder holds is found out by its digest; this file is for people.
+        with contextlib.suppress(OSError):
+            _write(work.place / "key.json", lambda path: path.write_text(text + "\n"))
+        return work.done(batches)
+
+
+class _Work:
+    """One call of :meth:`FeatureStore.features`."""
+
+    def __init__(
+        self, store: FeatureStore, place: Path, digest: str, count: int, ranks: Ranks
+    ) -> None:
+        self.place, self.digest, self.dtype = place, digest, store.dtype
+        self.count, self.ranks = count, ranks
+        size = store.rows_per_file
+        files = -(-count // size)
+        self.shards = [
+            _Shard(
+                place / f"{i:05d}-of-{files:05d}.safetensors",
+                range(i * size, min(count, (i + 1) * size)),
+            )
+            for i in range(files)
+        ]
+        self.features: Tensor | None = None
+        self.writable = True
+        self.targets = torch.empty(count if ranks.rank == 0 else 0, dtype=torch.int64)
+
+    def done(self, batches: Batches) -> tuple[Tensor, Tensor]:
+        own = [s for i, s in enumerate(self.shards) if i % self.ranks.world == self.ranks.rank]
+        others = [s for s in self.shards if s not in own]
+        if self.ranks.rank:
+            for shard in own:
+                if self._read(shard) is None:
+                    self._extract_aside(shard, batches)
+            return torch.empty(0, 0, dtype=self.dtype), self.targets
+        missing = [s for s in own if not self._take(s)]
+        begin = time.monotonic()
+        self._extract(missing, batches)
+        per_file = (time.monotonic() - begin) / max(1, len(missing))
+        self._extract(self._waited_for(others, max(_STALLED, 3 * per_file)), batches)
+        assert self.features is not None
+        return self.features, self.targets
+
+    def _waited_for(self, shards: list[_Shard], patience: float) -> list[_Shard]:
+        """Takes what other processes write; returns what none of them wrote."""
+        last = time.monotonic()
+        while shards:
+            left = [s for s in shards if not self._take(s)]
+            if len(left) < len(shards):
+                shards, last = left, time.monotonic()
+            elif not self.writable or time.monotonic() - last > patience:
+                # Where this process cannot write, the others cannot either.
+                break
+            else:
+                time.sleep(_WAIT)
+        return shards
+
+    def _take(self, shard: _Shard) -> bool:
+        found = self._read(shard)
+        if found is None or (
+            self.features is not None and found[0].shape[1] != self.features.shape[1]
+        ):
+            return False
+        rows = slice(shard.rows.start, shard.rows.stop)
+        self._all(found[0].shape[1])[rows] = found[0]
+        self.targets[rows] = found[1]
+        return True
+
+    def _all(self, width: int) -> Tensor:
+        if self.features is None:
+            self.features = torch.empty(self.count, width, dtype=self.dtype)
+        return self.features
+
+    def _extract(self, shards: list[_Shard], batches: Batches) -> None:
+        """Extracts into the rows of all, in one pass over the images of ``shards``."""
+        if not shards:
+            return
+        indices = [i for shard in shards for i in shard.rows]
+        place, waiting = 0, list(shards)
+        ends = [sum(len(s.rows) for s in shards[: n + 1]) for n in range(len(shards))]
+        with closing(batches(indices)) as stream:
+            for features, targets in stream:
+                rows = torch.tensor(indices[place : place + len(features)], dtype=torch.int64)
+                _check_count(place + len(features), len(indices), over=True)
+                held = self._all(features.shape[1])
+                held[rows], self.targets[rows] = features.to(self.dtype), targets
+                place += len(features)
+                while waiting and ends[len(shards) - len(waiting)] <= place:
+                    shard = waiting.pop(0)
+                    part = slice(shard.rows.start, shard.rows.stop)
+                    self._save(shard, held[part], self.targets[part])
+        _check_count(place, len(indices))
+
+    def _extract_aside(self, shard: _Shard, batches: Batches) -> None:
+        parts = list(batches(list(shard.rows)))
+        features = torch.cat([f for f, _ in parts]).to(self.dtype)
+        _check_count(len(features), len(shard.rows))
+        self._save(shard, features, torch.cat([t for _, t in parts]))
+
+    def _save(self, shard: _Shard, features: Tensor, targets: Tensor) -> None:
+        broken = int((~features.isfinite().all(dim=1)).sum())
+        if broken:
+            raise ValueError(
+                f"{broken} of {len(features)} rows of features are not finite; check the weights "
+                "of the backbone and its input normalisation."
+            )
+        tensors = {"features": features, "targets": targets}
+        about = {"key": self.digest, "sha256": _sha256(features, targets)}
+        try:
+            _write(shard.file, lambda path: save_file(tensors, path, about))
+        except OSError as error:
+            self.writable = False
+            # Of every process: where one alone cannot write, the first would wait in silence.
+            said = f"features are not stored in {str(self.place)!r}: {error}"
+            warnings.warn(said, stacklevel=2)
+
+    def _read(self, shard: _Shard) -> tuple[Tensor, Tensor] | None:
+        """The rows of a file, ``None`` where it is missing, damaged, or of something else."""
+        if not shard.file.is_file():
+            return None
+        try:
+            with safe_open(shard.file, "pt") as file:
+                about = file.metadata() or {}
+                features, targets = file.get_tensor("features"), file.get_tensor("targets")
+        except Exception:
+            # safetensors answers in several ways; whatever it is, the file is of no use.
+            return None
+        whole = (
+            about.get("key") == self.digest
+            and features.ndim == 2
+            and features.dtype == self.dtype
+            and len(features) == len(targets) == len(shard.rows)
+            and about.get("sha256") == _sha256(features, targets)
+        )
+        return (features, targets) if whole else None
+
+
+def _check_count(found: int, expected: int, *, over: bool = False) -> None:
+    if found > expected or (found < expected and not over):
+        raise ValueError(f"{found} features came for {expected} images; the loader must not skip.")
+
+
+def _sha256(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, write)

@@ -1,0 +1,251 @@
+"""Several protocols by one command, with one record and one report."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import MinLen
+from pydantic import TypeAdapter, create_model
+
+from solo_ext import __version__
+from solo_ext.config.check import validated
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.files import locked, write_text
+from solo_ext.data.fingerprint import images_fingerprint
+from solo_ext.lab.evaluation.evaluate import about, measure
+from solo_ext.lab.evaluation.protocols import PROTOCOLS, FeatureProtocol, Protocol, headline
+from solo_ext.lab.evaluation.row_files import file_digest, files_of, is_unchanged
+from solo_ext.lab.evaluation.run_settings import EvalRun
+from solo_ext.lab.evaluation.store import VERSION
+from solo_ext.lab.evaluation.subject import EvalContext, Progress, open_subject
+from solo_ext.lab.evaluation.suite_page import render_suite
+
+RECORD, PAGE = "eval_suite.json", "eval_suite.html"
+_LOCK = f".{RECORD}.lock"
+_PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn")
+
+
+def evaluate_suite(
+    path: Path | str,
+    settings: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measures a model with several protocols.
+
+    ``eval_suite.json`` and ``eval_suite.html`` are written to the folder of the model after every
+    protocol. One that fails is reported in its place, and the others go on. One that an earlier
+    call has measured, of the same weights, files and settings, is taken from there, unless a file
+    that it wrote is lost or another by now. Several calls at once share the record.
+
+    Args:
+        path: as :func:`solo_ext.lab.evaluation.models.open_model` takes it.
+        settings: fields of :class:`~solo_ext.lab.evaluation.settings.EvalRun`; ``protocols``,
+            names; and the settings of each protocol under its name.
+        progress: called with what is being done and the batches done and in all.
+
+    Returns:
+        The record: what was evaluated, on what, ``entries``, one for each protocol of this call and
+        of earlier ones, and ``failed``, those of this call. Of several processes those beside the
+        first only help to extract; they have no entries.
+
+    Raises:
+        UserError: wrong settings, a path that is no run, or a folder that cannot be written.
+    """
+    shared, chosen = read_suite_settings(settings or {})
+    subject = open_subject(str(path), shared, progress)
+    if subject.ranks.rank:
+        if any(isinstance(protocol, FeatureProtocol) for protocol in chosen.values()):
+            # The first process meets what is wrong itself; it is not to be ended by a launcher that
+            # sees a process fail before the other protocols are done.
+            with contextlib.suppress(Exception):
+                _ = subject.features
+        return {**about(subject), "entries": [], "failed": []}
+    return _Suite(subject).run(chosen)
+
+
+def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str, Protocol | None]]:
+    """Checks the settings of a suite.
+
+    Returns:
+        The shared ones, and those of the protocols to run in the order of the registry; ``None``
+        for one that cannot do without settings and was given none.
+
+    Raises:
+        ConfigError: unknown protocol or key, or a value that it does not take.
+    """
+    names: Any = Literal[tuple(PROTOCOLS)]
+    default = [name for name, kind in PROTOCOLS.items() if kind.by_default]
+    fields: dict[str, Any] = {name: (kind | None, None) for name, kind in PROTOCOLS.items()}
+    fields["protocols"] = (Annotated[list[names], MinLen(1)], default)
+    joint = create_model("Suite", __base__=EvalRun, **fields)
+    checked = validated(TypeAdapter(joint), settings)
+    chosen: dict[str, Protocol | None] = {}
+    for name, kind in PROTOCOLS.items():
+        if name in checked.protocols:
+            needed = any(field.is_required() for field in kind.model_fields.values())
+            given = getattr(checked, name)
+            chosen[name] = given if given is not None or needed else kind()
+    shared = {key: getattr(checked, key) for key in EvalRun.model_fields}
+    return EvalRun.model_validate({**shared, "data": shared["data"].model_dump()}), chosen
+
+
+class _Suite:
+    """One call: what is known before a protocol runs, and the record as it grows."""
+
+    def __init__(self, subject: EvalContext) -> None:
+        self.subject, self.folder = subject, subject.model.folder
+        # Once: of a million files this takes a while.
+        prints = [images_fingerprint(images) for images in (subject.train, subject.test)]
+        self.known = None not in prints
+        self.base = _digest(
+            {
+                "model": subject.model.digest,
+                "backbone": subject.cfg["backbone"],
+                "images": prints,
+                "view": subject.cfg["augmentations"][0],
+                "data": [subject.cfg["data"][key] for key in ("dataset", "format")],
+                "dtype": subject.settings.features_dtype,
+                "features": VERSION,
+            }
+        )
+        _check_folder(self.folder)
+        self.entries = self._earlier()
+        self.measured: dict[str, dict[str, Any]] = {}
+        self.broken_features: str | None = None
+
+    def run(self, chosen: Mapping[str, Protocol | None]) -> dict[str, Any]:
+        for place, (name, protocol) in enumerate(chosen.items()):
+            if self.subject.progress is not None:
+                self.subject.progress("protocols", place, len(chosen))
+            held, key = self.entries.get(name), self._key(protocol)
+            if key is None or held is None or held["key"] != key or not self._complete(held):
+                self.measured[name] = {"key": key, **self._entry(name, protocol)}
+            record = self._kept(chosen)
+        return record
+
+    def _key(self, protocol: Protocol | None) -> str | None:
+        """What an entry depends on; ``None`` where that cannot be told."""
+        content: dict[str, Any] = {"base": self.base, "settings": None}
+        if protocol is not None:
+            try:
+                further = protocol.depends_on(self.subject)
+            except Exception:
+                # Measuring meets it again, and reports it.
+                return None
+            if None in further:
+                return None
+            content |= {"settings": protocol.model_dump(), "further": further}
+            content["version"] = protocol.version
+        return _digest(content)
+
+    def _entry(self, name: str, protocol: Protocol | None) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "protocol": name,
+            "title": PROTOCOLS[name].title,
+            "settings": None if protocol is None else protocol.model_dump(),
+        }
+        begin = time.monotonic()
+        try:
+            if protocol is None:
+                required = [k for k, f in PROTOCOLS[name].model_fields.items() if f.is_required()]
+                raise UserError(f"it needs {', '.join(f'{name}.{key}' for key in required)}")
+            if isinstance(protocol, FeatureProtocol):
+                self._extract()
+                # Which protocol comes first and waits for the features says nothing about it.
+                begin = time.monotonic()
+            rows = measure(protocol, self.subject)
+        except Exception as error:
+            # One protocol must not cost the others their numbers; a typed error says it in a line.
+            lines = str(error).splitlines() or [""]
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            entry |= {"status": "failed", "error": kind + lines[0]}
+        else:
+            files = {file: file_digest(self.subject.out / file) for file in files_of(rows)}
+            entry |= {"status": "done", "headline": headline(name, rows), "results": rows}
+            entry["files"] = files
+        return {**entry, "seconds": round(time.monotonic() - begin, 2)}
+
+    def _extract(self) -> None:
+        if self.broken_features is not None:
+            raise UserError(self.broken_features)
+        try:
+            _ = self.subject.features
+        except Exception as error:
+            # Not once more for every protocol.
+            self.broken_features = f"no features: {error}"
+            raise
+
+    def _earlier(self) -> dict[str, dict[str, Any]]:
+        """Entries of an earlier call of the same base, whatever their settings were."""
+        if not self.known:
+            return {}
+        try:
+            record = json.loads((self.folder / RECORD).read_text())
+            if record["base"] != self.base:
+                return {}
+            found = {e["protocol"]: e for e in record["entries"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return {k: e for k, e in found.items() if k in PROTOCOLS}
+
+    def _complete(self, entry: Mapping[str, Any]) -> bool:
+        files = entry.get("files") or {}
+        return entry["status"] == "done" and all(
+            is_unchanged(self.subject.out / file, digest) for file, digest in files.items()
+        )
+
+    def _record(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        entries = [self.entries[name] for name in PROTOCOLS if name in self.entries]
+        failed = [e["protocol"] for e in entries if e["status"] == "failed"]
+        return {
+            "base": self.base,
+            **about(self.subject),
+            "environment": _environment(self.subject.device),
+            # Of what this call was asked for: it ended well where that did.
+            "failed": [name for name in failed if name in chosen],
+            "entries": entries,
+        }
+
+    def _kept(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes the record with what other calls wrote into it meanwhile."""
+        with locked(self.folder / _LOCK):
+            self.entries = {**self.entries, **self._earlier(), **self.measured}
+            record = self._record(chosen)
+            write_text(self.folder / RECORD, json.dumps(record, indent=1))
+            write_text(self.folder / PAGE, render_suite(record, self.subject.out))
+        return record
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses a folder that cannot be written, before hours of work are lost to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / _LOCK):
+            pass
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError("out", str(folder), reason, "give a folder that can be written") from None
+
+
+def _digest(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _environment(device: str) -> dict[str, str]:
+    found = {"solo_ext": __version__}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    where = torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
+    return {**found, "device": where}

@@ -1,0 +1,242 @@
+"""The runs of a benchmark."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from solo_ext import host
+from solo_ext.config.check import check_run
+from solo_ext.config.compose import compose
+from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.data.datasets import open_images
+from solo_ext.data.fingerprint import names_fingerprint
+from solo_ext.lab.experiments.measures import check_measures
+from solo_ext.lab.experiments.records import Kind
+from solo_ext.lab.experiments.settings import BenchmarkSettings, Row
+from solo_ext.lab.training.prepare import prepare
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One cell of the grid.
+
+    Attributes:
+        key: digest of what decides its numbers, :class:`~solo_ext.lab.experiments.records.Record`.
+        benchmark: title of the settings.
+        dataset: folder of configs.
+        budget: name in the settings.
+        row: name in the settings.
+        kind: whose method it is.
+        seed: of the run.
+        config: composed, not yet checked; ``teacher.path`` is set when the run is started.
+        baseline: in place of training.
+        evaluation: settings of the suite, by protocol.
+        threads: CPU threads.
+        teacher: the run that teaches it, or ``None``.
+    """
+
+    key: str
+    benchmark: str
+    dataset: str
+    budget: str
+    row: str
+    kind: Kind
+    seed: int
+    config: dict[str, Any]
+    baseline: str | None
+    evaluation: dict[str, Any]
+    threads: int
+    teacher: str | None
+
+    @property
+    def folder(self) -> str:
+        """Name of its run directory."""
+        return "-".join((self.dataset, self.budget, self.row, str(self.seed), self.key))
+
+    def to_json(self) -> str:
+        """For the process that runs it."""
+        return json.dumps(asdict(self), indent=1)
+
+
+def make_plan(
+    settings: BenchmarkSettings,
+    rows: Sequence[str] | None = None,
+    devices: int = 1,
+) -> list[PlannedRun]:
+    """All runs, one seed of everything before the next; nothing is started.
+
+    Args:
+        settings: the benchmark.
+        rows: names of the rows to run; null: its default rows.
+        devices: of every run; they share its batch.
+
+    Raises:
+        ConfigError: an unknown row, two rows that are alike, a score that the evaluation does not
+            give, or a config that would not start.
+    """
+    check_measures(settings)
+    names = list(rows if rows is not None else settings.default_rows or settings.rows)
+    for name in names:
+        if name not in settings.rows:
+            raise ConfigError("--rows", name, "no such row", nearest(name, settings.rows, show=40))
+    found: list[PlannedRun] = []
+    for dataset in settings.datasets:
+        for budget in settings.budgets:
+            found += _planned(settings, dataset, budget, names, devices)
+    _check_apart(found)
+    order = {seed: place for place, seed in enumerate(settings.seeds)}
+    return sorted(found, key=lambda run: -1 if run.kind == "teacher" else order[run.seed])
+
+
+def _planned(
+    settings: BenchmarkSettings,
+    dataset: str,
+    budget: str,
+    names: Sequence[str],
+    devices: int,
+) -> Iterable[PlannedRun]:
+    teacher = None
+    if settings.teacher is not None and _needed(settings, names):
+        made = _runs(settings, dataset, budget, settings.teacher, devices, None)
+        teacher = next(made)
+        yield teacher
+    for name in names:
+        if name != settings.teacher:
+            yield from _runs(settings, dataset, budget, name, devices, teacher)
+
+
+def _needed(settings: BenchmarkSettings, names: Sequence[str]) -> bool:
+    return any(settings.rows[n].baseline is None for n in names)
+
+
+def _runs(
+    settings: BenchmarkSettings,
+    dataset: str,
+    budget: str,
+    name: str,
+    devices: int,
+    teacher: PlannedRun | None,
+) -> Any:
+    row = settings.rows[name]
+    of_all = [*settings.datasets[dataset].changes, *settings.budgets[budget]]
+    config = _composed(settings, dataset, row, of_all)
+    if devices > 1:
+        _share_batch(config, devices)
+    taught = "teacher" in (config.get("method_kwargs") or {})
+    of = teacher if taught else None
+    is_teacher = name == settings.teacher
+    seeds = [settings.teacher_seed] if is_teacher else settings.seeds
+    evaluation = settings.evaluation
+    kind: Kind = "host"
+    if row.baseline is not None:
+        kind = "baseline"
+    elif is_teacher:
+        kind = "teacher"
+    elif config["method"] not in host.BUILTIN_KWARGS:
+        kind = "plugin"
+    _check(config, of is not None)
+    for seed in seeds:
+        given = copy.deepcopy(config) | {"seed": seed}
+        key = _key(given, row, evaluation, settings.threads, None if of is None else of.key)
+        yield PlannedRun(
+            key,
+            settings.title,
+            dataset,
+            budget,
+            name,
+            kind,
+            seed,
+            given,
+            row.baseline,
+            evaluation,
+            settings.threads,
+            None if of is None else of.folder,
+        )
+
+
+def _composed(
+    settings: BenchmarkSettings, dataset: str, row: Row, of_all: Sequence[str]
+) -> dict[str, Any]:
+    # A baseline has images and backbone of the first row that trains; a teacher has its own.
+    others = (r.config for n, r in settings.rows.items() if r.config and n != settings.teacher)
+    config = row.config or next(others, None)
+    if config is None:
+        raise ConfigError("rows", list(settings.rows), "no row trains", "give one a config")
+    own = [] if row.config is None else row.changes
+    folder = None if settings.config_path is None else Path(settings.config_path)
+    return compose(f"{dataset}/{config}", [*own, *of_all], folder)
+
+
+def _share_batch(config: dict[str, Any], devices: int) -> None:
+    """The same batch in all, and so the same learning rate."""
+    optimizer = config["optimizer"]
+    if optimizer["batch_size"] % devices:
+        raise ConfigError(
+            "--devices",
+            devices,
+            f"the batch of {optimizer['batch_size']} cannot be shared out evenly",
+            "take a number that divides it",
+        )
+    config["devices"] = str(devices)
+    config["optimizer"] = {**optimizer, "batch_size": optimizer["batch_size"] // devices}
+
+
+def _check_apart(plan: Sequence[PlannedRun]) -> None:
+    first: dict[str, str] = {}
+    for run in plan:
+        other = first.setdefault(run.key, run.row)
+        if other != run.row:
+            raise ConfigError(
+                "rows", [other, run.row], "are the same run", "leave one of them out, or change it"
+            )
+
+
+def _check(config: Mapping[str, Any], taught: bool) -> None:
+    if taught:
+        # The teacher is not there yet.
+        check_run(config)
+    else:
+        prepare(config)
+
+
+def _key(
+    config: Mapping[str, Any],
+    row: Row,
+    evaluation: Mapping[str, Any],
+    threads: int,
+    teacher: str | None,
+) -> str:
+    """Which images they are, not where they lie; what the run is called decides nothing."""
+    relevant = copy.deepcopy(dict(config))
+    for name in ("name", "checkpoint", "loggers", "wandb", "auto_resume", "hydra"):
+        relevant.pop(name, None)
+    for name in ("train_path", "val_path", "num_workers"):
+        relevant["data"].pop(name, None)
+    if teacher is not None:
+        relevant["method_kwargs"]["teacher"]["path"] = teacher
+    content = {
+        "config": relevant,
+        "images": _images(json.dumps(check_run(config)["data"], sort_keys=True)),
+        "baseline": row.baseline,
+        "evaluation": evaluation,
+        "threads": threads,
+        "host": host.load().info.fingerprint,
+    }
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _images(data: str) -> list[str | None]:
+    """What tells the training and validation images of a section ``data`` from others."""
+    section = json.loads(data)
+    without = section["val_path"] is None and section["holdout"] is None
+    found = [names_fingerprint(open_images(section, "train"))]
+    return found if without else [*found, names_fingerprint(open_images(section, "val"))]

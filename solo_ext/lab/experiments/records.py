@@ -1,0 +1,127 @@
+"""Records of a benchmark: one line of JSON for each finished run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+from solo_ext.core.errors import UserError
+from solo_ext.core.files import append_lines
+
+RECORDS, SETTINGS, LOCK = "records.jsonl", "benchmark.yaml", ".lock"
+Kind = Literal["plugin", "host", "baseline", "teacher"]
+
+
+class Memory(TypedDict):
+    """Peaks of the training process in bytes; ``cuda`` is null on a CPU."""
+
+    resident: int
+    cuda: int | None
+
+
+class Curves(TypedDict):
+    """What was measured while training, one value for each entry of ``epochs`` (0: before).
+
+    ``seconds`` are of training alone; ``scores`` is by the same names as those of the record.
+    """
+
+    epochs: list[int]
+    seconds: list[float]
+    scores: dict[str, list[float | None]]
+
+
+class Record(TypedDict):
+    """A finished run.
+
+    Attributes:
+        key: digest of what decides the numbers: config, names and classes of the images,
+            evaluation, threads, code of the host, and the key of the teacher's run; not the
+            plugin's own code.
+        config_digest: of the config alone, as run directories are named after.
+        dataset: folder of configs.
+        budget: name in the settings.
+        row: name in the settings.
+        kind: whose method it is.
+        method: name in solo-learn's registry; null for raw pixels.
+        seed: of the run.
+        config: as it was run, defaults filled in.
+        evaluation: settings of the suite, by protocol; null: defaults.
+        threads: CPU threads.
+        code: ``version``, and ``commit`` and ``changed`` where there is a checkout.
+        environment: as of a run directory: host, packages, processor, GPUs.
+        parts: processes that trained it one after another; more than 1 for one that was resumed.
+        epochs: trained; 0 for baselines.
+        images: for training.
+        seconds: of training, without evaluations; null for baselines.
+        images_per_second: over those.
+        memory: null for baselines.
+        scores: percent (NMI and such in 0..100 too), after the last epoch.
+        curves: null without ``online_eval``.
+        losses: mean of every loss over each epoch in turn, by name, null where it was not finite.
+        finished: UTC time, ISO 8601.
+    """
+
+    key: str
+    config_digest: str
+    benchmark: str
+    dataset: str
+    budget: str
+    row: str
+    kind: Kind
+    method: str | None
+    seed: int
+    config: dict[str, Any]
+    evaluation: dict[str, Any]
+    threads: int
+    code: dict[str, Any]
+    environment: dict[str, Any]
+    parts: NotRequired[int]
+    epochs: int
+    images: int
+    seconds: float | None
+    images_per_second: float | None
+    memory: Memory | None
+    scores: dict[str, float]
+    curves: Curves | None
+    losses: NotRequired[dict[str, list[float | None]]]
+    finished: str
+
+
+_REQUIRED = Record.__annotations__.keys() - {"parts", "losses"}
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Records of a folder, the last one of each key; a half-written last line is passed over.
+
+    Raises:
+        UserError: no records there, or a line that is none.
+    """
+    file = folder / RECORDS
+    if not file.is_file():
+        raise UserError(
+            f"records {str(folder)!r}: no {RECORDS} in it; give a folder that "
+            "`solo-ext benchmark run` wrote"
+        )
+    found: dict[str, Record] = {}
+    lines = file.read_text().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            absent = _REQUIRED - record.keys()
+            if absent:
+                raise KeyError(min(absent))
+            found[record["key"]] = record
+        except (ValueError, KeyError, TypeError, AttributeError):
+            if number == len(lines) and not line.endswith("\n"):
+                continue
+            raise UserError(
+                f"{file}, line {number}: not a record of a run; remove the line"
+            ) from None
+    return list(found.values())
+
+
+def append_records(folder: Path, records: Iterable[Record]) -> None:
+    """Adds lines; what a killed process left half written is removed first."""
+    append_lines(folder / RECORDS, records)

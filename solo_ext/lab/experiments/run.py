@@ -1,0 +1,184 @@
+"""Running a benchmark: what is missing is run, what is finished is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from solo_ext.core.errors import StoppedBySignal, UserError
+from solo_ext.core.files import locked, write_text
+from solo_ext.lab.experiments.claims import note_claims
+from solo_ext.lab.experiments.launchers.base import Launcher, Outcome
+from solo_ext.lab.experiments.plan import PlannedRun
+from solo_ext.lab.experiments.records import (
+    LOCK,
+    RECORDS,
+    SETTINGS,
+    Record,
+    append_records,
+    read_records,
+)
+from solo_ext.lab.experiments.settings import BenchmarkSettings
+from solo_ext.lab.experiments.work import PLANNED, RECORD
+from solo_ext.lab.training.run_dir import checkpoints
+from solo_ext.lab.training.stop_signals import StopSignals
+
+RUNS = "runs"
+Watch = Callable[[Path, Mapping[str, Record]], None]
+"""Called with the folder of the run directories, and the records by key."""
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """What a call leaves.
+
+    Attributes:
+        records: of all planned runs that are finished, in the order of the plan.
+        failed: runs of this call without a record.
+    """
+
+    records: list[Record]
+    failed: list[Outcome]
+
+
+def run_benchmark(
+    settings: BenchmarkSettings,
+    plan: Sequence[PlannedRun],
+    out: Path,
+    launcher: Launcher,
+    watch: Watch | None = None,
+) -> BenchmarkResult:
+    """Runs what has no record yet.
+
+    Records are added to ``records.jsonl`` as runs finish. A call that was stopped, in whatever
+    way, is repeated: finished runs stay, unfinished ones go on from their last checkpoint.
+
+    Args:
+        settings: the benchmark.
+        plan: of :func:`solo_ext.lab.experiments.plan.make_plan`.
+        out: folder of records and run directories.
+        launcher: starts the runs.
+        watch: called about twice a second.
+
+    Raises:
+        UserError: another call is at work in the folder, it holds another benchmark, or it cannot
+            be written.
+        StoppedBySignal: a signal ended it, and with it the runs at work, which saved first.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {str(out)!r}: {error.strerror}; name a folder that can be written"
+        ) from error
+    answer = "Ctrl-C: runs at work save first, which may take a while"
+    with locked(out / LOCK, 0), StopSignals(answer) as signals:
+        settings = _joined(settings, out)
+        dumped = settings.model_dump(exclude_defaults=True)
+        write_text(out / SETTINGS, yaml.safe_dump(dumped, sort_keys=False))
+        note_claims(settings, out)
+        # What a killed call left, of other rows too.
+        held = {r["key"]: r for r in _held(out)}
+        _collect(out, held, [f.name for f in (out / RUNS).glob("*/")])
+        _rename(out, held, plan)
+        planned = [run.folder for run in plan]
+
+        def tick() -> None:
+            _collect(out, held, planned)
+            if watch is not None:
+                watch(out / RUNS, held)
+            if signals.received is not None:
+                raise StoppedBySignal(
+                    f"stopped by {signals.received.name}; what is finished stays, and the same "
+                    "command goes on",
+                    signals.received,
+                )
+
+        tick()
+        missing = {run.folder: run for run in plan if run.key not in held}
+        taught_by = {run.teacher for run in missing.values()}
+        # Its record may have come without its run directory.
+        missing |= {
+            run.folder: run
+            for run in plan
+            if run.folder in taught_by and not checkpoints(out / RUNS / run.folder)
+        }
+        places = {name: _place(run, out) for name, run in missing.items()}
+        needs = {
+            places[name]: places[run.teacher]
+            for name, run in missing.items()
+            if run.teacher in places
+        }
+        failed = launcher.run(list(places.values()), needs, tick)
+        return BenchmarkResult([held[run.key] for run in plan if run.key in held], failed)
+
+
+def _joined(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:
+    """Settings that keep the seeds which the folder has runs of already.
+
+    Raises:
+        UserError: the folder holds another benchmark.
+    """
+    file = out / SETTINGS
+    try:
+        before = yaml.safe_load(file.read_text()) if file.is_file() else None
+    except yaml.YAMLError:
+        before = None
+    if not isinstance(before, dict):
+        return settings
+    if before.get("title") != settings.title:
+        raise UserError(
+            f"--out {str(out)!r} holds the benchmark {before.get('title')!r}, not "
+            f"{settings.title!r}; name another folder"
+        )
+    # What is not written is the default.
+    held = before.get("seeds", BenchmarkSettings.model_fields["seeds"].default)
+    seeds = [s for s in held if isinstance(s, int)]
+    return settings.model_copy(update={"seeds": sorted({*seeds, *settings.seeds})})
+
+
+def _rename(out: Path, held: dict[str, Record], plan: Sequence[PlannedRun]) -> None:
+    """Gives the records of rows that have another name now that name."""
+    renamed: list[Record] = [
+        {**held[run.key], "row": run.row}
+        for run in plan
+        if run.key in held and held[run.key]["row"] != run.row
+    ]
+    if renamed:
+        append_records(out, renamed)
+        held |= {record["key"]: record for record in renamed}
+
+
+def _place(run: PlannedRun, out: Path) -> Path:
+    folder = out / RUNS / run.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / PLANNED, run.to_json())
+    return folder.absolute()
+
+
+def _held(out: Path) -> list[Record]:
+    return read_records(out) if (out / RECORDS).is_file() else []
+
+
+def _read(file: Path) -> Record:
+    try:
+        record: Record = json.loads(file.read_text())
+        return {**record, "key": record["key"]}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{str(file)!r}: not a record of a run; remove it") from None
+
+
+def _collect(out: Path, held: dict[str, Record], folders: Sequence[str]) -> None:
+    """Adds the records of run directories that are not among ``held``."""
+    fresh: dict[str, Record] = {}
+    for name in folders:
+        key, file = name.rpartition("-")[2], out / RUNS / name / RECORD
+        if key not in held and file.is_file():
+            fresh[key] = _read(file)
+    if fresh:
+        append_records(out, fresh.values())
+        held |= fresh

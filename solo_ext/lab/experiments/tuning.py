@@ -1,0 +1,216 @@
+"""The same tuning effort for every row, scored on training images that are held out."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.files import write_text
+from solo_ext.lab.experiments.measures import check_measure
+from solo_ext.lab.experiments.records import Record
+from solo_ext.lab.experiments.settings import (
+    BenchmarkSettings,
+    DatasetEntry,
+    Dimension,
+    Row,
+    Tuning,
+)
+
+TRIALS, TUNED = "trials.json", "tuned.yaml"
+_DRAWN = "row {row}, trial {trial}"
+
+
+def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> BenchmarkSettings:
+    """A benchmark whose rows are the trials, ``<row>.<number>``; number 0 is the row as it stands.
+
+    Trial n of a row is drawn by a scrambled Sobol sequence (Optuna's ``QMCSampler``), whatever the
+    trials before it scored: they can run side by side, and a stopped search goes on as it was.
+
+    Args:
+        settings: what to tune.
+        rows: names of rows that train.
+
+    Raises:
+        ConfigError: no section ``tuning``, several data sets or budgets, a measure that the
+            evaluation does not give, or a space that cannot be drawn from.
+        UserError: Optuna is not installed.
+    """
+    tuning = _tuning(settings)
+    if len(settings.datasets) * len(settings.budgets) > 1:
+        raise ConfigError(
+            "datasets",
+            list(settings.datasets),
+            "tuning takes one data set and budget",
+            "tune them one by one, with overrides such as '~budgets.800'",
+        )
+    check_measure("tuning.measure", tuning.measure, settings)
+    trials: dict[str, Row] = {}
+    for name in rows:
+        row = settings.rows[name]
+        for number, drawn in enumerate(_draws(tuning, name, row)):
+            changes = [*row.changes, *(f"{key}={json.dumps(v)}" for key, v in drawn.items())]
+            trials[f"{name}.{number}"] = Row(config=row.config, changes=changes)
+    if settings.teacher is not None:
+        trials[settings.teacher] = settings.rows[settings.teacher]
+    of_all = [f"data.holdout={tuning.holdout}", *tuning.changes]
+    return settings.model_copy(
+        update={
+            "title": f"{settings.title}, tuning",
+            "datasets": {
+                name: DatasetEntry(changes=[*entry.changes, *of_all])
+                for name, entry in settings.datasets.items()
+            },
+            "seeds": [tuning.seed],
+            "rows": trials,
+            "default_rows": [name for name in trials if name != settings.teacher],
+            "hypotheses": {},
+            "tuning": None,
+        }
+    )
+
+
+def tunable(settings: BenchmarkSettings, rows: Sequence[str] | None = None) -> list[str]:
+    """Names of the rows that train, the teacher apart.
+
+    Raises:
+        ConfigError: a named row that trains nothing.
+    """
+    found = [
+        name
+        for name, row in settings.rows.items()
+        if row.baseline is None and name != settings.teacher
+    ]
+    for name in rows or ():
+        if name not in found:
+            raise ConfigError("--rows", name, "not a row to tune", f"allowed: {', '.join(found)}")
+    return list(rows) if rows else found
+
+
+def write_tuned(
+    settings: BenchmarkSettings, rows: Sequence[str], records: Mapping[str, Record], out: Path
+) -> Path:
+    """Writes every trial's score to ``trials.json``, and the best settings to ``tuned.yaml``.
+
+    The latter is the benchmark with the settings of each row's best trial; of equal ones the first,
+    so that a row changes only for something better.
+
+    Args:
+        settings: what was tuned.
+        rows: those of :func:`trial_settings`.
+        records: of the trials, by the names of their rows.
+        out: folder.
+
+    Raises:
+        UserError: trials are missing, or the measure is not among their scores.
+    """
+    tuning = _tuning(settings)
+    trials = []
+    tuned = dict(settings.rows)
+    for name in rows:
+        row, found = settings.rows[name], []
+        for number, drawn in enumerate(_draws(tuning, name, row)):
+            record = records.get(f"{name}.{number}")
+            if record is None:
+                raise UserError(
+                    f"{_DRAWN.format(row=name, trial=number)} has no record; run the same command "
+                    "again"
+                )
+            found.append({**drawn_entry(name, number, drawn), "score": _score(record, tuning)})
+        best = max(found, key=lambda trial: (trial["score"], -trial["trial"]))
+        trials += found
+        own = [f"{key}={json.dumps(value)}" for key, value in best["settings"].items()]
+        tuned[name] = row.model_copy(update={"changes": [*row.changes, *own]})
+    document = {"measure": tuning.measure, "holdout": tuning.holdout, "trials": trials}
+    write_text(out / TRIALS, json.dumps(document, indent=1))
+    of_best = settings.model_copy(
+        update={"title": f"{settings.title}, tuned", "rows": tuned, "tuning": None}
+    )
+    file = out / TUNED
+    text = yaml.safe_dump(of_best.model_dump(exclude_defaults=True), sort_keys=False)
+    write_text(file, text)
+    return file
+
+
+def drawn_entry(row: str, number: int, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """One line of ``trials.json``, without its score."""
+    return {"row": row, "trial": number, "settings": dict(drawn)}
+
+
+def _score(record: Record, tuning: Tuning) -> float:
+    if tuning.measure not in record["scores"]:
+        raise ConfigError(
+            "tuning.measure",
+            tuning.measure,
+            "the evaluation does not give it",
+            f"allowed: {', '.join(record['scores'])}",
+        )
+    return record["scores"][tuning.measure]
+
+
+def _tuning(settings: BenchmarkSettings) -> Tuning:
+    if settings.tuning is None:
+        raise ConfigError("tuning", None, "the benchmark declares none", "write trials and space")
+    return settings.tuning
+
+
+def _draws(tuning: Tuning, name: str, row: Row) -> list[dict[str, Any]]:
+    """Settings of every trial of a row; the first changes nothing."""
+    try:
+        import optuna
+    except ImportError:
+        raise UserError(
+            "tuning needs optuna, which is not installed: pip install 'solo-ext[benchmark]'"
+        ) from None
+    space = {
+        key: _distribution(optuna, f"space of {name}: {key}", dimension)
+        for key, dimension in (tuning.space | row.space).items()
+    }
+    if not space:
+        raise ConfigError("tuning.space", {}, f"nothing to tune of {name}", "name settings")
+    held = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.QMCSampler(
+            qmc_type="sobol",
+            scramble=True,
+            seed=tuning.seed,
+            independent_sampler=optuna.samplers.RandomSampler(seed=tuning.seed),
+            warn_asynchronous_seeding=False,
+            warn_independent_sampling=False,
+        )
+        study = optuna.create_study(sampler=sampler, direction="maximize")
+        drawn: list[dict[str, Any]] = [{}]
+        # The sequence begins once a trial has shown Optuna which settings there are.
+        while len(drawn) < tuning.trials:
+            trial = study.ask(space)
+            study.tell(trial, 0.0)
+            drawn.append({key: _short(value) for key, value in trial.params.items()})
+    optuna.logging.set_verbosity(held)
+    return drawn
+
+
+def _short(value: Any) -> Any:
+    """Four digits: more of them would be read as meant."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _distribution(optuna: Any, what: str, dimension: Dimension) -> Any:
+    kinds = optuna.distributions
+    if dimension.choices is not None:
+        return kinds.CategoricalDistribution(tuple(dimension.choices))
+    low, high = dimension.low, dimension.high
+    if low is None or high is None or not low < high or (dimension.log and low <= 0):
+        raise ConfigError(
+            what,
+            dimension.model_dump(exclude_none=True),
+            "not a range",
+            "give choices, or low and high with low < high, above 0 if log is true",
+        )
+    return kinds.FloatDistribution(low, high, log=dimension.log)

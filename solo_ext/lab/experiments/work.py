@@ -1,0 +1,296 @@
+"""One run of a benchmark: ``python -m solo_ext.lab.experiments.work FOLDER``.
+
+Without ``FOLDER`` the process takes one run after another, as standard input names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import resource
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from omegaconf import OmegaConf
+
+from solo_ext import host
+from solo_ext.core.errors import UserError, in_one_line, show_messages
+from solo_ext.core.files import append_lines, locked, read_jsonl, refuse_link, write_text
+from solo_ext.data.images import Images
+from solo_ext.lab.evaluation.evaluate import measure
+from solo_ext.lab.evaluation.models import PIXELS, Model, RawPixels
+from solo_ext.lab.evaluation.protocols import headline
+from solo_ext.lab.evaluation.subject import EvalContext, open_subject, subject_of
+from solo_ext.lab.evaluation.suite import read_suite_settings
+from solo_ext.lab.experiments.code_version import code_version
+from solo_ext.lab.experiments.epoch_times import EPOCHS, EpochTimes, read_epochs
+from solo_ext.lab.experiments.orphans import end_with_parent
+from solo_ext.lab.experiments.plan import PlannedRun
+from solo_ext.lab.experiments.read import suite_settings
+from solo_ext.lab.experiments.records import Curves, Memory, Record
+from solo_ext.lab.training.prepare import Prepared, prepare
+from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.lab.training.records import environment, read_metrics
+from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, run_digest
+
+PLANNED, RECORD, PEAK = "planned.json", "record.json", "peak_memory.json"
+STARTS, LOG, _LOCK = "starts.jsonl", "work.log", ".work.lock"
+_WAIT = 30.0
+# Built-ins log theirs by step and by epoch, which Lightning tells apart by an ending.
+_LOSS = re.compile(r"train_(?!class_)(\w*loss|neg_cos_sim)(_epoch)?")
+
+
+def work(folder: Path) -> Record | None:
+    """Trains and measures what ``planned.json`` says, and writes ``record.json``.
+
+    What an earlier process trained or finished is not repeated.
+
+    Args:
+        folder: the run directory; that of a teacher lies beside it.
+
+    Returns:
+        The record; none in the further processes of a run.
+
+    Raises:
+        UserError: a config that cannot run, or another process in the folder.
+    """
+    planned = PlannedRun(**json.loads((folder / PLANNED).read_text()))
+    torch.set_num_threads(planned.threads)
+    if int(os.environ.get("LOCAL_RANK", 0)):
+        # Lightning started it to train along; the first process holds the folder.
+        _train(prepare(_config(planned, folder)), folder)
+        return None
+    with locked(folder / _LOCK, _WAIT):
+        file = folder / RECORD
+        if not file.is_file():
+            # Now: who commits meanwhile changes what the checkout says.
+            start = {"code": code_version(), "environment": _environment()}
+            append_lines(folder / STARTS, [start])
+            record = _run(planned, folder)
+            write_text(file, json.dumps(record, indent=1))
+        found: Record = json.loads(file.read_text())
+        return found
+
+
+def _config(planned: PlannedRun, folder: Path) -> dict[str, Any]:
+    config = dict(planned.config)
+    if planned.teacher is not None:
+        config["method_kwargs"]["teacher"]["path"] = str(folder.parent / planned.teacher)
+    return config
+
+
+def _train(prepared: Prepared, folder: Path) -> Path:
+    times = EpochTimes(folder / EPOCHS, prepared.given["optimizer"]["batch_size"])
+    result = pretrain(prepared, run_dir=folder, callbacks=[times], show_progress=False)
+    if result.checkpoint is None:
+        raise UserError("checkpoint.enabled=false: a benchmark evaluates the last checkpoint")
+    return result.checkpoint
+
+
+def _run(planned: PlannedRun, folder: Path) -> Record:
+    config = _config(planned, folder)
+    prepared = prepare(config)
+    device = "cuda" if torch.cuda.is_available() and config["accelerator"] != "cpu" else "cpu"
+    memory: Memory | None = None
+    shared, chosen = read_suite_settings({**suite_settings(planned.evaluation), "device": device})
+    if planned.baseline is None:
+        checkpoint = _train(prepared, folder)
+        memory = _peak(folder / PEAK)
+        # The other processes of a run are gone by now.
+        subject = open_subject(str(checkpoint), shared).alone()
+    else:
+        subject = subject_of(_baseline(planned, prepared, folder), shared, device)
+    scores: dict[str, float] = {}
+    for name, protocol in chosen.items():
+        if protocol is None:
+            raise UserError(f"evaluation.{name}: it cannot do without settings")
+        scores |= _named(name, measure(protocol, subject))
+    shutil.rmtree(folder / "features", ignore_errors=True)
+    return _record(planned, prepared, subject, folder, memory, scores)
+
+
+def _baseline(planned: PlannedRun, prepared: Prepared, folder: Path) -> Model:
+    cfg: Any = OmegaConf.to_container(prepared.cfg, resolve=True)
+    if planned.baseline == "raw-pixels":
+        size = cfg["augmentations"][0]["crop_size"]
+        return Model(PIXELS, RawPixels(), 3 * size * size, cfg, PIXELS, PIXELS, None, folder)
+    pl.seed_everything(planned.seed, verbose=False)
+    method = prepared.method(prepared.cfg)
+    backbone, width = method.backbone, method.features_dim
+    digest = f"random-{planned.key}"
+    return Model("random-backbone", backbone, width, cfg, "random", digest, None, folder)
+
+
+def _named(protocol: str, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Headline numbers under short names: ``knn``, ``lowshot_10_per_class``."""
+    found = {}
+    for key, value in headline(protocol, rows).items():
+        rest = key.replace("acc1", "").strip("_")
+        name = f"{protocol}_{rest}" if rest else protocol
+        if not math.isfinite(value):
+            raise RuntimeError(f"{name} is {value}: the run has no usable features")
+        found[name] = float(value)
+    return found
+
+
+def _most_resident() -> int:
+    """Bytes; ``ru_maxrss`` begins with what the process that started this one had."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(n.split()[1]) for n in lines if n.startswith("VmHWM:"))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _peak(file: Path) -> Memory:
+    """Of this process, or of an earlier part of the run if that needed more."""
+    resident = _most_resident()
+    cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        earlier = json.loads(file.read_text())
+        resident = max(resident, earlier["resident"])
+        cuda = None if cuda is None else max(cuda, earlier["cuda"] or 0)
+    write_text(file, json.dumps({"resident": resident, "cuda": cuda}))
+    return {"resident": resident, "cuda": cuda}
+
+
+def _record(
+    planned: PlannedRun,
+    prepared: Prepared,
+    subject: EvalContext,
+    folder: Path,
+    memory: Memory | None,
+    scores: dict[str, float],
+) -> Record:
+    epochs, starts = read_epochs(folder / EPOCHS), read_jsonl(folder / STARTS)
+    trained = planned.baseline is None
+    seconds = sum(e["seconds"] for e in epochs)
+    images: Images = prepared.train
+    return {
+        "key": planned.key,
+        "config_digest": run_digest(prepared.given),
+        "benchmark": planned.benchmark,
+        "dataset": planned.dataset,
+        "budget": planned.budget,
+        "row": planned.row,
+        "kind": planned.kind,
+        "method": None if planned.baseline == "raw-pixels" else prepared.given["method"],
+        "seed": planned.seed,
+        "config": _without_paths(prepared.given, planned),
+        "evaluation": planned.evaluation,
+        "threads": planned.threads,
+        "code": _code(starts),
+        "environment": _with_patches(starts[0]["environment"], folder),
+        "parts": len(starts),
+        "epochs": len(epochs) if trained else 0,
+        "images": len(images),
+        "seconds": round(seconds, 3) if trained else None,
+        "images_per_second": (
+            round(sum(e["images"] for e in epochs) / seconds, 2) if trained and seconds else None
+        ),
+        "memory": memory,
+        "scores": scores,
+        "curves": _curves(folder, epochs),
+        "losses": _losses(folder),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _with_patches(environment: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """With the patches that the run itself noted, which this process did not have at its start."""
+    file = folder / ENVIRONMENT
+    patches = json.loads(file.read_text())["host"]["patches"] if file.is_file() else []
+    return {**environment, "host": {**environment["host"], "patches": patches}}
+
+
+def _environment() -> dict[str, Any]:
+    return environment(host.load().info)
+
+
+def _code(starts: list[dict[str, Any]]) -> dict[str, Any]:
+    """That of the first start; it counts as changed where a later part ran other code."""
+    first = dict(starts[0]["code"])
+    return first | ({"changed": True} if any(s["code"] != first for s in starts) else {})
+
+
+def _without_paths(given: dict[str, Any], planned: PlannedRun) -> dict[str, Any]:
+    """Records are published; where somebody's data lies is not."""
+    data = {k: v for k, v in given["data"].items() if k not in ("train_path", "val_path")}
+    kwargs = dict(given["method_kwargs"])
+    if planned.teacher is not None:
+        kwargs["teacher"] = {**kwargs["teacher"], "path": planned.teacher}
+    return {**given, "data": data, "method_kwargs": kwargs}
+
+
+def _curves(folder: Path, epochs: list[dict[str, Any]]) -> Curves | None:
+    file = folder / METRICS
+    if not file.is_file():
+        return None
+    lines = {m["epochs_done"]: m for m in read_metrics(file) if "epochs_done" in m}
+    if not lines:
+        return None
+    done = sorted(int(e) for e in lines)
+    total, passed = [0.0], 0.0
+    for entry in epochs:
+        passed += entry["seconds"]
+        total.append(round(passed, 3))
+    names = sorted({k for m in lines.values() for k in m if k.startswith("online_")})
+    short = {
+        n: n.removeprefix("online_").replace("acc1", "").strip("_").replace("__", "_")
+        for n in names
+    }
+    return {
+        "epochs": done,
+        "seconds": [total[min(e, len(total) - 1)] for e in done],
+        "scores": {short[n]: [lines[e].get(n) for e in done] for n in names},
+    }
+
+
+def _losses(folder: Path) -> dict[str, list[float | None]]:
+    """Every loss that the method logged, by epoch."""
+    found: dict[str, dict[int, float | None]] = {}
+    file = folder / METRICS
+    for line in read_metrics(file) if file.is_file() else ():
+        for key, value in line.items():
+            if match := _LOSS.fullmatch(key):
+                found.setdefault(match[1], {})[int(line["epoch"])] = value
+    return {
+        name: [values.get(epoch) for epoch in range(max(values) + 1)]
+        for name, values in sorted(found.items())
+    }
+
+
+def _one_after_another() -> None:
+    for line in sys.stdin:
+        folder = Path(json.loads(line))
+        with refuse_link(folder / LOG).open("wb") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+        work(folder)
+
+
+def main() -> int:
+    """Runs the folder that the command line names, or those that standard input does."""
+    end_with_parent()
+    show_messages()
+
+    def command() -> int:
+        if len(sys.argv) > 1:
+            work(Path(sys.argv[1]))
+        else:
+            _one_after_another()
+        return 0
+
+    return in_one_line(command, "the same command goes on")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

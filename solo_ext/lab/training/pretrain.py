@@ -1,0 +1,421 @@
+"""Pretraining a prepared run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import yaml
+from lightning.pytorch.callbacks import Callback
+from omegaconf import OmegaConf
+
+from solo_ext import host
+from solo_ext.core.errors import (
+    ConfigError,
+    ProcessLost,
+    StoppedBySignal,
+    UserError,
+    disk_trouble,
+)
+from solo_ext.core.files import locked
+from solo_ext.data.batch_augment import BatchAugment
+from solo_ext.data.dali_views import DALIViews
+from solo_ext.data.fixed_loader import FixedLoader
+from solo_ext.data.images import Images
+from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
+from solo_ext.data.mixing import ViewMixer
+from solo_ext.data.raw_batches import RawBatches
+from solo_ext.host.dali_loader import DALILoader
+from solo_ext.host.patches import announce, repairs_for, select_for_run
+from solo_ext.lab.evaluation.online import OnlineEvaluation, online_protocols
+from solo_ext.lab.training.agreed_dir import RUN_DIR, agreed_run_dir
+from solo_ext.lab.training.collapse import CollapseWatch
+from solo_ext.lab.training.identity import Identity
+from solo_ext.lab.training.lost_process import lost_process_named
+from solo_ext.lab.training.nonfinite import NonFiniteWatch
+from solo_ext.lab.training.prepare import Prepared, prepare
+from solo_ext.lab.training.progress import progress_callback
+from solo_ext.lab.training.records import JsonLines, environment
+from solo_ext.lab.training.resume_point import resume_point
+from solo_ext.lab.training.run_checkpoint import RunCheckpoint
+from solo_ext.lab.training.run_data import RunData
+from solo_ext.lab.training.run_dir import (
+    ARGS,
+    CONFIG,
+    ENVIRONMENT,
+    LOCK,
+    METRICS,
+    TIMING,
+    Checkpoint,
+    checkpoints,
+    file_name,
+    how_to_go_on,
+    read_config,
+    write_text,
+)
+from solo_ext.lab.training.run_state import RunState
+from solo_ext.lab.training.trainer import (
+    LOGGED,
+    make_loggers,
+    make_trainer,
+    quiet,
+    torch_flags_kept,
+)
+from solo_ext.lab.training.unreadable import UNREADABLE, UnreadableReport
+
+logger = logging.getLogger(__name__)
+_DOES_NOT_FIT = ("Error(s) in loading state_dict", "loaded state dict")
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """What a finished run leaves.
+
+    Attributes:
+        run_dir: the run directory.
+        checkpoint: the last checkpoint, ``None`` with ``checkpoint.enabled=false``.
+        epochs: epochs that are trained in all.
+        seconds: training time, that of earlier parts of a resumed run included (of a process that
+            was killed it is not).
+        images_per_second: training images (not crops) per second over that time.
+    """
+
+    run_dir: Path
+    checkpoint: Path | None
+    epochs: int
+    seconds: float
+    images_per_second: float
+
+
+@torch_flags_kept()
+def pretrain(
+    prepared: Prepared,
+    *,
+    run_dir: Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    show_progress: bool = True,
+    force: bool = False,
+) -> PretrainResult:
+    """Trains from the start, or goes on where the run's last checkpoint stands.
+
+    Args:
+        prepared: the checked run.
+        run_dir: the run directory; named after method, name and config by default. One that
+            holds checkpoints of this config is continued.
+        callbacks: further Lightning callbacks.
+        show_progress: report progress on standard error.
+        force: go on from a checkpoint of other settings or images.
+
+    Raises:
+        UserError: a checkpoint that cannot be used, a logger that is not installed, another
+            process at work in the directory, or a directory that cannot be written.
+        StoppedBySignal: a signal ended it; its checkpoint stands where it was.
+        ProcessLost: another process of the run, or a data worker, is gone.
+    """
+    given, cfg = prepared.given, prepared.cfg
+    if run_dir is None:
+        run_dir = agreed_run_dir(given)
+    # Checkpoints bear the folder's name, which `.` does not tell.
+    run_dir = Path(os.path.abspath(run_dir))
+    identity = Identity.of(given, prepared.train)
+    held = checkpoints(run_dir)
+    resume = resume_point(run_dir, given["resume_from_checkpoint"], identity, force=force)
+    loader: Any = train_loader(given, prepared.train)
+    val_loader = None if prepared.val is None else fixed_loader(given, prepared.val)
+    data = _run_data(given, loader, val_loader)
+
+    quiet()
+    pl.seed_everything(given["seed"], workers=True, verbose=False)
+    patched = select_for_run(given["patches"], repairs_for(given["method"]))
+    model = prepared.method(cfg)
+    model.to(
+        memory_format=torch.channels_last if _channels_last(given) else torch.contiguous_format
+    )
+    start = 0 if resume is None else resume.step
+    name = file_name(given["name"])
+    stem = run_dir.name if run_dir.name.startswith(f"{name}-") else f"{name}-{run_dir.name}"
+    lines = JsonLines(run_dir / METRICS)
+
+    def go_on() -> None:
+        lines.go_on(start, None if resume is None else resume.unlogged)
+        if resume is not None:
+            resume.set_unusable_aside()
+
+    state = RunState(
+        loader, identity, restored=go_on, begin=lambda: _write_records(run_dir, prepared, patched)
+    )
+    watch = NonFiniteWatch(run_dir, loader.dataset.images, given["on_nonfinite"])
+    own: list[Callback] = [state, watch, CollapseWatch(), *callbacks]
+    own += _online(prepared, run_dir)
+    if given["data"]["unreadable"] == "skip":
+        loaders = [loader] if val_loader is None else [loader, val_loader]
+        own.append(UnreadableReport(run_dir / UNREADABLE, loaders))
+    if show_progress:
+        own.append(progress_callback(given["method"]))
+    if given["checkpoint"]["enabled"]:
+        save = given["checkpoint"]
+        saving = RunCheckpoint(
+            run_dir,
+            stem,
+            frequency=save["frequency"],
+            keep_prev=save["keep_prev"],
+            every_n_steps=save["every_n_steps"],
+            every_n_minutes=save["every_n_minutes"],
+        )
+        own.append(saving)
+        if isinstance(loader, ResumableLoader):
+            loader.on_lost = saving.note_lost
+    trainer = make_trainer(given, run_dir, own, [lines, *make_loggers(given, run_dir, start)])
+    if given["debug_augmentations"]:
+        through_dali = isinstance(loader, DALILoader)
+        print(loader if through_dali else data.augment or loader.dataset.transform)
+    begin = time.monotonic()
+    ckpt_path = None if resume is None else str(resume.path)
+
+    def timing() -> dict[str, float]:
+        steps = trainer.global_step - start
+        images = steps * given["accumulate_grad_batches"] * given["optimizer"]["batch_size"]
+        seconds = time.monotonic() - begin
+        return _add_timing(run_dir, trainer, seconds, images * trainer.world_size)
+
+    try:
+        with (
+            _announced(run_dir),
+            _alone(run_dir, trainer),
+            _as_it_was(run_dir, trainer, held),
+            _fitting(ckpt_path),
+            lost_process_named(run_dir, trainer, state),
+            _ended_early(run_dir),
+        ):
+            trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+    except (StoppedBySignal, ProcessLost):
+        timing()
+        raise
+    found = checkpoints(run_dir)
+    return PretrainResult(
+        run_dir, found[-1].path if found else None, trainer.current_epoch, **timing()
+    )
+
+
+def train_loader(given: dict[str, Any], images: Images) -> ResumableLoader | DALILoader:
+    """The loader that ``data.format`` names; see :func:`pretrain_loader`.
+
+    Args:
+        given: the checked config.
+        images: the training images.
+    """
+    make = DALILoader if given["data"]["format"] == "dali" else pretrain_loader
+    return make(given, images)
+
+
+def _run_data(
+    given: dict[str, Any],
+    loader: ResumableLoader | DALILoader,
+    val_loader: FixedLoader | DALIViews | None,
+) -> RunData:
+    views, augment = loader.dataset, None
+    if isinstance(views, RawBatches):
+        sides = views.pixels.height, views.pixels.width
+        named = given["data"]["dataset"], given["augmentations"]
+        augment = BatchAugment(*named, *sides, given["seed"])
+    mix = given["data"]["mix"]
+    mixer = None if mix is None else ViewMixer(mix, given["seed"])
+    return RunData(loader, val_loader, augment, mixer)
+
+
+@contextlib.contextmanager
+def _announced(run_dir: Path) -> Iterator[None]:
+    """Tells processes that Lightning starts for other ranks which directory this run has."""
+    held = os.environ.get(RUN_DIR)
+    os.environ[RUN_DIR] = str(run_dir)
+    try:
+        yield
+    finally:
+        os.environ.pop(RUN_DIR, None)
+        if held is not None:
+            os.environ[RUN_DIR] = held
+
+
+@contextlib.contextmanager
+def _ended_early(run_dir: Path) -> Iterator[None]:
+    """Says how to go on after Ctrl-C where nobody waits to save, and after a full disk.
+
+    Nobody waits before the first batch, after the last one, or without checkpoints.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except SystemExit as left:
+        # Lightning's answer to it is to leave without a word.
+        if not isinstance(left.__context__, KeyboardInterrupt):
+            raise
+        raise StoppedBySignal(
+            f"stopped by SIGINT; {how_to_go_on(run_dir)}", signal.SIGINT
+        ) from None
+    except Exception as error:
+        trouble = disk_trouble(error, how_to_go_on(run_dir))
+        if trouble is None:
+            raise
+        raise trouble from error
+
+
+@contextlib.contextmanager
+def _fitting(checkpoint: str | None) -> Iterator[None]:
+    """Says of a checkpoint that its weights or its optimiser are not of this run."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        first, *rest = str(error).splitlines() or [""]
+        if checkpoint is None or not first.startswith(_DOES_NOT_FIT):
+            raise
+        raise UserError(
+            f"checkpoint {checkpoint!r} does not fit this method or its settings "
+            f"({rest[0].strip()[:200] if rest else first}); give one of this run"
+        ) from error
+
+
+@contextlib.contextmanager
+def _alone(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
+    """No other run is at work in the directory; of several processes the first one sees to it."""
+    if not trainer.is_global_zero:
+        yield
+        return
+    with contextlib.ExitStack() as held:
+        try:
+            made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+            run_dir.mkdir(parents=True, exist_ok=True)
+            was_empty = {file.name for file in run_dir.iterdir()} <= {LOCK}
+            held.enter_context(locked(run_dir / LOCK, 0))
+            if was_empty:
+                held.callback(_leave_nothing, run_dir, made)
+            # The lock may be there already, in a folder that takes no other file.
+            tempfile.TemporaryFile(dir=run_dir).close()
+        except OSError as error:
+            raise UserError(
+                f"run directory {str(run_dir)!r}: {error.strerror or type(error).__name__}; name "
+                "one that can be written with --run-dir"
+            ) from error
+        yield
+
+
+@contextlib.contextmanager
+def _as_it_was(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> Iterator[None]:
+    """What this run goes on from was chosen before it was alone in the directory."""
+    if trainer.is_global_zero and checkpoints(run_dir) != held:
+        raise UserError(
+            f"run directory {str(run_dir)!r}: another process, which has ended by now, wrote a "
+            "checkpoint while this one started; start it again to go on from there"
+        )
+    yield
+
+
+def _leave_nothing(run_dir: Path, made: Sequence[Path]) -> None:
+    """Clears a directory that was empty, of a run that failed before its first batch."""
+    if not {file.name for file in run_dir.iterdir()} <= {LOCK, *LOGGED}:
+        return
+    for name in LOGGED:
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+    (run_dir / LOCK).unlink(missing_ok=True)
+    # Another run may have come to stand beside it.
+    with contextlib.suppress(OSError):
+        for folder in made:
+            folder.rmdir()
+
+
+def resume(
+    run_dir: Path, *, callbacks: Sequence[Callback] = (), force: bool = False
+) -> PretrainResult:
+    """Goes on with the run of a directory, from its most advanced checkpoint.
+
+    Args:
+        run_dir: the run directory.
+        callbacks: further Lightning callbacks.
+        force: go on although its images are others now.
+
+    Raises:
+        UserError: the folder is no run directory, or holds no checkpoint.
+    """
+    prepared = prepare(read_config(run_dir))
+    if not checkpoints(run_dir, previous=True):
+        raise UserError(
+            f"run directory {str(run_dir)!r}: no checkpoint to resume from; start it again with "
+            "`solo-ext pretrain`"
+        )
+    return pretrain(prepared, run_dir=run_dir, callbacks=callbacks, force=force)
+
+
+def _add_timing(
+    run_dir: Path, trainer: pl.Trainer, seconds: float, images: int
+) -> dict[str, float]:
+    """Adds this part of the run to its totals; a run that was already finished adds nothing."""
+    file = run_dir / TIMING
+    total = _read_timing(file)
+    if images:
+        total = {"seconds": total["seconds"] + seconds, "images": total["images"] + images}
+        if trainer.is_global_zero:
+            write_text(file, json.dumps(total))
+    rate = total["images"] / total["seconds"] if total["seconds"] else 0.0
+    return {"seconds": total["seconds"], "images_per_second": rate}
+
+
+def _read_timing(file: Path) -> dict[str, float]:
+    """Totals of the parts before; none where the file is damaged, which costs no run."""
+    none = {"seconds": 0.0, "images": 0}
+    if not file.is_file():
+        return none
+    try:
+        held = json.loads(file.read_text())
+        return {name: float(held[name]) for name in none}
+    except (ValueError, KeyError, TypeError):
+        logger.warning(f"{str(file)!r} is damaged; seconds and images/s are of this part alone")
+        return none
+
+
+def _online(prepared: Prepared, run_dir: Path) -> list[Callback]:
+    settings = prepared.given["online_eval"]
+    if not settings["every_n_epochs"]:
+        return []
+    if prepared.val is None or prepared.given["data"]["no_labels"]:
+        raise ConfigError(
+            "online_eval.every_n_epochs",
+            settings["every_n_epochs"],
+            "there are no labelled images to evaluate on",
+            "give data.val_path and class folders, or set it to 0",
+        )
+    return [
+        OnlineEvaluation(
+            prepared.given,
+            prepared.train,
+            prepared.val,
+            settings["every_n_epochs"],
+            online_protocols(prepared.given),
+            run_dir / "online",
+        )
+    ]
+
+
+def _channels_last(given: dict[str, Any]) -> bool:
+    return not given["performance"]["disable_channel_last"]
+
+
+def _write_records(run_dir: Path, prepared: Prepared, patched: list[str]) -> None:
+    announce(patched)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    args = OmegaConf.to_container(prepared.cfg, resolve=True)
+    write_text(run_dir / ARGS, json.dumps(args, indent=1))
+    write_text(run_dir / CONFIG, yaml.safe_dump(prepared.given, sort_keys=False))
+    info = host.load().info
+    write_text(run_dir / ENVIRONMENT, json.dumps(environment(info, patched), indent=1))

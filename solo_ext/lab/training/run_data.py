@@ -1,0 +1,101 @@
+"""What Lightning trains on, augmentation on the training device included."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from solo_ext.core.errors import UserError
+from solo_ext.data.batch_augment import BatchAugment
+from solo_ext.data.batch_augment.draws import ViewDraws
+from solo_ext.data.dali_views import DALIViews
+from solo_ext.data.fixed_loader import FixedLoader
+from solo_ext.data.loaders import ResumableLoader
+from solo_ext.data.mixing import MixDraws, ViewMixer
+from solo_ext.data.raw_batches import RawBatch
+from solo_ext.host.dali_loader import DALILoader
+
+
+class DrawnBatch(NamedTuple):
+    """A batch with what chance decides of it.
+
+    Attributes:
+        indices: (N,).
+        images: whole images (N, 3, H, W), uint8, or crops.
+        targets: (N,).
+        views: how to make the crops, ``None`` where they are made.
+        mixes: how to mix them, ``None`` where they are not.
+    """
+
+    indices: Tensor
+    images: Tensor | list[Tensor]
+    targets: Tensor
+    views: list[ViewDraws] | None
+    mixes: list[MixDraws] | None
+
+
+class RunData(pl.LightningDataModule):
+    """Gives methods batches ``[indices, [crops], targets]``, wherever the crops are made.
+
+    Chance is drawn on the CPU before a batch is moved, the crops are computed after it: no step
+    waits for the device.
+
+    Args:
+        loader: of training.
+        val_loader: of validation, ``None`` for none.
+        augment: makes the crops of raw batches.
+        mixer: mixes the views, ``None`` for none.
+    """
+
+    def __init__(
+        self,
+        loader: ResumableLoader | DALILoader,
+        val_loader: FixedLoader | DALIViews | None,
+        augment: BatchAugment | None,
+        mixer: ViewMixer | None,
+    ) -> None:
+        super().__init__()
+        self.loader, self.augment, self.mixer = loader, augment, mixer
+        if val_loader is not None:
+            # Lightning validates where this method is, and warns of a loader without batches.
+            self.val_dataloader = lambda: val_loader  # type: ignore[method-assign]
+
+    def train_dataloader(self) -> ResumableLoader | DALILoader:
+        return self.loader
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if isinstance(batch, UserError):
+            raise batch
+        assert self.trainer is not None
+        if not self.trainer.training or (self.augment is None and self.mixer is None):
+            return batch
+        if isinstance(batch, RawBatch):
+            epoch, asked, indices, images, targets = batch
+        else:
+            epoch = self.trainer.current_epoch
+            indices, images, targets = batch
+            asked = indices
+        samples = asked.numpy()
+        views = None if self.augment is None else self.augment.draw(epoch, samples)
+        mixes = None
+        if self.mixer is not None:
+            mixes = self.mixer.draw(epoch, samples, len(images if views is None else views))
+        if self.trainer.strategy.root_device.type == "cuda":
+            # A copy from other memory would wait for the device.
+            views, mixes = apply_to_collection((views, mixes), Tensor, Tensor.pin_memory)
+        return DrawnBatch(indices, images, targets, views, mixes)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if not isinstance(batch, DrawnBatch):
+            return batch
+        crops: Any = batch.images
+        if self.augment is not None and batch.views is not None:
+            crops = self.augment.to(batch.indices.device)(batch.images, batch.views)
+        if self.mixer is not None and batch.mixes is not None:
+            crops = self.mixer(crops, batch.mixes)
+        assert self.trainer is not None
+        # Lightning does this to the crops of workers before the batch is moved.
+        return [batch.indices, self.trainer.precision_plugin.convert_input(crops), batch.targets]

@@ -1,0 +1,218 @@
+"""Run directories: what they hold, under the names that upstream's scripts read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from solo_ext.config.yaml_text import read_yaml
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.files import write_text as write_text
+from solo_ext.lab.training.trainer import LOGGED
+
+CONFIG, ARGS = "config.yaml", "args.json"
+LOCK = ".lock"
+METRICS, ENVIRONMENT, TIMING = "metrics.jsonl", "environment.json", "timing.json"
+_CHECKPOINT = re.compile(r"-ep=(?P<epoch>\d+)(?:-step=(?P<step>\d+))?\.ckpt$")
+PREVIOUS = ".previous"
+"""Ending of the checkpoint before the last one; scripts that take any ``.ckpt`` pass it over."""
+_NOT_OF_THE_RUN = {
+    "resume_from_checkpoint",
+    "auto_resume",
+    "wandb",
+    "loggers",
+    "checkpoint",
+    "debug_augmentations",
+    "log_every_n_steps",
+    "data.num_workers",
+    "data.start_method",
+    "data.in_memory",
+    *(
+        f"method_kwargs.{section}e_step_{place}"
+        for section in ("", "clusters.")
+        for place in ("features", "dir")
+    ),
+    "on_nonfinite",
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint file.
+
+    Attributes:
+        path: the file.
+        epoch: epoch it was written in, from 0.
+        step: optimiser step within a run for one written within an epoch, ``None`` at its end.
+    """
+
+    path: Path
+    epoch: int
+    step: int | None
+
+
+def changes_numbers(key: str) -> bool:
+    """Whether a setting, by its dotted key, can change what a run computes."""
+    parts = key.split(".")
+    return not any(".".join(parts[:n]) in _NOT_OF_THE_RUN for n in range(1, len(parts) + 1))
+
+
+def run_digest(given: Mapping[str, Any]) -> str:
+    """Eight hex digits that change with everything that changes the run's numbers."""
+    text = json.dumps(_relevant(given, ""), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _relevant(given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    kept = {k: v for k, v in given.items() if changes_numbers(f"{prefix}{k}")}
+    return {
+        k: _relevant(v, f"{prefix}{k}.") if isinstance(v, Mapping) else numbers_alike(v)
+        for k, v in kept.items()
+    }
+
+
+def numbers_alike(value: Any) -> Any:
+    """10 and 10.0 are one setting; which of them a file holds depends on who wrote it."""
+    if isinstance(value, dict):
+        return {k: numbers_alike(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [numbers_alike(v) for v in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def file_name(name: str) -> str:
+    """The name of a run as part of the name of a file: it leads to no other folder."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+
+
+def numberless_run_dir(given: Mapping[str, Any]) -> Path:
+    """``<checkpoint.dir>/<method>/<name>-<digest>``, taken or not.
+
+    Args:
+        given: the checked config.
+    """
+    parent = Path(given["checkpoint"]["dir"], given["method"])
+    return parent / f"{file_name(given['name'])}-{run_digest(given)}"
+
+
+def choose_run_dir(given: Mapping[str, Any]) -> Path:
+    """As :func:`numberless_run_dir`; numbered on where that is taken.
+
+    With ``auto_resume.enabled`` the latest directory of the config is taken again, unless its
+    last checkpoint is older than ``auto_resume.max_hours``.
+
+    Args:
+        given: the checked config.
+    """
+    first = path = latest = numberless_run_dir(given)
+    number = 1
+    while path.exists():
+        number += 1
+        latest, path = path, first.with_name(f"{first.name}-{number}")
+    automatic = given["auto_resume"]
+    found = checkpoints(latest) if automatic["enabled"] and latest.exists() else []
+    if found and time.time() - found[-1].path.stat().st_mtime < 3600 * automatic["max_hours"]:
+        return latest
+    return path
+
+
+def checkpoints(run_dir: Path, *, previous: bool = False) -> list[Checkpoint]:
+    """Checkpoints of a run directory, the most advanced last.
+
+    Args:
+        run_dir: the folder.
+        previous: take the one that was kept as the previous one in.
+    """
+    found = []
+    for path in run_dir.glob("*.ckpt*"):
+        held_back = path.name.endswith(PREVIOUS)
+        match = _CHECKPOINT.search(path.name.removesuffix(PREVIOUS))
+        if match and (previous or not held_back):
+            step = match["step"]
+            found.append(Checkpoint(path, int(match["epoch"]), int(step) if step else None))
+    return sorted(found, key=_progress)
+
+
+def _progress(checkpoint: Checkpoint) -> tuple[int, bool, int]:
+    # Within an epoch its end comes last.
+    return checkpoint.epoch, checkpoint.step is None, checkpoint.step or 0
+
+
+def outdate(run_dir: Path, held: Sequence[Checkpoint]) -> None:
+    """Keeps the most advanced of some checkpoints as the previous one, and removes the rest."""
+    if not held:
+        return
+    for older in run_dir.glob(f"*.ckpt{PREVIOUS}"):
+        older.unlink(missing_ok=True)
+    *older_ones, last = sorted(held, key=_progress)
+    for one in older_ones:
+        one.path.unlink(missing_ok=True)
+    os.replace(last.path, last.path.with_name(last.path.name + PREVIOUS))
+
+
+def how_to_go_on(run_dir: Path) -> str:
+    """What to do after a run ended early."""
+    if checkpoints(run_dir, previous=True):
+        return f"`solo-ext pretrain --resume {run_dir}` goes on"
+    return "nothing is saved yet: start it again"
+
+
+def check_run_dir(run_dir: Path) -> None:
+    """Refuses a folder whose files are not a run's: they would be replaced.
+
+    Raises:
+        ConfigError: it holds files, and neither a run's lock nor its record of the environment.
+    """
+    names: set[str] = set()
+    with contextlib.suppress(OSError):
+        # None where it is not there; one that cannot be read is refused as a run begins.
+        names = {file.name for file in run_dir.iterdir()}
+    # A run that died before its first batch left its lock and what its loggers had begun.
+    if names <= {LOCK, *LOGGED} or _is_a_runs(run_dir / ENVIRONMENT):
+        return
+    raise ConfigError(
+        "--run-dir",
+        str(run_dir),
+        f"it holds {min(names)!r} and is no run of `solo-ext pretrain`",
+        "name an empty folder, a new one, or a run to go on with",
+    )
+
+
+def _is_a_runs(file: Path) -> bool:
+    """Whether this is a record that a run wrote; copies of a run may be without hidden files."""
+    try:
+        held = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(held, dict) and {"solo_ext", "host"} <= held.keys()
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """The config that a run of ours was started with.
+
+    Raises:
+        UserError: the folder is no run directory of ``solo-ext pretrain``.
+    """
+    if not run_dir.is_dir():
+        raise UserError(f"run directory {str(run_dir)!r}: no such folder")
+    file = run_dir / CONFIG
+    if not file.is_file():
+        raise UserError(
+            f"run directory {str(run_dir)!r}: no {CONFIG} in it; give a folder that "
+            "`solo-ext pretrain` wrote"
+        )
+    try:
+        loaded = read_yaml(file)
+    except UserError:
+        loaded = None
+    if not isinstance(loaded, dict):
+        raise UserError(f"{file}: not a config; the file was changed or cut short")
+    return loaded

@@ -1,0 +1,389 @@
+"""Weighted k-nearest-neighbour classification of frozen features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import rank_zero_warn
+
+from solo_ext.memory.cosines import cosines, inverse_norms
+
+Setting = tuple[int, float]
+"""One (k, temperature) pair."""
+
+_Similarity = Callable[[Tensor, Tensor], Tensor]
+_Weights = dict[float, Callable[[Tensor], Tensor]]
+
+_MAX_ELEMENTS = 2**24
+_DISTANCES = ("cosine", "euclidean")
+
+
+@torch.no_grad()
+def knn_predict(
+    features: Tensor,
+    bank: Tensor,
+    bank_targets: Tensor,
+    *,
+    ks: Sequence[int],
+    temperatures: Sequence[float],
+    num_classes: int,
+    chunk_size: int | None = None,
+) -> dict[Setting, Tensor]:
+    """Scores every class for every query by the weighted votes of its nearest bank rows.
+
+    ``score[c] = sum_{i in k nearest, y_i = c} exp((s_i - s_max) / T)`` with the cosine similarity
+    ``s_i`` and its maximum ``s_max`` over the bank. Subtracting ``s_max`` scales all scores of a
+    query alike, so the ranking is that of ``exp(s_i / T)``, but nothing overflows. All settings
+    share one pass over the similarity matrix.
+
+    Args:
+        features: Queries, (n_query, D), of any norm and floating dtype.
+        bank: Labelled rows, (n_bank, D).
+        bank_targets: Their classes, (n_bank,), in [0, num_classes).
+        ks: Numbers of neighbours, each >= 1; one beyond ``n_bank`` is clipped to it.
+        temperatures: Temperatures T, each > 0.
+        num_classes: Number of classes C.
+        chunk_size: Queries per similarity block; by default as many as keep the block within
+            2**24 elements.
+
+    Returns:
+        Per requested (k, temperature) the scores, (n_query, C), fp32, in [0, k], on the device of
+        ``features``. A class has score 0 exactly when none of the k neighbours votes for it.
+
+    Raises:
+        ValueError: On empty or mismatching inputs, a class outside [0, num_classes), or a k, a
+            temperature or a chunk size that is not positive.
+
+    Source:
+        Wu et al., CVPR 2018, arXiv 1805.01978, section 3.4.
+    """
+    blocks = list(
+        _cosine_blocks(features, bank, bank_targets, ks, temperatures, num_classes, chunk_size)
+    )
+    return {setting: torch.cat([block[setting] for block in blocks]) for setting in blocks[0]}
+
+
+@torch.no_grad()
+def knn_accuracy(
+    features: Tensor,
+    targets: Tensor,
+    bank: Tensor,
+    bank_targets: Tensor,
+    *,
+    ks: Sequence[int] = (20,),
+    temperatures: Sequence[float] = (0.07,),
+    topk: Sequence[int] = (1, 5),
+    num_classes: int | None = None,
+) -> dict[Setting, dict[int, float]]:
+    """Computes the top-k accuracies of the weighted cosine kNN classifier of ``knn_predict``.
+
+    A prediction counts only if at least one neighbour voted for the class: with fewer voted
+    classes than ``topk``, the remaining places would otherwise be filled by class index. Rows
+    with target -1 (unlabelled) are dropped on both sides.
+
+    Args:
+        features: Queries, (n_query, D).
+        targets: Classes of the queries, (n_query,), in [-1, num_classes).
+        bank: Labelled rows, (n_bank, D).
+        bank_targets: Classes of the bank, (n_bank,), in [-1, num_classes).
+        ks: Numbers of neighbours, each >= 1; clipped to the size of the bank.
+        temperatures: Temperatures, each > 0.
+        topk: Ranks to report, each >= 1; clipped to the number of classes.
+        num_classes: Number of classes; by default 1 + the largest target of both sides.
+
+    Returns:
+        Per requested (k, temperature), per requested top-k, the accuracy in percent, [0, 100].
+
+    Raises:
+        ValueError: If no labelled query or no labelled bank row is left, if a target is outside
+            its range, or on any error of ``knn_predict``.
+
+    Source:
+        Wu et al., CVPR 2018, arXiv 1805.01978, section 3.4.
+    """
+    features, targets = _labelled("features", features, targets)
+    bank, bank_targets = _labelled("bank", bank, bank_targets)
+    num_classes = _count_classes(targets, bank_targets, num_classes)
+    blocks = _cosine_blocks(features, bank, bank_targets, ks, temperatures, num_classes)
+    return _accuracies(blocks, targets, topk)
+
+
+class OnlineKNN(Metric):
+    """Accumulates features during an epoch and classifies the test ones by weighted kNN.
+
+    Drop-in for solo-learn's ``WeightedKNNClassifier``, whose constructor torchmetrics 1.x rejects.
+    Cosine: votes ``exp(s / T)`` as in ``knn_predict``. Euclidean: votes ``1 / (d + epsilon)`` of
+    the distance ``d`` of the raw features. Rows with target -1 are ignored. Unlike solo-learn's,
+    cosine normalises the features itself, and classes that only one side has are allowed.
+
+    Args:
+        k: Number of neighbours, >= 1; clipped to the number of train rows.
+        T: Temperature of the cosine votes, > 0; ``None`` for the euclidean, which have none.
+        max_distance_matrix_size: Largest number of elements of a similarity block, >= 1.
+        distance_fx: "cosine" or "euclidean".
+        epsilon: Added to the distance; ignored by the cosine.
+        dist_sync_on_step: Accepted for compatibility; ``forward`` never synchronises.
+
+    Raises:
+        ValueError: On an unknown ``distance_fx``, or a number outside its range.
+
+    Source:
+        Wu et al., CVPR 2018, arXiv 1805.01978, section 3.4.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    train_features: list[Tensor] | Tensor
+    train_targets: list[Tensor] | Tensor
+    test_features: list[Tensor] | Tensor
+    test_targets: list[Tensor] | Tensor
+
+    def __init__(
+        self,
+        k: int = 20,
+        T: float | None = 0.07,
+        max_distance_matrix_size: int = _MAX_ELEMENTS,
+        distance_fx: str = "cosine",
+        epsilon: float = 1e-5,
+        dist_sync_on_step: bool = False,
+    ) -> None:
+        # compute() empties the states, so a cached result would outlive the features it came from.
+        super().__init__(dist_sync_on_step=dist_sync_on_step, compute_with_cache=False)
+        if distance_fx not in _DISTANCES:
+            raise ValueError(f"distance_fx is {distance_fx!r}; choose one of {_DISTANCES}.")
+        _check_positive("k", [k])
+        if distance_fx == "cosine" or T is not None:
+            _check_positive("T", [T or 0.0])
+        _check_positive("max_distance_matrix_size", [max_distance_matrix_size])
+        self.k = k
+        self.T = 1.0 if T is None else T
+        self.max_distance_matrix_size = max_distance_matrix_size
+        self.distance_fx = distance_fx
+        self.epsilon = epsilon
+        for name in ("train_features", "train_targets", "test_features", "test_targets"):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        """Stores the rows like ``update``; torchmetrics' own would compute on every batch."""
+        self.update(*args, **kwargs)
+
+    def update(
+        self,
+        train_features: Tensor | None = None,
+        train_targets: Tensor | None = None,
+        test_features: Tensor | None = None,
+        test_targets: Tensor | None = None,
+    ) -> None:
+        """Stores a batch of labelled train rows, of labelled test rows, or of both.
+
+        Args:
+            train_features: Bank rows, (n, D).
+            train_targets: Their classes, (n,).
+            test_features: Query rows, (m, D).
+            test_targets: Their classes, (m,).
+
+        Raises:
+            ValueError: If features come without targets, the reverse, or in different numbers.
+        """
+        self._store("train", train_features, train_targets)
+        self._store("test", test_features, test_targets)
+
+    def compute(self) -> tuple[float, float]:
+        """Classifies the test rows stored so far and forgets all rows.
+
+        Returns:
+            Top-1 and top-5 accuracy in percent, [0, 100]; (nan, nan), with a warning, if no
+            labelled train rows or no labelled test rows have been stored.
+        """
+        bank, bank_targets = _joined(self.train_features, self.train_targets)
+        features, targets = _joined(self.test_features, self.test_targets)
+        self.reset()
+        if not len(bank) or not len(features):
+            rank_zero_warn(
+                f"OnlineKNN has {len(bank)} labelled train and {len(features)} labelled test rows; "
+                "it needs both, so its accuracy is nan. Call update() with both before compute()."
+            )
+            return float("nan"), float("nan")
+        num_classes = _count_classes(targets, bank_targets, None)
+        rows = max(1, self.max_distance_matrix_size // len(bank))
+        if self.distance_fx == "cosine":
+            blocks = _cosine_blocks(
+                features, bank, bank_targets, [self.k], [self.T], num_classes, rows
+            )
+        else:
+            similarity = partial(_inverse_distance, epsilon=self.epsilon)
+            weights: _Weights = {self.T: lambda inverse_distance: inverse_distance}
+            blocks = _blocks(
+                features, bank, bank_targets, similarity, weights, [self.k], num_classes, rows
+            )
+        accuracy = _accuracies(blocks, targets, (1, 5))[self.k, self.T]
+        return accuracy[1], accuracy[5]
+
+    def reset(self) -> None:
+        """Forgets all rows."""
+        # A synchronised state is one tensor, which the base class cannot clear like a list.
+        for name in self._defaults:
+            setattr(self, name, [])
+        super().reset()
+
+    def _store(self, side: str, features: Tensor | None, targets: Tensor | None) -> None:
+        if features is None and targets is None:
+            return
+        if features is None or targets is None or len(features) != len(targets):
+            found = [None if rows is None else len(rows) for rows in (features, targets)]
+            raise ValueError(
+                f"{side}_features and {side}_targets have {found[0]} and {found[1]} rows; "
+                "pass both with as many rows, or neither."
+            )
+        getattr(self, f"{side}_features").append(features.detach())
+        getattr(self, f"{side}_targets").append(targets.detach())
+
+
+def _cosine_blocks(
+    features: Tensor,
+    bank: Tensor,
+    bank_targets: Tensor,
+    ks: Sequence[int],
+    temperatures: Sequence[float],
+    num_classes: int,
+    chunk_size: int | None = None,
+) -> Iterator[dict[Setting, Tensor]]:
+    _check_positive("temperatures", temperatures)
+    weights: _Weights = {T: partial(_exponential, temperature=T) for T in temperatures}
+    _check_rows(features, bank, bank_targets, num_classes)
+    bank = bank.to(features.device)
+    similarity = partial(cosines, scale=inverse_norms(bank))
+    return _blocks(features, bank, bank_targets, similarity, weights, ks, num_classes, chunk_size)
+
+
+def _blocks(
+    features: Tensor,
+    bank: Tensor,
+    bank_targets: Tensor,
+    similarity: _Similarity,
+    weights: _Weights,
+    ks: Sequence[int],
+    num_classes: int,
+    chunk_size: int | None,
+) -> Iterator[dict[Setting, Tensor]]:
+    """Yields the class scores of every setting for consecutive blocks of queries."""
+    _check_rows(features, bank, bank_targets, num_classes)
+    _check_positive("ks", ks)
+    if chunk_size is None:
+        chunk_size = max(1, _MAX_ELEMENTS // len(bank))
+    _check_positive("chunk_size", [chunk_size])
+    bank = bank.to(features.device)
+    labels = bank_targets.to(features.device).long()
+    sizes = {k: min(k, len(bank)) for k in ks}
+    for block in torch.split(features, chunk_size):
+        values, nearest = similarity(block, bank).topk(max(sizes.values()), dim=1)
+        votes, scores = labels[nearest], {}
+        for temperature, weigh in weights.items():
+            weight = weigh(values)
+            for k, size in sizes.items():
+                empty = weight.new_zeros(len(block), num_classes)
+                scores[k, temperature] = empty.scatter_add_(1, votes[:, :size], weight[:, :size])
+        yield scores
+
+
+def _accuracies(
+    blocks: Iterable[dict[Setting, Tensor]], targets: Tensor, topk: Sequence[int]
+) -> dict[Setting, dict[int, float]]:
+    _check_positive("topk", topk)
+    hits: dict[Setting, Tensor] = {}
+    start = 0
+    for block in blocks:
+        for setting, scores in block.items():
+            truth = targets[start : start + len(scores)].to(scores.device)
+            best, guess = scores.topk(min(max(topk), scores.shape[1]), dim=1)
+            hit = ((guess == truth[:, None]) & (best > 0)).sum(dim=0)
+            hits[setting] = hits[setting] + hit if setting in hits else hit
+        start += len(scores)
+    return {
+        setting: {rank: 100.0 * int(hit[:rank].sum()) / len(targets) for rank in topk}
+        for setting, hit in hits.items()
+    }
+
+
+def _exponential(similarity: Tensor, temperature: float) -> Tensor:
+    weight = ((similarity - similarity[:, :1]) / temperature).exp()
+    # An underflown vote must stay distinguishable from no vote.
+    return weight.clamp_min(torch.finfo(weight.dtype).tiny)
+
+
+def _inverse_distance(queries: Tensor, bank: Tensor, epsilon: float) -> Tensor:
+    return 1.0 / (torch.cdist(queries, bank) + epsilon)
+
+
+def _joined(
+    features: list[Tensor] | Tensor, targets: list[Tensor] | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Joins one side's state, a list or (once synchronised) a tensor, without unlabelled rows."""
+    if isinstance(features, list):
+        features = torch.cat(features) if features else torch.empty(0, 0)
+    if isinstance(targets, list):
+        targets = torch.cat(targets) if targets else torch.empty(0)
+    labelled = targets >= 0
+    return features[labelled].float(), targets[labelled].long()
+
+
+def _labelled(name: str, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    if len(features) != len(targets):
+        raise ValueError(
+            f"{name} has {len(features)} rows but {len(targets)} targets; pass one target per row."
+        )
+    if targets.numel() and int(targets.min()) < -1:
+        raise ValueError(
+            f"The targets of {name} contain {int(targets.min())}; classes start at 0, and -1 marks "
+            "an unlabelled row."
+        )
+    labelled = targets >= 0
+    if not labelled.any():
+        raise ValueError(
+            f"{name} has {len(targets)} rows, none of them labelled; pass at least one row with a "
+            "target >= 0."
+        )
+    if labelled.all():
+        return features, targets
+    return features[labelled.to(features.device)], targets[labelled]
+
+
+def _count_classes(targets: Tensor, bank_targets: Tensor, num_classes: int | None) -> int:
+    needed = 1 + max(int(targets.max()), int(bank_targets.max()))
+    if num_classes is not None and num_classes < needed:
+        raise ValueError(
+            f"num_classes is {num_classes} but the largest target is {needed - 1}; pass at least "
+            f"{needed}, or None."
+        )
+    return num_classes or needed
+
+
+def _check_rows(features: Tensor, bank: Tensor, bank_targets: Tensor, num_classes: int) -> None:
+    if features.ndim != 2 or bank.ndim != 2 or features.shape[1] != bank.shape[1]:
+        raise ValueError(
+            f"features and bank have the shapes {tuple(features.shape)} and {tuple(bank.shape)}; "
+            "pass (n, D) matrices with the same D."
+        )
+    if not len(features) or not len(bank) or len(bank) != len(bank_targets):
+        raise ValueError(
+            f"features, bank and bank_targets have {len(features)}, {len(bank)} and "
+            f"{len(bank_targets)} rows; pass at least one query, and as many targets as bank rows."
+        )
+    low, high = int(bank_targets.min()), int(bank_targets.max())
+    if low < 0 or high >= num_classes:
+        raise ValueError(
+            f"bank_targets lie in [{low}, {high}]; they must lie in [0, {num_classes - 1}]. Drop "
+            "unlabelled rows or raise num_classes."
+        )
+
+
+def _check_positive(name: str, values: Sequence[float]) -> None:
+    if not len(values) or not all(value > 0 for value in values):
+        raise ValueError(f"{name} is {list(values)}; pass at least one number, each above 0.")

@@ -1,0 +1,104 @@
+"""How common each prototype is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from solo_ext.core.distributed import sum_over_ranks
+from solo_ext.losses.protocpc import moved_prior
+from solo_ext.memory.state import State
+
+
+class PrototypePrior(State):
+    """Running mean of the teacher's prototype probabilities, times K.
+
+    Starts flat. fp32 also under autocast and in modules of lower precision. A step's loss reads
+    :meth:`peek`, which changes nothing; :meth:`commit_` belongs after the step.
+
+    Attributes:
+        value: (K,), sums to K.
+        momentum: m.
+
+    Args:
+        num_prototypes: K, above 0.
+        momentum: m in [0, 1]; 0: the last batch alone.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Source:
+        Lee, 2021, openreview 8la28hZOwug, Eq. 4.
+    """
+
+    value: Tensor
+
+    def __init__(self, num_prototypes: int, momentum: float = 0.9) -> None:
+        super().__init__()
+        if num_prototypes < 1:
+            raise ValueError(f"num_prototypes={num_prototypes}: must be 1 or more")
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"momentum={momentum}: must be in [0, 1]; the paper uses 0.9")
+        self.momentum = momentum
+        self.register_buffer("value", torch.ones(num_prototypes))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        held = self.value
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if torch.finfo(self.value.dtype).bits < 32:
+            # Half precision would round small entries to zero.
+            self.value = held.to(self.value.device)
+        return self
+
+    @torch.no_grad()
+    def peek(self, teacher_probs: Tensor) -> Tensor:
+        """The value once it contains this batch, ``m q + (1 - m) K mean_i p_i``.
+
+        Args:
+            teacher_probs: (N, K) local samples, rows that sum to 1; the mean is over the samples
+                of all ranks, which may hold different numbers.
+
+        Returns:
+            (K,).
+
+        Raises:
+            ValueError: the shape does not fit.
+        """
+        if teacher_probs.ndim != 2 or teacher_probs.shape[1:] != self.value.shape:
+            raise ValueError(
+                f"teacher_probs must be (N, {self.value.shape[0]}), got "
+                f"{tuple(teacher_probs.shape)}"
+            )
+        dtype = torch.promote_types(teacher_probs.dtype, torch.float32)
+        total = teacher_probs.sum(0, dtype=dtype)
+        count = total.new_full((1,), teacher_probs.shape[0])
+        total = sum_over_ranks(torch.cat((total, count)))
+        return self.peek_mean(total[:-1] / total[-1])
+
+    @torch.no_grad()
+    def peek_mean(self, mean_probs: Tensor) -> Tensor:
+        """The value once it contains a batch of this mean, ``m q + (1 - m) K mean``.
+
+        Args:
+            mean_probs: (K,) mean of the probabilities over the samples of all ranks.
+
+        Returns:
+            (K,).
+        """
+        return moved_prior(self.value, mean_probs, self.momentum)
+
+    @torch.no_grad()
+    def commit_(self, value: Tensor) -> None:
+        """Takes a value, of :meth:`peek` for example.
+
+        Args:
+            value: (K,) that sums to K, the same on every rank.
+        """
+        self.value.copy_(value)
+
+    def update_(self, teacher_probs: Tensor) -> None:
+        """:meth:`peek` and :meth:`commit_` in one."""
+        self.commit_(self.peek(teacher_probs))

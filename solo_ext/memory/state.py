@@ -1,0 +1,71 @@
+"""State of a method that is neither parameter nor DDP's to synchronise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Unsynchronised(nn.Module):
+    """Base of modules whose buffers DDP is to leave alone."""
+
+    frozen = False
+    """Whether the whole subtree is left alone, parameters too: it never changes."""
+
+
+class State(Unsynchronised):
+    """Base of queues, banks and prototypes: persistent buffers, written in place between steps.
+
+    Buffers whose size depends on the data set start empty and take the size of a checkpoint when
+    one is loaded. Whole numbers that a step reads live in Python, for a buffer on a GPU would
+    have to be waited for; :meth:`numbers` and :meth:`set_numbers` bring them into checkpoints.
+    """
+
+    sized_by_data: tuple[str, ...] = ()
+    """Names of the buffers that a checkpoint may resize."""
+
+    def extra_state(self) -> list[int]:
+        """Python state to keep in checkpoints."""
+        return []
+
+    def set_numbers(self, numbers: list[int]) -> None:
+        """Takes what :meth:`numbers` gave."""
+
+    def get_extra_state(self) -> Tensor:
+        # A tensor, because tools that read checkpoints expect nothing else in a state dict.
+        return torch.tensor(self.extra_state(), dtype=torch.long)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.set_numbers(state.tolist())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in self.sized_by_data:
+            given = state_dict.get(prefix + name)
+            held = self.get_buffer(name)
+            if given is not None and given.shape != held.shape:
+                setattr(self, name, held.new_empty(given.shape))
+        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
+
+
+def keep_out_of_broadcast(root: nn.Module) -> None:
+    """Keeps the buffers of every :class:`State` in ``root`` out of DDP's buffer broadcast.
+
+    It would send whole tables from rank 0 at every forward pass. Frozen subtrees are left out
+    whole, also of the broadcast of parameters at the start.
+
+    Args:
+        root: the module that DDP will wrap.
+    """
+    names = {
+        f"{prefix}.{name}"
+        for prefix, module in root.named_modules()
+        if isinstance(module, Unsynchronised)
+        for name, _ in (
+            *module.named_buffers(recurse=module.frozen),
+            *(module.named_parameters() if module.frozen else ()),
+        )
+    }
+    # The attribute that DistributedDataParallel looks for on the module it wraps.
+    root._ddp_params_and_buffers_to_ignore = sorted(names)  # type: ignore[assignment]

@@ -1,0 +1,300 @@
+"""Tables of methods and losses, and putting them into solo-learn."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import solo_ext
+from solo_ext import host, plugin
+from solo_ext.core.errors import UserError
+from solo_ext.core.registry import Entry, Registry
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.losses import LOSSES, debiased_loss_func, nt_xent_loss_func
+from solo_ext.methods import METHODS, Debiased
+
+
+def first() -> None:
+    """A target."""
+
+
+def second() -> None:
+    """Another one."""
+
+
+def foreign_loss() -> None:
+    """What a third party's entry point names."""
+
+
+@pytest.fixture
+def registry() -> Registry[Any]:
+    return Registry("loss")
+
+
+def test_registers_by_decorator(registry: Registry[Any]) -> None:
+    assert registry.register("one", paper="A Paper", year=2020, arxiv="2007.00224")(first) is first
+    entry = registry["one"]
+    assert entry == Entry(
+        "one", first, "A Paper", 2020, "2007.00224", first.__module__.split(".")[0]
+    )
+    assert registry.register("three")(debiased_loss_func) is debiased_loss_func
+    assert registry["three"].origin == "solo_ext"
+
+
+def test_keeps_the_order(registry: Registry[Any]) -> None:
+    assert len(registry) == 0
+    assert list(registry) == []
+    for name, target in (("b", first), ("a", second)):
+        registry.add(Entry(name, target))
+    assert len(registry) == 2
+    assert list(registry) == ["b", "a"]
+    assert [entry.target for entry in registry.entries()] == [first, second]
+    assert "a" in registry
+    assert "c" not in registry
+    assert 1 not in registry
+
+
+def test_refuses_a_second_target(registry: Registry[Any]) -> None:
+    registry.add(Entry("one", first, origin="ours"))
+    with pytest.raises(ValueError, match="'one' of theirs is already registered by ours"):
+        registry.add(Entry("one", second, origin="theirs"))
+    with pytest.raises(ValueError, match="already registered"):
+        registry.register("one")(second)
+    assert registry["one"].target is first
+    registry.add(Entry("one", first, origin="ours"))
+    assert len(registry) == 1
+
+
+def test_unknown_name_is_the_users_mistake(registry: Registry[Any]) -> None:
+    registry.add(Entry("debiased", first))
+    with pytest.raises(UserError, match="unknown loss 'debaised'; did you mean 'debiased'"):
+        registry["debaised"]
+
+
+def test_registries_are_apart(registry: Registry[Any]) -> None:
+    registry.add(Entry("one", first))
+    assert "one" not in Registry("method")
+
+
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[host.Host]:
+    """The host; what the test puts into its tables and ours is taken out again."""
+    plugin.register()
+    loaded = host.load()
+    losses = loaded.solo.losses
+    monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
+    monkeypatch.setattr(LOSSES, "_entries", dict(LOSSES._entries))
+    monkeypatch.setattr(plugin, "_told", set())
+    methods, names, exported = dict(loaded.methods), dict(vars(losses)), list(losses.__all__)
+    yield loaded
+    loaded.methods.clear()
+    loaded.methods.update(methods)
+    vars(losses).clear()
+    vars(losses).update(names)
+    losses.__all__[:] = exported
+
+
+def declare(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
+    """Makes these the entry points of the environment."""
+
+    def find(*, group: str) -> list[EntryPoint]:
+        return [point for point in points if point.group == group]
+
+    monkeypatch.setattr(plugin, "entry_points", find)
+
+
+def loss_point(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name, value, plugin.LOSS_GROUP)
+
+
+def test_fills_solo_learn(restored: host.Host) -> None:
+    import solo.losses
+    import solo.methods
+
+    assert restored.methods is solo.methods.METHODS
+    assert solo.methods.METHODS["debiased"] is Debiased
+    assert solo.losses.debiased_loss_func is debiased_loss_func
+    assert solo.losses.nt_xent_loss_func is nt_xent_loss_func
+    for name in LOSSES:
+        assert solo.losses.__all__.count(name) == 1
+    assert "simclr_loss_func" in solo.losses.__all__
+    assert "simclr" in solo.methods.METHODS
+
+
+def test_star_import_gives_the_losses(restored: host.Host) -> None:
+    names: dict[str, Any] = {}
+    exec("from solo.losses import *", names)
+    assert names["debiased_loss_func"] is debiased_loss_func
+    assert "byol_loss_func" in names
+
+
+def test_is_idempotent(restored: host.Host) -> None:
+    losses = restored.solo.losses
+    before = dict(restored.methods), dict(vars(losses)), list(losses.__all__)
+    for _ in range(2):
+        solo_ext.register()
+    assert (dict(restored.methods), dict(vars(losses)), list(losses.__all__)) == before
+
+
+def test_solo_learns_own_stay(restored: host.Host) -> None:
+    assert restored.methods["simclr"].__module__.startswith(("solo.", "solo_ext.host."))
+    assert restored.solo.losses.simclr_loss_func.__module__.startswith("solo.")
+
+
+def test_the_hosts_own_stay_and_ours_have_another_name(
+    restored: host.Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after this plugin's methods have come into solo-learn."""
+    own = restored.methods["simclr"], restored.solo.losses.simclr_loss_func
+    METHODS.add(Entry("simclr", first, origin="somebody"))
+    LOSSES.add(Entry("simclr_loss_func", first, origin="somebody"))
+    for _ in range(2):
+        plugin.register()
+    assert (restored.methods["simclr"], restored.solo.losses.simclr_loss_func) == own
+    assert restored.methods["somebody/simclr"] is first
+    message = "solo-learn has a method 'simclr' of its own, which stays; somebody's is"
+    assert caplog.text.count(message) == 1
+    assert not any(name.startswith("solo_ext/") for name in restored.methods)
+
+
+def test_loads_entry_points(restored: host.Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(
+        monkeypatch,
+        loss_point("their_loss_func", "math:hypot"),
+        EntryPoint("their_method", "collections:Counter", plugin.METHOD_GROUP),
+        EntryPoint("no_business_of_ours", "nowhere:nothing", "console_scripts"),
+    )
+    import collections
+
+    for _ in range(2):
+        plugin.register()
+    assert restored.solo.losses.their_loss_func is math.hypot
+    assert restored.solo.losses.__all__.count("their_loss_func") == 1
+    assert restored.methods["their_method"] is collections.Counter
+    assert LOSSES["their_loss_func"].origin == "math"
+    assert METHODS["their_method"].origin == "collections"
+    assert "no_business_of_ours" not in METHODS
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("a_module_that_is_not_there:loss", "No module named 'a_module_that_is_not_there'"),
+        ("math:no_such_function", "no_such_function"),
+        ("broken_module:loss", "no GPU today"),
+        ("exits:loss", "needs a licence"),
+        ("math:pi", "it is 3.14"),
+    ],
+)
+@pytest.mark.parametrize("group", [plugin.METHOD_GROUP, plugin.LOSS_GROUP])
+def test_a_broken_entry_point_is_named(
+    restored: host.Host,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    make_config: Any,
+    caplog: pytest.LogCaptureFixture,
+    value: str,
+    problem: str,
+    group: str,
+) -> None:
+    (tmp_path / "broken_module.py").write_text("raise RuntimeError('no GPU today')\n")
+    (tmp_path / "exits.py").write_text("import sys; sys.exit('needs a licence')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    declare(monkeypatch, EntryPoint("theirs", value, group))
+    plugin.register()
+    message = f"entry point 'theirs' = '{value}' of group {group} cannot be loaded: "
+    assert caplog.text.count(message) == 1
+    assert "debiased" in restored.methods
+    table = METHODS if group == plugin.METHOD_GROUP else LOSSES
+    with pytest.raises(UserError, match=problem):
+        table["theirs"].target()
+    if group == plugin.METHOD_GROUP:
+        with pytest.raises(UserError, match=problem):
+            prepare(make_config("theirs"))
+
+
+@pytest.mark.parametrize(
+    ("point", "name"),
+    [
+        (EntryPoint("debiased", "collections:Counter", plugin.METHOD_GROUP), "debiased"),
+        (loss_point("nt_xent_loss_func", "math:hypot"), "nt_xent_loss_func"),
+    ],
+)
+def test_an_entry_point_does_not_take_a_name_of_ours(
+    restored: host.Host,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    point: EntryPoint,
+    name: str,
+) -> None:
+    declare(monkeypatch, point)
+    plugin.register()
+    assert re.search(f"'{name}'.*already registered by solo_ext", caplog.text)
+    assert restored.methods["debiased"] is Debiased
+    assert restored.solo.losses.nt_xent_loss_func is nt_xent_loss_func
+
+
+def test_entry_points_may_not_share_a_name(
+    restored: host.Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    declare(monkeypatch, loss_point("same", "math:hypot"), loss_point("same", "math:dist"))
+    plugin.register()
+    assert re.search("'same'.*already registered by math", caplog.text)
+    assert LOSSES["same"].target is math.hypot
+
+
+INSTALLED = """
+import json, solo_ext
+solo_ext.register()
+solo_ext.register()
+import solo.losses, solo.methods
+from solo_ext.losses import LOSSES
+from solo_ext.methods import METHODS
+print(json.dumps({
+    "method": solo.methods.METHODS["their_method"].__module__,
+    "loss": solo.losses.their_loss_func(),
+    "exported": solo.losses.__all__.count("their_loss_func"),
+    "origins": [METHODS["their_method"].origin, LOSSES["their_loss_func"].origin],
+}))
+"""
+
+
+def test_a_distribution_that_is_installed(tmp_path: Path) -> None:
+    """A package with metadata as an installer leaves it, in a process of its own."""
+    (tmp_path / "their_package.py").write_text(
+        "from solo_ext.host import BaseMethod\n\n\nclass Theirs(BaseMethod):\n    pass\n\n\n"
+        "def loss():\n    return 42\n"
+    )
+    info = tmp_path / "their_distribution-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: their-distribution\nVersion: 1.0\n"
+    )
+    (info / "entry_points.txt").write_text(
+        "[solo_ext.methods]\ntheir_method = their_package:Theirs\n\n"
+        "[solo_ext.losses]\ntheir_loss_func = their_package:loss\n"
+    )
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(tmp_path), *([inherited] if inherited else [])])
+    done = subprocess.run(
+        [sys.executable, "-c", INSTALLED],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "method": "their_package",
+        "loss": 42,
+        "exported": 1,
+        "origins": ["their-distribution", "their-distribution"],
+    }

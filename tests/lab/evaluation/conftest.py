@@ -1,0 +1,31 @@
+"""Features of real images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from solo_ext.lab.evaluation.protocols import Features
+
+
+@pytest.fixture(scope="session")
+def digits() -> Features:
+    """Pixels of scikit-learn's digits: 1,000 images to train on, 797 to test."""
+    bunch = load_digits()
+    x, y = torch.from_numpy(bunch.data).float(), torch.from_numpy(bunch.target).long()
+    return Features(x[:1000], y[:1000], x[1000:], y[1000:], num_classes=10)
+
+
+@pytest.fixture(scope="session")
+def digit_images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Class folders of scikit-learn's digits at 16 x 16: 300 images to train on, 150 to test."""
+    bunch, root = load_digits(), tmp_path_factory.mktemp("digits")
+    for place, (pixels, label) in enumerate(zip(bunch.images[:450], bunch.target, strict=False)):
+        folder = root / ("train" if place < 300 else "val") / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        grey = Image.fromarray(np.round(pixels * (255 / 16)).astype(np.uint8))
+        grey.resize((16, 16), Image.Resampling.BICUBIC).save(folder / f"{place:04d}.png")
+    return {f"{split}_path": str(root / split) for split in ("train", "val")}

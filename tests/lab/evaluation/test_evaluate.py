@@ -1,0 +1,224 @@
+"""Evaluating a finished run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from solo_ext.core.errors import ConfigError
+from solo_ext.data.datasets import open_images
+from solo_ext.data.loaders import fixed_loader
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.evaluation.features import extract_features
+from solo_ext.lab.evaluation.linear import linear_probe
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.memory.knn import knn_accuracy
+from solo_ext.pretrained.runs import load_pretrained
+
+MakeConfig = Callable[..., dict[str, Any]]
+KNN = {"k": [1, 3], "temperature": [0.1]}
+
+
+@pytest.fixture(scope="module")
+def val(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other images of the classes of ``images``."""
+    return write_images(tmp_path_factory.mktemp("val"), ("0", "1", "2"), seed=1)
+
+
+@pytest.fixture(scope="module")
+def run(make_config: MakeConfig, val: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = make_config("simclr", data={"val_path": str(val)})
+    place = tmp_path_factory.mktemp("runs") / "run"
+    return pretrain(prepare(config), run_dir=place, show_progress=False).run_dir
+
+
+def write_images(root: Path, classes: tuple[str, ...], seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    for label in classes:
+        (root / label).mkdir()
+        for number in range(7):
+            pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / label / f"{number}.png")
+    return root
+
+
+def features(run: Path) -> list[torch.Tensor]:
+    """Train and validation features and targets by hand."""
+    found = load_pretrained(run)
+    parts: list[torch.Tensor] = []
+    for split in ("train", "val"):
+        images = open_images(found.cfg["data"], split)  # type: ignore[arg-type]
+        parts += extract_features(found.backbone, fixed_loader(found.cfg, images))
+    return parts
+
+
+def refusal(run: Path, settings: dict[str, Any], protocol: str = "knn") -> str:
+    with pytest.raises(ConfigError) as caught:
+        evaluate(run, protocol, settings)
+    return str(caught.value)
+
+
+def test_knn_is_that_of_the_features(run: Path) -> None:
+    bank, bank_targets, queries, targets = features(run)
+    expected = knn_accuracy(queries, targets, bank, bank_targets, ks=[1, 3], temperatures=[0.1])
+    rows = evaluate(run, "knn", KNN)["results"]
+    assert rows == [
+        {"k": k, "temperature": t, "acc1": tops[1], "acc5": tops[5]}
+        for (k, t), tops in expected.items()
+    ]
+
+
+def test_linear_is_that_of_the_features(run: Path) -> None:
+    expected = linear_probe(*features(run), weight_decays=[0.1, 1.0], seed=3)
+    settings = {"weight_decay": [0.1, 1.0], "seed": 3}
+    (row,) = evaluate(run, "linear", settings)["results"]
+    assert row["acc1"] == expected.accuracy
+    assert row["weight_decay"] == expected.weight_decay
+
+
+def test_record(run: Path, images: Path, val: Path) -> None:
+    record = evaluate(run, "knn", KNN)
+    found = load_pretrained(run)
+    assert json.loads(json.dumps(record)) == record
+    assert record["run"] == str(run)
+    assert (record["checkpoint"], record["checkpoint_sha256"]) == (
+        found.checkpoint.name,
+        found.digest,
+    )
+    assert (record["method"], record["epoch"], record["image_size"]) == ("simclr", 1, 16)
+    assert record["train"] == {"path": str(images), "images": 48, "unreadable": []}
+    assert record["test"] == {"path": str(val), "images": 21, "unreadable": []}
+    assert record["settings"] == KNN
+
+
+def test_is_repeatable_and_leaves_nothing_but_features(run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=lambda *_: ["features"]))
+    names = {p.name for p in copy.iterdir()}
+    first = evaluate(copy, "knn", KNN)
+    other = {**KNN, "batch_size": 5, "features_dir": str(tmp_path / "other")}
+    assert evaluate(copy, "knn", other)["results"] == first["results"]
+    assert {p.name for p in copy.iterdir()} == names | {"features"}
+
+
+def test_progress_of_what_is_not_stored_yet(run: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    settings = {**KNN, "batch_size": 16, "features_dir": str(tmp_path)}
+    first = evaluate(run, "knn", settings, lambda *step: seen.append(step))
+    assert seen == [*(("train", n, 3) for n in (1, 2, 3)), *(("val", n, 2) for n in (1, 2))]
+    seen.clear()
+    again = evaluate(run, "knn", settings, lambda *step: seen.append(step))
+    assert (seen, again["results"]) == ([], first["results"])
+
+
+def test_other_images(run: Path, images: Path) -> None:
+    record = evaluate(
+        run, "knn", {"k": [1], "temperature": [1.0], "data": {"val_path": str(images)}}
+    )
+    assert record["results"][0]["acc1"] == 100
+    assert record["test"] == {"path": str(images), "images": 48, "unreadable": []}
+
+
+def test_size_of_the_images(run: Path) -> None:
+    record = evaluate(run, "knn", {**KNN, "crop_size": 32})
+    assert record["image_size"] == 32
+
+
+@pytest.mark.parametrize("classes", [("0", "2"), ("0", "1", "3"), ("0", "1", "2", "3")])
+def test_other_classes_would_shift_the_labels(
+    classes: tuple[str, ...], run: Path, tmp_path: Path
+) -> None:
+    other = write_images(tmp_path, classes, seed=2)
+    line = refusal(run, {"data": {"val_path": str(other)}})
+    assert line.startswith(f"data.val_path={str(other)!r}: class ")
+
+
+def test_run_without_validation_images(make_config: MakeConfig, val: Path, tmp_path: Path) -> None:
+    run = pretrain(prepare(make_config("simclr")), run_dir=tmp_path / "r", show_progress=False)
+    assert refusal(run.run_dir, {}).startswith("data.val_path=null: no path; give the folder")
+    given = {**KNN, "data": {"val_path": str(val)}}
+    assert evaluate(run.run_dir, "knn", given)["test"]["images"] == 21
+
+
+def test_run_without_labels(
+    make_config: MakeConfig, images: Path, val: Path, tmp_path: Path
+) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, file in enumerate(images.rglob("*.png")):
+        (flat / f"{number}.png").write_bytes(file.read_bytes())
+    config = make_config("simclr", data={"train_path": str(flat), "no_labels": True})
+    run = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False).run_dir
+    assert "an evaluation needs some" in refusal(run, {})
+    given = {**KNN, "data": {"train_path": str(images), "val_path": str(val)}}
+    assert evaluate(run, "knn", given)["train"]["images"] == 48
+
+
+def test_moved_torchvision_data_stays_what_it_is(run: Path, tmp_path: Path) -> None:
+    """Beside class folders of the user's own, the data set of pretraining may lie elsewhere."""
+    other = tmp_path / "run"
+    other.mkdir()
+    for file in (*run.glob("*.ckpt"), run / "args.json"):
+        (other / file.name).write_bytes(file.read_bytes())
+    args = json.loads((other / "args.json").read_text())
+    args["data"] |= {"dataset": "cifar10", "train_path": "/gone", "val_path": "/gone"}
+    (other / "args.json").write_text(json.dumps(args))
+    (tmp_path / "new" / "cifar-10-batches-py").mkdir(parents=True)
+    paths = {name: str(tmp_path / "new") for name in ("train_path", "val_path")}
+    assert "torchvision's cifar10 is not there" in refusal(other, {"data": paths})
+    (tmp_path / "new" / "cifar-10-batches-py").rmdir()
+    assert "no class folders in it" in refusal(other, {"data": paths})
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"kk": [1]}, "kk=[1]: unknown key; did you mean 'k'? allowed: batch_size, crop_size"),
+        ({"data": {"val": "x"}}, "data.val='x': unknown key; did you mean 'val_path'?"),
+        ({"k": 20}, "k=20: not a valid value; allowed: a list of 1 or more, each an integer"),
+        ({"k": []}, "k=[]: not a valid value; allowed: a list of 1 or more"),
+        ({"k": [1, 0]}, "k.1=0: not a valid value; allowed: an integer above 0"),
+        ({"temperature": [0]}, "temperature.0=0: not a valid value; allowed: a number above 0"),
+        ({"crop_size": 0}, "crop_size=0: not a valid value; allowed: an integer above 0, or null"),
+        ({"device": 0}, "device=0: not a valid value; allowed: text"),
+        ({"device": "tpu"}, "device='tpu': Expected one of cpu"),
+        ({"device": "meta"}, "device='meta': "),
+        ({"device": ""}, "device='': "),
+    ],
+)
+def test_settings_are_refused(settings: dict[str, Any], line: str, run: Path) -> None:
+    assert refusal(run, settings).startswith(line)
+
+
+def test_settings_of_the_probe_are_refused(run: Path) -> None:
+    assert "did you mean 'holdout'?" in refusal(run, {"hold_out": 0.1}, "linear")
+    assert "above 0, below 1" in refusal(run, {"holdout": 1.0}, "linear")
+    assert "weight_decay.0=-1" in refusal(run, {"weight_decay": [-1]}, "linear")
+
+
+@pytest.mark.fault
+def test_what_cannot_be_read_is_left_out_of_features_alone(
+    run: Path, val: Path, tmp_path: Path
+) -> None:
+    """Protocols that show images or train on them would take one for another."""
+    broken = tmp_path / "val"
+    shutil.copytree(val, broken)
+    file = broken / "1" / "3.png"
+    file.write_bytes(file.read_bytes()[:40])
+    train = load_pretrained(run).cfg["data"]["train_path"]
+    given = {"data": {"train_path": train, "val_path": str(broken), "unreadable": "skip"}}
+    record = evaluate(run, "knn", {**KNN, **given})
+    assert record["test"]["images"] == 20
+    assert record["test"]["unreadable"] == [str(file)]
+    assert record["train"]["unreadable"] == []
+    said = refusal(run, given, "neighbors")
+    assert "data.unreadable='skip'" in said
+    assert "1 images of val" in said

@@ -1,0 +1,268 @@
+"""``eval finetune`` on scikit-learn's digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from timm.data import Mixup
+
+from solo_ext.config.schema import View
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.evaluation.protocols.finetune import Finetune
+from solo_ext.lab.evaluation.run_settings import EvalRun
+from solo_ext.lab.evaluation.subject import EvalContext, open_subject
+from solo_ext.lab.evaluation.supervised.classifier import Classifier
+from solo_ext.lab.evaluation.supervised.fine_tuning import predicted
+from solo_ext.lab.evaluation.supervised.unfinished import EvalCheckpoint
+from solo_ext.lab.evaluation.supervised.views import training_loader
+
+PLAIN = {
+    "rrc": {"enabled": False},
+    "horizontal_flip": {"prob": 0.0},
+}
+QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 50, "augmentation": PLAIN, "lr": 0.01}
+Call = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def call(digit_images: dict[str, str], tmp_path: Path) -> Call:
+    """``call(**settings)``: the only row of a small ResNet's fine-tuning."""
+
+    def run(**settings: Any) -> dict[str, Any]:
+        out = settings.pop("out", tmp_path)
+        shared = {
+            "data": digit_images,
+            "pretrained": False,
+            "model_kwargs": {"channels": [8, 8, 8, 8]},
+            "crop_size": 16,
+            "num_workers": 0,
+            "device": "cpu",
+            "out": str(out),
+        }
+        given = {**shared, **QUICK, **settings}
+        (row,) = evaluate("timm/resnet10t", "finetune", given)["results"]
+        return row
+
+    return run
+
+
+@pytest.fixture
+def subject(digit_images: dict[str, str], tmp_path: Path) -> EvalContext:
+    settings = EvalRun.model_validate(
+        {
+            "data": digit_images,
+            "pretrained": False,
+            "model_kwargs": {"channels": [8, 8, 8, 8]},
+            "crop_size": 16,
+            "num_workers": 0,
+            "device": "cpu",
+            "out": str(tmp_path),
+        }
+    )
+    return open_subject("timm/resnet10t", settings)
+
+
+def weights(call: Call, out: Path, **settings: Any) -> dict[str, torch.Tensor]:
+    assert call(save=True, out=out, **settings)["saved"] == "finetune.safetensors"
+    return load_file(out / "finetune.safetensors")
+
+
+def test_learns_digits(call: Call) -> None:
+    row = call(epochs=10, layer_decay=1.0, lr=0.05)
+    # Chance is 10.
+    assert row["acc1"] > 45
+    assert row["acc5"] >= row["acc1"]
+    assert row["epochs"] == 10
+
+
+def test_is_repeatable_and_leaves_the_generators_alone(call: Call, tmp_path: Path) -> None:
+    settings = {"mixup": 0.8, "cutmix": 1.0, "augmentation": {}, "random_erasing": 0.3}
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first = call(out=tmp_path / "a", **settings)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(6)
+    np.random.seed(7)  # noqa: NPY002
+    assert call(out=tmp_path / "b", **settings) == first
+    assert call(out=tmp_path / "c", **settings, seed=1) != first
+    assert not list((tmp_path / "a").glob(".unfinished*"))
+
+
+def test_small_layer_decay_leaves_early_layers_almost_alone(
+    call: Call, subject: EvalContext, tmp_path: Path
+) -> None:
+    settings = {"epochs": 1, "warmup_epochs": 0.0, "weight_decay": 0.0}
+    start = subject.backbone().state_dict()
+
+    def moved(layer_decay: float) -> dict[str, float]:
+        found = weights(call, tmp_path / str(layer_decay), layer_decay=layer_decay, **settings)
+        return {
+            n: float((found[f"backbone.{n}"] - w).abs().max())
+            for n, w in start.items()
+            if n.endswith("conv1.weight")
+        }
+
+    small, plain = moved(1e-3), moved(1.0)
+    assert plain["layer1.0.conv1.weight"] > 1e-3
+    assert small["layer1.0.conv1.weight"] < 1e-6 * plain["layer1.0.conv1.weight"]
+    assert small["layer4.0.conv1.weight"] < 0.1 * plain["layer4.0.conv1.weight"]
+
+
+def test_step_without_mixup_is_plain_cross_entropy(subject: EvalContext) -> None:
+    """One step of SGD by hand: the first, whose rate is the base rate without a warm-up."""
+    given: dict[str, Any] = {
+        "epochs": 1, "batch_size": 300, "augmentation": PLAIN, "optimizer": "sgd", "lr": 0.1,
+        "layer_decay": 1.0, "warmup_epochs": 0.0, "weight_decay": 0.0, "label_smoothing": 0.0,
+        "save": True,
+    }  # fmt: skip
+    settings = Finetune.model_validate(given)
+    settings.run(subject)
+    found = load_file(subject.out / "finetune.safetensors")
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Classifier(subject.backbone(), subject.features_dim, 10)
+    model.train()
+    loader = training_loader(subject, View.model_validate(PLAIN), batch_size=300, seed=0)
+    _, (views,), labels = next(iter(loader))
+    F.cross_entropy(model(views), labels).backward()
+    rate = 0.1 * 300 / 256
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        # Nesterov's first step has momentum 0.9 on top.
+        expected = parameter.detach() - 1.9 * rate * parameter.grad
+        torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mixup", [{"mixup": 0.8}, {"cutmix": 1.0}])
+def test_mixing_is_timms(
+    mixup: dict[str, float], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(out=tmp_path / "a", **mixup) != call(out=tmp_path / "b")
+    seen: list[Any] = []
+
+    def spy(self: Any, x: torch.Tensor, target: torch.Tensor) -> Any:
+        seen.append((self.mixup_alpha, self.cutmix_alpha, self.label_smoothing, target))
+        return original(self, x, target)
+
+    original = Mixup.__call__
+    monkeypatch.setattr(Mixup, "__call__", spy)
+    call(out=tmp_path / "c", label_smoothing=0.2, **mixup)
+    expected = (mixup.get("mixup", 0.0), mixup.get("cutmix", 0.0), 0.2)
+    assert len(seen) == 2 * 6
+    assert all(s[:3] == expected for s in seen)
+
+
+def test_goes_on_behind_the_last_finished_epoch(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"epochs": 3, "mixup": 0.8, "drop_path": 0.2}
+    whole = call(out=tmp_path / "whole", **settings)
+    saved = EvalCheckpoint.save
+    calls = 0
+
+    def stop(self: EvalCheckpoint, state: dict[str, Any]) -> None:
+        nonlocal calls
+        calls += 1
+        saved(self, state)
+        if calls == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(EvalCheckpoint, "save", stop)
+    with pytest.raises(KeyboardInterrupt):
+        call(out=tmp_path / "parts", **settings)
+    assert call(out=tmp_path / "parts", **settings) == whole
+    assert calls == 3
+
+
+def test_saved_network_has_the_accuracy(call: Call, subject: EvalContext, tmp_path: Path) -> None:
+    row = call(save=True, out=tmp_path / "saved")
+    model = Classifier(subject.backbone(), subject.features_dim, 10)
+    model.load_state_dict(load_file(tmp_path / "saved" / "finetune.safetensors"))
+    logits, targets = predicted(model, subject.loader(subject.test), "cpu")
+    hits = (logits.argmax(1) == targets).float().mean()
+    assert row["acc1"] == pytest.approx(100 * float(hits), abs=1e-4)
+
+
+def test_accuracy_is_of_the_last_epoch_alone(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        seen.append(1)
+        return predicted(*args, **kwargs)
+
+    monkeypatch.setattr("solo_ext.lab.evaluation.protocols.finetune.predicted", once)
+    call()
+    assert seen == [1]
+
+
+def test_stochastic_depth_drops_layers(call: Call, tmp_path: Path) -> None:
+    assert call(out=tmp_path / "a", drop_path=0.5) != call(out=tmp_path / "b")
+
+
+def test_mixed_precision(call: Call) -> None:
+    assert call(precision="bf16-mixed")["train_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"epoch": 3}, "epoch=3: unknown key; did you mean 'epochs'?"),
+        ({"layer_decay": 0.0}, "layer_decay=0.0: not a valid value"),
+        ({"label_smoothing": 1.0}, "label_smoothing=1.0: not a valid value"),
+        ({"drop_path": -0.1}, "drop_path=-0.1: not a valid value"),
+        ({"optimizer": "adm"}, "optimizer='adm': not a valid choice; did you mean 'adamw'?"),
+        ({"batch_size": 51, "mixup": 0.2}, "batch_size=51: mixup pairs the images of a batch"),
+        ({"batch_size": 3000}, "batch_size=3000: the training set has 300 images"),
+        ({"warmup_epochs": 2.0}, "warmup_epochs=2.0: the training ends after 2 epochs"),
+        ({"augmentation": {"rcc": {}}}, "augmentation.rcc={}: unknown key; did you mean 'rrc'?"),
+    ],
+)
+def test_settings_are_refused(settings: dict[str, Any], line: str, call: Call) -> None:
+    with pytest.raises(ConfigError) as caught:
+        call(**settings)
+    assert str(caught.value).startswith(line)
+
+
+def test_network_without_stochastic_depth_is_refused(digit_images: dict[str, str]) -> None:
+    given = {"data": digit_images, "drop_path": 0.1, "layer_decay": 1.0, "num_workers": 0}
+    with pytest.raises(
+        ConfigError, match=r"drop_path=0.1: the backbone 'pixels' has no stochastic"
+    ):
+        evaluate("pixels", "finetune", {**given, **QUICK, "device": "cpu"})
+
+
+def test_loss_that_is_not_finite_is_a_line(call: Call) -> None:
+    with pytest.raises(UserError, match="the loss of epoch 1 is not finite; take a smaller lr"):
+        call(lr=1e30, optimizer="sgd", warmup_epochs=0.0)
+
+
+def test_training_that_diverges_in_its_last_step_is_a_line(call: Call, tmp_path: Path) -> None:
+    """The loss of a step is that before its update."""
+    settings = {"epochs": 1, "batch_size": 299, "optimizer": "sgd", "warmup_epochs": 0.0}
+    with pytest.raises(UserError, match="not finite; take a smaller lr"):
+        call(**settings, lr=1e20)
+    assert not list(tmp_path.glob(".unfinished-*"))
+
+
+def test_hosts_own_backbone(make_config: Any, digit_images: dict[str, str], tmp_path: Path) -> None:
+    """solo-learn's ResNet of a run, which does not say how its layers are grouped."""
+    from solo_ext.lab.training.prepare import prepare
+    from solo_ext.lab.training.pretrain import pretrain
+
+    config = make_config(
+        "simclr", backbone={"name": "resnet18", "kwargs": {}}, max_epochs=1,
+        data={"val_path": None},
+    )  # fmt: skip
+    run = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False).run_dir
+    given = {**QUICK, "data": digit_images, "epochs": 1, "batch_size": 100, "num_workers": 0}
+    record = evaluate(run, "finetune", {**given, "device": "cpu"})
+    assert record["results"][0]["epochs"] == 1

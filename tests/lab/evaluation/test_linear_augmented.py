@@ -1,0 +1,208 @@
+"""``eval linear_augmented`` on scikit-learn's digits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+from solo_ext.config.schema import View
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.data.datasets import targets_of
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.evaluation.linear import holdout_mask
+from solo_ext.lab.evaluation.models import Model
+from solo_ext.lab.evaluation.protocols.linear_augmented import LinearAugmented
+from solo_ext.lab.evaluation.run_settings import EvalRun
+from solo_ext.lab.evaluation.subject import EvalContext, open_subject
+from solo_ext.lab.evaluation.supervised.schedule import cosine_schedule
+from solo_ext.lab.evaluation.supervised.unfinished import EvalCheckpoint
+from solo_ext.lab.evaluation.supervised.views import training_loader
+
+PLAIN = {"rrc": {"enabled": False}, "horizontal_flip": {"prob": 0.0}}
+QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 50, "augmentation": PLAIN}
+
+
+def opened(digit_images: dict[str, str], out: Path, name: str = "pixels") -> EvalContext:
+    given: dict[str, Any] = {
+        "data": digit_images,
+        "crop_size": 16,
+        "num_workers": 0,
+        "device": "cpu",
+        "out": str(out),
+    }
+    if name != "pixels":
+        given |= {"pretrained": False, "model_kwargs": {"channels": [8, 8, 8, 8]}}
+    return open_subject(name, EvalRun.model_validate(given))
+
+
+def run(subject: EvalContext, **settings: Any) -> dict[str, Any]:
+    (row,) = LinearAugmented.model_validate({**QUICK, **settings}).run(subject)
+    return row
+
+
+def head(subject: EvalContext, out: Path, **settings: Any) -> dict[str, torch.Tensor]:
+    run(replace(subject, out=out), save=True, **settings)
+    return load_file(out / "linear_augmented.safetensors")
+
+
+def test_without_augmentation_is_a_plain_probe(
+    digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    """SGD with momentum 0.9 and a cosine by hand, over stored features, in the same order."""
+    subject = opened(digit_images, tmp_path)
+    found = head(subject, tmp_path, lr=[0.05])
+    x, y = subject.features.train, subject.features.train_targets
+    order = training_loader(subject, View.model_validate(PLAIN), batch_size=50, seed=0).order
+    weight, bias = torch.zeros(10, x.shape[1]), torch.zeros(10)
+    moved, moved_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+    done, total = 0, 3 * 6
+    for epoch in range(3):
+        order.set_epoch(epoch)
+        for rows in torch.tensor([key.sample for key in order]).split(50):
+            rate = 0.05 * 50 / 256 * 0.5 * (1 + torch.tensor(torch.pi * done / total).cos())
+            logits = x[rows] @ weight.T + bias
+            slope = (logits.softmax(1) - F.one_hot(y[rows], 10)) / 50
+            moved, moved_bias = 0.9 * moved + slope.T @ x[rows], 0.9 * moved_bias + slope.sum(0)
+            weight, bias = weight - rate * moved, bias - rate * moved_bias
+            done += 1
+    torch.testing.assert_close(found["weight"], weight, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found["bias"], bias, rtol=1e-4, atol=1e-6)
+
+
+def test_classifiers_side_by_side_are_those_trained_alone(
+    digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    subject = opened(digit_images, tmp_path)
+    rates = [0.003, 0.1, 3.0]
+    chosen = run(subject, lr=rates)["lr"]
+    together = head(subject, tmp_path / "together", lr=rates)
+    alone = head(subject, tmp_path / "alone", lr=[chosen])
+    for name, tensor in alone.items():
+        torch.testing.assert_close(together[name], tensor)
+
+
+def test_rate_is_chosen_on_training_images_alone(
+    digit_images: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rate's accuracy on the images held out, by one that is trained without them."""
+    subject = opened(digit_images, tmp_path)
+    targets = torch.tensor(list(targets_of(subject.train)))
+    held = holdout_mask(targets.numpy(), 0.2, 4)
+    x, y = subject.features.train, subject.features.train_targets
+    loader = training_loader(subject, View.model_validate(PLAIN), batch_size=50, seed=4)
+    scores = {}
+    for rate in (0.001, 0.03):
+        probe = nn.Linear(x.shape[1], 10)
+        nn.init.zeros_(probe.weight)
+        nn.init.zeros_(probe.bias)
+        optimizer = torch.optim.SGD(probe.parameters(), lr=rate * 50 / 256, momentum=0.9)
+        schedule, step = cosine_schedule(optimizer, 18), 0
+        for epoch in range(3):
+            loader.order.set_epoch(epoch)
+            for indices, (views,), labels in loader:
+                seen = ~held[indices]
+                schedule.step_update(step)
+                optimizer.zero_grad()
+                F.cross_entropy(probe(views[seen].flatten(1)), labels[seen]).backward()
+                optimizer.step()
+                step += 1
+        hits = probe(x[held]).argmax(1) == y[held]
+        scores[rate] = 100 * float(hits.float().mean())
+    row = run(subject, lr=[0.03, 0.001], holdout=0.2, seed=4)
+    assert row["held_out"] == ", ".join(f"{r:g}: {s:.2f}" for r, s in scores.items())
+    assert row["lr"] == max(scores, key=scores.__getitem__)
+
+
+def test_backbone_is_left_as_it_is(digit_images: dict[str, str], tmp_path: Path) -> None:
+    subject = opened(digit_images, tmp_path, "timm/resnet10t")
+    copies: list[nn.Module] = []
+
+    class Kept(EvalContext):
+        def backbone(self) -> nn.Module:
+            copies.append(super().backbone().train())
+            return copies[-1]
+
+    kept = Kept(**{f: getattr(subject, f) for f in EvalContext.__dataclass_fields__})
+    before = {k: v.clone() for k, v in subject.model.backbone.state_dict().items()}
+    run(kept, augmentation={})
+    (trained,) = copies
+    assert any("running_mean" in k for k in before)
+    for model in (trained, subject.model.backbone):
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, before[name]), name
+    assert isinstance(subject.model, Model)
+
+
+def test_learns_is_repeatable_and_the_seed_counts(
+    digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    view = {"rrc": {"crop_min_scale": 0.6}, "horizontal_flip": {"prob": 0.0}}
+    before = torch.random.get_rng_state()
+    settings: dict[str, Any] = {"epochs": 10, "augmentation": view}
+    first = run(opened(digit_images, tmp_path / "a"), **settings)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert first["acc1"] > 60
+    assert run(opened(digit_images, tmp_path / "b"), **settings) == first
+    assert run(opened(digit_images, tmp_path / "b"), **settings, seed=1) != first
+
+
+def test_goes_on_behind_the_last_finished_epoch(
+    digit_images: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(opened(digit_images, tmp_path / "whole"))
+    saved = EvalCheckpoint.save
+
+    def stop(self: EvalCheckpoint, state: dict[str, Any]) -> None:
+        saved(self, state)
+        if state["epochs"] == 2:
+            monkeypatch.setattr(EvalCheckpoint, "save", saved)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(EvalCheckpoint, "save", stop)
+    parts = opened(digit_images, tmp_path / "parts")
+    with pytest.raises(KeyboardInterrupt):
+        run(parts)
+    assert list((tmp_path / "parts").glob(".unfinished*"))
+    assert run(parts) == whole
+    assert not list((tmp_path / "parts").glob(".unfinished*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"lr": []}, "lr=[]: not a valid value; allowed: a list of 1 or more"),
+        ({"lr": 0.1}, "lr=0.1: not a valid value; allowed: a list of 1 or more"),
+        ({"lr": [0.0]}, "lr.0=0.0: not a valid value"),
+        ({"holdout": 1.0}, "holdout=1.0: not a valid value"),
+        ({"learning_rate": [1.0]}, "learning_rate=[1.0]: unknown key"),
+        ({"batch_size": 301}, "batch_size=301: the training set has 300 images"),
+    ],
+)
+def test_settings_are_refused(
+    settings: dict[str, Any], line: str, digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    given = {"data": digit_images, "out": str(tmp_path), "num_workers": 0, "device": "cpu"}
+    with pytest.raises(ConfigError) as caught:
+        evaluate("pixels", "linear_augmented", {**given, **settings})
+    assert str(caught.value).startswith(line)
+
+
+def test_rates_that_all_diverge_are_a_line(digit_images: dict[str, str], tmp_path: Path) -> None:
+    subject = opened(digit_images, tmp_path)
+    with pytest.raises(UserError, match="answers of the classifiers are not finite"):
+        run(subject, lr=[1e30], weight_decay=1.0)
+    assert not list(tmp_path.glob(".unfinished-*"))
+    assert run(subject, lr=[1e30, 0.01], weight_decay=1.0)["lr"] == 0.01
+
+
+def test_rate_beyond_single_precision_is_refused(digit_images: dict[str, str]) -> None:
+    given = {"data": digit_images, "num_workers": 0, "device": "cpu", "lr": [1e300]}
+    with pytest.raises(ConfigError, match=r"lr\.0=1e\+300: not a valid value"):
+        evaluate("pixels", "linear_augmented", given)

@@ -1,0 +1,127 @@
+"""``eval neighbors`` on scikit-learn's digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.neighbors import NearestNeighbors
+
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.evaluation.pictures import neighbours
+from solo_ext.lab.evaluation.pictures.images import queries_of_all_classes
+from solo_ext.lab.evaluation.pictures.neighbours import Shown, nearest, write_grid
+from solo_ext.lab.evaluation.protocols import Features
+
+
+def run(digit_images: dict[str, str], out: Path, **settings: Any) -> dict[str, Any]:
+    given = {"data": digit_images, "out": str(out), "num_workers": 0, "device": "cpu"}
+    (row,) = evaluate("pixels", "neighbors", {**given, **settings})["results"]
+    return dict(row)
+
+
+def test_nearest_are_those_of_a_search_by_hand(
+    digits: Features, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Several blocks of queries.
+    monkeypatch.setattr(neighbours, "_BLOCK", 50 * len(digits.train))
+    found, similarity = nearest(digits.test, digits.train, 5)
+    search = NearestNeighbors(n_neighbors=5, metric="cosine", algorithm="brute")
+    distance, expected = search.fit(digits.train.numpy()).kneighbors(digits.test.numpy())
+    np.testing.assert_allclose(similarity.numpy(), 1 - distance, atol=1e-5)
+    assert np.mean(found.numpy() == expected) > 0.999
+
+
+def test_grid_shows_the_nearest_and_says_which_are_right(
+    digit_images: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    original = write_grid
+
+    def spy(rows: Any, title: str, file: Path) -> None:
+        seen.append(rows)
+        original(rows, title, file)
+
+    monkeypatch.setattr("solo_ext.lab.evaluation.protocols.neighbors.write_grid", spy)
+    row = run(digit_images, tmp_path, queries=12, k=3, crop_size=16)
+    with Image.open(tmp_path / row["picture"]) as picture:
+        assert picture.format == "PNG"
+    (grid,) = seen
+    assert len(grid) == row["queries"] == 12
+    assert {r[0].name for r in grid} == set("0123456789")
+
+    def flat(shown: Shown) -> np.ndarray:
+        x = (np.asarray(shown.image, dtype=np.float64) / 255 - MEAN) / STD
+        return x.transpose(2, 0, 1).ravel() / np.linalg.norm(x)
+
+    folder = Path(digit_images["train_path"])
+    bank = [
+        (p.parent.name, Shown(Image.open(p).convert("RGB"), "")) for p in folder.glob("*/*.png")
+    ]
+    vectors = np.stack([flat(s) for _, s in bank])
+    for query, *others in grid:
+        order = np.argsort(-(vectors @ flat(query)), kind="stable")[:3]
+        assert [s.name for s in others] == [bank[i][0] for i in order]
+        assert [s.right for s in others] == [s.name == query.name for s in others]
+        similarity = [s.similarity for s in others]
+        np.testing.assert_allclose(similarity, (vectors @ flat(query))[order], atol=1e-4)
+
+
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+"""ImageNet's, which serve every data set without statistics of its own."""
+
+
+def test_right_ones_alone_have_a_frame(tmp_path: Path) -> None:
+    grey = Image.new("RGB", (16, 16), (120, 120, 120))
+    green = np.array([0x12, 0x81, 0x3B])
+
+    def greens(*right: bool) -> int:
+        row = [Shown(grey, "q"), *(Shown(grey, "n", 0.5, r) for r in right)]
+        write_grid([row], "title", tmp_path / "grid.png")
+        with Image.open(tmp_path / "grid.png") as picture:
+            pixels = np.asarray(picture.convert("RGB")).astype(int)
+        return int((np.abs(pixels - green).max(axis=2) < 4).sum())
+
+    assert greens(False, False) == 0
+    one = greens(True, False)
+    assert one > 100
+    assert greens(True, True) == pytest.approx(2 * one, rel=0.05)
+
+
+def test_precision_is_of_the_whole_test_split(digit_images: dict[str, str], tmp_path: Path) -> None:
+    row = run(digit_images, tmp_path, queries=2, k=1, crop_size=16)
+    given = {"data": digit_images, "out": str(tmp_path), "num_workers": 0, "device": "cpu"}
+    settings = {**given, "k": [1], "temperature": [0.1], "crop_size": 16}
+    (knn,) = evaluate("pixels", "knn", settings)["results"]
+    assert row["precision"] == pytest.approx(knn["acc1"], abs=1e-4)
+
+
+def test_queries_are_of_as_many_classes_as_there_are() -> None:
+    targets = torch.tensor([0] * 50 + [1] * 3 + [2] * 3 + [-1] * 20)
+    chosen = queries_of_all_classes(targets, 6, seed=0)
+    assert targets[chosen].tolist() == [0, 0, 1, 1, 2, 2]
+    assert torch.equal(chosen, queries_of_all_classes(targets, 6, seed=0))
+    assert len(queries_of_all_classes(targets, 100, seed=0)) == 56
+    two = {tuple(targets[queries_of_all_classes(targets, 2, seed=s)].tolist()) for s in range(9)}
+    assert len(two) > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"k": 301}, "k=301: there are 300 training images; take fewer"),
+        ({"k": 0}, "k=0: not a valid value"),
+        ({"query": 3}, "query=3: unknown key; did you mean 'queries'?"),
+    ],
+)
+def test_settings_are_refused(
+    settings: dict[str, Any], line: str, digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(digit_images, tmp_path, **settings)
+    assert str(caught.value).startswith(line)

@@ -1,0 +1,163 @@
+"""Evaluation while training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import nn
+
+from solo_ext.config.schema import OnlineProtocol
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.evaluation.protocols import headline
+from solo_ext.lab.evaluation.run_settings import EvalRun
+from solo_ext.lab.evaluation.subject import open_subject
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.lab.training.records import read_metrics
+
+MakeConfig = Callable[..., dict[str, Any]]
+
+
+def test_online_equals_offline_and_leaves_training_alone(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    """Same numbers as `eval` on the checkpoint; the weights are those of a run without it."""
+    online = {"every_n_epochs": 2, "protocols": ["knn", "linear"]}
+    config = make_config("debiased", data={"val_path": str(images)}, max_epochs=3)
+    plain = pretrain(prepare(config), run_dir=tmp_path / "plain", show_progress=False)
+    watched = pretrain(
+        prepare({**config, "online_eval": online}),
+        run_dir=tmp_path / "watched",
+        show_progress=False,
+    )
+    records = read_metrics(watched.run_dir / "metrics.jsonl")
+    seen = {r["epochs_done"]: r for r in records if "online_knn_acc1" in r}
+    assert sorted(seen) == [0, 2, 3]
+    for protocol in ("knn", "linear"):
+        record = evaluate(watched.run_dir, protocol)
+        assert seen[3][f"online_{protocol}_acc1"] == pytest.approx(
+            headline(protocol, record["results"])["acc1"]
+        )
+    assert plain.checkpoint is not None
+    assert watched.checkpoint is not None
+    a, b = (
+        torch.load(c, weights_only=True)["state_dict"]
+        for c in (plain.checkpoint, watched.checkpoint)
+    )
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def quick(images: Path) -> dict[str, Any]:
+    """Settings with which protocols take seconds, or which they cannot do without."""
+    paths = {"train_path": str(images), "val_path": str(images)}
+    return {
+        "linear_augmented": {"epochs": 1, "lr": [0.1], "batch_size": 16},
+        "finetune": {"epochs": 1, "batch_size": 16},
+        "map": {"methods": ["pca"], "html": False},
+        "neighbors": {"queries": 3, "k": 2},
+        "transfer": {"datasets": {"same": paths}, "protocols": ["knn"]},
+    }
+
+
+def test_every_protocol_runs_while_training_and_leaves_it_alone(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    names = list(get_args(OnlineProtocol))
+    config = make_config("simclr", data={"val_path": str(images)})
+    online = {"every_n_epochs": 1, "protocols": names, "settings": quick(images)}
+    plain = pretrain(prepare(config), run_dir=tmp_path / "plain", show_progress=False)
+    run = pretrain(
+        prepare({**config, "online_eval": online}), run_dir=tmp_path / "run", show_progress=False
+    )
+    records = read_metrics(run.run_dir / "metrics.jsonl")
+    logged = {k: v for r in records if r.get("epochs_done") == 1 for k, v in r.items()}
+    for name in names:
+        assert any(k.startswith(f"online_{name}_") for k in logged), name
+    assert {"online_lowshot_acc1_5_per_class", "online_clustering_nmi"} <= set(logged)
+    assert not list(run.run_dir.rglob("features"))
+    written = {p.suffix for p in (run.run_dir / "online" / "epoch-1").iterdir()}
+    assert written == {".png"}
+    for name in ("finetune", "neighbors"):
+        offline = headline(name, evaluate(run.run_dir, name, quick(images)[name])["results"])
+        for key, value in offline.items():
+            assert logged[f"online_{name}_{key}"] == pytest.approx(value)
+    assert plain.checkpoint is not None
+    assert run.checkpoint is not None
+    a, b = (
+        torch.load(c, weights_only=True)["state_dict"] for c in (plain.checkpoint, run.checkpoint)
+    )
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize(
+    ("online", "says"),
+    [
+        ({"settings": {"knn": {"kk": [1]}}}, "online_eval.settings.knn.kk"),
+        ({"settings": {"knn": {"k": [0]}}}, "online_eval.settings.knn.k"),
+        ({"settings": {"knn": {"device": "cpu"}}}, "online_eval.settings.knn.device"),
+        ({"settings": {"linear": {}}}, "not among online_eval.protocols"),
+        ({"protocols": ["transfer"]}, "online_eval.settings.transfer.datasets"),
+    ],
+)
+def test_wrong_settings(
+    make_config: MakeConfig, images: Path, tmp_path: Path, online: dict[str, Any], says: str
+) -> None:
+    config = make_config(
+        "simclr", data={"val_path": str(images)}, online_eval={"every_n_epochs": 1, **online}
+    )
+    with pytest.raises(ConfigError) as caught:
+        pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    assert says in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_protocols_that_need_every_image(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    config = make_config(
+        "simclr",
+        data={"val_path": str(images), "unreadable": "skip"},
+        online_eval={"every_n_epochs": 1, "protocols": ["knn", "neighbors"]},
+    )
+    with pytest.raises(ConfigError, match=r"neighbors.*needs every image"):
+        pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+
+
+def test_needs_labelled_validation_images(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config("debiased", online_eval={"every_n_epochs": 1})
+    with pytest.raises(ConfigError, match=r"online_eval.*data\.val_path"):
+        pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_measured_after_the_last_of_max_steps(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    online = {"every_n_epochs": 100, "protocols": ["knn"]}
+    data = {"val_path": str(images)}
+    config = make_config("simclr", data=data, online_eval=online, max_epochs=9, max_steps=4)
+    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    records = read_metrics(result.run_dir / "metrics.jsonl")
+    assert [r["epochs_done"] for r in records if "online_knn_acc1" in r] == [0, 2]
+
+
+def test_one_process_trains_a_backbone_of_synchronised_batch_norm(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    """Of several processes the first evaluates alone, and would wait for the others' statistics."""
+    config = make_config("simclr", data={"val_path": str(images)})
+    run = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False).run_dir
+    subject = open_subject(str(run), EvalRun())
+    plain = subject.backbone()
+    backbone = subject.model.backbone
+    subject.model.__dict__["backbone"] = nn.SyncBatchNorm.convert_sync_batchnorm(backbone)
+    own = subject.backbone()
+    assert any(isinstance(m, nn.SyncBatchNorm) for m in subject.model.backbone.modules())
+    assert not any(isinstance(m, nn.SyncBatchNorm) for m in own.modules())
+    x = torch.randn(4, 3, 16, 16)
+    assert torch.equal(own.train()(x), plain.train()(x))

@@ -1,0 +1,195 @@
+"""Features on disk."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from solo_ext.lab.evaluation.store import FeatureStore, Ranks
+
+COUNT, WIDTH = 23, 4
+KEY = {"model": "a", "data": {"path": "x"}}
+
+
+def row(index: int) -> Tensor:
+    return torch.arange(WIDTH) + 10.0 * index
+
+
+class Extraction:
+    """Batches of three rows whose values are their index; remembers what it was asked for."""
+
+    def __init__(self, stop_after: int | None = None, drop: int = 0) -> None:
+        self.asked: list[int] = []
+        self.stop_after, self.drop = stop_after, drop
+
+    def __call__(self, indices: Sequence[int]) -> Generator[tuple[Tensor, Tensor]]:
+        self.asked += indices
+        for start in range(0, len(indices) - self.drop, 3):
+            if self.stop_after is not None and start >= self.stop_after:
+                raise KeyboardInterrupt
+            part = list(indices[start : start + 3])
+            yield torch.stack([row(i) for i in part]), torch.tensor(part) % 5
+
+
+def store(folder: Path, **options: object) -> FeatureStore:
+    return FeatureStore(folder, rows_per_file=5, **options)  # type: ignore[arg-type]
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.safetensors"))
+
+
+def check(found: tuple[Tensor, Tensor]) -> None:
+    assert torch.equal(found[0], torch.stack([row(i) for i in range(COUNT)]))
+    assert torch.equal(found[1], torch.arange(COUNT) % 5)
+
+
+def test_extracts_once(tmp_path: Path) -> None:
+    first, second = Extraction(), Extraction()
+    check(store(tmp_path).features(KEY, COUNT, first))
+    check(store(tmp_path).features(KEY, COUNT, second))
+    assert first.asked == list(range(COUNT))
+    assert second.asked == []
+    assert [f.name for f in files(tmp_path)] == [f"{i:05d}-of-00005.safetensors" for i in range(5)]
+
+
+@pytest.mark.parametrize("change", ["model", "count", "dtype"])
+def test_of_something_else_is_extracted(change: str, tmp_path: Path) -> None:
+    store(tmp_path).features(KEY, COUNT, Extraction())
+    other = Extraction()
+    options = {"dtype": torch.float16} if change == "dtype" else {}
+    key = {**KEY, "model": "b"} if change == "model" else KEY
+    store(tmp_path, **options).features(key, COUNT - (change == "count"), other)
+    assert len(other.asked) == COUNT - (change == "count")
+
+
+@pytest.mark.fault
+def test_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        store(tmp_path).features(KEY, COUNT, Extraction(stop_after=12))
+    assert len(files(tmp_path)) == 2
+    rest = Extraction()
+    check(store(tmp_path).features(KEY, COUNT, rest))
+    assert rest.asked == list(range(10, COUNT))
+
+
+def damage(file: Path, how: str) -> None:
+    content = file.read_bytes()
+    if how == "cut short":
+        file.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        file.write_bytes(b"")
+    elif how == "another byte":
+        file.write_bytes(content[:-30] + bytes([content[-30] ^ 1]) + content[-29:])
+    elif how == "of another set":
+        held = load_file(file)
+        save_file({k: v + 1 for k, v in held.items()}, file)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("how", ["cut short", "empty", "another byte", "of another set"])
+def test_damaged_file_alone_is_made_again(how: str, tmp_path: Path) -> None:
+    store(tmp_path).features(KEY, COUNT, Extraction())
+    for place in (1, 4):
+        damage(files(tmp_path)[place], how)
+    again = Extraction()
+    check(store(tmp_path).features(KEY, COUNT, again))
+    assert again.asked == [*range(5, 10), *range(20, COUNT)]
+    check(store(tmp_path).features(KEY, COUNT, Extraction(stop_after=0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    features, _ = store(tmp_path, dtype=dtype).features(KEY, COUNT, Extraction())
+    again, _ = store(tmp_path, dtype=dtype).features(KEY, COUNT, Extraction(stop_after=0))
+    assert features.dtype == again.dtype == dtype
+    assert torch.equal(features, torch.stack([row(i) for i in range(COUNT)]).to(dtype))
+    assert torch.equal(again, features)
+
+
+@pytest.mark.fault
+def test_what_is_not_finite_is_not_stored(tmp_path: Path) -> None:
+    def broken(indices: Sequence[int]) -> Generator[tuple[Tensor, Tensor]]:
+        yield (
+            torch.full((len(indices), 2), float("nan")),
+            torch.zeros(len(indices), dtype=torch.int64),
+        )
+
+    with pytest.raises(ValueError, match="5 of 5 rows of features are not finite"):
+        store(tmp_path).features(KEY, COUNT, broken)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.fault
+def test_missing_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="features came for 23 images"):
+        store(tmp_path).features(KEY, COUNT, Extraction(drop=4))
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("world", [1, 2])
+def test_folder_that_cannot_be_written(
+    world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are other processes waited for, which cannot write either."""
+    monkeypatch.setattr("solo_ext.lab.evaluation.store._STALLED", 1e9)
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="features are not stored"):
+        check(store(tmp_path / "file").features(KEY, COUNT, Extraction(), Ranks(0, world)))
+
+
+@pytest.mark.fault
+def test_every_process_says_that_it_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of several under a launcher, whose warnings Lightning would keep back."""
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    (tmp_path / "file").touch()
+    with pytest.warns(UserWarning, match="features are not stored"):
+        store(tmp_path / "file").features(KEY, COUNT, Extraction(), Ranks(1, 2))
+
+
+def test_key_is_readable(tmp_path: Path) -> None:
+    store(tmp_path).features(KEY, COUNT, Extraction())
+    (file,) = tmp_path.rglob("key.json")
+    assert json.loads(file.read_text())["model"] == "a"
+
+
+@pytest.mark.parametrize("done", [0, 2])
+def test_processes_share_the_work(done: int, tmp_path: Path) -> None:
+    """Also where a part was there before."""
+    if done:
+        with pytest.raises(KeyboardInterrupt):
+            store(tmp_path).features(KEY, COUNT, Extraction(stop_after=5 * done + 2))
+    parts = [Extraction() for _ in range(3)]
+
+    def work(rank: int) -> None:
+        found[rank] = store(tmp_path).features(KEY, COUNT, parts[rank], Ranks(rank, 3))
+
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check(found[0])
+    assert [len(found[rank][0]) for rank in (1, 2)] == [0, 0]
+    asked = [set(p.asked) for p in parts]
+    assert set.union(*asked) == set(range(5 * done, COUNT))
+    assert sum(map(len, asked)) == COUNT - 5 * done
+
+
+@pytest.mark.fault
+def test_share_of_a_lost_process_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solo_ext.lab.evaluation.store._STALLED", 0.0)
+    alone = Extraction()
+    check(store(tmp_path).features(KEY, COUNT, alone, Ranks(0, 2)))
+    assert sorted(alone.asked) == list(range(COUNT))

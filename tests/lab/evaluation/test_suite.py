@@ -1,0 +1,489 @@
+"""Several protocols by one command."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from PIL import Image
+
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.evaluation import suite
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.evaluation.protocols import (
+    PROTOCOLS,
+    BackboneProtocol,
+    FeatureProtocol,
+    Features,
+    Row,
+)
+from solo_ext.lab.evaluation.settings import EvalRun
+from solo_ext.lab.evaluation.store import Ranks
+from solo_ext.lab.evaluation.subject import EvalContext, open_subject
+from solo_ext.lab.evaluation.suite import evaluate_suite, read_suite_settings
+from solo_ext.lab.evaluation.suite_page import render_suite
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+
+MakeConfig = Callable[..., dict[str, Any]]
+QUICK: dict[str, Any] = {
+    "protocols": ["knn", "geometry"],
+    "knn": {"k": [1, 3], "temperature": [0.1]},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(
+    make_config: MakeConfig, images: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    config = make_config("simclr", data={"val_path": str(images)})
+    place = tmp_path_factory.mktemp("runs") / "run"
+    return pretrain(prepare(config), run_dir=place, show_progress=False).run_dir
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+WEIGHTS = "drawn.safetensors"
+
+
+class Broken(FeatureProtocol):
+    """Fails."""
+
+    title: ClassVar[str] = "Broken & <b>bold</b>"
+
+    def measure(self, features: Features) -> list[Row]:
+        raise RuntimeError("<script>alert(1)</script>\nsecond line")
+
+
+class Drawn(BackboneProtocol):
+    """Draws a picture; needs to be told its colour."""
+
+    title: ClassVar[str] = "Drawn"
+    by_default: ClassVar[bool] = False
+    colour: str
+
+    def run(self, subject: EvalContext) -> list[Row]:
+        seen.append(subject)
+        subject.out.mkdir(exist_ok=True)
+        Image.new("RGB", (3, 3), self.colour).save(subject.out / "drawn.png")
+        (subject.out / "drawn.safetensors").write_text(self.colour)
+        return [{"acc1": 1.5, "picture": "drawn.png", "page": "map.html", "saved": WEIGHTS}]
+
+
+seen: list[EvalContext] = []
+
+
+@pytest.fixture
+def more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two further protocols."""
+    monkeypatch.setitem(PROTOCOLS, "broken", Broken)
+    monkeypatch.setitem(PROTOCOLS, "drawn", Drawn)
+    seen.clear()
+
+
+def read(run: Path) -> tuple[dict[str, Any], str]:
+    record = json.loads((run / "eval_suite.json").read_text())
+    return record, (run / "eval_suite.html").read_text()
+
+
+def test_entries_are_those_of_single_calls(run: Path) -> None:
+    record = evaluate_suite(run, QUICK)
+    single = evaluate(run, "knn", QUICK["knn"])
+    assert [e["protocol"] for e in record["entries"]] == ["knn", "geometry"]
+    (first, _) = record["entries"]
+    assert first["results"] == single["results"]
+    assert first["settings"] == single["settings"]
+    assert first["headline"] == {"acc1": single["results"][0]["acc1"]}
+    assert record["checkpoint_sha256"] == single["checkpoint_sha256"]
+    assert record["failed"] == []
+    written, page = read(run)
+    assert written == record
+    assert "Weighted cosine kNN" in page
+
+
+def test_by_default_all_that_neither_train_nor_need_settings(more: None) -> None:
+    _, chosen = read_suite_settings({})
+    left_out = ("drawn", "linear_augmented", "finetune", "transfer")
+    assert list(chosen) == [name for name in PROTOCOLS if name not in left_out]
+    _, told = read_suite_settings({"protocols": ["drawn", "knn"], "drawn": {"colour": "red"}})
+    assert list(told) == ["knn", "drawn"]
+    assert told["drawn"] == Drawn(colour="red")
+
+
+@pytest.mark.fault
+def test_process_that_only_helps_never_fails_the_others(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be read is the first process's to report; without files nothing is shared."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    broken = tmp_path / "val"
+    shutil.copytree(images, broken)
+    (broken / "0" / "0.png").write_bytes(b"")
+    extracted: list[Any] = []
+    original = EvalContext.loader
+
+    def loader(self: EvalContext, part: Any) -> Any:
+        extracted.append(part)
+        return original(self, part)
+
+    monkeypatch.setattr(EvalContext, "loader", loader)
+    monkeypatch.setattr("solo_ext.lab.evaluation.store._STALLED", 0.0)
+    given = {**QUICK, "data": {"val_path": str(broken)}}
+    for rank, failed in ((1, []), (0, ["knn", "geometry"])):
+        monkeypatch.setenv("RANK", str(rank))
+        assert evaluate_suite(run, given)["failed"] == failed
+    assert extracted
+    extracted.clear()
+    monkeypatch.setenv("RANK", "1")
+    given["data"]["unreadable"] = "skip"
+    assert evaluate_suite(run, given)["entries"] == []
+    assert evaluate_suite(run, {"protocols": ["neighbors"]})["entries"] == []
+    assert extracted == []
+
+
+@pytest.mark.fault
+@pytest.mark.usefixtures("more")
+def test_failure_leaves_the_others_alone(run: Path) -> None:
+    record = evaluate_suite(run, {**QUICK, "protocols": ["broken", "drawn", "knn"]})
+    status = {e["protocol"]: e["status"] for e in record["entries"]}
+    assert status == {"knn": "done", "broken": "failed", "drawn": "failed"}
+    assert record["failed"] == ["broken", "drawn"]
+    errors = [e["error"] for e in record["entries"][1:]]
+    assert errors == ["RuntimeError: <script>alert(1)</script>", "it needs drawn.colour"]
+
+
+@pytest.mark.fault
+def test_features_that_cannot_be_had_are_tried_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        tried.append(args)
+        raise ValueError("5 rows are not finite")
+
+    tried: list[Any] = []
+    monkeypatch.setattr(EvalContext, "_features", broken)
+    record = evaluate_suite(run, QUICK)
+    assert len(tried) == 1
+    first, second = (e["error"] for e in record["entries"])
+    assert first == "ValueError: 5 rows are not finite"
+    assert second == "no features: 5 rows are not finite"
+
+
+def test_measured_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spy(protocol: Any, subject: EvalContext) -> list[Row]:
+        asked.append(type(protocol).__name__)
+        return measure(protocol, subject)
+
+    asked: list[str] = []
+    measure = suite.measure
+    monkeypatch.setattr(suite, "measure", spy)
+    first = evaluate_suite(run, QUICK)
+    assert asked == ["KNN", "FeatureSpace"]
+    assert evaluate_suite(run, QUICK) == first
+    assert len(asked) == 2
+    evaluate_suite(run, {**QUICK, "knn": {"k": [2]}})
+    assert asked[2:] == ["KNN"]
+    # What the call does not name stays in the record.
+    record = evaluate_suite(run, {"protocols": ["retrieval"]})
+    assert [e["protocol"] for e in record["entries"]] == ["knn", "retrieval", "geometry"]
+    assert asked[3:] == ["Retrieval"]
+    other = evaluate_suite(run, {**QUICK, "crop_size": 32})
+    assert asked[4:] == ["KNN", "FeatureSpace"]
+    assert [e["protocol"] for e in other["entries"]] == ["knn", "geometry"]
+
+
+@pytest.mark.fault
+@pytest.mark.usefixtures("more")
+def test_failed_ones_and_lost_pictures_are_measured_again(run: Path) -> None:
+    settings = {"protocols": ["drawn"], "drawn": {"colour": "red"}}
+    evaluate_suite(run, {"protocols": ["drawn"]})
+    assert len(seen) == 0
+    (run / "map.html").write_text("")
+    for expected in (1, 1):
+        evaluate_suite(run, settings)
+        assert len(seen) == expected
+    for expected, lost in enumerate(("drawn.png", WEIGHTS), start=2):
+        (run / lost).unlink()
+        evaluate_suite(run, settings)
+        assert len(seen) == expected
+        assert (run / lost).is_file()
+
+
+@pytest.mark.usefixtures("more")
+def test_picture_of_another_call_is_not_taken_for_its_own(run: Path) -> None:
+    """A single protocol writes under the same names as the suite."""
+    settings = {"protocols": ["drawn"], "drawn": {"colour": "red"}}
+    evaluate_suite(run, settings)
+    red = (run / "drawn.png").read_bytes()
+    evaluate(run, "drawn", {"colour": "blue"})
+    assert (run / "drawn.png").read_bytes() != red
+    # The numbers of the red one stay, but not beside the blue picture.
+    evaluate_suite(run, QUICK)
+    assert "no picture drawn.png" in read(run)[1]
+    assert len(seen) == 2
+    evaluate_suite(run, settings)
+    assert (run / "drawn.png").read_bytes() == red
+    assert base64.b64encode(red).decode() in read(run)[1]
+    assert len(seen) == 3
+
+
+def test_single_map_after_the_suite(run: Path) -> None:
+    one = {"methods": ["pca"], "max_images": 30, "html": False}
+    settings = {"protocols": ["map"], "map": one}
+    first = evaluate_suite(run, settings)
+    picture = (run / "map_pca.png").read_bytes()
+    evaluate(run, "map", {**one, "max_images": 12})
+    assert (run / "map_pca.png").read_bytes() != picture
+    again = evaluate_suite(run, settings)
+    assert again["entries"][0]["results"] == first["entries"][0]["results"]
+    assert (run / "map_pca.png").read_bytes() == picture
+
+
+def transfer_to(folder: Path, *protocols: str) -> dict[str, Any]:
+    data = {"train_path": str(folder), "val_path": str(folder)}
+    own = {"neighbors": {"queries": 2, "k": 2}} if "neighbors" in protocols else {}
+    transfer = {"datasets": {"other": data}, "protocols": list(protocols), "settings": own}
+    return {"protocols": ["transfer"], "transfer": transfer}
+
+
+def test_transfer_is_measured_again_when_its_images_change(
+    run: Path, images: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(images, tmp_path / "other"))
+    settings = transfer_to(other, "knn")
+    (before,) = evaluate_suite(run, settings)["entries"]
+    assert evaluate_suite(run, settings)["entries"] == [before]
+    for file in sorted(other.rglob("*.png"))[::4]:
+        file.unlink()
+    (after,) = evaluate_suite(run, settings)["entries"]
+    assert (before["results"][0]["train"], after["results"][0]["train"]) == (48, 36)
+
+
+def test_transfer_to_what_nothing_tells_apart_is_always_measured(
+    run: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    measure = suite.measure
+
+    def spy(protocol: Any, subject: EvalContext) -> list[Row]:
+        asked.append(type(protocol).__name__)
+        return measure(protocol, subject)
+
+    monkeypatch.setattr(suite, "measure", spy)
+    monkeypatch.setattr(
+        "solo_ext.lab.evaluation.protocols.transfer.images_fingerprint", lambda _: None
+    )
+    for _ in range(2):
+        evaluate_suite(run, transfer_to(images, "knn"))
+    assert asked == ["Transfer", "Transfer"]
+
+
+@pytest.mark.fault
+def test_lost_files_of_transfer_are_made_again(run: Path, images: Path) -> None:
+    settings = transfer_to(images, "neighbors")
+    (entry,) = evaluate_suite(run, settings)["entries"]
+    assert entry["results"][0]["files"] == ["transfer/other/neighbors.png"]
+    assert set(entry["headline"]) == {"neighbors_precision"}
+    picture = run / "transfer" / "other" / "neighbors.png"
+    picture.unlink()
+    evaluate_suite(run, settings)
+    assert picture.is_file()
+
+
+def test_corrected_protocol_is_measured_again(
+    run: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**transfer_to(images, "geometry"), "protocols": ["geometry", "transfer"]}
+    before = evaluate_suite(run, settings)["entries"]
+    assert evaluate_suite(run, settings)["entries"] == before
+    monkeypatch.setattr(PROTOCOLS["geometry"], "version", 2)
+    after = evaluate_suite(run, settings)["entries"]
+    assert all(old["key"] != new["key"] for old, new in zip(before, after, strict=True))
+
+
+def test_other_format_is_measured_again(run: Path) -> None:
+    """Features through DALI are others by rounding."""
+    pytest.importorskip("nvidia.dali")
+    shared = {**QUICK, "protocols": ["geometry"], "device": "cpu"}
+    (first,) = evaluate_suite(run, shared)["entries"]
+    dali = {"data": {"format": "dali"}, "dali": {"device": "cpu"}}
+    (second,) = evaluate_suite(run, {**shared, **dali})["entries"]
+    assert second["key"] != first["key"]
+    assert second["results"] != first["results"]
+
+
+def test_calls_at_once_share_the_record(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that begins and ends while another measures."""
+
+    def with_another(protocol: Any, subject: EvalContext) -> list[Row]:
+        monkeypatch.setattr(suite, "measure", measure)
+        evaluate_suite(run, {"protocols": ["geometry"]})
+        return measure(protocol, subject)
+
+    measure = suite.measure
+    monkeypatch.setattr(suite, "measure", with_another)
+    record = evaluate_suite(run, {"protocols": ["knn"]})
+    assert [e["protocol"] for e in record["entries"]] == ["knn", "geometry"]
+    assert read(run)[0] == record
+
+
+@pytest.mark.usefixtures("more")
+def test_failure_of_an_earlier_call_is_none_of_this_one(run: Path) -> None:
+    assert evaluate_suite(run, {"protocols": ["broken"]})["failed"] == ["broken"]
+    record = evaluate_suite(run, {"protocols": ["knn"]})
+    assert [e["status"] for e in record["entries"]] == ["done", "failed"]
+    assert record["failed"] == []
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("below", ["", "sub"])
+def test_folder_that_cannot_be_written_is_found_at_once(
+    below: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: Any) -> Any:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(suite, "measure", none)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match="give a folder that can be written"):
+        evaluate_suite(run, {**QUICK, "out": str(file / below)})
+
+
+def test_features_are_extracted_once_where_they_are_not_stored(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spy(self: EvalContext, split: str, images: Any) -> Any:
+        asked.append(split)
+        return extract(self, split, images)
+
+    asked: list[str] = []
+    extract = EvalContext._features
+    monkeypatch.setattr(EvalContext, "_features", spy)
+    small = {"neighbors": {"queries": 2, "k": 2}, "map": {"methods": ["pca"], "html": False}}
+    protocols = {"protocols": ["knn", "neighbors", "map"], "data": {"unreadable": "skip"}}
+    record = evaluate_suite(run, {**QUICK, **small, **protocols})
+    assert record["failed"] == []
+    assert asked == ["train", "val"]
+
+
+def test_features_stay_in_a_process_that_goes_on_alone(run: Path) -> None:
+    subject = open_subject(str(run), EvalRun())
+    assert subject.alone() is subject
+    helped = replace(subject, ranks=Ranks(0, 2))
+    assert "features" not in helped.alone().__dict__
+    helped.__dict__["features"] = subject.features
+    assert helped.alone().features is subject.features
+    helper = replace(subject, ranks=Ranks(1, 2))
+    # It has no rows.
+    helper.__dict__["features"] = None
+    assert helper.alone().features is not None
+
+
+@pytest.mark.fault
+def test_stopped_suite_keeps_what_is_done(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PROTOCOLS["geometry"], "measure", stop)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_suite(run, QUICK)
+    record, page = read(run)
+    assert [e["protocol"] for e in record["entries"]] == ["knn"]
+    assert "</html>" in page
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("text", ["", "[]", '{"base": 3}', "{"])
+def test_damaged_record_is_begun_again(text: str, run: Path) -> None:
+    (run / "eval_suite.json").write_text(text)
+    assert len(evaluate_suite(run, QUICK)["entries"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"protocols": ["knnn"]}, "did you mean 'knn'?"),
+        ({"protocols": []}, "protocols=[]: not a valid value"),
+        ({"knn": {"kk": [1]}}, "knn.kk=[1]: unknown key; did you mean 'k'?"),
+        ({"lienar": {}}, "lienar={}: unknown key; did you mean 'linear'?"),
+        ({"knn": {"k": [0]}}, "k.0=0: not a valid value; allowed: an integer above 0"),
+    ],
+)
+def test_settings_are_refused(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_suite_settings(settings)
+    assert line in str(caught.value)
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text outside of style."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.usefixtures("more")
+def test_page_is_whole_and_escapes(run: Path) -> None:
+    settings = {"protocols": ["knn", "broken", "drawn"], "drawn": {"colour": "red"}}
+    (run / "map.html").write_text("")
+    evaluate_suite(run, settings)
+    record, text = read(run)
+    page = Page(text)
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "b", "iframe"})
+    assert "Broken & <b>bold</b>" in page.text
+    assert "<script>alert(1)</script>" in page.text
+    (source,) = (a["src"] for tag, a in page.tags if tag == "img")
+    head, _, data = str(source).partition(",")
+    assert head == "data:image/png;base64"
+    assert base64.b64decode(data) == (run / "drawn.png").read_bytes()
+    assert "http" not in text.replace("http-equiv", "")
+    assert "interactive: map.html" in page.text
+    assert f"digest {record['checkpoint_sha256']}" in page.text
+
+
+@pytest.mark.parametrize("name", ["../drawn.png", "/etc/passwd", "none.png", "drawn.svg"])
+def test_only_pictures_of_the_folder_are_embedded(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for place in (tmp_path / "drawn.png", folder / "drawn.svg"):
+        Image.new("RGB", (3, 3)).save(place, "PNG")
+    record = {
+        **{"method": None, "run": "x", "epoch": None, "checkpoint": "c", "image_size": 3},
+        "checkpoint_sha256": "d",
+        "backbone": {"name": "r", "kwargs": {}},
+        "train": {"path": "p", "images": 1},
+        "test": {"path": "p", "images": 1},
+        "environment": {},
+        "entries": [
+            {
+                **{"protocol": "p", "title": "P", "status": "done", "headline": {}},
+                **{"seconds": 1.0, "settings": {}, "results": [{"picture": name}]},
+            }
+        ],
+    }
+    outside = {name: hashlib.sha256(tmp_path.joinpath("drawn.png").read_bytes()).hexdigest()}
+    record["entries"][0]["files"] = outside  # type: ignore[index]
+    page = Page(render_suite(record, folder))
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert "no picture" in page.text

@@ -1,0 +1,202 @@
+"""``eval transfer``: protocols on several data sets."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.evaluation.protocols import Features, Row, headline
+from solo_ext.lab.evaluation.protocols.knn import KNN as KNNProtocol
+
+KNN = {"protocols": ["knn"], "settings": {"knn": {"k": [3], "temperature": [0.1]}}}
+
+
+@pytest.fixture
+def given(digit_images: dict[str, str], images: Path, tmp_path: Path) -> dict[str, Any]:
+    """Two data sets, and what the model of raw pixels needs."""
+    noise = {"train_path": str(images), "val_path": str(images)}
+    return {
+        "data": noise,
+        "datasets": {"digits": digit_images, "noise": noise},
+        "out": str(tmp_path),
+        "crop_size": 16,
+        "num_workers": 0,
+        "device": "cpu",
+    }
+
+
+def test_numbers_are_those_of_the_protocols_alone(
+    given: dict[str, Any], digit_images: dict[str, str]
+) -> None:
+    found = evaluate("pixels", "transfer", {**given, **KNN})["results"]
+    shared = {k: given[k] for k in ("out", "crop_size", "num_workers", "device")}
+    alone = {
+        name: evaluate("pixels", "knn", {**shared, "data": data, "k": [3], "temperature": [0.1]})[
+            "results"
+        ][0]["acc1"]
+        for name, data in given["datasets"].items()
+    }
+    assert [r["dataset"] for r in found] == ["digits", "noise", "mean"]
+    assert [r["knn_acc1"] for r in found[:2]] == list(alone.values())
+    assert found[2]["knn_acc1"] == pytest.approx(sum(alone.values()) / 2)
+    assert (found[0]["classes"], found[0]["train"], found[0]["test"]) == (10, 300, 150)
+    assert headline("transfer", found) == {"knn_acc1": found[2]["knn_acc1"]}
+
+
+def test_pictures_of_data_sets_lie_apart(given: dict[str, Any], tmp_path: Path) -> None:
+    settings = {"protocols": ["neighbors"], "settings": {"neighbors": {"queries": 2, "k": 2}}}
+    evaluate("pixels", "transfer", {**given, **settings})
+    for name in ("digits", "noise"):
+        assert (tmp_path / "transfer" / name / "neighbors.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"datasets": {}}, "datasets={}: not a valid value"),
+        ({"datasets": {"a": {"train_path": "x"}}}, "datasets.a.val_path=null: this key is req"),
+        ({"datasets": {"../a": {"train_path": "x", "val_path": "x"}}}, "datasets"),
+        ({"protocols": ["knnn"]}, "protocols='knnn': not possible here; did you mean 'knn'?"),
+        ({"protocols": ["transfer"]}, "protocols='transfer': not possible here"),
+        ({"settings": {"linear": {}}}, "settings.linear=null: not among the protocols"),
+        ({"settings": {"knn": {"kk": 1}}}, "settings.knn.kk=1: unknown key; did you mean 'k'?"),
+    ],
+)
+def test_settings_are_refused(settings: dict[str, Any], line: str, given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        evaluate("pixels", "transfer", {**given, **KNN, **settings})
+    assert str(caught.value).startswith(line)
+
+
+def test_wrong_folder_is_found_before_anything_is_measured(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    given["datasets"]["gone"] = {"train_path": "/no/such", "val_path": "/no/such"}
+    with pytest.raises(ConfigError, match="no such folder"):
+        evaluate("pixels", "transfer", {**given, **KNN})
+    assert not (tmp_path / "features").exists()
+
+
+def part_of(digit_images: dict[str, str], root: Path, *, broken: bool = True) -> dict[str, str]:
+    """Eight images of every class of both splits; with ``broken`` one of each is cut off."""
+    paths = {}
+    for key, source in digit_images.items():
+        paths[key] = str(root / key)
+        for folder in Path(source).iterdir():
+            (root / key / folder.name).mkdir(parents=True)
+            for file in sorted(folder.iterdir())[:8]:
+                shutil.copy(file, root / key / folder.name)
+        if broken:
+            file = min((root / key / "3").iterdir())
+            file.write_bytes(file.read_bytes()[:40])
+    return paths
+
+
+@pytest.mark.parametrize("protocol", ["neighbors", "map", "linear_augmented"])
+def test_gaps_are_refused_where_every_image_is_needed(
+    protocol: str, given: dict[str, Any], digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    """Else pictures would have names of other images, and training would see other targets."""
+    given["datasets"] = {"part": part_of(digit_images, tmp_path / "part")}
+    given["data"] |= {"unreadable": "skip"}
+    with pytest.raises(ConfigError, match="1 images of train cannot be read"):
+        evaluate("pixels", "transfer", {**given, "protocols": [protocol]})
+
+
+def test_what_cannot_be_read_does_not_count(
+    given: dict[str, Any], digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    given["datasets"] = {"part": part_of(digit_images, tmp_path / "part")}
+    with pytest.raises(UserError, match="cannot be read"):
+        evaluate("pixels", "transfer", {**given, **KNN})
+    given["data"] |= {"unreadable": "skip"}
+    (row,) = evaluate("pixels", "transfer", {**given, **KNN})["results"]
+    assert (row["train"], row["test"]) == (79, 79)
+
+
+def test_gaps_in_the_images_of_the_run_are_no_matter(
+    given: dict[str, Any], digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    whole = part_of(digit_images, tmp_path / "whole", broken=False)
+    broken = part_of(digit_images, tmp_path / "broken")
+    given |= {"data": {**broken, "unreadable": "skip"}, "datasets": {"whole": whole}}
+    settings = {"protocols": ["neighbors"], "settings": {"neighbors": {"queries": 2, "k": 2}}}
+    (row,) = evaluate("pixels", "transfer", {**given, **settings})["results"]
+    assert (row["train"], row["test"]) == (80, 80)
+
+
+def h5(root: Path, folders: str, name: str) -> str:
+    """The images of class folders as solo-learn's HDF5 has them."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(root / f"{name}.h5", "w") as file:
+        for folder in sorted(Path(folders).iterdir()):
+            group = file.create_group(folder.name)
+            for image in sorted(folder.iterdir()):
+                pixels = np.frombuffer(image.read_bytes(), dtype=np.uint8)
+                group.create_dataset(image.name, data=pixels)
+    return str(root / f"{name}.h5")
+
+
+def test_format_follows_the_images(
+    given: dict[str, Any], digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    """Class folders beside images in HDF5, and HDF5 as a data set to transfer to."""
+    packed = {key: h5(tmp_path, path, key) for key, path in digit_images.items()}
+    expected = evaluate("pixels", "transfer", {**given, **KNN})["results"][0]
+    given["datasets"] = {"digits": digit_images}
+    given["data"] = {**packed, "format": "h5"}
+    (row,) = evaluate("pixels", "transfer", {**given, **KNN})["results"]
+    assert row == expected
+    given |= {"data": digit_images, "datasets": {"digits": {**packed, "format": "h5"}}}
+    (row,) = evaluate("pixels", "transfer", {**given, **KNN})["results"]
+    assert row == expected
+
+
+def test_loads_as_the_images_of_the_run(given: dict[str, Any], tmp_path: Path) -> None:
+    """With ``data.format=dali`` too, which the key of stored features tells."""
+    pytest.importorskip("nvidia.dali")
+    given["data"] |= {"format": "dali"}
+    evaluate("pixels", "transfer", {**given, **KNN, "dali": {"device": "cpu"}})
+    keys = [json.loads(p.read_text()) for p in (tmp_path / "features").glob("*/key.json")]
+    assert {key["view"]["dali"] for key in keys} == {True}
+
+
+def test_features_of_one_data_set_at_a_time(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref[Features]] = []
+    alive: list[int] = []
+
+    def spy(self: KNNProtocol, features: Features) -> list[Row]:
+        gc.collect()
+        alive.append(sum(ref() is not None for ref in held))
+        held.append(weakref.ref(features))
+        return measure(self, features)
+
+    measure = KNNProtocol.measure
+    monkeypatch.setattr(KNNProtocol, "measure", spy)
+    evaluate("pixels", "transfer", {**given, **KNN})
+    assert alive == [0, 0]
+
+
+def test_data_sets_with_fewer_labels_than_others_stay_a_table(
+    given: dict[str, Any], digit_images: dict[str, str], tmp_path: Path
+) -> None:
+    """The means are of what all of them have."""
+    part = part_of(digit_images, tmp_path / "part", broken=False)
+    given["datasets"] = {"digits": digit_images, "part": part}
+    few = {"lowshot": {"shots": [1, 20], "fractions": [], "draws": 1}}
+    found = evaluate("pixels", "transfer", {**given, "protocols": ["lowshot"], "settings": few})
+    whole, small, mean = found["results"]
+    assert list(whole) == list(small) == list(mean)
+    assert small["lowshot_acc1_20_per_class"] is None is mean["lowshot_acc1_20_per_class"]
+    assert list(headline("transfer", [whole, small, mean])) == ["lowshot_acc1_1_per_class"]

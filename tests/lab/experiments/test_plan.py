@@ -1,0 +1,192 @@
+"""The runs of a grid and their keys."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from solo_ext.config.check import check_run
+from solo_ext.core.errors import ConfigError
+from solo_ext.data.digits import digits_folder
+from solo_ext.lab.experiments import plan as planning
+from solo_ext.lab.experiments.plan import PlannedRun, make_plan
+from solo_ext.lab.experiments.read import checked_benchmark, read_benchmark, shipped_benchmarks
+from solo_ext.lab.experiments.settings import BenchmarkSettings
+
+Planned = Callable[..., list[PlannedRun]]
+Shipped = tuple[BenchmarkSettings, list[PlannedRun]]
+
+
+def planned(tiny: dict[str, Any], **change: Any) -> list[PlannedRun]:
+    return make_plan(checked_benchmark(tiny | change))
+
+
+def test_one_seed_of_everything_comes_first(tiny: dict[str, Any]) -> None:
+    found = [(run.row, run.seed) for run in planned(tiny)]
+    rows = list(tiny["rows"])
+    assert found == [(row, 1) for row in rows] + [(row, 2) for row in rows]
+
+
+def test_kinds_and_configs(tiny: dict[str, Any]) -> None:
+    runs = {run.row: run for run in planned(tiny, seeds=[3])}
+    assert {name: run.kind for name, run in runs.items()} == {
+        "simclr": "host",
+        "debiased": "plugin",
+        "random-backbone": "baseline",
+        "raw-pixels": "baseline",
+    }
+    assert runs["debiased"].config["seed"] == 3
+    assert runs["debiased"].config["max_epochs"] == 3
+    assert runs["random-backbone"].config["method"] == "simclr"
+
+
+def test_a_key_is_of_what_decides_the_numbers(tiny: dict[str, Any]) -> None:
+    def key(**change: Any) -> str:
+        return planned(tiny, **({"seeds": [1]} | change))[0].key
+
+    first, changes = key(), tiny["datasets"]["digits"]["changes"]
+
+    def changed(*more: str) -> str:
+        return key(datasets={"digits": {"changes": [*changes, *more]}})
+
+    assert key() == key(title="another", about="text") == first
+    assert changed("name=another", "checkpoint.keep_prev=true", "data.num_workers=2") == first
+    others = [
+        key(seeds=[2]),
+        key(threads=2),
+        key(evaluation={"knn": {"k": [7]}}),
+        changed("optimizer.lr=0.1"),
+        changed("method_kwargs.temperature=0.3"),
+        changed("data.fraction=0.3"),
+    ]
+    assert len({first, *others}) == 7
+
+
+def test_not_where_the_images_lie_but_which_they_are_is_part_of_a_key(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    def key(name: str, without: str = "") -> str:
+        for split in ("train", "val"):
+            copy = Path(shutil.copytree(digits_folder(split), tmp_path / name / split))
+            for file in sorted(copy.rglob("*.png"))[:1] if split == without else ():
+                file.unlink()
+        tiny["datasets"]["digits"]["changes"] = [
+            f"data.{split}_path={tmp_path}/{name}/{split}" for split in ("train", "val")
+        ]
+        return planned(tiny)[0].key
+
+    assert key("a") == key("b")
+    assert len({key("c"), key("d", "train"), key("e", "val")}) == 3
+
+
+def test_devices_share_the_batch(tiny: dict[str, Any]) -> None:
+    """A run on two is the run on one, but for the order of its sums."""
+    (alone, *_), (pair, *_) = (make_plan(checked_benchmark(tiny), devices=n) for n in (1, 2))
+    assert alone.config["optimizer"]["batch_size"] == 2 * pair.config["optimizer"]["batch_size"]
+    assert alone.config["optimizer"]["lr"] == pair.config["optimizer"]["lr"]
+    assert pair.config["devices"] == "2"
+    assert alone.key != pair.key
+    with pytest.raises(ConfigError, match="cannot be shared out evenly"):
+        make_plan(checked_benchmark(tiny), devices=7)
+
+
+def test_rows_that_are_one_run(tiny: dict[str, Any]) -> None:
+    tiny["rows"]["again"] = tiny["rows"]["simclr"]
+    with pytest.raises(ConfigError, match=r"\['simclr', 'again'\]: are the same run"):
+        planned(tiny)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"headline": ["lnear"]}, "headline='lnear': no protocol"),
+        ({"hypotheses": {"h": {"measure": "acc"}}}, "hypotheses.h.measure='acc'"),
+        ({"hypotheses": {"h": {"base": "debiased"}}}, "hypotheses.h.base='debiased': is the row"),
+    ],
+)
+def test_scores_that_nothing_gives(tiny: dict[str, Any], change: Any, says: str) -> None:
+    full = {"claim": "x", "source": "y", "row": "debiased", "base": "simclr", "measure": "knn"}
+    for name, given in change.get("hypotheses", {}).items():
+        change["hypotheses"][name] = full | given
+    with pytest.raises(ConfigError, match=says):
+        planned(tiny, **change)
+
+
+def test_teachers_come_first_and_are_part_of_the_key(tiny: dict[str, Any]) -> None:
+    tiny["rows"] |= {"teacher": {"config": "teacher"}, "seed": {"config": "seed"}}
+    runs = planned(tiny, teacher="teacher", default_rows=["seed", "simclr"])
+    assert [run.row for run in runs] == ["teacher", "seed", "simclr", "seed", "simclr"]
+    teacher, student, plain = runs[:3]
+    assert (teacher.kind, teacher.seed) == ("teacher", 0)
+    assert (student.teacher, plain.teacher) == (teacher.folder, None)
+    tiny["rows"]["teacher"]["changes"] = ["optimizer.lr=0.1"]
+    again = planned(tiny, teacher="teacher", default_rows=["seed", "simclr"])
+    assert again[0].key != teacher.key
+    assert again[1].key != student.key
+    assert again[2].key == plain.key
+
+
+def test_a_baseline_has_the_backbone_of_the_rows_not_of_the_teacher(tiny: dict[str, Any]) -> None:
+    tiny["datasets"]["digits"]["changes"] = ["max_epochs=1"]
+    tiny["rows"] = {"teacher": {"config": "teacher"}, **tiny["rows"]}
+    runs = {run.row: run for run in planned(tiny, teacher="teacher")}
+    widths = {n: r.config["backbone"]["kwargs"]["channels"][0] for n, r in runs.items()}
+    assert widths["random-backbone"] == widths["simclr"] != widths["teacher"]
+
+
+def test_mistakes_are_found_before_anything_runs(tiny: dict[str, Any]) -> None:
+    settings = checked_benchmark(tiny)
+    with pytest.raises(ConfigError, match="did you mean 'simclr'"):
+        make_plan(settings, ["simlcr"])
+    tiny["rows"]["debiased"]["changes"] = ["method_kwargs.tau_plus=1.5"]
+    with pytest.raises(ConfigError, match="tau_plus"):
+        planned(tiny)
+    tiny["rows"]["debiased"] = {"config": "debaised"}
+    with pytest.raises(ConfigError, match="did you mean 'digits/debiased'"):
+        planned(tiny)
+
+
+@pytest.fixture(scope="module", params=shipped_benchmarks())
+def shipped(request: pytest.FixtureRequest) -> Iterator[Shipped]:
+    """A shipped benchmark and its runs, without its data; digits has it, and the last check."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "digits":
+            patch.setattr(planning, "prepare", check_run)
+            patch.setattr(planning, "_images", lambda data: [data])
+        settings = read_benchmark(request.param, ["seeds=[1]"])
+        yield settings, make_plan(settings)
+
+
+def test_shipped_benchmarks_can_be_planned(shipped: Shipped) -> None:
+    settings, runs = shipped
+    assert len({run.key for run in runs}) == len(runs)
+    assert {run.row for run in runs} == set(settings.default_rows or settings.rows)
+
+
+def test_rows_of_shipped_benchmarks_are_on_equal_terms(shipped: Shipped) -> None:
+    """Images, crops, backbone, batch and epochs; students see one of the crops."""
+    _, runs = shipped
+    terms: dict[tuple[str, str], set[str]] = {}
+    for run in runs:
+        if run.kind != "teacher":
+            config = run.config
+            crops = [{**a, "num_crops": None} for a in config["augmentations"]]
+            batch = config["optimizer"]["batch_size"]
+            shared = [config[key] for key in ("data", "backbone", "max_epochs", "precision")]
+            found = json.dumps([crops, batch, *shared], sort_keys=True)
+            terms.setdefault((run.dataset, run.budget), set()).add(found)
+    assert [len(found) for found in terms.values()] == [1] * len(terms)
+
+
+def test_what_shipped_benchmarks_tune_holds_the_row_s_own_rate(shipped: Shipped) -> None:
+    settings, runs = shipped
+    for run in runs:
+        if settings.tuning is not None and run.kind in ("host", "plugin"):
+            space = settings.tuning.space | settings.rows[run.row].space
+            rate = space["optimizer.lr"]
+            assert rate.low is not None
+            assert rate.high is not None
+            assert rate.low <= run.config["optimizer"]["lr"] <= rate.high, run.row

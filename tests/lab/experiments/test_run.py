@@ -1,0 +1,317 @@
+"""A grid from nothing to its records, in processes as users start them."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from solo_ext.core.errors import UserError
+from solo_ext.core.files import locked, read_jsonl
+from solo_ext.lab.experiments.launchers import LocalLauncher
+from solo_ext.lab.experiments.launchers.base import Launcher, Outcome
+from solo_ext.lab.experiments.plan import make_plan
+from solo_ext.lab.experiments.read import checked_benchmark
+from solo_ext.lab.experiments.records import LOCK, read_records
+from solo_ext.lab.experiments.run import run_benchmark
+from solo_ext.lab.experiments.work import work
+from solo_ext.lab.training.run_dir import METRICS, checkpoints
+
+pytestmark = pytest.mark.slow
+
+
+def command(file: Path, out: Path, *words: str) -> list[str]:
+    cli = [sys.executable, "-m", "solo_ext.lab.cli.main"]
+    return [*cli, "benchmark", "run", str(file), "--out", str(out), "--parallel", "2", *words]
+
+
+def run(file: Path, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(file, out, *words), capture_output=True, text=True, check=False)
+
+
+def numbers(out: Path) -> dict[str, Any]:
+    """What must not depend on when and how often a grid was stopped."""
+    own = ("config_digest", "row", "seed", "scores", "epochs", "images", "config", "evaluation")
+    return {
+        r["key"]: {k: r[k] for k in own}  # type: ignore[literal-required]
+        | {"curves": r["curves"] and (r["curves"]["epochs"], r["curves"]["scores"])}
+        for r in read_records(out)
+    }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The file and the folder of a grid that nobody stopped."""
+    from tests.lab.experiments.conftest import TINY
+
+    folder = tmp_path_factory.mktemp("grid")
+    file = folder / "tiny.yaml"
+    four = {"default_rows": ["debiased", "random-backbone"]}
+    file.write_text(yaml.safe_dump(TINY | four, sort_keys=False))
+    done = run(file, folder / "out")
+    assert done.returncode == 0, done.stderr
+    return file, folder / "out"
+
+
+def test_records_of_a_grid(uninterrupted: tuple[Path, Path]) -> None:
+    records = {(r["row"], r["seed"]): r for r in read_records(uninterrupted[1])}
+    rows = ("debiased", "random-backbone")
+    assert set(records) == {(row, seed) for row in rows for seed in (1, 2)}
+    trained = records["debiased", 1]
+    assert trained["epochs"] == 3
+    assert trained["images"] == 280
+    assert trained["seconds"] is not None
+    assert trained["seconds"] > 0
+    assert trained["memory"] is not None
+    assert trained["memory"]["resident"] > 1e8
+    assert trained["curves"] is not None
+    assert trained["curves"]["epochs"] == [0, 2, 3]
+    assert trained["curves"]["seconds"][0] == 0
+    assert trained["curves"]["seconds"][-1] == pytest.approx(trained["seconds"], abs=0.01)
+    # k = 5 there, the default k online.
+    assert set(trained["scores"]) == set(trained["curves"]["scores"]) == {"knn"}
+    (losses,) = trained["losses"].values()
+    assert len(losses) == 3
+    assert None not in losses
+    assert trained["environment"]["torch_threads"] == 1
+    untrained = records["random-backbone", 1]
+    assert untrained["scores"] != records["random-backbone", 2]["scores"]
+    assert untrained["seconds"] is None
+    assert untrained["memory"] is None
+    assert untrained["epochs"] == 0
+    assert str(uninterrupted[1].parent) not in json.dumps(list(records.values()))
+
+
+def test_a_finished_grid_runs_nothing(uninterrupted: tuple[Path, Path]) -> None:
+    file, out = uninterrupted
+    held = (out / "records.jsonl").read_bytes()
+    done = run(file, out)
+    assert done.returncode == 0
+    assert "4 of 4 runs were finished before" in done.stderr
+    assert (out / "records.jsonl").read_bytes() == held
+
+
+def test_a_process_of_several_runs_gives_the_numbers_of_several_processes(
+    uninterrupted: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of four runs fails, which ends its process."""
+    settings = checked_benchmark(yaml.safe_load(uninterrupted[0].read_text()))
+    plan = make_plan(settings)
+    (tmp_path / "runs" / plan[1].folder / "record.json").mkdir(parents=True)
+    processes = []
+    start = LocalLauncher._process
+
+    def counted(self: LocalLauncher, folder: Path, slot: int) -> subprocess.Popen[bytes]:
+        processes.append(start(self, folder, slot))
+        return processes[-1]
+
+    monkeypatch.setattr(LocalLauncher, "_process", counted)
+    result = run_benchmark(settings, plan, tmp_path, LocalLauncher(1, 1, 1e9, reuse=True))
+    assert [outcome.folder.name for outcome in result.failed] == [plan[1].folder]
+    whole = numbers(uninterrupted[1])
+    assert numbers(tmp_path) == {key: whole[key] for key in whole if key != plan[1].key}
+    assert [process.poll() is None for process in processes] == [False, False]
+
+
+class InThisProcess(Launcher):
+    """Runs one after another, without the imports of a process each."""
+
+    def run(
+        self, folders: Sequence[Path], needs: Mapping[Path, Path], tick: Callable[[], None]
+    ) -> list[Outcome]:
+        for folder in sorted(folders, key=lambda f: f in needs):
+            work(folder)
+        tick()
+        return []
+
+
+def run_here(given: dict[str, Any], out: Path) -> None:
+    settings = checked_benchmark(given)
+    run_benchmark(settings, make_plan(settings), out, InThisProcess())
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("number", "to_all"), [("SIGINT", True), ("SIGINT", False), ("SIGTERM", False)]
+)
+def test_told_to_end_in_the_first_epoch(
+    number: str, to_all: bool, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    """Twice, as an impatient user does: what is at work saves, and the next call goes on."""
+    file, out = tmp_path / "one.yaml", tmp_path / "out"
+    tiny |= {"default_rows": ["debiased"], "seeds": [1]}
+    tiny["datasets"]["digits"]["changes"] += ["optimizer.batch_size=8", "log_every_n_steps=1"]
+    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
+    process = subprocess.Popen(
+        command(file, out),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def trains() -> bool:
+        # Evaluations come before the first step.
+        return any('"train_' in f.read_text() for f in out.glob(f"runs/*/{METRICS}"))
+
+    while not trains():
+        assert process.poll() is None
+        time.sleep(0.002)
+    for _ in range(2):
+        (os.killpg if to_all else os.kill)(process.pid, signal.Signals[number])
+        time.sleep(0.1)
+    _, shown = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.Signals[number], shown
+    line = f"solo-ext: stopped by {number}; what is finished stays, and the same command goes on"
+    assert shown.splitlines()[-1] == line
+    assert "Traceback" not in shown
+    (run_dir,) = out.glob("runs/*/")
+    (saved,) = checkpoints(run_dir)
+    assert (saved.epoch, saved.step is None) == (0, False)
+    assert "Traceback" not in (run_dir / "work.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_killed_three_times_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Four runs of eight epochs; kill -9 of the command alone, at random moments of trainings.
+
+    What it started ends by itself, and what was trained is not trained again by the next call.
+    """
+    file, whole, out = tmp_path / "four.yaml", tmp_path / "whole", tmp_path / "out"
+    tiny["datasets"]["digits"]["changes"].append("max_epochs=8")
+    tiny["default_rows"] = ["simclr", "debiased"]
+    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
+    run_here(tiny, whole)
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    print(f"moments drawn from seed {seed}")
+
+    def trained() -> int:
+        return sum(len(read_jsonl(f)) for f in out.glob("runs/*/epochs.jsonl"))
+
+    for number in range(3):
+        before = trained()
+        process = subprocess.Popen(
+            command(file, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while trained() == before and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 1))
+        # The first two moments lie in the first two of the runs.
+        assert number == 2 or process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    run_here(tiny, out)
+    assert len(numbers(out)) == 4
+    assert numbers(out) == numbers(whole)
+    # Of each kill at most the epochs at hand, two side by side, are repeated.
+    assert trained() <= 4 * 8 + 3 * 2
+
+
+@pytest.mark.fault
+def test_a_teacher_whose_run_directory_is_gone_is_trained_again(
+    tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    """As where records were copied from elsewhere to go on with them."""
+    tiny["rows"] = {"teacher": {"config": "simclr"}, "seed": {"config": "seed"}}
+    tiny |= {"teacher": "teacher", "seeds": [1]}
+    tiny["datasets"]["digits"]["changes"].append("max_epochs=1")
+    run_here(tiny, tmp_path)
+    first = numbers(tmp_path)
+    shutil.rmtree(tmp_path / "runs")
+    run_here(tiny | {"seeds": [1, 2]}, tmp_path)
+    assert len(numbers(tmp_path)) == 3
+    assert {key: numbers(tmp_path)[key] for key in first} == first
+
+
+def test_a_row_of_another_name_keeps_its_records(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    run_here(tiny | {"default_rows": ["raw-pixels"], "seeds": [1]}, tmp_path)
+    tiny["rows"]["pixels"] = tiny["rows"].pop("raw-pixels")
+    run_here(tiny | {"default_rows": ["pixels"], "seeds": [1]}, tmp_path)
+    assert [r["row"] for r in read_records(tmp_path)] == ["pixels"]
+    # Other seeds take none away.
+    run_here(tiny | {"default_rows": ["pixels"], "seeds": [2]}, tmp_path)
+    assert yaml.safe_load((tmp_path / "benchmark.yaml").read_text())["seeds"] == [1, 2]
+    assert len(numbers(tmp_path)) == 2
+
+
+@pytest.mark.fault
+def test_folders_that_cannot_be_taken(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="name a folder that can be written"):
+        run_here(tiny, tmp_path / "file")
+    (tmp_path / "benchmark.yaml").write_text(yaml.safe_dump(tiny | {"title": "another"}))
+    with pytest.raises(UserError, match="holds the benchmark 'another', not 'tiny'"):
+        run_here(tiny, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    file, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    tiny["seeds"] = [1]
+    tiny["default_rows"] = ["raw-pixels", "random-backbone"]
+    file.write_text(yaml.safe_dump(tiny, sort_keys=False))
+    (out / "runs").mkdir(parents=True)
+    planned = run(file, out, "--dry-run")
+    folder = next(f for f in planned.stderr.split() if "raw-pixels" in f)
+    # A file where the run wants to write.
+    (out / "runs" / folder).mkdir()
+    (out / "runs" / folder / "record.json").mkdir()
+    done = run(file, out)
+    assert done.returncode == 1
+    assert f"failed  {folder}: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [r["row"] for r in read_records(out)] == ["random-backbone"]
+    (out / "runs" / folder / "record.json").rmdir()
+    assert run(file, out).returncode == 0
+    assert len(read_records(out)) == 2
+
+
+@pytest.mark.slow
+def test_two_calls_at_once(tmp_path: Path, tiny_file: Path) -> None:
+    lock = tmp_path / LOCK
+    with locked(lock, 0):
+        with pytest.raises(UserError, match="another process"), locked(lock, 0):
+            pass
+        done = run(tiny_file, tmp_path)
+    assert done.returncode == 2
+    assert "is being written by another process" in done.stderr
+    with locked(lock, 0):
+        pass
+
+
+@pytest.mark.slow
+def test_json(uninterrupted: tuple[Path, Path]) -> None:
+    file, out = uninterrupted
+    document = json.loads(run(file, out, "--json").stdout)
+    pages = [str(out / f"report.{kind}") for kind in ("md", "csv", "html")]
+    counts = {"out": str(out), "records": 4, "runs": 4, "failed": []}
+    assert document == {**counts, "written": pages}
+    assert all(Path(page).is_file() for page in pages)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Lightning starts the second one; it trains along and leaves the rest to the first."""
+    file, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    tiny["datasets"]["digits"]["changes"] += ["strategy=ddp", "max_epochs=2"]
+    file.write_text(yaml.safe_dump(tiny | {"seeds": [1]}, sort_keys=False))
+    done = run(file, out, "--rows", "debiased", "--devices", "2")
+    assert done.returncode == 0, done.stderr
+    (record,) = read_records(out)
+    assert record["epochs"] == 2
+    (folder,) = (out / "runs").iterdir()
+    lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
+    # 280 images: four batches of 32 for each process, which share the batch of 64.
+    assert [line["images"] for line in lines] == [256, 256]

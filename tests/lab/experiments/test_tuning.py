@@ -1,0 +1,140 @@
+"""Tuning: the draws, the hold-out, and what is made of the scores."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.experiments.plan import make_plan
+from solo_ext.lab.experiments.read import checked_benchmark, read_benchmark
+from solo_ext.lab.experiments.records import read_records
+from solo_ext.lab.experiments.settings import BenchmarkSettings
+from solo_ext.lab.experiments.tuning import TRIALS, trial_settings, tunable, write_tuned
+
+pytest.importorskip("optuna")
+SPACE = {
+    "optimizer.lr": {"low": 0.01, "high": 1.0, "log": True},
+    "optimizer.weight_decay": {"choices": [1e-5, 1e-4]},
+}
+
+
+def settings(tiny: dict[str, Any], **change: Any) -> BenchmarkSettings:
+    tuning = {"trials": 5, "holdout": 0.25, "space": SPACE, "seed": 9} | change
+    return checked_benchmark(tiny | {"tuning": tuning})
+
+
+def scored(trials: BenchmarkSettings, scores: dict[str, float]) -> dict[str, Any]:
+    return {row: {"scores": {"knn": scores.get(row, 1.0)}} for row in trials.rows}
+
+
+def test_trials_of_a_row(tiny: dict[str, Any]) -> None:
+    made = trial_settings(settings(tiny), ["simclr", "debiased"])
+    assert list(made.rows) == [f"{r}.{n}" for r in ("simclr", "debiased") for n in range(5)]
+    assert made.rows["simclr.0"].changes == []
+    drawn = [made.rows[f"simclr.{n}"].changes for n in range(1, 5)]
+    assert len({tuple(d) for d in drawn}) == 4
+    # The same settings for all: no row is luckier than another.
+    assert drawn == [made.rows[f"debiased.{n}"].changes for n in range(1, 5)]
+    rates = [float(d[0].partition("=")[2]) for d in drawn]
+    assert all(0.01 <= rate <= 1 for rate in rates)
+    assert made == trial_settings(settings(tiny), ["simclr", "debiased"])
+    assert made != trial_settings(settings(tiny, seed=10), ["simclr", "debiased"])
+
+
+def test_logarithmic_draws_cover_their_range(tiny: dict[str, Any]) -> None:
+    made = trial_settings(settings(tiny, trials=65), ["simclr"])
+    rates = [float(made.rows[f"simclr.{n}"].changes[0].partition("=")[2]) for n in range(1, 65)]
+    assert 24 <= sum(rate < 0.1 for rate in rates) <= 40
+
+
+def test_a_row_may_have_a_space_of_its_own(tiny: dict[str, Any]) -> None:
+    tiny["rows"]["debiased"]["space"] = {"method_kwargs.tau_plus": {"low": 0.0, "high": 0.2}}
+    made = trial_settings(settings(tiny), ["debiased"])
+    assert len(made.rows["debiased.1"].changes) == 3
+
+
+def test_trials_are_scored_on_held_out_training_images(tiny: dict[str, Any]) -> None:
+    runs = make_plan(trial_settings(settings(tiny, trials=2), ["simclr"]))
+    assert {run.seed for run in runs} == {9}
+    assert all(run.config["data"]["holdout"] == 0.25 for run in runs)
+
+
+def test_the_best_trial_is_taken(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    given = settings(tiny)
+    made = trial_settings(given, ["simclr", "debiased"])
+    scores = {"simclr.3": 5.0, "simclr.4": 5.0, "debiased.0": 1.0}
+    file = write_tuned(given, ["simclr", "debiased"], scored(made, scores), tmp_path)
+    tuned = read_benchmark(str(file))
+    assert tuned.rows["simclr"].changes == made.rows["simclr.3"].changes
+    assert tuned.rows["debiased"].changes == []
+    assert tuned.rows["raw-pixels"] == given.rows["raw-pixels"]
+    trials = json.loads((tmp_path / TRIALS).read_text())
+    assert trials["holdout"] == 0.25
+    assert len(trials["trials"]) == 10
+    assert trials["trials"][3]["score"] == 5.0
+    assert make_plan(tuned)[0].config["optimizer"]["lr"] != 0.3
+
+
+def test_missing_trials(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    given = settings(tiny)
+    records = scored(trial_settings(given, ["simclr"]), {})
+    del records["simclr.4"]
+    with pytest.raises(UserError, match="row simclr, trial 4 has no record"):
+        write_tuned(given, ["simclr"], records, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"space": {}}, "nothing to tune"),
+        ({"space": {"optimizer.lr": {"low": 1.0, "high": 0.1}}}, "not a range"),
+        ({"space": {"optimizer.lr": {"low": 0.0, "high": 0.1, "log": True}}}, "not a range"),
+        ({"space": {"optimizer.lr": {}}}, "not a range"),
+    ],
+)
+def test_spaces_that_cannot_be_drawn_from(
+    tiny: dict[str, Any], change: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        trial_settings(settings(tiny, **change), ["simclr"])
+
+
+def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
+    assert tunable(checked_benchmark(tiny)) == ["simclr", "debiased"]
+    with pytest.raises(ConfigError, match="not a row to tune"):
+        tunable(checked_benchmark(tiny), ["raw-pixels"])
+    with pytest.raises(ConfigError, match="declares none"):
+        trial_settings(checked_benchmark(tiny), ["simclr"])
+    with pytest.raises(ConfigError, match=r"tuning\.measure='linear'.*allowed: knn"):
+        trial_settings(settings(tiny, measure="linear"), ["simclr"])
+    given = settings(tiny, measure="knn_of_another_kind")
+    with pytest.raises(ConfigError, match="allowed: knn"):
+        write_tuned(given, ["simclr"], scored(trial_settings(given, ["simclr"]), {}), Path())
+    tiny["budgets"] = {"a": [], "b": ["max_epochs=2"]}
+    with pytest.raises(ConfigError, match="takes one data set and budget"):
+        trial_settings(settings(tiny), ["simclr"])
+
+
+@pytest.mark.slow
+def test_from_the_command_line(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    from solo_ext.lab.cli.main import main
+
+    file = tmp_path / "tiny.yaml"
+    tuning = {"trials": 2, "holdout": 0.25, "space": SPACE}
+    file.write_text(yaml.safe_dump(tiny | {"tuning": tuning}))
+    out = tmp_path / "out"
+    words = ["benchmark", "tune", str(file), "--rows", "simclr", "--out", str(out)]
+    assert main(words) == 0
+    assert read_benchmark(str(out / "tuned.yaml")).title == "tiny, tuned"
+    trials = json.loads((out / TRIALS).read_text())["trials"]
+    records = {r["row"]: r for r in read_records(out)}
+    for number, trial in enumerate(trials):
+        record = records[f"simclr.{number}"]
+        assert trial["score"] == record["scores"]["knn"]
+        # 280 training images but for a quarter.
+        assert record["images"] == 210
+    assert trials[1]["settings"]["optimizer.lr"] == records["simclr.1"]["config"]["optimizer"]["lr"]

@@ -1,0 +1,57 @@
+"""Whether two runs ended alike, to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from solo_ext.lab.training.run_dir import METRICS, checkpoints
+
+
+def final(run_dir: Path) -> dict[str, Any]:
+    """The one checkpoint that is left."""
+    found = checkpoints(run_dir)
+    assert len(found) == 1, f"one checkpoint must be left, there are {found}"
+    state: dict[str, Any] = torch.load(found[0].path, weights_only=True)
+    return state
+
+
+def assert_same(a: Any, b: Any, path: str = "") -> None:
+    """Recursively equal, floats and tensors to the last bit; times are none."""
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a.isnan(), b.isnan()), path
+        assert torch.equal(a.nan_to_num(), b.nan_to_num()), path
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), path
+        for key in a:
+            if _is_time(key):
+                continue
+            assert_same(a[key], b[key], f"{path}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), path
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{path}.{i}")
+    else:
+        assert a == b, path
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    """Weights, buffers, optimiser, schedules, random generators, the place in the data, the log."""
+    one, two = final(a), final(b)
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
+        assert_same(one[part], two[part], part)
+    assert_same(one["callbacks"]["RunState"], two["callbacks"]["RunState"], "RunState")
+    assert_same(logged(a), logged(b), METRICS)
+
+
+def logged(run_dir: Path) -> list[dict[str, Any]]:
+    """All metrics, means over resumed epochs among them; times are none."""
+    lines = (run_dir / METRICS).read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not _is_time(k)} for line in lines]
+
+
+def _is_time(name: Any) -> bool:
+    return isinstance(name, str) and "seconds" in name

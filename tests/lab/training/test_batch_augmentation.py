@@ -1,0 +1,231 @@
+"""Training with the crops made on the training device."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from PIL import Image
+from torch import Tensor
+
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+
+MakeConfig = Callable[..., dict[str, Any]]
+VIEWS = {
+    "rrc": {"crop_min_scale": 0.3},
+    "color_jitter": {"prob": 0.8, "brightness": 0.4, "saturation": 0.2, "hue": 0.1},
+    "gaussian_blur": {"prob": 0.5},
+    "horizontal_flip": {"prob": 0.5},
+}
+LARGE = {**VIEWS, "crop_size": 16, "num_crops": 2}
+ONE = {**LARGE, "num_crops": 1}
+ON_BATCH: dict[str, Any] = {"data": {"augmentation": "batch"}, "augmentations": [LARGE]}
+MULTI = {**ON_BATCH, "augmentations": [LARGE, {**VIEWS, "crop_size": 8, "num_crops": 2}]}
+
+
+class Seen(Callback):
+    """Keeps the batches that a method gets."""
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, number: int) -> None:
+        self.batches.append(batch)
+
+
+def served(config: dict[str, Any], run_dir: Path) -> list[Any]:
+    seen = Seen()
+    pretrain(prepare(config), run_dir=run_dir, callbacks=[seen], show_progress=False)
+    return seen.batches
+
+
+def by_sample(batches: list[Any]) -> dict[tuple[int, int], list[Tensor]]:
+    """Crops by epoch, as far as samples repeat, and sample."""
+    found: dict[tuple[int, int], list[Tensor]] = {}
+    for indices, crops, _ in batches:
+        for place, sample in enumerate(indices.tolist()):
+            epoch = sum((e, sample) in found for e in range(9))
+            found[epoch, sample] = [crop[place] for crop in crops]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"), [("simclr", ON_BATCH), ("pcl", ON_BATCH), ("protocpc", MULTI)]
+)
+def test_trains(
+    method: str, changes: dict[str, Any], make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    """A built-in, and methods that take small crops."""
+    kwargs = {"e_step": "exact"} if method == "pcl" else {}
+    config = make_config(method, **changes)
+    config["method_kwargs"] |= kwargs
+    config["data"]["val_path"] = str(images)
+    config["max_epochs"] = 2
+    batches = served(config, tmp_path / "run")
+    assert len(batches) == 4
+    for indices, crops, targets in batches:
+        assert indices.shape == targets.shape == (24,)
+        sizes = [16, 16] if changes is ON_BATCH else [16, 16, 8, 8]
+        assert [tuple(c.shape) for c in crops] == [(24, 3, s, s) for s in sizes]
+        assert all(c.dtype == torch.float32 for c in crops)
+    log = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "NaN" not in log
+    assert "val_acc1" in log
+
+
+def test_views_do_not_depend_on_batches_workers_or_memory(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    settings = (
+        ({}, 24),
+        ({"num_workers": 2}, 24),
+        ({"in_memory": True}, 24),
+        ({}, 16),
+    )
+    runs = []
+    for place, (data, batch) in enumerate(settings):
+        config = make_config("simclr", **ON_BATCH, max_epochs=2)
+        config["data"] |= data
+        config["optimizer"]["batch_size"] = batch
+        runs.append(by_sample(served(config, tmp_path / str(place))))
+    for run in runs[1:]:
+        assert run.keys() == runs[0].keys()
+        for key, crops in run.items():
+            for one, other in zip(crops, runs[0][key], strict=True):
+                torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
+    first = runs[0]
+    assert not torch.equal(first[0, 5][0], first[1, 5][0])
+
+
+@pytest.mark.parametrize("data", [{}, {"augmentation": "batch"}, {"in_memory": True}], ids=str)
+def test_a_stand_in_has_other_crops_than_as_itself(
+    data: dict[str, Any], make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    """In every place where crops are made, and the same ones in each run."""
+    shutil.copytree(images, tmp_path / "images")
+    lost, instead = sorted((tmp_path / "images" / "0").iterdir())[4:6]
+    lost.write_bytes(b"")
+    given = {**data, "train_path": str(tmp_path / "images"), "unreadable": "skip"}
+    if "in_memory" in data:
+        given["augmentation"] = "batch"
+    config = make_config("simclr", data=given, augmentations=[LARGE])
+    runs = []
+    for name in ("one", "two"):
+        batches = served(config, tmp_path / name)
+        crops = torch.cat([batch[1][0] for batch in batches])
+        indices = torch.cat([batch[0] for batch in batches])
+        assert (tmp_path / name / "unreadable.txt").read_text().startswith(str(lost))
+        assert 4 not in indices
+        runs.append(crops[indices == 5])
+    assert len(runs[0]) == 2, f"as itself and for the lost one: {instead}"
+    assert not torch.allclose(runs[0][0], runs[0][1], atol=0.1)
+    assert torch.equal(*runs)
+
+
+@pytest.mark.parametrize("augmentation", ["image", "batch"])
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_mixed_views(augmentation: str, name: str, make_config: MakeConfig, tmp_path: Path) -> None:
+    """Of the same crops as without, with another image of the batch."""
+    data = {"augmentation": augmentation}
+    plain = served(make_config("simclr", data=data, augmentations=[LARGE]), tmp_path / "plain")
+    data["mix"] = {"name": name, "min_share": 0.8}  # type: ignore[assignment]
+    mixed = served(make_config("simclr", data=data, augmentations=[LARGE]), tmp_path / "mixed")
+    for one, other in zip(plain, mixed, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[2], other[2])
+        for view, changed in zip(one[1], other[1], strict=True):
+            assert not torch.equal(view, changed)
+            # Nearer to itself than to any other image.
+            nearest = torch.cdist(changed.flatten(1), view.flatten(1)).argmin(1)
+            assert nearest.tolist() == list(range(24))
+
+
+def test_half_precision(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Crops arrive as what the network is; what chance decides is drawn before."""
+    config = make_config("simclr", **ON_BATCH)
+    # Gradients of small convolutions are not always finite in bf16 on a CPU.
+    config |= {"precision": "bf16-true", "on_nonfinite": "skip"}
+    exact = served(make_config("simclr", **ON_BATCH), tmp_path / "exact")
+    for one, other in zip(exact, served(config, tmp_path / "half"), strict=True):
+        for view, half in zip(one[1], other[1], strict=True):
+            assert half.dtype == torch.bfloat16
+            assert torch.equal(view.bfloat16(), half)
+
+
+def test_debug_augmentations(
+    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served(make_config("simclr", **ON_BATCH, debug_augmentations=True), tmp_path / "run")
+    assert "BatchAugment" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_of_another_size_end_the_run_with_a_line(
+    workers: int, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(96):
+        place = tmp_path / "images" / str(number % 2)
+        place.mkdir(parents=True, exist_ok=True)
+        side = 20 if number == 91 else 16
+        pixels = rng.integers(0, 256, (side, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"{number:02d}.png")
+    data = {
+        "augmentation": "batch",
+        "num_workers": workers,
+        "train_path": str(tmp_path / "images"),
+    }
+    config = make_config("simclr", data=data, augmentations=[LARGE])
+    with pytest.raises(UserError, match=r"^data.augmentation='batch': image .*91.png' has 16 x 20"):
+        pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+
+
+REFUSED = {
+    "per-image policy": (
+        {**ON_BATCH, "augmentations": [{**LARGE, "rand_augment": {"num_ops": 2}}]},
+        r"augmentations.0.rand_augment=.*single images.*data.augmentation=image",
+    ),
+    "per-image policy of the second": (
+        {
+            **ON_BATCH,
+            "augmentations": [ONE, {**ONE, "auto_augment": {"policy": "svhn"}}],
+        },
+        r"augmentations.1.auto_augment=.*single images",
+    ),
+    "memory that nothing reads": (
+        {"data": {"in_memory": True}},
+        r"data.in_memory=true: only data.augmentation=batch",
+    ),
+    "unknown way": ({"data": {"augmentation": "gpu"}}, r"data.augmentation='gpu'"),
+    "unknown mix": ({"data": {"mix": {"name": "puzzle"}}}, r"data.mix.name='puzzle'"),
+    "share that loses the image": (
+        {"data": {"mix": {"name": "mixup", "min_share": 0.3}}},
+        r"data.mix.min_share=0.3",
+    ),
+    "unknown policy": (
+        {"augmentations": [{**LARGE, "auto_augment": {"policy": "stl10"}}]},
+        r"augmentations.0.auto_augment.policy='stl10'",
+    ),
+    "magnitude beyond 30": (
+        {"augmentations": [{**LARGE, "rand_augment": {"magnitude": 31}}]},
+        r"augmentations.0.rand_augment.magnitude=31",
+    ),
+    "dali": ({"data": {"augmentation": "batch", "format": "dali"}}, r"data.augmentation='batch'"),
+    "dali mixed": ({"data": {"mix": {"name": "mixup"}, "format": "dali"}}, r"data.mix="),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, make_config: MakeConfig) -> None:
+    changes, message = REFUSED[name]
+    with pytest.raises(ConfigError, match=message) as caught:
+        prepare(make_config("simclr", **changes))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,111 @@
+"""Runs that are chosen on training images set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from solo_ext.data.datasets import open_images, targets_of
+from solo_ext.data.files import files_of
+from solo_ext.data.fixed_pass import training_set
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.run_dir import checkpoints
+
+MakeConfig = Callable[..., dict[str, Any]]
+
+
+def _as_list(images: Path, file: Path) -> Path:
+    lines = [f"{path} {path.parent.name}" for path in sorted(images.glob("*/*"))]
+    file.write_text("\n".join(lines))
+    return file
+
+
+@pytest.mark.parametrize("kind", ["image_folder", "list", "h5", "huggingface", "dali", "skip"])
+def test_every_format_parts_the_same_way(kind: str, images: Path, tmp_path: Path) -> None:
+    """Each holds the same images in the same order, so each holds out the same."""
+    path = images
+    if kind == "list":
+        path = _as_list(images, tmp_path / "list.txt")
+    elif kind == "h5":
+        h5py = pytest.importorskip("h5py")
+        path = tmp_path / "images.h5"
+        with h5py.File(path, "w") as file:
+            for image in images.glob("*/*"):
+                encoded = torch.frombuffer(bytearray(image.read_bytes()), dtype=torch.uint8)
+                file[f"{image.parent.name}/{image.name}"] = encoded.numpy()
+    elif kind == "huggingface":
+        pytest.importorskip("datasets")
+    form = {"list": "image_folder", "skip": "image_folder"}.get(kind, kind)
+    data = {"dataset": "custom", "format": form, "train_path": str(path), "holdout": 0.25}
+    if kind == "skip":
+        data["unreadable"] = "skip"
+    if kind == "huggingface":
+        data["huggingface"] = {"cache_dir": str(tmp_path / "cache")}
+    parts = [open_images(data, split) for split in ("train", "val")]
+    plain = {"dataset": "custom", "format": "image_folder", "train_path": str(images)}
+    expected = [open_images({**plain, "holdout": 0.25}, split) for split in ("train", "val")]
+    for part, other, count in zip(parts, expected, (12, 4), strict=True):
+        assert torch.tensor(targets_of(part)).bincount().tolist() == [count] * 3
+        if kind == "huggingface":
+            # It lists the files of a class in another order.
+            continue
+        assert [part[i][0].tobytes() for i in range(3 * count)] == [
+            other[i][0].tobytes() for i in range(3 * count)
+        ]
+    seen = {part[i][0].tobytes() for part in parts for i in range(len(part))}
+    assert len(seen) == 48
+    if kind == "dali":
+        assert not set(files_of(parts[0])) & set(files_of(parts[1]))
+
+
+@pytest.mark.parametrize("more", [{}, {"augmentation": "batch", "in_memory": True}])
+def test_resumed_is_the_same(
+    more: dict[str, Any],
+    make_config: MakeConfig,
+    images: Path,
+    tmp_path: Path,
+    kill_at: Callable[[int], Callback],
+) -> None:
+    config = make_config(
+        "simclr",
+        data={"holdout": 0.25, **more},
+        max_epochs=2,
+        optimizer={"batch_size": 8},
+        checkpoint={"every_n_steps": 1},
+    )
+
+    def train(name: str, *callbacks: Callback) -> Path:
+        prepared = prepare(config)
+        assert (len(prepared.train), len(prepared.val or ())) == (36, 12)
+        place = tmp_path / name
+        return pretrain(prepared, run_dir=place, callbacks=callbacks, show_progress=False).run_dir
+
+    whole = train("whole")
+    with pytest.raises(RuntimeError, match="killed"):
+        train("parts", kill_at(6))
+    resume(tmp_path / "parts")
+    first, second = (
+        torch.load(checkpoints(run)[-1].path, weights_only=True)["state_dict"]
+        for run in (whole, tmp_path / "parts")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    record = evaluate(whole, "knn", {"k": [1]})
+    assert (record["train"]["images"], record["test"]["images"]) == (36, 12)
+
+
+def test_what_a_script_of_solo_learn_trains_on_is_whole(images: Path) -> None:
+    """Which reads no `data.holdout`: sample i is image i of all."""
+
+    class Trainer:
+        train_dataloader = object()
+
+    data = {"dataset": "custom", "format": "dali", "train_path": str(images), "holdout": 0.25}
+    found = training_set(Trainer(), {"data": {**data, "unreadable": "skip"}})
+    assert len(files_of(found.images)) == 48

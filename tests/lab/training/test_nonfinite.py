@@ -1,0 +1,603 @@
+"""A loss or gradients that are not finite: the run stops, or leaves the batch out."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from solo_ext.core.errors import UserError
+from solo_ext.host.class_loss import class_loss
+from solo_ext.lab.cli.main import main
+from solo_ext.lab.training import nonfinite
+from solo_ext.lab.training import pretrain as pretraining
+from solo_ext.lab.training.bad_batches import NONFINITE
+from solo_ext.lab.training.late_reading import AsyncHostCopy
+from solo_ext.lab.training.nonfinite import NonFiniteWatch, largest
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import PretrainResult, pretrain, resume
+from solo_ext.lab.training.run_dir import METRICS, checkpoints, run_digest
+
+MakeConfig = Callable[..., dict[str, Any]]
+Seldom = Callable[[int], None]
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+script: Any = importlib.import_module("nonfinite_run")
+sys.path.remove(str(HERE))
+Fault = script.Fault
+VIT = {
+    "name": "timm/vit_tiny_patch16_224",
+    "kwargs": {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2},
+}
+STEPS = 6
+"""Steps per epoch: 48 images in batches of 8."""
+ALL = range(10_000)
+
+
+def config_of(make_config: MakeConfig, method: str = "simclr", **changes: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "optimizer": {"batch_size": 8, "lr": 0.05},
+        "max_epochs": 2,
+        "log_every_n_steps": 1,
+    }
+    for key, value in changes.items():
+        held = settings.get(key)
+        settings[key] = {**held, **value} if isinstance(held, dict) else value
+    return make_config(method, **settings)
+
+
+def train(config: dict[str, Any], run_dir: Path, *callbacks: Callback) -> PretrainResult:
+    return pretrain(prepare(config), run_dir=run_dir, callbacks=callbacks, show_progress=False)
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / NONFINITE).read_text().splitlines()]
+
+
+def last_state(run_dir: Path) -> dict[str, Tensor]:
+    state: dict[str, Any] = torch.load(checkpoints(run_dir)[-1].path, weights_only=True)
+    return {k: v for k, v in state["state_dict"].items() if isinstance(v, Tensor)}
+
+
+def finite(state: dict[str, Tensor]) -> bool:
+    return all(bool(value.isfinite().all()) for value in state.values())
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.fixture
+def seldom(monkeypatch: pytest.MonkeyPatch) -> Seldom:
+    """``seldom(n)``: the host looks every n batches, as on a GPU."""
+
+    def every(count: int) -> None:
+        watch = functools.partial(NonFiniteWatch, every=count)
+        monkeypatch.setattr(pretraining, "NonFiniteWatch", watch)
+
+    return every
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("kind", ["image", "infinite", "gradients"])
+def test_stops_and_names_the_batch(
+    kind: str, make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    """The checkpoints from before it stay, and from the last one the run goes on as if nothing
+    was."""
+    config = config_of(make_config, checkpoint={"every_n_steps": 1})
+    fault = Fault(kind, [8])
+    run_dir = tmp_path / "run"
+    with pytest.raises(UserError) as caught:
+        train(config, run_dir, fault)
+    what = "gradients are" if kind == "gradients" else "the loss is"
+    good = checkpoints(run_dir)[-1]
+    assert str(caught.value) == (
+        f"{what} not finite in epoch 1, optimiser step 8 (from 0); its images are named in "
+        f"{str(run_dir / NONFINITE)!r}; the last good checkpoint is {str(good.path)!r}; try a "
+        "lower optimizer.lr or gradient_clip_val=1 or on_nonfinite=skip, which leaves such batches "
+        "out"
+    )
+    assert (good.epoch, good.step) == (1, 8)
+    (line,) = lines(run_dir)
+    paths = sorted(images.glob("*/*.png"), key=lambda p: (p.parent.name, p.name))
+    assert sorted(line.pop("images")) == sorted(str(paths[i]) for i in fault.indices[8])
+    value = line.pop("loss")
+    assert value == {"image": "nan", "infinite": "inf"}.get(kind, value)
+    assert kind != "gradients" or value > 0
+    assert line == {
+        "epoch": 1,
+        "step": 8,
+        "rank": 0,
+        "what": "gradients" if kind == "gradients" else "loss",
+        "then": "stopped",
+        "indices": fault.indices[8],
+    }
+    assert finite(last_state(run_dir))
+    resume(run_dir)
+    train(config, tmp_path / "whole")
+    assert same(last_state(run_dir), last_state(tmp_path / "whole"))
+
+
+@pytest.mark.fault
+def test_the_command_ends_with_one_line(
+    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A learning rate far too high; no weights that are not finite are left."""
+    config = config_of(make_config, optimizer={"lr": 1e30}, checkpoint={"every_n_steps": 1})
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    words = ["--config-path", str(tmp_path), "--config-name", "mine"]
+    assert main(["pretrain", *words, "--run-dir", str(tmp_path / "run")]) == 2
+    (error,) = [e for e in capsys.readouterr().err.splitlines() if e.startswith("solo-ext: ")]
+    assert "not finite" in error
+    assert not checkpoints(tmp_path / "run") or finite(last_state(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("method", ["simclr", "pcl"])
+def test_no_labels_are_no_fault(
+    method: str, make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    """The online classifier has nothing to learn from."""
+    data = {"no_labels": True, "train_path": str(images / "0")}
+    train(config_of(make_config, method, data=data), tmp_path / "run")
+    found = map(json.loads, (tmp_path / "run" / METRICS).read_text().splitlines())
+    losses = [r["train_class_loss_step"] for r in found if "train_class_loss_step" in r]
+    assert losses == [0, 0, 0, 0]
+
+
+def test_a_mean_over_labels_where_there_are_some() -> None:
+    logits = torch.randn(4, 3, requires_grad=True)
+    for targets in ([0, -1, 2, 1], [-1] * 4):
+        loss = class_loss(logits, torch.tensor(targets))
+        rows = [i for i, target in enumerate(targets) if target >= 0]
+        own = logits[rows].log_softmax(1)
+        expected = [-own[k, targets[i]].item() for k, i in enumerate(rows)]
+        assert loss.item() == pytest.approx(sum(expected) / max(len(rows), 1))
+        (gradient,) = torch.autograd.grad(loss, logits)
+        assert gradient.isfinite().all()
+        assert gradient.abs().sum(1).bool().tolist() == [t >= 0 for t in targets]
+
+
+def test_the_largest_value() -> None:
+    """Neither a huge one nor an empty tensor is a fault; an infinite or missing number is."""
+    tensors = [torch.tensor([3e38, -3e38] * 10), torch.zeros(0), torch.tensor([-5.0]).bfloat16()]
+    assert largest(tensors).item() == pytest.approx(3e38)
+    for bad in ("inf", "-inf", "nan"):
+        assert not largest([*tensors, torch.tensor([[1, float(bad)]])]).isfinite()
+    assert largest([t.to("meta") for t in tensors]).device.type == "meta"
+
+
+@pytest.mark.fault
+def test_weights_that_are_not_finite_are_not_saved(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Though loss and gradients were."""
+
+    class Overflow(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            if trainer.global_step == 2 * STEPS:
+                script.weights(pl_module)[0].data[0] = float("inf")
+
+    with pytest.raises(
+        UserError, match=r"^weights are not finite after epoch 1, optimiser step 11"
+    ):
+        train(config_of(make_config), tmp_path / "run", Overflow())
+    assert [c.epoch for c in checkpoints(tmp_path / "run")] == [0]
+    assert finite(last_state(tmp_path / "run"))
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("every", [1, 4, 1000])
+def test_a_late_look_finds_the_first(
+    every: int, make_config: MakeConfig, tmp_path: Path, seldom: Seldom
+) -> None:
+    """After it every loss is NaN; a checkpoint on the way is not written."""
+    seldom(every)
+    config = config_of(make_config, checkpoint={"every_n_steps": 3})
+    fault = Fault("image", [7])
+    with pytest.raises(UserError, match="epoch 1, optimiser step 7 "):
+        train(config, tmp_path / "run", fault)
+    (line,) = lines(tmp_path / "run")
+    assert (line["step"], line["indices"]) == (7, fault.indices[7])
+    (left,) = checkpoints(tmp_path / "run")
+    assert (left.epoch, left.step) == (0, None)
+
+
+@pytest.mark.fault
+def test_it_is_noticed_before_validation(
+    make_config: MakeConfig, images: Path, tmp_path: Path, seldom: Seldom
+) -> None:
+    seldom(1000)
+    seen: list[int] = []
+
+    class Validated(Callback):
+        def on_validation_batch_start(self, trainer: Any, *_: Any) -> None:
+            seen.append(trainer.current_epoch)
+
+    config = config_of(make_config, data={"val_path": str(images)})
+    with pytest.raises(UserError, match="epoch 1"):
+        train(config, tmp_path / "run", Fault("image", [STEPS]), Validated())
+    assert set(seen) == {0}
+
+
+class _Around(Callback):
+    """Keeps the state before and after some batches."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last = first, last
+        self.before: dict[str, Tensor] = {}
+        self.after: dict[str, Tensor] = {}
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        number = trainer.fit_loop.epoch_loop.total_batch_idx
+        if number in (self.first, self.last + 1):
+            found = copy.deepcopy(
+                {k: v for k, v in pl_module.state_dict().items() if "extra" not in k}
+            )
+            setattr(self, "before" if number == self.first else "after", found)
+
+
+STATEFUL: dict[str, dict[str, Any]] = {
+    "simclr": {},
+    "byol": {},
+    "dino": {},
+    "swav": {},
+    "deepclusterv2": {},
+    "mocov2plus": {},
+    "nnclr": {},
+    "ressl": {},
+    "pcl": {"queue_size": 20, "symmetric": True},
+    "pcl-bank": {"queue_size": 20, "e_step": "bank"},
+    "mochi": {},
+    "hard_negative": {"negatives": "queue", "queue_size": 20},
+    "nnclr_symmetric": {},
+    "metric": {"loss": "arcface_loss_func", "classes": "label"},
+    "protocpc": {},
+    "seed": {"queue_size": 20},
+    "protoseed": {},
+}
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(
+            (name, "image")
+            if name == "pcl"
+            else pytest.param(name, "image", marks=pytest.mark.slow)
+            for name in STATEFUL
+        ),
+        ("simclr", "infinite"),
+        ("simclr", "gradients"),
+    ],
+)
+def test_a_batch_left_out_leaves_no_trace(
+    name: str, kind: str, make_config: MakeConfig, make_distilled: MakeConfig, tmp_path: Path
+) -> None:
+    """Neither in statistics, queues, banks, priors nor, without momentum, in weights."""
+    method = name.partition("-")[0]
+    make = make_distilled if method in ("seed", "protoseed") else make_config
+    kwargs = {"queue_size": 16} if method in ("mocov2plus", "nnclr", "ressl", "swav") else {}
+    config = config_of(
+        make,
+        method,
+        method_kwargs={**kwargs, **STATEFUL[name]},
+        on_nonfinite="skip",
+        optimizer={"kwargs": {"momentum": 0.0}},
+        max_epochs=3,
+    )
+    around, number = _Around(8, 8), 8
+    train(config, tmp_path / "run", Fault(kind, [number]), around)
+    assert around.before.keys() == around.after.keys()
+    averaged = {k for k in around.before if k.startswith("momentum_")}
+    for key in around.before:
+        if key not in averaged or "running" in key or "num_batches" in key:
+            # Prototypes are brought to unit length once more.
+            before, after = around.before[key], around.after[key]
+            assert torch.allclose(after, before, rtol=0, atol=2e-7), key
+    assert finite(around.after)
+    assert finite(last_state(tmp_path / "run"))
+    (line,) = lines(tmp_path / "run")
+    assert (line["step"], line["then"]) == (number, "skipped")
+    if kind != "image":
+        return
+    found = (tmp_path / "run" / METRICS).read_text().splitlines()
+    by_step = {r["step"]: r for r in map(json.loads, found) if "train_class_loss_step" in r}
+    assert all((r["train_class_loss_step"] is None) == (s == number) for s, r in by_step.items())
+    assert len(by_step) == 3 * STEPS
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("kind", ["image", "infinite", "gradients"])
+@pytest.mark.parametrize("every", [1, 5])
+def test_skipped_steps_are_counted(
+    kind: str,
+    every: int,
+    make_config: MakeConfig,
+    tmp_path: Path,
+    seldom: Seldom,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seldom(every)
+    config = config_of(make_config, "mocov2plus", method_kwargs={"queue_size": 16})
+    fault = Fault(kind, [2, 7, 9])
+    with caplog.at_level(logging.WARNING, "solo_ext"):
+        train({**config, "on_nonfinite": "skip"}, tmp_path / "run", fault)
+    file = tmp_path / "run" / NONFINITE
+    assert [r.getMessage() for r in caplog.records if "left out" in r.getMessage()] == [
+        f"epoch {epoch}: {count} left out (on_nonfinite=skip), the images are named in {file}"
+        for epoch, count in enumerate(["1 optimiser step was", "2 optimiser steps were"])
+    ]
+    assert {line["step"]: line["indices"] for line in lines(tmp_path / "run")} == fault.indices
+    assert finite(last_state(tmp_path / "run"))
+
+
+@pytest.mark.fault
+def test_a_bad_batch_of_an_accumulated_step(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The step is left out with all of its batches; the bad one is named."""
+    config = config_of(
+        make_config,
+        "mocov2plus",
+        method_kwargs={"queue_size": 16},
+        on_nonfinite="skip",
+        accumulate_grad_batches=3,
+        optimizer={"kwargs": {"momentum": 0.0}},
+    )
+    around, fault = _Around(6, 8), Fault("image", [7])
+    train(config, tmp_path / "run", fault, around)
+    for key, before in around.before.items():
+        if not key.startswith("momentum_") or "running" in key:
+            assert torch.equal(before, around.after[key]), key
+    (line,) = lines(tmp_path / "run")
+    assert (line["step"], line["indices"]) == (2, fault.indices[7])
+    assert finite(last_state(tmp_path / "run"))
+
+
+@pytest.mark.fault
+def test_gradients_name_all_batches_of_the_step(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = config_of(make_config, accumulate_grad_batches=3)
+    fault = Fault("gradients", [6, 7, 8])
+    with pytest.raises(UserError, match=r"^gradients are not finite in epoch 1, optimiser step 2 "):
+        train(config, tmp_path / "run", fault)
+    assert [line["indices"] for line in lines(tmp_path / "run")] == list(fault.indices.values())
+
+
+@pytest.mark.fault
+def test_too_many_in_a_row(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is trained any more; the good checkpoint is not replaced."""
+    config = config_of(make_config, on_nonfinite="skip", max_epochs=10)
+    with pytest.raises(UserError, match=r"^the last 6 optimiser steps, up to step 11 "):
+        train(config, tmp_path / "run", Fault("image", ALL[STEPS:]))
+    assert [c.epoch for c in checkpoints(tmp_path / "run")] == [0]
+    assert len(lines(tmp_path / "run")) == STEPS
+    monkeypatch.setattr(nonfinite, "MOST_IN_A_ROW", 5)
+    with pytest.raises(UserError, match=r"^the last 5 optimiser steps, up to step 4 "):
+        train(config, tmp_path / "within", Fault("image", ALL))
+
+
+@pytest.mark.fault
+def test_skipping_can_be_chosen_later(make_config: MakeConfig, tmp_path: Path) -> None:
+    """In the directory of the run that stopped."""
+    config = config_of(make_config)
+    fault = Fault("image", [8])
+    with pytest.raises(UserError):
+        train(config, tmp_path / "run", fault)
+    changed = {**config, "on_nonfinite": "skip"}
+    assert run_digest(prepare(changed).given) == run_digest(prepare(config).given)
+    assert train(changed, tmp_path / "run", fault).epochs == 2
+    assert [line["then"] for line in lines(tmp_path / "run")] == ["stopped", "skipped"]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_infinite_gradients_of_a_scaler_are_no_fault(
+    action: str, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Its first steps overflow fp16 and are left out by the scaler; a NaN loss is a fault."""
+    scales: list[float] = []
+
+    class Half(Callback):
+        def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+            trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", scaler)
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            scales.append(trainer.precision_plugin.scaler.get_scale())
+
+    config = config_of(make_config, on_nonfinite=action, max_epochs=4)
+    train(config, tmp_path / "run", Half())
+    assert scales[0] == 2.0**29 > scales[-1]
+    assert not (tmp_path / "run" / NONFINITE).exists()
+    assert finite(last_state(tmp_path / "run"))
+    fault = Fault("image", [20])
+    if action == "skip":
+        train(config, tmp_path / "bad", Half(), fault)
+        assert finite(last_state(tmp_path / "bad"))
+    else:
+        with pytest.raises(UserError, match="epoch 3, optimiser step 20 "):
+            train(config, tmp_path / "bad", Half(), fault)
+    assert [line["indices"] for line in lines(tmp_path / "bad")] == [fault.indices[20]]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_bfloat16(action: str, make_config: MakeConfig, tmp_path: Path) -> None:
+    config = config_of(make_config, on_nonfinite=action, precision="bf16-mixed")
+    # Not a network with convolutions: their bf16 gradients on CPUs are not always finite.
+    config["backbone"] = VIT
+    fault = Fault("image", [8])
+    if action == "skip":
+        train(config, tmp_path / "run", fault)
+    else:
+        with pytest.raises(UserError, match="precision=32-true"):
+            train(config, tmp_path / "run", fault)
+    assert [line["indices"] for line in lines(tmp_path / "run")] == [fault.indices[8]]
+    assert finite(last_state(tmp_path / "run"))
+
+
+class _Asked(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the values that the host asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        asking = ("_local_scalar_dense", "equal.default", "nonzero", "is_nonzero", "item")
+        self.count += any(name in str(func) for name in asking)
+        return func(*args, **(kwargs or {}))
+
+
+class _AskedInSteps(Callback):
+    """Counts them from the start of a batch to the start of the next."""
+
+    def __init__(self) -> None:
+        self.mode, self.counts, self._open = _Asked(), [], False
+        self.counts: list[int]
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._close()
+        self.mode.__enter__()
+        self._open, self.mode.count = True, 0
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._open:
+            self.mode.__exit__(None, None, None)
+            self.counts.append(self.mode.count)
+        self._open = False
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_no_value_is_asked_for_in_a_step(
+    action: str,
+    make_config: MakeConfig,
+    tmp_path: Path,
+    seldom: Seldom,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between two looks no more than without the watches."""
+    kwargs = {"queue_size": 16}
+    config = config_of(
+        make_config,
+        "mochi",
+        on_nonfinite=action,
+        max_epochs=1,
+        method_kwargs=kwargs,
+        log_every_n_steps=0,
+    )
+    every = _AskedInSteps()
+    train(config, tmp_path / "looking", every)
+    seldom(1000)
+    watched = _AskedInSteps()
+    train(config, tmp_path / "watched", watched)
+    monkeypatch.setattr(pretraining, "NonFiniteWatch", lambda *_: Callback())
+    monkeypatch.setattr(pretraining, "CollapseWatch", Callback)
+    alone = _AskedInSteps()
+    train(config, tmp_path / "alone", alone)
+    # The last one goes on into the end of the epoch.
+    assert watched.counts[:-1] == alone.counts[:-1]
+    assert len(alone.counts) == STEPS
+    assert sum(every.counts) > sum(alone.counts)
+
+
+CASES = {
+    "skip-image": ("image", {"on_nonfinite": "skip"}),
+    "skip-infinite": ("infinite", {"on_nonfinite": "skip"}),
+    "stop": ("infinite", {"checkpoint": {"every_n_steps": 1}}),
+}
+"""Of two processes, with a fault on the second alone."""
+
+
+@pytest.fixture(scope="module")
+def two(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of these runs, and of what each process noted."""
+    folder = tmp_path_factory.mktemp("two")
+    kwargs = {"queue_size": 16}
+    shared = {"method_kwargs": kwargs, "devices": 2, "strategy": "ddp"}
+    cases = {
+        name: {
+            "config": config_of(make_config, "mocov2plus", **shared, **changes),
+            "fault": {"kind": kind, "batches": [4], "rank": 1},
+        }
+        for name, (kind, changes) in CASES.items()
+    }
+    (folder / "cases.json").write_text(json.dumps(cases))
+    words = ["-W", "ignore", str(HERE / "nonfinite_run.py"), str(folder)]
+    with (folder / "log").open("w") as log:
+        threads = {**os.environ, "OMP_NUM_THREADS": "1"}
+        run = subprocess.Popen([sys.executable, *words], env=threads, stdout=log, stderr=log)
+        try:
+            assert run.wait(500) == 0, (folder / "log").read_text()[-3000:]
+        finally:
+            run.kill()
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("name", CASES)
+def test_all_processes_do_the_same(name: str, two: Path) -> None:
+    """Three steps per epoch: found by both at the second one's end, or before a checkpoint."""
+    noted = [torch.load(two / f"{name}-{rank}.pt") for rank in range(2)]
+    (line,) = lines(two / name)
+    assert (line["rank"], line["step"]) == (1, 4)
+    assert line["indices"] == noted[1]["indices"][4]
+    assert finite(last_state(two / name))
+    (left,) = checkpoints(two / name)
+    if name == "stop":
+        for rank in noted:
+            assert rank["error"].startswith("the loss is not finite in epoch 1, optimiser step 4 ")
+        assert (left.epoch, left.step) == (1, 4)
+    else:
+        assert [rank["error"] for rank in noted] == [None, None]
+        assert torch.equal(noted[0]["weights"], noted[1]["weights"])
+        assert (left.epoch, left.step) == (1, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_value_of_a_gpu_is_read_later() -> None:
+    late = AsyncHostCopy()
+    value = torch.zeros((), device="cuda")
+    torch.cuda._sleep(10**8)
+    late.send(value + 3)
+    assert late.take() is None
+    assert late.pending
+    found = late.take(wait=True)
+    assert found is not None
+    assert float(found) == 3
+    assert not late.pending
+
+
+def test_a_value_of_a_cpu_is_there_at_once() -> None:
+    late, value = AsyncHostCopy(), torch.ones(2)
+    assert late.take() is None
+    late.send(value)
+    value.zero_()
+    assert late.immediate
+    found = late.take()
+    assert found is not None
+    assert found.tolist() == [1, 1]
+    late.send(value)
+    late.drop()
+    assert late.take() is None

@@ -1,0 +1,61 @@
+"""What is refused before a run starts, because it would train nothing or the wrong thing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from solo_ext import host
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+
+MakeConfig = Callable[..., dict[str, Any]]
+
+
+@pytest.mark.parametrize("devices", [2, "2"])
+def test_a_batch_beyond_the_share_of_a_process(make_config: MakeConfig, devices: Any) -> None:
+    """48 images: 24 for each of two processes, which a batch of 25 would not fill once."""
+
+    def prepared(size: int, **changes: Any) -> Any:
+        return prepare(make_config("simclr", optimizer={"batch_size": size}, **changes))
+
+    prepared(25)
+    prepared(24, devices=devices)
+    with pytest.raises(ConfigError, match="24 images per process, 48 for 2 processes") as caught:
+        prepared(25, devices=devices)
+    assert (caught.value.key, caught.value.value) == ("optimizer.batch_size", 25)
+    with pytest.raises(ConfigError, match="12 images per process"):
+        prepared(13, devices=devices, num_nodes=2)
+
+
+@pytest.mark.parametrize("dataset", ["custom", "imagenet", "imagenet100"])
+def test_a_class_that_only_one_split_has(
+    make_config: MakeConfig, images: Path, tmp_path: Path, dataset: str
+) -> None:
+    val = Path(shutil.copytree(images, tmp_path / "val"))
+    config = make_config("simclr", data={"val_path": str(val), "dataset": dataset})
+    assert prepare(config).val is not None
+    (val / "1").rename(tmp_path / "1")
+    with pytest.raises(ConfigError, match="class '1' is missing, which would shift the labels"):
+        prepare(config)
+    (tmp_path / "1").rename(val / "3")
+    with pytest.raises(ConfigError, match="class '3' is not among the training classes"):
+        prepare(config)
+
+
+def test_an_optimiser_that_a_fork_has_added(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(host.BaseMethod._OPTIMIZERS, "rmsprop", torch.optim.RMSprop)  # type: ignore[attr-defined]
+    config = make_config("simclr", optimizer={"name": "rmsprop", "kwargs": {"alpha": 0.9}})
+    result = pretrain(prepare(config), run_dir=tmp_path / "run")
+    (state,) = torch.load(result.checkpoint, weights_only=True)["optimizer_states"]
+    assert {group["alpha"] for group in state["param_groups"]} == {0.9}
+    with pytest.raises(ConfigError, match=r"optimizer.name='rmsprob': unknown optimiser"):
+        prepare(make_config("simclr", optimizer={"name": "rmsprob"}))

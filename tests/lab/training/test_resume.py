@@ -1,0 +1,282 @@
+"""Stopped and resumed is the same as never stopped, to the last bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.run_dir import METRICS, checkpoints, read_config
+from solo_ext.memory.class_weights import ClassWeights
+from tests.lab.training.resumable import STEPS, config_of
+from tests.lab.training.same_run import assert_same_run, logged
+
+MakeConfig = Callable[..., dict[str, Any]]
+KillAt = Callable[[int], Callback]
+METHODS = (
+    "debiased",
+    "simclr",
+    "mocov2plus",
+    "nnclr",
+    "byol",
+    "swav",
+    "deepclusterv2",
+    "simsiam",
+    "dino",
+    "wmse",
+    "pcl",
+    "pcl-bank",
+    "pcl-drawn",
+    "hard_negative",
+    "hard_negative-queue",
+    "hard_negative-prototypes",
+    "mochi",
+    "nnclr_symmetric",
+    "metric",
+    "seed",
+    "seed-mixed",
+    "protoseed",
+    "protoseed-old",
+    "protocpc",
+)
+
+
+QUICK = ("byol", "pcl", "mochi", "seed")
+"""What every test run takes along; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    "method", [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
+)
+@pytest.mark.parametrize(
+    "kills", [(STEPS + 2, STEPS + 4), (STEPS,)], ids=["within-epoch", "between-epochs"]
+)
+def test_resumed_equals_uninterrupted(
+    method: str,
+    kills: tuple[int, ...],
+    make_config: MakeConfig,
+    make_distilled: MakeConfig,
+    tmp_path: Path,
+    kill_at: KillAt,
+) -> None:
+    """Resumed once more within the same epoch too."""
+    distilled = method.partition("-")[0] in ("seed", "protoseed")
+    config = config_of(make_distilled if distilled else make_config, method)
+    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    first, *later = kills
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(
+            prepare(config),
+            run_dir=tmp_path / "parts",
+            callbacks=[kill_at(first)],
+            show_progress=False,
+        )
+    for step in later:
+        with pytest.raises(RuntimeError, match="killed"):
+            resume(tmp_path / "parts", callbacks=[kill_at(step)])
+    within = kills[-1] if kills[-1] != STEPS else None
+    assert checkpoints(tmp_path / "parts")[-1].step == within
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("step", [STEPS + 2, STEPS], ids=["within-epoch", "between-epochs"])
+def test_augmentation_on_the_batch(
+    step: int,
+    in_memory: bool,
+    make_config: MakeConfig,
+    tmp_path: Path,
+    kill_at: KillAt,
+) -> None:
+    """Multi-crop, and views that are mixed."""
+    mix = {"name": "cutmix", "min_share": 0.6}
+    data = {"augmentation": "batch", "in_memory": in_memory, "mix": mix}
+    jitter = {"prob": 0.8, "brightness": 0.4, "saturation": 0.2, "hue": 0.1}
+    large = {"crop_size": 16, "num_crops": 2, "color_jitter": jitter}
+    crops = [large, {"crop_size": 8, "num_crops": 2, "gaussian_blur": {"prob": 0.5}}]
+    config = config_of(make_config, "protocpc", data=data, augmentations=crops)
+    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(
+            prepare(config),
+            run_dir=tmp_path / "parts",
+            callbacks=[kill_at(step)],
+            show_progress=False,
+        )
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_clusters_are_rematched_as_before(
+    make_config: MakeConfig,
+    tmp_path: Path,
+    kill_at: KillAt,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Class weights and their momentum move with the clusters, in a resumed run too."""
+    moves: list[list[int]] = []
+    rematch = ClassWeights.rematch_
+
+    def note(self: ClassWeights, match: torch.Tensor, state: Any) -> None:
+        moves.append(match.tolist())
+        assert state["momentum_buffer"].shape == self.weight.shape
+        rematch(self, match, state)
+
+    monkeypatch.setattr(ClassWeights, "rematch_", note)
+    config = config_of(make_config, "metric")
+    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    assert len(moves) == 2
+    assert any(move != sorted(move) for move in moves)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(
+            prepare(config),
+            run_dir=tmp_path / "parts",
+            callbacks=[kill_at(2 * STEPS)],
+            show_progress=False,
+        )
+    resume(tmp_path / "parts")
+    # Killed within the third epoch, whose checkpoint is of before its clusters.
+    assert moves[2:] == [*moves[:2], moves[1]]
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 2)], ids=str)
+def test_number_of_workers_may_change(
+    workers: tuple[int, int], make_config: MakeConfig, tmp_path: Path, kill_at: KillAt
+) -> None:
+    """The same run with and without worker processes, stopped within an epoch or not."""
+    first, second = (config_of(make_config, "debiased", data={"num_workers": n}) for n in workers)
+    pretrain(prepare(first), run_dir=tmp_path / "whole", show_progress=False)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(
+            prepare(second),
+            run_dir=tmp_path / "parts",
+            callbacks=[kill_at(STEPS + 3)],
+            show_progress=False,
+        )
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_accumulated_gradients(make_config: MakeConfig, tmp_path: Path, kill_at: KillAt) -> None:
+    """Momentum networks move with the optimiser; checkpoints fall on its steps only."""
+    config = config_of(make_config, "byol", accumulate_grad_batches=2)
+    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(
+            prepare(config),
+            run_dir=tmp_path / "parts",
+            callbacks=[kill_at(STEPS + 3)],
+            show_progress=False,
+        )
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_metrics_are_not_repeated(make_config: MakeConfig, tmp_path: Path, kill_at: KillAt) -> None:
+    """Lines past the checkpoint are dropped before the resumed run writes them again."""
+    config = config_of(
+        make_config, "debiased", checkpoint={"every_n_steps": 4}, log_every_n_steps=1
+    )
+    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(
+            prepare(config),
+            run_dir=tmp_path / "parts",
+            callbacks=[kill_at(STEPS + 4)],
+            show_progress=False,
+        )
+    resume(tmp_path / "parts")
+
+    def steps(run: str) -> list[tuple[int, float]]:
+        lines = (tmp_path / run / METRICS).read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        key = "train_class_loss_step"
+        return [(r["step"], r[key]) for r in records if key in r]
+
+    assert steps("parts") == steps("whole")
+    assert len(steps("whole")) == 3 * STEPS
+
+
+def test_a_finished_run_is_left_alone(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = config_of(make_config, "debiased", max_epochs=1)
+    first = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    assert first.checkpoint is not None
+    before = first.checkpoint.read_bytes()
+    again = resume(tmp_path / "run")
+    assert again.checkpoint == first.checkpoint
+    assert again.checkpoint is not None
+    assert again.checkpoint.read_bytes() == before
+    assert again.seconds == pytest.approx(first.seconds)
+
+
+@pytest.mark.fault
+def test_a_finished_run_gets_the_line_that_a_kill_took(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Of the last epoch, which Lightning logs after the last checkpoint."""
+    config = config_of(make_config, "debiased", max_epochs=1)
+    pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    whole = logged(tmp_path / "run")
+    file = tmp_path / "run" / METRICS
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    for _ in range(2):
+        resume(tmp_path / "run")
+        assert logged(tmp_path / "run") == whole
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("torn", ["", "{}", '{"seconds": 1.0, "images"'])
+def test_a_damaged_timing_costs_no_run(
+    torn: str,
+    make_config: MakeConfig,
+    images: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = config_of(make_config, "debiased", max_epochs=1)
+    pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    (tmp_path / "run" / "timing.json").write_text(torn)
+    again = resume(tmp_path / "run")
+    assert again.checkpoint is not None
+    assert again.seconds == 0
+    assert "damaged" in caplog.text
+
+
+def test_auto_resume_finds_the_run_of_the_config(
+    make_config: MakeConfig, tmp_path: Path, kill_at: KillAt
+) -> None:
+    folders = {"checkpoint": {"dir": str(tmp_path)}, "auto_resume": {"enabled": True}}
+    config = config_of(make_config, "debiased", **folders)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(prepare(config), callbacks=[kill_at(STEPS + 2)], show_progress=False)
+    (stopped,) = (tmp_path / "debiased").iterdir()
+    done = pretrain(prepare(config), show_progress=False)
+    assert done.run_dir == stopped
+    assert done.epochs == 3
+    fresh = pretrain(
+        prepare({**config, "auto_resume": {"enabled": False}, "max_epochs": 3}),
+        show_progress=False,
+    )
+    assert fresh.run_dir != stopped
+
+
+def test_config_of_the_run_is_complete(make_config: MakeConfig, tmp_path: Path) -> None:
+    """What is stored composes to the same run: rates unscaled, defaults written out."""
+    config = config_of(make_config, "debiased", max_epochs=1)
+    prepared = prepare(config)
+    pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
+    again = prepare(read_config(tmp_path / "run"))
+    assert again.given == prepared.given
+    assert again.cfg == prepared.cfg
+    assert again.cfg.optimizer.lr == pytest.approx(0.05 * 8 / 256)

@@ -1,0 +1,295 @@
+"""Which checkpoint a run goes on from, and which it refuses."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from solo_ext.core.errors import UserError
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.run_dir import CONFIG, METRICS, PREVIOUS, checkpoints
+
+MakeConfig = Callable[..., dict[str, Any]]
+
+
+def train(config: dict[str, Any], run_dir: Path, **more: Any) -> Path:
+    pretrain(prepare(config), run_dir=run_dir, show_progress=False, **more)
+    return run_dir
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    state = torch.load(checkpoints(run_dir)[-1].path, weights_only=True)
+    return dict(state["state_dict"])
+
+
+def tear(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def flip(file: Path) -> None:
+    """One bit of the weights: the file is as long, and loads."""
+    with zipfile.ZipFile(file) as archive:
+        largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+        inside = archive.read(largest)
+    data = file.read_bytes()
+    place = data.index(inside) + len(inside) // 2
+    file.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    torch.load(file, weights_only=True)
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def another_kind(file: Path) -> None:
+    torch.save({"weights": torch.ones(3)}, file)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("damage", [tear, flip, empty, another_kind])
+def test_the_one_before_a_damaged_one_is_used(
+    damage: Callable[[Path], None],
+    make_config: MakeConfig,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = make_config("debiased", max_epochs=3)
+    whole = train(config, tmp_path / "whole")
+    parts = Path(shutil.copytree(whole, tmp_path / "parts"))
+    newest = checkpoints(parts)[-1].path
+    damage(newest)
+    with caplog.at_level(logging.WARNING):
+        resume(parts)
+    assert f"{newest.name}' cannot be read" in caplog.text
+    assert "the one before it is used" in caplog.text
+    assert (parts / f"{newest.name}.unreadable").is_file()
+    for key, value in weights(whole).items():
+        assert torch.equal(value, weights(parts)[key]), key
+
+
+@pytest.mark.fault
+def test_none_that_can_be_read(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The run does not start over by itself."""
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
+    for held in checkpoints(run, previous=True):
+        tear(held.path)
+    names = {file.name for file in run.iterdir()}
+    with pytest.raises(UserError, match=r"ep=1\.ckpt' cannot be read .* has no other one that can"):
+        resume(run)
+    assert {file.name for file in run.iterdir()} == names
+
+
+def test_one_is_kept_behind_the_last(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config("debiased", max_epochs=4, checkpoint={"every_n_steps": 1})
+    run = train(config, tmp_path / "run")
+    names = {file.name for file in run.glob("*.ckpt*")}
+    last = next(name for name in names if name.endswith("ep=3.ckpt"))
+    (before,) = names - {last}
+    # Within the last epoch.
+    assert before.startswith("tiny-run-ep=3-step=")
+    assert before.endswith(PREVIOUS)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seed": 6}, "seed: 5 -> 6"),
+        ({"method_kwargs": {"tau_plus": 0.2}}, "method_kwargs.tau_plus: 0.1 -> 0.2"),
+        ({"max_epochs": 3}, "max_epochs: 2 -> 3"),
+        ({"data": {"fraction": 0.5}}, "data.fraction: -1 -> 0.5"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_another_runs_checkpoint_is_refused(
+    change: dict[str, Any], told: str, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
+    before = (run / CONFIG).read_text()
+    changed = prepare(make_config("debiased", **({"max_epochs": 2} | change)))
+    with pytest.raises(UserError, match="is of another run") as caught:
+        pretrain(changed, run_dir=run, show_progress=False)
+    assert told.replace("-1", "-1.0") in str(caught.value).replace(".0", "").replace("-1", "-1.0")
+    assert "--force" in str(caught.value)
+    assert (run / CONFIG).read_text() == before
+
+
+@pytest.mark.fault
+def test_another_method_is_refused_before_anything_is_written(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    run = train(make_config("debiased"), tmp_path / "run")
+    other = make_config("simclr", resume_from_checkpoint=str(checkpoints(run)[-1].path))
+    with pytest.raises(UserError, match='method: "debiased" -> "simclr"'):
+        train(other, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def as_they_are(folder: Path) -> Path:
+    return folder
+
+
+def packed(folder: Path) -> Path:
+    """One HDF5 file, written anew: the one before it may be open still."""
+    h5py = pytest.importorskip("h5py")
+    folder.with_suffix(".h5").unlink(missing_ok=True)
+    with h5py.File(folder.with_suffix(".h5"), "w") as file:
+        for image in folder.rglob("*.png"):
+            held = np.frombuffer(image.read_bytes(), dtype=np.uint8)
+            file[f"{image.parent.name}/{image.name}"] = held
+    return folder.with_suffix(".h5")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        ({}, as_they_are),
+        ({"unreadable": "skip"}, as_they_are),
+        ({"format": "h5", "no_labels": True}, packed),
+        ({"format": "h5", "no_labels": True, "unreadable": "skip"}, packed),
+    ],
+    ids=["folder", "skip", "no_labels", "skip-no_labels"],
+)
+def test_other_images_are_refused(
+    data: dict[str, Any],
+    kept: Callable[[Path], Path],
+    make_config: MakeConfig,
+    images: Path,
+    tmp_path: Path,
+) -> None:
+    """Resumed as it was, but there are other files by now."""
+    folder = Path(shutil.copytree(images, tmp_path / "images"))
+    data = {**data, "train_path": str(kept(folder))}
+    run = train(make_config("debiased", data=data, max_epochs=2), tmp_path / "run")
+    resume(run)
+    some = sorted(folder.rglob("*.png"))
+    some[0].rename(some[0].with_name("another.png"))
+    kept(folder)
+    with pytest.raises(UserError, match="training images: as many, of other names"):
+        resume(run)
+    shutil.copy(some[1], some[1].with_name("more.png"))
+    kept(folder)
+    with pytest.raises(UserError, match=f"training images: {len(some)} -> {len(some) + 1}"):
+        resume(run)
+
+
+def test_a_copy_of_the_images_will_do(
+    make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: Callable[[int], Callback]
+) -> None:
+    """As after a requeued job has unpacked them on another machine, files of another time."""
+    copy = Path(shutil.copytree(images, tmp_path / "copy", copy_function=shutil.copyfile))
+    configs = [
+        make_config("debiased", data={"train_path": str(folder)}, max_epochs=2)
+        for folder in (images, copy)
+    ]
+    with pytest.raises(RuntimeError, match="killed"):
+        train(configs[0], tmp_path / "run", callbacks=[kill_at(3)])
+    train(configs[1], tmp_path / "run")
+    assert checkpoints(tmp_path / "run")[-1].epoch == 1
+
+
+def test_forced(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
+    with caplog.at_level(logging.WARNING):
+        train(make_config("debiased", max_epochs=3), run, force=True)
+    assert "goes on from another run's checkpoint: max_epochs: 2.0 -> 3.0" in caplog.text
+    assert checkpoints(run)[-1].epoch == 2
+    adam = make_config("debiased", max_epochs=4, optimizer={"name": "adamw", "kwargs": {}})
+    with pytest.raises(UserError, match=r"holds another optimiser's state: .*start a new run"):
+        train(adam, run, force=True)
+
+
+@pytest.mark.fault
+def test_what_cannot_be_read_now_keeps_its_name(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that answers with an error says nothing of the file."""
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
+    before = sorted(run.iterdir())
+
+    load = torch.load
+
+    def fail(path: Path, **given: Any) -> Any:
+        # The one before it can be read.
+        if path.name.endswith("ep=1.ckpt"):
+            raise OSError(errno.EIO, "Input/output error")
+        return load(path, **given)
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(UserError, match=r"ep=1\.ckpt' cannot be read \(Input/output error\)"):
+        resume(run)
+    assert sorted(run.iterdir()) == before
+
+
+def test_settings_that_change_no_number_may_change(
+    make_config: MakeConfig, tmp_path: Path, kill_at: Callable[[int], Callback]
+) -> None:
+    first, second = (
+        make_config("debiased", data={"num_workers": n}, log_every_n_steps=n + 1, max_epochs=2)
+        for n in (0, 1)
+    )
+    with pytest.raises(RuntimeError, match="killed"):
+        train(first, tmp_path / "run", callbacks=[kill_at(3)])
+    train(second, tmp_path / "run")
+    assert checkpoints(tmp_path / "run")[-1].epoch == 1
+
+
+@pytest.mark.fault
+def test_one_of_another_run_among_them_is_passed_over(
+    make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Put there by hand, and further than this run is."""
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
+    other = train(make_config("debiased", max_epochs=2, seed=9), tmp_path / "other")
+    strange = run / "somebody-elses-ep=7.ckpt"
+    shutil.copy(checkpoints(other)[-1].path, strange)
+    (own, _), theirs = checkpoints(run), strange.read_bytes()
+    before = own.path.read_bytes()
+    with caplog.at_level(logging.WARNING):
+        result = resume(run)
+    assert "somebody-elses-ep=7.ckpt' is of another run; it is kept as " in caplog.text
+    assert strange.with_name(f"{strange.name}.of-another-run").read_bytes() == theirs
+    assert checkpoints(run) == [own]
+    assert result.checkpoint == own.path
+    assert own.path.read_bytes() == before
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("loggers", [[], ["csv"]])
+def test_one_without_a_config_that_does_not_fit(
+    loggers: list[str], make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """As solo-learn's own script writes it, of another method: one line, and nothing is left."""
+    run = train(make_config("simclr"), tmp_path / "run")
+    state = torch.load(checkpoints(run)[-1].path, weights_only=True)
+    del state["solo_ext"]
+    torch.save(state, tmp_path / "upstream.ckpt")
+    given = {"resume_from_checkpoint": str(tmp_path / "upstream.ckpt"), "loggers": loggers}
+    config = make_config("mocov2plus", **given)
+    with pytest.raises(UserError, match=r"upstream.ckpt' does not fit this method .*Missing key"):
+        train(config, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.fault
+def test_an_optimiser_of_other_groups_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Forced, but its state does not fit: one line, and the log is not cut."""
+    config = make_config("simclr", optimizer={"name": "lars"}, max_epochs=2)
+    run = train(config, tmp_path / "run")
+    logged = (run / METRICS).read_bytes()
+    other = dict(config, optimizer={**config["optimizer"], "exclude_bias_n_norm_wd": True})
+    with pytest.raises(UserError, match=r"does not fit this method .*parameter group"):
+        pretrain(prepare({**other, "max_epochs": 3}), run_dir=run, force=True)
+    assert (run / METRICS).read_bytes() == logged

@@ -1,0 +1,259 @@
+"""Names and contents of run directories."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import Callback, LambdaCallback
+
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.cli.main import main
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.records import JsonLines, read_metrics
+from solo_ext.lab.training.run_dir import (
+    ENVIRONMENT,
+    LOCK,
+    check_run_dir,
+    checkpoints,
+    choose_run_dir,
+    read_config,
+    run_digest,
+)
+
+MakeConfig = Callable[..., dict[str, Any]]
+KillAt = Callable[[int], Callback]
+
+
+def test_checkpoints_are_ordered_by_progress(tmp_path: Path) -> None:
+    for name in ("a-ep=10.ckpt", "a-ep=9.ckpt", "a-ep=10-step=700.ckpt", "a-ep=10-step=90.ckpt"):
+        (tmp_path / name).touch()
+    (tmp_path / ".a-ep=11.ckpt.saving").touch()
+    (tmp_path / "other.ckpt").touch()
+    names = [c.path.name for c in checkpoints(tmp_path)]
+    assert names == [
+        "a-ep=9.ckpt",
+        "a-ep=10-step=90.ckpt",
+        "a-ep=10-step=700.ckpt",
+        "a-ep=10.ckpt",
+    ]
+
+
+def test_digest_follows_what_changes_the_numbers(make_config: MakeConfig) -> None:
+    given = prepare(make_config("simclr")).given
+    assert run_digest(given) == run_digest({**given, "auto_resume": {"enabled": True}})
+    epochs = given["max_epochs"]
+    assert run_digest(given) == run_digest({**given, "max_epochs": float(epochs)})
+    assert run_digest(given) != run_digest({**given, "max_epochs": epochs + 1})
+    assert run_digest(given) != run_digest({**given, "seed": given["seed"] + 1})
+    assert run_digest(given) != run_digest({**given, "method_kwargs": {}})
+
+
+def test_run_dirs_do_not_collide(make_config: MakeConfig, tmp_path: Path) -> None:
+    given = prepare(make_config("simclr", checkpoint={"dir": str(tmp_path)})).given
+    automatic = {**given, "auto_resume": {"enabled": True, "max_hours": 2.0}}
+    first = choose_run_dir(given)
+    assert choose_run_dir(automatic) == first
+    first.mkdir(parents=True)
+    second = choose_run_dir(given)
+    assert second.name == f"{first.name}-2"
+    assert choose_run_dir(automatic) == second, "there is nothing to resume in the first"
+    checkpoint = first / "tiny-x-ep=0.ckpt"
+    checkpoint.touch()
+    assert choose_run_dir(automatic) == first
+    second.mkdir()
+    (second / "tiny-x-ep=0.ckpt").touch()
+    assert choose_run_dir(automatic) == second, "the latest is meant"
+    old = time.time() - 3 * 3600
+    os.utime(second / "tiny-x-ep=0.ckpt", (old, old))
+    assert choose_run_dir(automatic).name == f"{first.name}-3"
+
+
+def test_a_named_checkpoint_only_begins_a_run(
+    make_config: MakeConfig, tmp_path: Path, kill_at: KillAt
+) -> None:
+    """Resuming does not go back to `resume_from_checkpoint`."""
+    config = make_config("simclr", checkpoint={"every_n_steps": 1}, max_epochs=4)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(
+            prepare(config), run_dir=tmp_path / "a", callbacks=[kill_at(1)], show_progress=False
+        )
+    (begin,) = checkpoints(tmp_path / "a")
+    other = prepare({**config, "resume_from_checkpoint": str(begin.path)})
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(other, run_dir=tmp_path / "b", callbacks=[kill_at(5)], show_progress=False)
+    (further,) = checkpoints(tmp_path / "b")
+    assert further.step == 5
+    started: list[int] = []
+    watch = LambdaCallback(
+        on_train_batch_start=lambda trainer, *_: started.append(trainer.global_step)
+    )
+    resume(tmp_path / "b", callbacks=[watch])
+    assert started == [5, 6, 7]
+
+
+def test_resumed_from_within(
+    make_config: MakeConfig, tmp_path: Path, kill_at: KillAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cd RUN; solo-ext pretrain --resume .`"""
+    run = tmp_path / "run"
+    config = make_config("simclr", checkpoint={"every_n_steps": 1}, max_epochs=3)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(prepare(config), run_dir=run, callbacks=[kill_at(3)], show_progress=False)
+    monkeypatch.chdir(run)
+    assert main(["pretrain", "--resume", "."]) == 0
+    assert [held.path.name for held in checkpoints(run)] == ["tiny-run-ep=2.ckpt"]
+
+
+@pytest.mark.parametrize("name", ["exp/lr0.3", "../x", "/", "..", "a b"])
+@pytest.mark.parametrize("named", [True, False])
+def test_names_that_lead_elsewhere(
+    name: str, named: bool, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Checkpoints are in the run directory and are found there, whatever the run is called."""
+    config = make_config("simclr", name=name, checkpoint={"dir": str(tmp_path / "all")})
+    run_dir = tmp_path / "all" / "run" if named else None
+    result = pretrain(prepare(config), run_dir=run_dir, show_progress=False)
+    assert result.checkpoint is not None
+    assert list(tmp_path.rglob("*.ckpt")) == [result.checkpoint]
+    assert result.checkpoint.parent == result.run_dir
+    assert resume(result.run_dir).checkpoint == result.checkpoint
+
+
+def test_whose_folder_it_is(make_config: MakeConfig, tmp_path: Path) -> None:
+    """A run's, also a copy without hidden files, or one that was killed before its first batch."""
+    run = tmp_path / "run"
+    pretrain(prepare(make_config("simclr")), run_dir=run, show_progress=False)
+    check_run_dir(run)
+    check_run_dir(tmp_path / "new")
+    (run / LOCK).unlink()
+    check_run_dir(run)
+    (run / ENVIRONMENT).write_text('{"python": "3"}')
+    with pytest.raises(ConfigError, match=r"it holds 'args\.json' and is no run"):
+        check_run_dir(run)
+    killed = tmp_path / "killed"
+    (killed / "csv").mkdir(parents=True)
+    (killed / LOCK).touch()
+    check_run_dir(killed)
+    (killed / "config.yaml").touch()
+    with pytest.raises(ConfigError, match=r"it holds '\.lock' and is no run"):
+        check_run_dir(killed)
+
+
+def test_checkpoints_are_named_once(make_config: MakeConfig, tmp_path: Path) -> None:
+    """An automatic directory bears the run's name already."""
+    config = make_config("simclr", checkpoint={"dir": str(tmp_path)})
+    result = pretrain(prepare(config), show_progress=False)
+    assert result.checkpoint is not None
+    assert result.checkpoint.name == f"{result.run_dir.name}-ep=0.ckpt"
+
+
+def test_files_of_a_run(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
+    """What upstream's scripts read is there: args.json and one checkpoint of the usual name."""
+    config = make_config("simclr", data={"val_path": str(images)}, loggers=["csv"], max_epochs=2)
+    result = pretrain(prepare(config), run_dir=tmp_path / "v1", show_progress=False)
+    names = {p.name for p in result.run_dir.iterdir()}
+    assert names == {
+        "args.json",
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "timing.json",
+        "csv",
+        "tiny-v1-ep=1.ckpt",
+        "tiny-v1-ep=0.ckpt.previous",
+        ".lock",
+    }
+    args = json.loads((result.run_dir / "args.json").read_text())
+    assert args["method"] == "simclr"
+    assert args["data"]["num_classes"] == 3
+    assert args["data"]["num_large_crops"] == 2
+    assert args["optimizer"]["lr"] == pytest.approx(0.3 * 24 / 256)
+    validated = [r for r in read_metrics(result.run_dir / "metrics.jsonl") if "val_acc1" in r]
+    assert len(validated) == 2
+    environment = json.loads((result.run_dir / "environment.json").read_text())
+    assert environment["host"]["generation"] in ("main", "1.0.2")
+
+
+def test_kept_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(
+        "simclr", checkpoint={"keep_prev": True, "frequency": 2, "every_n_steps": 1}, max_epochs=4
+    )
+    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    kept = [p.path.name for p in checkpoints(result.run_dir)]
+    assert kept == [f"tiny-run-ep={n}.ckpt" for n in (0, 2, 3)]
+
+
+def test_leftovers_of_a_killed_process_go(
+    make_config: MakeConfig, tmp_path: Path, kill_at: KillAt
+) -> None:
+    """Killed while writing, or between writing a checkpoint and removing the one before it."""
+    run = tmp_path / "run"
+    config = make_config("simclr", checkpoint={"every_n_steps": 1}, max_epochs=2)
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(prepare(config), run_dir=run, callbacks=[kill_at(3)], show_progress=False)
+    (left,) = checkpoints(run)
+    shutil.copy(left.path, run / "tiny-run-ep=0.ckpt")
+    for name in (".tiny-run-ep=1-step=4.ckpt.saving", "somebody-elses.ckpt"):
+        (run / name).touch()
+    resume(run)
+    names = {p.name for p in run.iterdir() if ".ckpt" in p.name}
+    assert names == {
+        "tiny-run-ep=1.ckpt",
+        "tiny-run-ep=1-step=3.ckpt.previous",
+        "somebody-elses.ckpt",
+    }
+
+
+def test_a_config_that_is_none_is_named(tmp_path: Path) -> None:
+    for text in ("[", "- a", ""):
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(UserError, match=r"config\.yaml: not a config"):
+            read_config(tmp_path)
+
+
+def test_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config("simclr", checkpoint={"enabled": False})
+    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    assert result.checkpoint is None
+    assert not list(result.run_dir.rglob("*.ckpt"))
+
+
+def test_half_written_lines_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    JsonLines(file).log_metrics({"a": 1.0, "b": float("nan")}, step=3)
+    with file.open("a") as handle:
+        handle.write('{"step": 4, "a"')
+    (record,) = read_metrics(file)
+    assert (record["step"], record["a"], record["b"]) == (3, 1.0, None)
+    JsonLines(file).go_on(2, None)
+    assert read_metrics(file) == []
+
+
+def test_lines_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    """Those of steps that are repeated go, step 0 too; what a checkpoint knows of is added once."""
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    for step in (0, 1, 1, 2):
+        lines.log_metrics({"a": step}, step=step)
+    last = {"step": 1, "metrics": {"b": 7.0}}
+
+    def held() -> list[tuple[int, set[str]]]:
+        found = read_metrics(lines.file)
+        return [(line["step"], line.keys() - {"step", "seconds"}) for line in found]
+
+    for _ in range(2):
+        lines.go_on(2, last)
+        assert held() == [(0, {"a"}), (1, {"a"}), (1, {"a"}), (1, {"b"})]
+    lines.go_on(0, None)
+    assert held() == []
+    # Killed between its first checkpoint and its first line.
+    lines.file.unlink()
+    lines.go_on(2, last)
+    assert held() == [(1, {"b"})]

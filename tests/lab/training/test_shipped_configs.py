@@ -1,0 +1,67 @@
+"""The shipped digits configs run on whichever host is installed: pretrain, resume, evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from solo_ext.config.compose import compose, shipped_configs
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.run_dir import checkpoints
+
+SMALLER = (
+    "max_epochs=2",
+    "data.fraction=0.25",
+    "optimizer.batch_size=50",
+    "backbone.kwargs.channels=[8,8,8,8]",
+    "checkpoint.keep_prev=true",
+    "accelerator=cpu",
+)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("digits")
+
+
+@pytest.fixture(scope="module")
+def teachers(digits: Path) -> Path:
+    """The folder in which the shipped configs look for their teachers."""
+    folder = digits / "teachers"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOLO_EXT_DATA", str(digits))
+        prepared = prepare(compose("digits/teacher", (*SMALLER, "max_epochs=1")))
+        pretrain(prepared, run_dir=folder / "digits", show_progress=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n == "digits/pcl" else pytest.param(n, marks=pytest.mark.slow)
+        for n in shipped_configs()
+        if n.startswith("digits/")
+    ],
+)
+def test_pretrain_resume_evaluate(
+    name: str, digits: Path, teachers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOLO_EXT_DATA", str(digits))
+    monkeypatch.setenv("SOLO_EXT_TEACHERS", str(teachers))
+    prepared = prepare(compose(name, SMALLER))
+    whole = pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
+    assert whole.epochs == 2
+    first, last = checkpoints(whole.run_dir)
+    last.path.unlink()
+    again = resume(whole.run_dir)
+    assert again.checkpoint == last.path
+    assert first.path.exists()
+    for protocol in ("knn", "linear"):
+        record = evaluate(whole.run_dir, protocol)
+        assert record["epoch"] == 2
+        assert record["train"]["images"] == 350
+        # Ten classes, chance is 10; fourteen steps of a tiny network are hardly more.
+        assert max(r["acc1"] for r in record["results"]) > 13

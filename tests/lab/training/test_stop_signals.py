@@ -1,0 +1,275 @@
+"""A run that a signal ends writes where it stands first."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import Callback
+
+from solo_ext.core.errors import StoppedBySignal
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.run_dir import METRICS, checkpoints
+from solo_ext.lab.training.stop_signals import SIGNALS
+from tests.scripts import run_script
+
+MakeConfig = Callable[..., dict[str, Any]]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+STEPS = 2
+"""Steps per epoch."""
+
+
+class SignalAt(Callback):
+    """Sends this process a signal within the step that follows ``step`` others."""
+
+    def __init__(self, step: int, number: signal.Signals) -> None:
+        self.step, self.number = step, number
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    state = torch.load(checkpoints(run_dir)[-1].path, weights_only=True)
+    return dict(state["state_dict"])
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("step", [STEPS, 2 * STEPS - 1], ids=["within-epoch", "last-step"])
+def test_saved_then_stopped(
+    step: int, number: signal.Signals, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """And the resumed run is the uninterrupted one; a last step is saved with its epoch."""
+    config = make_config("nnclr_symmetric", max_epochs=4, checkpoint={"frequency": 100})
+    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    handlers = [signal.getsignal(n) for n in SIGNALS]
+    run = tmp_path / "parts"
+    with pytest.raises(StoppedBySignal, match=f"{number.name} after optimiser step {step + 1}"):
+        pretrain(
+            prepare(config), run_dir=run, callbacks=[SignalAt(step, number)], show_progress=False
+        )
+    assert [signal.getsignal(n) for n in SIGNALS] == handlers
+    (held,) = [c for c in checkpoints(run) if c.epoch == 1]
+    assert held.step == (None if step == 2 * STEPS - 1 else step + 1)
+    resume(run)
+    for key, value in weights(tmp_path / "whole").items():
+        assert torch.equal(value, weights(run)[key]), key
+
+
+@pytest.mark.fault
+def test_after_the_last_step_there_is_nothing_to_stop(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    result = pretrain(
+        prepare(make_config("simclr", max_epochs=1)),
+        run_dir=tmp_path / "run",
+        callbacks=[SignalAt(STEPS - 1, signal.SIGTERM)],
+        show_progress=False,
+    )
+    assert result.epochs == 1
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("number", "job", "asked"),
+    [
+        ("SIGUSR1", {"SLURM_JOB_ID": "17"}, "requeue 17\n"),
+        (
+            "SIGUSR1",
+            {"SLURM_JOB_ID": "18", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"},
+            "requeue 17_3\n",
+        ),
+        ("SIGTERM", {"SLURM_JOB_ID": "17"}, ""),
+        ("SIGUSR1", {}, ""),
+    ],
+    ids=["job", "array", "pre-empted", "no-job"],
+)
+def test_command_line(
+    number: str, job: dict[str, str], asked: str, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """A line on standard error, the exit code of the signal, and the queue where there is one."""
+    config = make_config("simclr", max_epochs=1000, checkpoint={"every_n_steps": 1})
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    scontrol.chmod(scontrol.stat().st_mode | stat.S_IXUSR)
+    run = tmp_path / "run"
+    words = ["--config-path", str(tmp_path), "--config-name", "mine", "--run-dir", str(run)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    environment |= {**job, "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}"}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "solo_ext.lab.cli.main", "pretrain", *words],
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        while not list(run.glob("*.ckpt")):
+            assert started.poll() is None
+        started.send_signal(signal.Signals[number])
+        _, shown = started.communicate(timeout=120)
+    finally:
+        started.kill()
+    assert started.returncode == 128 + signal.Signals[number]
+    last = shown.strip().splitlines()[-1]
+    assert last.startswith(f"solo-ext: stopped by {number} after optimiser step ")
+    then = "the job is requeued" if asked else f"`solo-ext pretrain --resume {run}` goes on"
+    assert last.endswith(then)
+    assert "Traceback" not in shown
+    found = tmp_path / "asked"
+    assert (found.read_text() if found.is_file() else "") == asked
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_no_process_ends_before_the_first_has_saved_and_asked(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Launchers kill the others when one ends: here the queue takes its time to answer."""
+    config = make_config("simclr", max_epochs=1000, devices=2, strategy="ddp")
+    config["optimizer"]["batch_size"] = 8
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f"#!/bin/sh\nsleep 3\ndate +%s.%N > {tmp_path}/asked\n")
+    scontrol.chmod(scontrol.stat().st_mode | stat.S_IXUSR)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    environment |= {
+        "SLURM_JOB_ID": "17",
+        "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    run_script(Path(__file__).with_name("stopped_run.py"), tmp_path, environment=environment)
+    asked = float((tmp_path / "asked").read_text())
+    for rank in range(2):
+        ended, _, said = (tmp_path / f"rank-{rank}").read_text().partition(" ")
+        assert float(ended) > asked, rank
+        assert said.startswith("stopped by SIGUSR1")
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("number", "method"),
+    [
+        *((number, "forkserver") for number in (signal.SIGTERM, signal.SIGINT)),
+        *((number, None) for number in SIGNALS),
+    ],
+    ids=str,
+)
+def test_sent_to_workers_too(
+    number: signal.Signals, method: str | None, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """As clusters do: the step at hand still gets its batch, and the run saves."""
+    data = {"num_workers": 2, "start_method": method}
+    config = make_config("simclr", max_epochs=1000, data=data, checkpoint={"frequency": 1000})
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    run = tmp_path / "run"
+    words = ["--config-path", str(tmp_path), "--config-name", "mine", "--run-dir", str(run)]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "solo_ext.lab.cli.main", "pretrain", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while not list(run.glob("*.ckpt")):
+            assert started.poll() is None
+            time.sleep(0.01)
+        os.killpg(started.pid, number)
+        _, shown = started.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+    assert started.returncode == 128 + number, shown
+    assert "Traceback" not in shown
+    assert len(list(run.glob("*.ckpt"))) == 1
+    assert checkpoints(run)[-1].epoch > 0
+
+
+@contextlib.contextmanager
+def in_a_terminal(config: dict[str, Any], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """``solo-ext pretrain`` with the run directory ``run``, in a process group of its own."""
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
+    words = ["--config-path", ".", "--config-name", "mine", "--run-dir", "run"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "solo_ext.lab.cli.main", "pretrain", *words],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield started
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_in_the_first_epoch(workers: int, make_config: MakeConfig, tmp_path: Path) -> None:
+    """Twice, to all processes, as a terminal sends it: what was begun to be saved is saved."""
+    config = make_config(
+        "simclr",
+        max_epochs=2,
+        optimizer={"batch_size": 2},
+        augmentations=[{"crop_size": 64, "num_crops": 2}],
+        data={"num_workers": workers},
+        log_every_n_steps=1,
+    )
+    run = tmp_path / "run"
+    with in_a_terminal(config, tmp_path) as started:
+        while not (run / METRICS).is_file():
+            assert started.poll() is None
+            time.sleep(0.002)
+        for _ in range(2):
+            os.killpg(started.pid, signal.SIGINT)
+        _, shown = started.communicate(timeout=120)
+    assert started.returncode == 130, shown
+    (held,) = checkpoints(run)
+    assert (held.epoch, held.step is None) == (0, False)
+    answer, last = [line for line in shown.splitlines() if line.startswith("solo-ext: ")]
+    assert answer.startswith("solo-ext: Ctrl-C: what is at hand is finished and saved first")
+    assert last == (
+        f"solo-ext: stopped by SIGINT after optimiser step {held.step}, which is saved; "
+        f"`solo-ext pretrain --resume {run}` goes on"
+    )
+    assert "Traceback" not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_ctrl_c_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
+    """There is nobody to save; the line says so."""
+    config = make_config("simclr", max_epochs=1000, checkpoint={"enabled": False})
+    with in_a_terminal({**config, "log_every_n_steps": 1}, tmp_path) as started:
+        while not (tmp_path / "run" / METRICS).is_file():
+            assert started.poll() is None
+            time.sleep(0.002)
+        os.killpg(started.pid, signal.SIGINT)
+        _, shown = started.communicate(timeout=120)
+    assert started.returncode == 130, shown
+    last = shown.splitlines()[-1]
+    assert last == "solo-ext: stopped by SIGINT; nothing is saved yet: start it again"
+    assert "Traceback" not in shown

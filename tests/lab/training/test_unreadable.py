@@ -1,0 +1,236 @@
+"""Runs over images of which some cannot be read, or vanish."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import Callback
+
+from solo_ext.data.reading import UnreadableImage
+from solo_ext.lab.cli.main import main
+from solo_ext.lab.evaluation.evaluate import evaluate
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import PretrainResult, pretrain, resume
+from solo_ext.lab.training.run_dir import checkpoints
+from solo_ext.lab.training.unreadable import UNREADABLE
+
+MakeConfig = Callable[..., dict[str, Any]]
+BROKEN = {"0/3.png": "it is empty", "0/15.png": "no image", "1/0.png": "a link", "2/9.png": "trunc"}
+
+
+@pytest.fixture
+def faulty(images: Path, tmp_path: Path) -> Path:
+    """A copy of the images with four faults, two of them next to each other."""
+    root = tmp_path / "faulty"
+    shutil.copytree(images, root)
+    (root / "0" / "3.png").write_bytes(b"")
+    (root / "0" / "15.png").write_text("no image")
+    (root / "1" / "0.png").unlink()
+    (root / "1" / "0.png").symlink_to("nowhere.png")
+    whole = (root / "2" / "9.png").read_bytes()
+    (root / "2" / "9.png").write_bytes(whole[: len(whole) // 2])
+    return root
+
+
+def train(config: dict[str, Any], run_dir: Path, **options: Any) -> PretrainResult:
+    return pretrain(prepare(config), run_dir=run_dir, show_progress=False, **options)
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    held = torch.load(checkpoints(run_dir)[-1].path, weights_only=True)["state_dict"]
+    return {k: v for k, v in held.items() if isinstance(v, torch.Tensor)}
+
+
+def same(a: Path, b: Path) -> bool:
+    x, y = weights(a), weights(b)
+    return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
+
+
+def data(folder: Path, **given: Any) -> dict[str, Any]:
+    return {"train_path": str(folder), "unreadable": "skip", **given}
+
+
+def named(run_dir: Path, root: Path) -> set[str]:
+    lines = (run_dir / UNREADABLE).read_text().splitlines()
+    found = dict(line.split("\t") for line in lines)
+    assert len(found) == len(lines)
+    names = {str(Path(name).relative_to(root)) for name in found}
+    for name in names:
+        assert BROKEN.get(name, "") in found[str(root / name)]
+    return names
+
+
+@pytest.mark.fault
+def test_skipped_ones_are_named_and_counted(
+    make_config: MakeConfig, faulty: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same with workers, and with validation over the same images."""
+    given = data(faulty, val_path=str(faulty))
+    runs = []
+    for workers in (0, 2):
+        config = make_config("simclr", data={**given, "num_workers": workers}, max_epochs=2)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "solo_ext"):
+            runs.append(train(config, tmp_path / f"run-{workers}").run_dir)
+        warned = [r.getMessage() for r in caplog.records if "cannot be read" in r.getMessage()]
+        assert warned == [
+            f"4 images cannot be read and are left out, named in {runs[-1] / UNREADABLE}"
+        ]
+        assert named(runs[-1], faulty) == set(BROKEN)
+    assert same(*runs)
+    record = evaluate(runs[0], "knn", {"k": [1]})
+    for split in ("train", "test"):
+        assert record[split]["images"] == 44
+        assert {str(Path(n).relative_to(faulty)) for n in record[split]["unreadable"]} == set(
+            BROKEN
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_resumed_is_the_same(
+    make_config: MakeConfig, faulty: Path, tmp_path: Path, kill_at: Callable[[int], Callback]
+) -> None:
+    changes = {
+        "data": data(faulty),
+        "max_epochs": 2,
+        "optimizer": {"batch_size": 8},
+        "checkpoint": {"every_n_steps": 2},
+    }
+    config = make_config("mocov2plus", **changes)
+    train(config, tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="killed"):
+        train(config, tmp_path / "parts", callbacks=[kill_at(8)])
+    resume(tmp_path / "parts")
+    assert same(tmp_path / "whole", tmp_path / "parts")
+    assert named(tmp_path / "parts", faulty) == set(BROKEN)
+
+
+STAND_INS = {"0/3": "0/4", "0/15": "0/2", "1/0": "1/1", "2/9": "0/0"}
+"""In the order of their names, from the last to the first."""
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("kwargs", [{}, {"e_step": "bank"}])
+def test_clusters_are_those_of_the_stand_ins(
+    kwargs: dict[str, Any], make_config: MakeConfig, faulty: Path, tmp_path: Path
+) -> None:
+    """The E-step before the first epoch sees an image for every index, at its index."""
+    config = make_config("pcl", method_kwargs=kwargs, data=data(faulty))
+    train(config, tmp_path / "skipping")
+    for name, instead in STAND_INS.items():
+        (faulty / f"{name}.png").unlink()
+        shutil.copy(faulty / f"{instead}.png", faulty / f"{name}.png")
+    train(config, tmp_path / "copied")
+    assert not (tmp_path / "copied" / UNREADABLE).exists()
+    found = [weights(tmp_path / run)["prototypes.assignments"] for run in ("skipping", "copied")]
+    assert found[0].shape == (2, 48)
+    assert torch.equal(*found)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("kwargs", [{}, {"e_step": "bank"}])
+def test_clusters_of_later_epochs(
+    kwargs: dict[str, Any], make_config: MakeConfig, faulty: Path, tmp_path: Path
+) -> None:
+    config = make_config("pcl", method_kwargs=kwargs, data=data(faulty), max_epochs=3)
+    train(config, tmp_path / "run")
+    assert all(v.isfinite().all() for v in weights(tmp_path / "run").values())
+    assert named(tmp_path / "run", faulty) == set(BROKEN)
+
+
+class _Remove(Callback):
+    """Removes a file before an epoch."""
+
+    def __init__(self, path: Path, epoch: int) -> None:
+        self.path, self.epoch = path, epoch
+
+    def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.current_epoch == self.epoch:
+            self.path.rename(self.path.with_suffix(".gone"))
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_file_that_vanishes_ends_the_run(
+    workers: int, make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    """Its last checkpoint stays, and once the file is back the run goes on as if nothing was."""
+    root = tmp_path / "images"
+    shutil.copytree(images, root)
+    given = data(root, unreadable="refuse", num_workers=workers)
+    config = make_config("simclr", data=given, max_epochs=3)
+    train(config, tmp_path / "whole")
+    lost = root / "1" / "7.png"
+    with pytest.raises(UnreadableImage) as caught:
+        train(config, tmp_path / "run", callbacks=[_Remove(lost, 1)])
+    expected = f"image {str(lost)!r} cannot be read: it is not there; mend or remove it"
+    assert str(caught.value).startswith(expected)
+    assert [c.epoch for c in checkpoints(tmp_path / "run")] == [0]
+    lost.with_suffix(".gone").rename(lost)
+    resume(tmp_path / "run")
+    assert same(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.fault
+def test_a_file_that_vanishes_is_skipped_from_then_on(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "images"
+    shutil.copytree(images, root)
+    lost = root / "1" / "7.png"
+    config = make_config("simclr", data=data(root), max_epochs=3)
+    result = train(config, tmp_path / "run", callbacks=[_Remove(lost, 1)])
+    assert result.epochs == 3
+    assert named(tmp_path / "run", root) == {"1/7.png"}
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_command_ends_with_one_line(
+    workers: int,
+    make_config: MakeConfig,
+    faulty: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = data(faulty, unreadable="refuse", num_workers=workers)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(make_config("simclr", data=given)))
+    words = ["--config-path", str(tmp_path), "--config-name", "tiny"]
+    assert main(["pretrain", *words, "--run-dir", str(tmp_path / "run")]) == 2
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if line.startswith("solo-ext: ")]
+    assert (out, len(lines)) == ("", 1)
+    assert "Traceback" not in err
+    assert lines[0].startswith(f"solo-ext: image '{faulty}/")
+    assert not (tmp_path / "run" / UNREADABLE).exists()
+    # Evaluation says the same, also of a run that skipped them.
+    words += ["--run-dir", str(tmp_path / "skipped"), "data.unreadable=skip"]
+    assert main(["pretrain", *words]) == 0
+    capsys.readouterr()
+    both = [f"data.train_path={faulty}", f"data.val_path={faulty}"]
+    command = ["eval", "knn", str(tmp_path / "skipped"), *both]
+    assert main([*command, "data.unreadable=refuse"]) == 2
+    assert "0/15.png' cannot be read" in capsys.readouterr().err
+    assert main(command) == 0
+    assert "4 of 48 images of train cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.fault
+def test_nothing_but_unreadable_images(
+    make_config: MakeConfig, faulty: Path, tmp_path: Path
+) -> None:
+    for path in faulty.rglob("*.png"):
+        path.unlink()
+        path.write_bytes(b"")
+    with pytest.raises(UnreadableImage, match="none of 48 images in a row can be read"):
+        train(make_config("simclr", data=data(faulty)), tmp_path / "run")
