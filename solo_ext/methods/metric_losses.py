@@ -116,7 +116,7 @@ def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
         allowed = list(inspect.signature(_pml_class(name).__init__).parameters)[1:]
     else:
         allowed = list(inspect.signature(LOSSES[name].target).parameters)[tensors:]
-    allowed = [a for a in allowed if a not in ("feature_norm", "more_positives", "kwargs")]
+    allowed = [a for a in allowed if a not in ("feature_norm", "kwargs")]
     # What the criterion takes in the loss's place.
     allowed += {NoiseCriterion: ["temperature"], OfScaledViews: ["logit_scale"]}.get(kind, [])
     for key in given:
