@@ -18,12 +18,10 @@ from solo_ext.losses.core import ContrastiveTerms, contrastive
 from solo_ext.losses.negative_mass import NegativeEstimator
 from solo_ext.losses.nnclr_symmetric import nnclr_terms
 from solo_ext.losses.two_views import two_view_terms
-from solo_ext.memory.cluster_prototypes import ClusterPrototypes
-from solo_ext.memory.feature_bank import FeatureBank
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.features import FeatureBank, FeatureQueue, Neighbours, SupportSet
 from solo_ext.memory.heads import projector
+from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.memory.support_set import Neighbours, SupportSet
 from solo_ext.methods.contrastive_kwargs import (
     CLUSTERS,
     ContrastiveKwargs,

@@ -13,7 +13,7 @@ from solo_ext.core import distributed
 from solo_ext.losses.core import contrastive
 from solo_ext.losses.negative_mass import NegativeEstimator
 from solo_ext.losses.seed import seed_terms
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.features import FeatureQueue
 from solo_ext.methods.contrastive_metrics import queue_metrics, term_metrics
 from solo_ext.methods.distillation import Distillation
 from solo_ext.methods.distillation_report import report_seed
