@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from solo_ext.losses.core import ContrastiveTerms
+from solo_ext.losses.contrastive import ContrastiveTerms
 from solo_ext.memory.features import FeatureQueue, Neighbours, SupportSet
 
 

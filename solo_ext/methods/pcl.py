@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.data.sampler import draw, mix
 from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
-from solo_ext.losses.info_nce import info_nce_loss_func
+from solo_ext.losses.contrastive import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
 from solo_ext.memory.features import FeatureBank, FeatureQueue
 from solo_ext.memory.heads import projector
