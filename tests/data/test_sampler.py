@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solo_ext.data.sampler import EpochSampler, SampleKey, mix
+from solo_ext.core.draws import mix
+from solo_ext.data.sampler import EpochSampler, SampleKey
 
 
 def order(

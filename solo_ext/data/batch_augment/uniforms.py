@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from solo_ext.data.sampler import mix
+from solo_ext.core.draws import mix
 
 Floats = NDArray[np.float64]
 Keys = NDArray[np.uint64]
