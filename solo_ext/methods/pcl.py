@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.data.sampler import draw, mix
+from solo_ext.core.draws import draw, mix
 from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
 from solo_ext.losses.contrastive import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
