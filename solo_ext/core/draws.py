@@ -8,7 +8,7 @@ was drawn before.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 
 Floats = NDArray[np.float64]
 Keys = NDArray[np.uint64]
-State = TypeVar("State", int, Keys)
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -62,7 +61,9 @@ def sample_keys(seed: int, epoch: int, indices: NDArray[np.int64]) -> Keys:
     >>> sample_keys(5, 0, np.arange(4)).shape
     (4,)
     """
-    return _hashed((np.uint64(mix(seed, epoch)) ^ indices.astype(np.uint64)) + np.uint64(_GAMMA))
+    return cast(
+        Keys, _hashed((np.uint64(mix(seed, epoch)) ^ indices.astype(np.uint64)) + np.uint64(_GAMMA))
+    )
 
 
 def uniforms(keys: Keys, first: int, count: int) -> Floats:
@@ -81,12 +82,12 @@ def uniforms(keys: Keys, first: int, count: int) -> Floats:
     True
     """
     places = np.arange(first + 1, first + count + 1, dtype=np.uint64)
-    bits = _hashed(keys[:, None] + places * np.uint64(_GAMMA)) >> np.uint64(11)
+    bits: Keys = _hashed(keys[:, None] + places * np.uint64(_GAMMA)) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
 
 
-def _hashed(state: State) -> State:
-    """The output function of SplitMix64, modulo 2**64."""
+def _hashed(state: Any) -> Any:
+    """The output function of SplitMix64 for an ``int`` or an array of ``uint64``."""
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
     return state ^ (state >> 31)

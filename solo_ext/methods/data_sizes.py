@@ -17,7 +17,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from solo_ext.data.datasets import open_images
+from solo_ext.data.images import open_images
 from solo_ext.methods.registry import logger
 
 IMAGENET = 1_281_167

@@ -22,7 +22,7 @@ from solo_ext.core import distributed
 from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import UserError
-from solo_ext.data.fixed_pass import indexed_eval_loader, labels_of, training_set
+from solo_ext.data.indexed import indexed_eval_loader, labels_of, training_set
 from solo_ext.memory.cluster_prototypes import ClusterPrototypes
 from solo_ext.memory.feature_bank import FeatureBank
 from solo_ext.memory.modes import eval_mode
