@@ -25,6 +25,10 @@ def assign(features: Features, means: Tensor) -> Tensor:
 
     Returns:
         (n,) int64; of equally near means the first.
+
+    Example:
+        >>> assign(torch.tensor([[0.1], [0.9]]), torch.tensor([[0.0], [1.0]]))
+        tensor([0, 1])
     """
     return search(features, means, means.double().mean(0))[1]
 
@@ -100,6 +104,11 @@ def distances_to(features: Features, means: Tensor, assignments: Tensor) -> Tens
 
     Returns:
         (n,) of the dtype of ``means``, in the unit of the features.
+
+    Example:
+        >>> x, means = torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.zeros(1, 2)
+        >>> distances_to(x, means, torch.tensor([0, 0]))
+        tensor([5., 1.])
     """
     rows = tile_rows(features.shape[1], features.device)
     found = means.new_empty(len(features))
@@ -122,11 +131,6 @@ class Nearest:
     """
 
     def __init__(self, features: Features) -> None:
-        """Knows nothing yet.
-
-        Args:
-            features: (n, D), floating.
-        """
         self._features = features
         self._means: Tensor | None = None
 

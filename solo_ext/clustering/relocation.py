@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from solo_ext.clustering.rows import Rows, exact_scale, on_grid, tile_rows
+from solo_ext.clustering.rows import Rows, exact_scale, on_grid, tile_rows, tiles
 from solo_ext.core.distributed import rank
 
 # Clusters that are split on trial at a time: enough that five steps get round a few hundred, few
@@ -25,23 +25,21 @@ class Relocation:
     (:func:`solo_ext.clustering.relocation.halves`); of an empty cluster the prototype is free. Gain
     and cost are those of the sum of squares, so that it falls by their difference.
 
+    Args:
+        rows: The rows.
+        num_clusters: K.
+        scale: Of the grid of the sums.
+
     Source:
         In the manner of Fritzke, The k-means-u* algorithm, arXiv 1706.09059, with Ward's cost for
         what he estimates.
     """
 
     def __init__(self, rows: Rows, num_clusters: int, scale: float) -> None:
-        """Takes the squared norms of the rows.
-
-        Args:
-            rows: The rows.
-            num_clusters: K.
-            scale: Of the grid of the sums.
-        """
         self._rows, self._scale, self._draw = rows, scale, 0
         width = rows.features.shape[1]
         self._square_scale = exact_scale(rows.largest * rows.largest * width, rows.total)
-        self._squares = torch.cat([self._squared(part) for part in rows.parts()])
+        self._squares = torch.cat([self._squared(part) for part in tiles(rows.features)])
         # What a trial found; unknown where the cluster has not been tried since it was made.
         self._tried = torch.full((num_clusters,), torch.inf, dtype=torch.float64)
         self._tried = self._tried.to(rows.features.device)

@@ -28,6 +28,12 @@ class FeatureQueue(State):
     Args:
         size: K, above 0.
         dim: D.
+
+    Example:
+        >>> queue = FeatureQueue(4, dim=2)
+        >>> queue.update_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))
+        >>> queue.value.shape, queue.pointer, queue.filled
+        (torch.Size([4, 2]), 3, 0.75)
     """
 
     value: Tensor
@@ -116,6 +122,13 @@ class SupportSet(FeatureQueue):
         size: K, above 0.
         dim: D.
 
+    Example:
+        >>> support = SupportSet(8, dim=2)
+        >>> support.update_(torch.eye(2), indices=torch.tensor([5, 9]))
+        >>> found = support.nearest(torch.eye(2), k=1)
+        >>> found.embeddings.shape, support.indices[found.index].flatten()
+        (torch.Size([2, 1, 2]), tensor([5, 9]))
+
     Source:
         Dwibedi et al., ICCV 2021, arXiv 2104.14548.
     """
@@ -189,6 +202,13 @@ class FeatureBank(State):
 
     Args:
         dim: D.
+
+    Example:
+        >>> bank = FeatureBank(dim=2)
+        >>> bank.resize_(3)
+        >>> bank.update_(torch.tensor([2, 0]), torch.eye(2))
+        >>> bank.filled
+        tensor([ True, False,  True])
     """
 
     value: Tensor
