@@ -1,31 +1,235 @@
-"""Deep metric learning with instances, labels or clusters as classes."""
+"""Deep metric learning with instances, labels or clusters as classes.
+
+Any loss of pairs, triplets or classes (see :mod:`solo_ext.methods.metric_criteria` for which) on
+the crops of a batch. One step::
+
+    z = g(f(x)) of every crop, unit rows unless their length means something     Metric.compare
+    c = the image's number, its label, or its cluster
+    loss = criterion(z, c) + uniformity_weight * uniformity(z)
+
+and before an epoch, with ``classes: cluster``, k-means of all embeddings; weights of classes follow
+the clusters that they stood for (Metric.on_train_epoch_start).
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import field
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.clustering.matching import match_clusters
+from solo_ext.config.types import NonNegativeFloat, PositiveInt, method_kwargs
 from solo_ext.core import distributed
+from solo_ext.core.errors import ConfigError
 from solo_ext.host import BaseMethod
-from solo_ext.losses import uniformity_loss_func
+from solo_ext.losses import LOSSES, uniformity_loss_func
 from solo_ext.memory.cluster_prototypes import ClusterPrototypes
 from solo_ext.memory.feature_bank import FeatureBank
 from solo_ext.memory.heads import projector
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.embedding_metrics import embedding_metrics
-from solo_ext.methods.metric_criteria import OfMargins
-from solo_ext.methods.metric_kwargs import CLUSTERS, MetricKwargs, check_size, fill_sizes, validate
-from solo_ext.methods.metric_losses import build_criterion
-from solo_ext.methods.metric_report import report_settings
+from solo_ext.methods.data_sizes import clusters, fill_from_data
+from solo_ext.methods.e_step_kwargs import (
+    PUBLISHED_CLUSTERS,
+    EStepKwargs,
+    check_e_step,
+    check_prototypes,
+    warn_of_late_start,
+)
+from solo_ext.methods.metric_criteria import (
+    MarginCriterion,
+    ProxyCriterion,
+    Sizes,
+    TripletCriterion,
+    build_criterion,
+    check_loss_kwargs,
+    training_of,
+)
 from solo_ext.methods.projected import ProjectedMethod
 from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
-from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
+from solo_ext.methods.registry import (
+    METHODS,
+    fill_method_kwargs,
+    require_indices,
+    require_two_views,
+)
+from solo_ext.methods.settings_report import (
+    UNREAD_ALPHA,
+    idle_in_projector,
+    warn_of_idle_settings,
+    warn_of_the_floor,
+)
+
+CLUSTERS = "method_kwargs.clusters"
+"""Where the settings of the E-step stand in the config."""
+
+
+@method_kwargs
+class MetricKwargs:
+    """``method_kwargs`` of :class:`solo_ext.methods.Metric`.
+
+    Attributes:
+        loss: a registered loss by name, or ``pml/`` and a loss of pytorch-metric-learning.
+        loss_kwargs: its hyper-parameters.
+        classes: what counts as one class: ``instance``: the crops of an image; ``label``: the
+            data's labels; ``cluster``: clusters of the embeddings, refreshed between epochs.
+        normalize: whether embeddings are unit rows to losses that take them as they are; null:
+            but for those to which their length means something (N-pair, SphereFace, the bilinear
+            critic).
+        mining: of triplets' negatives.
+        uniformity_weight: of the uniformity of the embeddings beside the loss; with
+            ``alignment_loss_func`` the loss of Wang and Isola.
+        proj_hidden_dim: width of the projector's hidden layers.
+        proj_output_dim: D of the embeddings.
+        proj_layers: linear layers of the projector.
+        proj_batch_norm: batch norm after its hidden layers.
+        clusters: as :class:`solo_ext.methods.e_step_kwargs.EStepKwargs`, one granularity; null is
+            the coarsest of its three. During its warm-up epochs classes are instances.
+    """
+
+    SYNONYMS: ClassVar = {"temperature": "loss_kwargs.temperature"}
+    """Of solo-learn's methods."""
+
+    loss: str
+    loss_kwargs: dict[str, Any] = field(default_factory=dict)
+    classes: Literal["instance", "label", "cluster"] = "instance"
+    normalize: bool | None = None
+    mining: Literal["semi_hard", "hard", "random"] = "semi_hard"
+    uniformity_weight: NonNegativeFloat = 0.0
+    proj_hidden_dim: PositiveInt = 2048
+    proj_output_dim: PositiveInt = 128
+    proj_layers: PositiveInt = 2
+    proj_batch_norm: bool = True
+    clusters: EStepKwargs = EStepKwargs(warmup_epochs=0)
+
+
+def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
+    """Gives clusters that are needed and have no number one that suits the training set.
+
+    Args:
+        cfg: the config, ``method_kwargs`` filled in.
+        images: training images; by default they are counted if need be.
+    """
+    if cfg.method_kwargs.classes == "cluster":
+        coarsest = {"clusters.num_prototypes": clusters(PUBLISHED_CLUSTERS[0])}
+        fill_from_data(cfg, coarsest, images)
+
+
+def validate(cfg: DictConfig) -> DictConfig:
+    """Checks what the settings need of each other and of the data.
+
+    Raises:
+        ConfigError: naming the first that does not fit.
+    """
+    kwargs = cfg.method_kwargs
+    kind = training_of(kwargs.loss).criterion
+    check_loss_kwargs(kwargs.loss, dict(kwargs.loss_kwargs))
+    if not kind.uses_classes and kwargs.classes != "instance":
+        raise ConfigError(
+            "method_kwargs.classes",
+            kwargs.classes,
+            f"{kwargs.loss} compares the crops of an image, whatever its class",
+            "take instance, or a loss of classes",
+        )
+    if issubclass(kind, ProxyCriterion) and kwargs.classes != "label":
+        raise ConfigError(
+            "method_kwargs.classes",
+            kwargs.classes,
+            f"{kwargs.loss} learns weights of classes, which cannot follow clusters or images",
+            "take label, or arcface_loss_func, cosface_loss_func or sphereface_loss_func",
+        )
+    if issubclass(kind, MarginCriterion) and kwargs.classes == "instance":
+        raise ConfigError(
+            "method_kwargs.classes",
+            kwargs.classes,
+            f"{kwargs.loss} learns a weight per class, which an image is too small for",
+            "take label or cluster",
+        )
+    if kwargs.classes == "label":
+        _require_labels(cfg)
+    if kwargs.classes == "instance" and kind.uses_classes:
+        require_indices(cfg, "tells images apart")
+    if kwargs.classes == "cluster":
+        _check_clusters(cfg, kind)
+    return cfg
+
+
+def _require_labels(cfg: DictConfig) -> None:
+    problem = None
+    if cfg.data.get("no_labels"):
+        problem = "data.no_labels is true"
+    elif cfg.data.dataset == "stl10":
+        problem = "most images that stl10 trains on have none"
+    if problem is not None:
+        raise ConfigError("method_kwargs.classes", "label", problem, "take instance or cluster")
+
+
+def _check_clusters(cfg: DictConfig, kind: type[Any]) -> None:
+    settings = cfg.method_kwargs.clusters
+    require_indices(cfg, "looks clusters up")
+    check_e_step(settings, CLUSTERS)
+    if len(settings.num_prototypes) > 1:
+        raise ConfigError(
+            f"{CLUSTERS}.num_prototypes",
+            list(settings.num_prototypes),
+            "an image has one class",
+            "give one number",
+        )
+    if issubclass(kind, MarginCriterion) and settings.warmup_epochs:
+        raise ConfigError(
+            f"{CLUSTERS}.warmup_epochs",
+            settings.warmup_epochs,
+            f"{cfg.method_kwargs.loss} needs classes from the first epoch on",
+            "take 0",
+        )
+
+
+def check_size(cfg: DictConfig, num_samples: int) -> None:
+    """Refuses more clusters than samples.
+
+    Raises:
+        ConfigError: with both numbers.
+    """
+    if cfg.method_kwargs.classes == "cluster":
+        check_prototypes(cfg, cfg.method_kwargs.clusters, CLUSTERS, num_samples)
+
+
+def report_settings(cfg: DictConfig) -> None:
+    """Says, when training starts, what will not do what a user may think."""
+    kwargs, training = cfg.method_kwargs, training_of(cfg.method_kwargs.loss)
+    # Of a loss of ours, its defaults filled in; of another's nothing is known.
+    loss: dict[str, Any] = {}
+    if kwargs.loss in LOSSES and LOSSES[kwargs.loss].origin == "solo_ext":
+        parameters = inspect.signature(LOSSES[kwargs.loss].target).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        loss = defaults | dict(kwargs.loss_kwargs)
+    idle = idle_in_projector(kwargs)
+    if not issubclass(training.criterion, TripletCriterion):
+        idle["mining"] = f"{kwargs.loss} is not of triplets, which alone are mined"
+    if kwargs.classes == "cluster":
+        idle["clusters.alpha"] = UNREAD_ALPHA
+        warn_of_late_start(cfg, kwargs.clusters, CLUSTERS)
+    else:
+        idle["clusters"] = f"classes={kwargs.classes} has no clusters"
+    # True is what such a loss does, asked for or not.
+    normalizes = training.normalizes or loss.get("distance") == "cosine"
+    if kwargs.normalize is False and normalizes:
+        idle["normalize"] = f"{kwargs.loss} normalises by itself"
+    if loss.get("detach_weights") and not loss["beta"]:
+        idle["loss_kwargs.detach_weights"] = "beta=0 has no weights"
+    warn_of_idle_settings(cfg, MetricKwargs, idle)
+    if "tau_plus" in loss:
+        warn_of_the_floor(
+            "method_kwargs.loss_kwargs",
+            loss["tau_plus"],
+            loss.get("beta", 0.0),
+            loss["temperature"],
+            kwargs.proj_output_dim,
+        )
 
 
 @METHODS.register("metric")
@@ -34,8 +238,7 @@ class Metric(ProjectedMethod):
 
     Logs ``train_metric_loss``; for margin losses ``train_class_weight_acc``, the share of crops
     nearest to their own class's weights; for triplets ``train_mined_similarity``, the cosine of the
-    mined negatives; once per epoch ``train_effective_rank``, ``train_alignment`` and
-    ``train_uniformity`` of the last batch; with clusters ``e_step/...`` as
+    mined negatives; the geometry of :class:`ProjectedMethod`; with clusters ``e_step/...`` as
     :func:`solo_ext.methods.prototype_refresh.refresh_prototypes` says.
 
     Args:
@@ -47,7 +250,7 @@ class Metric(ProjectedMethod):
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
         kwargs = self.cfg.method_kwargs
-        dim, clusters = kwargs.proj_output_dim, kwargs.clusters
+        dim, e_step = kwargs.proj_output_dim, kwargs.clusters
         self.projector = projector(
             self.features_dim,
             kwargs.proj_hidden_dim,
@@ -56,19 +259,15 @@ class Metric(ProjectedMethod):
             layers=kwargs.proj_layers,
         )
         clustered = kwargs.classes == "cluster"
+        num_classes = e_step.num_prototypes[0] if clustered else self.num_classes
+        sizes = Sizes(self.num_large_crops, num_classes, dim)
         self.criterion = build_criterion(
-            kwargs.loss,
-            dict(kwargs.loss_kwargs),
-            num_large=self.num_large_crops,
-            num_classes=clusters.num_prototypes[0] if clustered else self.num_classes,
-            dim=dim,
-            mining=kwargs.mining,
+            kwargs.loss, dict(kwargs.loss_kwargs), sizes, mining=kwargs.mining
         )
-        self.prototypes = ClusterPrototypes(clusters.num_prototypes if clustered else (), dim)
-        banked = clustered and clusters.e_step == "bank"
+        self.prototypes = ClusterPrototypes(e_step.num_prototypes if clustered else (), dim)
+        banked = clustered and e_step.e_step == "bank"
         self.bank = FeatureBank(dim) if banked else None
         self._written: tuple[Tensor, Tensor] | None = None
-        self._last_views: list[Tensor] | None = None
         keep_out_of_broadcast(self)
 
     @staticmethod
@@ -117,12 +316,14 @@ class Metric(ProjectedMethod):
         # The E-step puts another tensor in its place.
         before = self.prototypes.assignments if self.prototypes.epoch >= 0 else None
         metrics = refresh_prototypes(self, kwargs.clusters, temperature=1.0)
-        if before is not None and isinstance(self.criterion, OfMargins):
+        if before is not None and isinstance(self.criterion, MarginCriterion):
             self._rematch(before[0], self.criterion)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
-    def _rematch(self, before: Tensor, criterion: OfMargins) -> None:
+    def _rematch(self, before: Tensor, criterion: MarginCriterion) -> None:
         """Gives each cluster the weights of the one that it continues."""
+        from solo_ext.clustering.matching import match_clusters
+
         weights = criterion.class_weights
         match = match_clusters(before, self.prototypes.assignments[0], len(weights.weight))
         state = self.optimizers().optimizer.state.get(weights.weight)  # type: ignore[union-attr]
@@ -137,7 +338,7 @@ class Metric(ProjectedMethod):
         loss, metrics = self.compare(out["z"], indices, targets)
         keys = [F.normalize(z.detach().float(), dim=1) for z in out["z"][: self.num_large_crops]]
         self._written = indices, F.normalize(torch.stack(keys).mean(0), dim=1)
-        self._last_views = [z.detach() for z in out["z"][:2]]
+        self.keep_for_geometry(out["z"])
         metrics = {"train_metric_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]
@@ -163,7 +364,7 @@ class Metric(ProjectedMethod):
         unit = [F.normalize(z, dim=1) for z in views]
         normalize = kwargs.normalize
         if normalize is None:
-            normalize = not self.criterion.takes_raw
+            normalize = not training_of(kwargs.loss).raw
         loss, metrics = self.criterion(unit if normalize else views, classes)
         if kwargs.uniformity_weight:
             uniformity = torch.stack([uniformity_loss_func(z) for z in unit]).mean()
@@ -176,10 +377,3 @@ class Metric(ProjectedMethod):
         if self._written is not None and self.bank is not None:
             self.bank.update_(*(distributed.gather(x) for x in self._written))
         self._written = None
-
-    def on_train_epoch_end(self) -> None:
-        """Logs the geometry of the last batch's embeddings."""
-        super().on_train_epoch_end()
-        if self._last_views is not None:
-            self.log_dict(embedding_metrics(*self._last_views), sync_dist=True)
-            self._last_views = None

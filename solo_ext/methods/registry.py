@@ -11,7 +11,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.core.registry import Registry
 
 logger = logging.getLogger("solo_ext.methods")
-METHODS: Registry[type[Any]] = Registry("method")
+METHODS: Registry[Any] = Registry("method")
 
 
 def fill_method_kwargs(cfg: DictConfig, kwargs_type: type) -> DictConfig:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from solo_ext.losses import LOSSES, clip_loss_func, uniformity_loss_func
 from solo_ext.methods import Metric
-from solo_ext.methods.metric_losses import metric_losses
+from solo_ext.methods.metric_criteria import metric_losses
 
 Build = Callable[..., Any]
 INDICES, TARGETS = torch.tensor([3, 11, 7, 0, 5]), torch.tensor([0, 1, 0, 2, 1])
