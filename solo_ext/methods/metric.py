@@ -28,9 +28,9 @@ from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
 from solo_ext.host import BaseMethod
 from solo_ext.losses import LOSSES, uniformity_loss_func
-from solo_ext.memory.cluster_prototypes import ClusterPrototypes
-from solo_ext.memory.feature_bank import FeatureBank
+from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.heads import projector
+from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.data_sizes import clusters, fill_from_data
 from solo_ext.methods.e_step_kwargs import (
@@ -322,7 +322,7 @@ class Metric(ProjectedMethod):
 
     def _rematch(self, before: Tensor, criterion: MarginCriterion) -> None:
         """Gives each cluster the weights of the one that it continues."""
-        from solo_ext.clustering.matching import match_clusters
+        from solo_ext.clustering.agreement import match_clusters
 
         weights = criterion.class_weights
         match = match_clusters(before, self.prototypes.assignments[0], len(weights.weight))

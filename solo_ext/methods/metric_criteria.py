@@ -23,8 +23,7 @@ from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses import LOSSES
-from solo_ext.memory.bilinear_critic import BilinearCritic
-from solo_ext.memory.class_weights import ClassWeights
+from solo_ext.memory.heads import BilinearCritic, ClassWeights
 
 PML = "pml/"
 """Before the class of pytorch-metric-learning that a config names."""

@@ -15,7 +15,7 @@ from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
 from solo_ext.losses.contrastive import ContrastiveTerms
 from solo_ext.losses.mochi import Mixing, draw_mixes
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.features import FeatureQueue
 from solo_ext.methods.registry import logger
 
 

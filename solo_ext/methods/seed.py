@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.losses.contrastive import NegativeEstimator, contrastive
 from solo_ext.losses.seed import seed_terms
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.features import FeatureQueue
 from solo_ext.methods.distillation import Distillation
 from solo_ext.methods.distillation_report import report_seed
 from solo_ext.methods.negatives import DrawnMixing, queue_metrics, term_metrics

@@ -27,8 +27,7 @@ from solo_ext.losses.mochi import Mixing, draw_mixes
 from solo_ext.losses.proto_nce import proto_nce_terms
 from solo_ext.losses.protocpc import protocpc_step
 from solo_ext.losses.seed import seed_terms
-from solo_ext.memory.class_weights import ClassWeights
-from solo_ext.memory.heads import projector
+from solo_ext.memory.heads import ClassWeights, projector
 from solo_ext.methods.registry import METHODS
 
 BATCH, DIM = 128, 64
