@@ -50,10 +50,15 @@ from solo_ext.methods.contrastive_kwargs import (
     report_settings,
     validate,
 )
+from solo_ext.methods.e_step import EStep
 from solo_ext.methods.negatives import DrawnMixing, queue_metrics, term_metrics
 from solo_ext.methods.projected import ProjectedMethod, ProjectedMomentumMethod
-from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
-from solo_ext.methods.registry import fill_method_kwargs, has_indices, require_two_views
+from solo_ext.methods.registry import (
+    fill_method_kwargs,
+    has_indices,
+    require_two_views,
+    typed_kwargs,
+)
 
 
 @dataclass(frozen=True)
@@ -114,21 +119,22 @@ class Contrastive(ProjectedMethod):
 
     def __init__(self, cfg: DictConfig, kwargs_type: type[ContrastiveKwargs]) -> None:
         super().__init__(cfg)
-        kwargs, self.kwargs_type = self.cfg.method_kwargs, kwargs_type
+        self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, kwargs_type)
         dim = kwargs.proj_output_dim
-        self.temperature: float = kwargs.temperature
         self.estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
         self.projector = self._new_projector()
         hidden = kwargs.pred_hidden_dim
         self.predictor = projector(dim, hidden, dim) if hidden else None
         self._build_negatives()
         near, clustered = (kwargs.positives == n for n in ("nearest_neighbor", "prototype"))
-        self.support_set = SupportSet(kwargs.support_set.size, dim) if near else None
+        self.support_set = SupportSet(kwargs.support_set.size or 0, dim) if near else None
         # Empty placeholder where nothing is clustered, so that `self.prototypes` always exists.
-        sizes = kwargs.clusters.num_prototypes if clustered else ()
-        self.prototypes = ClusterPrototypes(sizes, dim)
+        num_prototypes = (kwargs.clusters.num_prototypes or ()) if clustered else ()
+        self.prototypes = ClusterPrototypes(num_prototypes, dim)
         banked = clustered and kwargs.clusters.e_step == "bank"
         self.bank = FeatureBank(dim) if banked else None
+        parts = kwargs.clusters, CLUSTERS, self.prototypes, self.bank, kwargs.temperature
+        self.e_step = EStep(*parts) if clustered else None
         self._mixing = DrawnMixing(kwargs.mixing)
         self._written: tuple[list[Tensor], Tensor, Tensor] | None = None
         keep_out_of_broadcast(self)
@@ -137,7 +143,7 @@ class Contrastive(ProjectedMethod):
         self.queues: Any = nn.ModuleList()
 
     def _new_projector(self) -> nn.Module:
-        kwargs = self.cfg.method_kwargs
+        kwargs = self.kwargs
         return projector(
             self.features_dim,
             kwargs.proj_hidden_dim,
@@ -234,7 +240,7 @@ class Contrastive(ProjectedMethod):
         self, support_set: SupportSet, keys: Sequence[Tensor], indices: Tensor, targets: Tensor
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         """``NN(k, Q) = argmin_{q in Q} |k - q|`` (NNCLR, Eq. 4), the ``top_k`` nearest of each."""
-        settings = self.cfg.method_kwargs.support_set
+        settings = self.kwargs.support_set
         images = indices.repeat(len(keys))
         excluded = images if settings.exclude_own else None
         found = support_set.nearest(torch.cat(list(keys)), settings.top_k, excluded)
@@ -267,7 +273,7 @@ class Contrastive(ProjectedMethod):
         mixes = self._mixing.active(self.current_epoch)
         if positives is None and len(queries) == 2 and not mixes:
             # Equal to what follows, in fewer operations.
-            return [two_view_terms(queries[0], queries[1], self.temperature, self.estimator)]
+            return [two_view_terms(queries[0], queries[1], self.kwargs.temperature, self.estimator)]
         batch = batch_of_views(queries)
         if positives is not None:
             batch = batch._replace(positives=positives[0].repeat(len(queries), 1, 1))
@@ -288,8 +294,8 @@ class Contrastive(ProjectedMethod):
                     loss, rows = nnclr_terms(
                         near[:, k],
                         query,
-                        self.temperature,
-                        self.cfg.method_kwargs.symmetric,
+                        self.kwargs.temperature,
+                        self.kwargs.symmetric,
                         self.estimator,
                         self._mixing.draw(self.current_epoch, len(all_queries[v]) - 1, query),
                         joined=(all_near[u][:, k], all_queries[v]),
@@ -304,7 +310,7 @@ class Contrastive(ProjectedMethod):
         candidates: Tensor,
         excluded_columns: Tensor | None = None,
     ) -> ContrastiveTerms:
-        narrow = self.cfg.method_kwargs.compute_dtype == "bfloat16"
+        narrow = self.kwargs.compute_dtype == "bfloat16"
         excluded = 0 if excluded_columns is None else excluded_columns.shape[1]
         return contrastive(
             anchors,
@@ -313,7 +319,7 @@ class Contrastive(ProjectedMethod):
             excluded_columns=excluded_columns,
             estimator=self.estimator,
             mixing=self._mixing.draw(self.current_epoch, len(candidates) - excluded, anchors),
-            temperature=self.temperature,
+            temperature=self.kwargs.temperature,
             compute_dtype=torch.bfloat16 if narrow else None,
         )
 
@@ -344,33 +350,30 @@ class Contrastive(ProjectedMethod):
         # Not this class's own forward pass, whose predictor would take statistics of the images.
         return super().forward(X)["z"]  # type: ignore[no-any-return]
 
-    check_size = staticmethod(check_size)
-
     def on_train_start(self) -> None:
         """Sizes the state by the training set."""
         super().on_train_start()
         # Random until they are filled, and left out of what DDP brings into line.
         distributed.broadcast_buffers(*self.queues, *filter(None, [self.support_set]))
-        if self.cfg.method_kwargs.positives == "prototype":
-            start_prototypes(self, self.cfg.method_kwargs.clusters, CLUSTERS)
+        if self.e_step is not None:
+            self.e_step.start(self)
         if self.trainer.is_global_zero:
-            from solo_ext.data.fixed_pass import training_set
+            from solo_ext.data.indexed import training_set
 
             # A data set of one's own that nothing needs to know more of may be of any kind.
             known = self.support_set is not None
             size = len(training_set(self.trainer, self.cfg)) if known else None
-            report_settings(self.cfg, self.kwargs_type, size)
+            report_settings(self.cfg, type(self.kwargs), size)
 
     def on_train_epoch_start(self) -> None:
         """Runs the E-step where there are prototypes and it is due."""
         super().on_train_epoch_start()
-        kwargs = self.cfg.method_kwargs
-        if kwargs.positives == "prototype" and e_step_is_due(self, kwargs.clusters):
-            metrics = refresh_prototypes(self, kwargs.clusters, self.temperature)
+        if self.e_step is not None and self.e_step.is_due(self.current_epoch):
+            metrics = self.e_step.run(self)
             self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
 
-class QueueContrastive(Contrastive, ProjectedMomentumMethod):
+class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[misc]
     """Contrasts positives of the configured kind with past keys of a momentum encoder (MoCo).
 
     There is one queue per large crop, of that crop's keys; its anchors are the other crops. Logs
@@ -378,13 +381,10 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):
     """
 
     def _build_negatives(self) -> None:
-        kwargs = self.cfg.method_kwargs
         self.momentum_projector = self._new_projector()
         initialize_momentum_params(self.projector, self.momentum_projector)
-        large = range(self.num_large_crops)
-        self.queues = nn.ModuleList(
-            FeatureQueue(kwargs.queue_size, kwargs.proj_output_dim) for _ in large
-        )
+        size, dim = self.kwargs.queue_size or 0, self.kwargs.proj_output_dim
+        self.queues = nn.ModuleList(FeatureQueue(size, dim) for _ in range(self.num_large_crops))
 
     def _keys(self, out: dict[str, Any]) -> list[Tensor]:
         return out["momentum_z"]  # type: ignore[no-any-return]

@@ -33,29 +33,30 @@ from solo_ext.memory.heads import projector
 from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.data_sizes import clusters, fill_from_data
-from solo_ext.methods.e_step_kwargs import (
+from solo_ext.methods.e_step import (
     PUBLISHED_CLUSTERS,
+    EStep,
     EStepKwargs,
     check_e_step,
     check_prototypes,
     warn_of_late_start,
 )
 from solo_ext.methods.metric_criteria import (
+    Batch,
     MarginCriterion,
     ProxyCriterion,
-    Sizes,
     TripletCriterion,
     build_criterion,
     check_loss_kwargs,
     training_of,
 )
 from solo_ext.methods.projected import ProjectedMethod
-from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
 from solo_ext.methods.registry import (
     METHODS,
     fill_method_kwargs,
     require_indices,
     require_two_views,
+    typed_kwargs,
 )
 from solo_ext.methods.settings_report import (
     UNREAD_ALPHA,
@@ -70,7 +71,7 @@ CLUSTERS = "method_kwargs.clusters"
 
 @method_kwargs
 class MetricKwargs:
-    """``method_kwargs`` of :class:`solo_ext.methods.Metric`.
+    """``method_kwargs`` of :class:`Metric`.
 
     Attributes:
         loss: a registered loss by name, or ``pml/`` and a loss of pytorch-metric-learning.
@@ -87,7 +88,7 @@ class MetricKwargs:
         proj_output_dim: D of the embeddings.
         proj_layers: linear layers of the projector.
         proj_batch_norm: batch norm after its hidden layers.
-        clusters: as :class:`solo_ext.methods.e_step_kwargs.EStepKwargs`, one granularity; null is
+        clusters: as :class:`solo_ext.methods.e_step.EStepKwargs`, one granularity; null is
             the coarsest of its three. During its warm-up epochs classes are instances.
     """
 
@@ -107,95 +108,215 @@ class MetricKwargs:
     clusters: EStepKwargs = EStepKwargs(warmup_epochs=0)
 
 
-def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-    """Gives clusters that are needed and have no number one that suits the training set.
+@METHODS.register("metric")
+class Metric(ProjectedMethod):
+    """Trains any registered metric loss on the crops of a batch.
+
+    Logs ``train_metric_loss``; for margin losses ``train_class_weight_acc``, the share of crops
+    nearest to their own class's weights; for triplets ``train_mined_similarity``, the cosine of the
+    mined negatives; the geometry of :class:`ProjectedMethod`; with clusters ``e_step/...`` as
+    :meth:`solo_ext.methods.e_step.EStep.run` says.
 
     Args:
-        cfg: the config, ``method_kwargs`` filled in.
-        images: training images; by default they are counted if need be.
+        cfg: solo-learn main's config; ``method_kwargs`` as in :class:`MetricKwargs`.
     """
-    if cfg.method_kwargs.classes == "cluster":
-        coarsest = {"clusters.num_prototypes": clusters(PUBLISHED_CLUSTERS[0])}
-        fill_from_data(cfg, coarsest, images)
 
+    kwargs_type = MetricKwargs
 
-def validate(cfg: DictConfig) -> DictConfig:
-    """Checks what the settings need of each other and of the data.
-
-    Raises:
-        ConfigError: naming the first that does not fit.
-    """
-    kwargs = cfg.method_kwargs
-    kind = training_of(kwargs.loss).criterion
-    check_loss_kwargs(kwargs.loss, dict(kwargs.loss_kwargs))
-    if not kind.uses_classes and kwargs.classes != "instance":
-        raise ConfigError(
-            "method_kwargs.classes",
-            kwargs.classes,
-            f"{kwargs.loss} compares the crops of an image, whatever its class",
-            "take instance, or a loss of classes",
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__(cfg)
+        self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, MetricKwargs)
+        dim = kwargs.proj_output_dim
+        self.projector = projector(
+            self.features_dim,
+            kwargs.proj_hidden_dim,
+            dim,
+            batch_norm=kwargs.proj_batch_norm,
+            layers=kwargs.proj_layers,
         )
-    if issubclass(kind, ProxyCriterion) and kwargs.classes != "label":
-        raise ConfigError(
-            "method_kwargs.classes",
-            kwargs.classes,
-            f"{kwargs.loss} learns weights of classes, which cannot follow clusters or images",
-            "take label, or arcface_loss_func, cosface_loss_func or sphereface_loss_func",
-        )
-    if issubclass(kind, MarginCriterion) and kwargs.classes == "instance":
-        raise ConfigError(
-            "method_kwargs.classes",
-            kwargs.classes,
-            f"{kwargs.loss} learns a weight per class, which an image is too small for",
-            "take label or cluster",
-        )
-    if kwargs.classes == "label":
-        _require_labels(cfg)
-    if kwargs.classes == "instance" and kind.uses_classes:
-        require_indices(cfg, "tells images apart")
-    if kwargs.classes == "cluster":
-        _check_clusters(cfg, kind)
-    return cfg
+        clustered = kwargs.classes == "cluster"
+        num_prototypes = (kwargs.clusters.num_prototypes or []) if clustered else []
+        num_classes = num_prototypes[0] if clustered else self.num_classes
+        batch = Batch(self.num_large_crops, num_classes, dim, kwargs.mining)
+        self.criterion = build_criterion(kwargs.loss, kwargs.loss_kwargs, batch)
+        self.prototypes = ClusterPrototypes(num_prototypes, dim)
+        banked = clustered and kwargs.clusters.e_step == "bank"
+        self.bank = FeatureBank(dim) if banked else None
+        parts = kwargs.clusters, CLUSTERS, self.prototypes, self.bank
+        self.e_step = EStep(*parts) if clustered else None
+        self._written: tuple[Tensor, Tensor] | None = None
+        keep_out_of_broadcast(self)
+
+    @staticmethod
+    def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
+        """Fills in the defaults and refuses what the method cannot do.
+
+        Raises:
+            ConfigError: a setting that is out of range, or does not fit the others or the data.
+        """
+        cfg = BaseMethod.add_and_assert_specific_cfg(cfg)
+        require_two_views(cfg, small=True)
+        cfg = fill_method_kwargs(cfg, MetricKwargs)
+        Metric.fill_sizes(cfg)
+        kwargs, e_step = cfg.method_kwargs, cfg.method_kwargs.clusters
+        kind = training_of(kwargs.loss).criterion
+        check_loss_kwargs(kwargs.loss, dict(kwargs.loss_kwargs))
+        problem = _no_such_classes(cfg)
+        if problem is not None:
+            raise ConfigError("method_kwargs.classes", kwargs.classes, *problem)
+        if kwargs.classes == "instance" and kind.uses_classes:
+            require_indices(cfg, "tells images apart")
+        if kwargs.classes != "cluster":
+            return cfg
+        require_indices(cfg, "looks clusters up")
+        check_e_step(e_step, CLUSTERS)
+        if len(e_step.num_prototypes) > 1:
+            given, problem = (
+                list(e_step.num_prototypes),
+                ("an image has one class", "give one number"),
+            )
+            raise ConfigError(f"{CLUSTERS}.num_prototypes", given, *problem)
+        if issubclass(kind, MarginCriterion) and e_step.warmup_epochs:
+            raise ConfigError(
+                f"{CLUSTERS}.warmup_epochs",
+                e_step.warmup_epochs,
+                f"{kwargs.loss} needs classes from the first epoch on",
+                "take 0",
+            )
+        return cfg
+
+    @staticmethod
+    def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
+        """Gives clusters that are needed and have no number one that suits the training set.
+
+        Args:
+            cfg: the config, ``method_kwargs`` filled in.
+            images: training images; by default they are counted if need be.
+        """
+        if cfg.method_kwargs.classes == "cluster":
+            coarsest = {"clusters.num_prototypes": clusters(PUBLISHED_CLUSTERS[0])}
+            fill_from_data(cfg, coarsest, images)
+
+    @staticmethod
+    def check_size(cfg: DictConfig, num_samples: int) -> None:
+        """Refuses more clusters than samples.
+
+        Raises:
+            ConfigError: with both numbers.
+        """
+        if cfg.method_kwargs.classes == "cluster":
+            check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, num_samples)
+
+    @property
+    def learnable_params(self) -> list[dict[str, Any]]:
+        """Adds what the loss learns."""
+        groups = super().learnable_params
+        learned = [p for p in self.criterion.parameters() if p.requires_grad]
+        return [*groups, {"name": "criterion", "params": learned}] if learned else groups
+
+    @property
+    def embedder(self) -> list[nn.Module]:
+        """The networks whose embeddings are clustered."""
+        return [self.backbone, self.projector]
+
+    def embed(self, X: Tensor) -> Tensor:
+        """Embeddings (N, D) that are clustered."""
+        z: Tensor = self(X)["z"]
+        return z
+
+    def on_train_start(self) -> None:
+        """Prepares the E-step and says what will not do what a user may think."""
+        super().on_train_start()
+        if self.e_step is not None:
+            self.e_step.start(self)
+        if self.trainer.is_global_zero:
+            report_settings(self.cfg)
+
+    def on_train_epoch_start(self) -> None:
+        """k-means of all embeddings where it is due; class weights go with their clusters."""
+        super().on_train_epoch_start()
+        if self.e_step is None or not self.e_step.is_due(self.current_epoch):
+            return
+        # The E-step puts another tensor in its place.
+        before = self.prototypes.assignments if self.prototypes.epoch >= 0 else None
+        metrics = self.e_step.run(self)
+        if before is not None and isinstance(self.criterion, MarginCriterion):
+            from solo_ext.clustering.agreement import match_clusters
+
+            weights = self.criterion.class_weights
+            match = match_clusters(before[0], self.prototypes.assignments[0], len(weights.weight))
+            state = self.optimizers().optimizer.state  # type: ignore[union-attr]
+            weights.rematch_(match, state.get(weights.weight))
+        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+
+    def training_step(  # type: ignore[override]
+        self, batch: Sequence[Any], batch_idx: int
+    ) -> Tensor:
+        """The metric loss plus the online classifier's."""
+        indices, _, targets = batch
+        # z = g(f(x)) of every crop; and the online classifier.
+        out = super().training_step(batch, batch_idx)
+        loss, metrics = self.compare(out["z"], indices, targets)
+        keys = [F.normalize(z.detach().float(), dim=1) for z in out["z"][: self.num_large_crops]]
+        self._written = indices, F.normalize(torch.stack(keys).mean(0), dim=1)
+        self.keep_for_geometry(out["z"])
+        metrics = {"train_metric_loss": loss, **metrics}
+        self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
+        return loss + out["loss"]  # type: ignore[no-any-return]
+
+    def compare(
+        self, views: Sequence[Tensor], indices: Tensor, targets: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The method's loss.
+
+        Args:
+            views: (N, D) embeddings, one per crop.
+            indices: (N,) sample indices.
+            targets: (N,) labels.
+
+        Returns:
+            Scalar, and what to log.
+        """
+        kwargs = self.kwargs
+        # Until there are clusters, each image is a class of its own.
+        classes = targets if kwargs.classes == "label" else indices
+        if kwargs.classes == "cluster" and self.prototypes.epoch >= 0:
+            classes = self.prototypes.assignments[0, indices]
+        views = [z.float() if z.dtype != torch.float64 else z for z in views]
+        unit = [F.normalize(z, dim=1) for z in views]
+        raw = training_of(kwargs.loss).raw if kwargs.normalize is None else not kwargs.normalize
+        loss, metrics = self.criterion(views if raw else unit, classes)
+        if kwargs.uniformity_weight:
+            uniformity = torch.stack([uniformity_loss_func(z) for z in unit]).mean()
+            loss = loss + kwargs.uniformity_weight * uniformity
+        return loss, metrics
+
+    def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
+        """Writes the step's embeddings into the bank."""
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        if self._written is not None and self.bank is not None:
+            self.bank.update_(*(distributed.gather(x) for x in self._written))
+        self._written = None
 
 
-def _require_labels(cfg: DictConfig) -> None:
-    problem = None
-    if cfg.data.get("no_labels"):
-        problem = "data.no_labels is true"
-    elif cfg.data.dataset == "stl10":
-        problem = "most images that stl10 trains on have none"
-    if problem is not None:
-        raise ConfigError("method_kwargs.classes", "label", problem, "take instance or cluster")
-
-
-def _check_clusters(cfg: DictConfig, kind: type[Any]) -> None:
-    settings = cfg.method_kwargs.clusters
-    require_indices(cfg, "looks clusters up")
-    check_e_step(settings, CLUSTERS)
-    if len(settings.num_prototypes) > 1:
-        raise ConfigError(
-            f"{CLUSTERS}.num_prototypes",
-            list(settings.num_prototypes),
-            "an image has one class",
-            "give one number",
-        )
-    if issubclass(kind, MarginCriterion) and settings.warmup_epochs:
-        raise ConfigError(
-            f"{CLUSTERS}.warmup_epochs",
-            settings.warmup_epochs,
-            f"{cfg.method_kwargs.loss} needs classes from the first epoch on",
-            "take 0",
-        )
-
-
-def check_size(cfg: DictConfig, num_samples: int) -> None:
-    """Refuses more clusters than samples.
-
-    Raises:
-        ConfigError: with both numbers.
-    """
-    if cfg.method_kwargs.classes == "cluster":
-        check_prototypes(cfg, cfg.method_kwargs.clusters, CLUSTERS, num_samples)
+def _no_such_classes(cfg: DictConfig) -> tuple[str, str] | None:
+    """What speaks against the ``classes`` of a config, and what to do."""
+    classes, loss = cfg.method_kwargs.classes, cfg.method_kwargs.loss
+    kind = training_of(loss).criterion
+    if not kind.uses_classes and classes != "instance":
+        remedy = "take instance, or a loss of classes"
+        return f"{loss} compares the crops of an image, whatever its class", remedy
+    if issubclass(kind, ProxyCriterion) and classes != "label":
+        remedy = "take label, or arcface_loss_func, cosface_loss_func or sphereface_loss_func"
+        return f"{loss} learns weights of classes, which cannot follow clusters or images", remedy
+    if issubclass(kind, MarginCriterion) and classes == "instance":
+        remedy = "take label or cluster"
+        return f"{loss} learns a weight per class, which an image is too small for", remedy
+    if classes == "label" and cfg.data.get("no_labels"):
+        return "data.no_labels is true", "take instance or cluster"
+    if classes == "label" and cfg.data.dataset == "stl10":
+        return "most images that stl10 trains on have none", "take instance or cluster"
+    return None
 
 
 def report_settings(cfg: DictConfig) -> None:
@@ -230,150 +351,3 @@ def report_settings(cfg: DictConfig) -> None:
             loss["temperature"],
             kwargs.proj_output_dim,
         )
-
-
-@METHODS.register("metric")
-class Metric(ProjectedMethod):
-    """Trains any registered metric loss on the crops of a batch.
-
-    Logs ``train_metric_loss``; for margin losses ``train_class_weight_acc``, the share of crops
-    nearest to their own class's weights; for triplets ``train_mined_similarity``, the cosine of the
-    mined negatives; the geometry of :class:`ProjectedMethod`; with clusters ``e_step/...`` as
-    :func:`solo_ext.methods.prototype_refresh.refresh_prototypes` says.
-
-    Args:
-        cfg: solo-learn main's config; ``method_kwargs`` as in :class:`MetricKwargs`.
-    """
-
-    kwargs_type = MetricKwargs
-
-    def __init__(self, cfg: DictConfig) -> None:
-        super().__init__(cfg)
-        kwargs = self.cfg.method_kwargs
-        dim, e_step = kwargs.proj_output_dim, kwargs.clusters
-        self.projector = projector(
-            self.features_dim,
-            kwargs.proj_hidden_dim,
-            dim,
-            batch_norm=kwargs.proj_batch_norm,
-            layers=kwargs.proj_layers,
-        )
-        clustered = kwargs.classes == "cluster"
-        num_classes = e_step.num_prototypes[0] if clustered else self.num_classes
-        sizes = Sizes(self.num_large_crops, num_classes, dim)
-        self.criterion = build_criterion(
-            kwargs.loss, dict(kwargs.loss_kwargs), sizes, mining=kwargs.mining
-        )
-        self.prototypes = ClusterPrototypes(e_step.num_prototypes if clustered else (), dim)
-        banked = clustered and e_step.e_step == "bank"
-        self.bank = FeatureBank(dim) if banked else None
-        self._written: tuple[Tensor, Tensor] | None = None
-        keep_out_of_broadcast(self)
-
-    @staticmethod
-    def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
-        """Fills in the defaults and refuses what the method cannot do."""
-        cfg = BaseMethod.add_and_assert_specific_cfg(cfg)
-        require_two_views(cfg, small=True)
-        cfg = fill_method_kwargs(cfg, MetricKwargs)
-        fill_sizes(cfg)
-        return validate(cfg)
-
-    fill_sizes = staticmethod(fill_sizes)
-    check_size = staticmethod(check_size)
-
-    @property
-    def learnable_params(self) -> list[dict[str, Any]]:
-        """Adds what the loss learns."""
-        groups = super().learnable_params
-        learned = [p for p in self.criterion.parameters() if p.requires_grad]
-        return [*groups, {"name": "criterion", "params": learned}] if learned else groups
-
-    @property
-    def embedder(self) -> list[nn.Module]:
-        """The networks whose embeddings are clustered."""
-        return [self.backbone, self.projector]
-
-    def embed(self, X: Tensor) -> Tensor:
-        """Embeddings (N, D) that are clustered."""
-        z: Tensor = self(X)["z"]
-        return z
-
-    def on_train_start(self) -> None:
-        """Sizes the state by the training set."""
-        super().on_train_start()
-        if self.cfg.method_kwargs.classes == "cluster":
-            start_prototypes(self, self.cfg.method_kwargs.clusters, CLUSTERS)
-        if self.trainer.is_global_zero:
-            report_settings(self.cfg)
-
-    def on_train_epoch_start(self) -> None:
-        """Runs the E-step where there are clusters and it is due."""
-        super().on_train_epoch_start()
-        kwargs = self.cfg.method_kwargs
-        if kwargs.classes != "cluster" or not e_step_is_due(self, kwargs.clusters):
-            return
-        # The E-step puts another tensor in its place.
-        before = self.prototypes.assignments if self.prototypes.epoch >= 0 else None
-        metrics = refresh_prototypes(self, kwargs.clusters, temperature=1.0)
-        if before is not None and isinstance(self.criterion, MarginCriterion):
-            self._rematch(before[0], self.criterion)
-        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
-
-    def _rematch(self, before: Tensor, criterion: MarginCriterion) -> None:
-        """Gives each cluster the weights of the one that it continues."""
-        from solo_ext.clustering.agreement import match_clusters
-
-        weights = criterion.class_weights
-        match = match_clusters(before, self.prototypes.assignments[0], len(weights.weight))
-        state = self.optimizers().optimizer.state.get(weights.weight)  # type: ignore[union-attr]
-        weights.rematch_(match, state)
-
-    def training_step(  # type: ignore[override]
-        self, batch: Sequence[Any], batch_idx: int
-    ) -> Tensor:
-        """The metric loss plus the online classifier's."""
-        indices, _, targets = batch
-        out = super().training_step(batch, batch_idx)
-        loss, metrics = self.compare(out["z"], indices, targets)
-        keys = [F.normalize(z.detach().float(), dim=1) for z in out["z"][: self.num_large_crops]]
-        self._written = indices, F.normalize(torch.stack(keys).mean(0), dim=1)
-        self.keep_for_geometry(out["z"])
-        metrics = {"train_metric_loss": loss, **metrics}
-        self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
-        return loss + out["loss"]  # type: ignore[no-any-return]
-
-    def compare(
-        self, views: Sequence[Tensor], indices: Tensor, targets: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The method's loss.
-
-        Args:
-            views: (N, D) embeddings, one per crop.
-            indices: (N,) sample indices.
-            targets: (N,) labels.
-
-        Returns:
-            Scalar, and what to log.
-        """
-        kwargs = self.cfg.method_kwargs
-        classes = {"instance": indices, "label": targets}.get(kwargs.classes, indices)
-        if kwargs.classes == "cluster" and self.prototypes.epoch >= 0:
-            classes = self.prototypes.assignments[0, indices]
-        views = [z.float() if z.dtype != torch.float64 else z for z in views]
-        unit = [F.normalize(z, dim=1) for z in views]
-        normalize = kwargs.normalize
-        if normalize is None:
-            normalize = not training_of(kwargs.loss).raw
-        loss, metrics = self.criterion(unit if normalize else views, classes)
-        if kwargs.uniformity_weight:
-            uniformity = torch.stack([uniformity_loss_func(z) for z in unit]).mean()
-            loss = loss + kwargs.uniformity_weight * uniformity
-        return loss, metrics
-
-    def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
-        """Writes the step's embeddings into the bank."""
-        super().on_train_batch_end(outputs, batch, batch_idx)
-        if self._written is not None and self.bank is not None:
-            self.bank.update_(*(distributed.gather(x) for x in self._written))
-        self._written = None

@@ -35,18 +35,20 @@ Result = tuple[Tensor, dict[str, Tensor]]
 K = TypeVar("K", bound="type[Criterion]")
 
 
-class Sizes(NamedTuple):
+class Batch(NamedTuple):
     """What a criterion is made for.
 
     Attributes:
         num_large: large crops; the first of the views.
         num_classes: C, for losses that have weights per class.
         dim: D of the embeddings.
+        mining: of the negatives of triplets.
     """
 
     num_large: int
     num_classes: int
     dim: int
+    mining: str
 
 
 class Criterion(nn.Module, ABC):
@@ -54,7 +56,7 @@ class Criterion(nn.Module, ABC):
 
     Args:
         loss: the function, its hyper-parameters bound.
-        sizes: of batch and embeddings.
+        batch: and embeddings, which it is made for.
         own: further settings, those named by :attr:`settings`.
     """
 
@@ -65,9 +67,9 @@ class Criterion(nn.Module, ABC):
     uses_classes: ClassVar[bool] = False
     """Whether images of one class are anything else to it than images of two."""
 
-    def __init__(self, loss: Loss, sizes: Sizes) -> None:
+    def __init__(self, loss: Loss, batch: Batch) -> None:
         super().__init__()
-        self.loss, self.num_large = loss, sizes.num_large
+        self.loss, self.num_large = loss, batch.num_large
 
     @abstractmethod
     def forward(self, views: Views, classes: Tensor) -> Result:
@@ -174,8 +176,8 @@ class ScaledPairCriterion(Criterion):
 
     tensors, settings = 3, ("logit_scale",)
 
-    def __init__(self, loss: Loss, sizes: Sizes, logit_scale: float | None = None) -> None:
-        super().__init__(loss, sizes)
+    def __init__(self, loss: Loss, batch: Batch, logit_scale: float | None = None) -> None:
+        super().__init__(loss, batch)
         fixed = logit_scale is not None
         if logit_scale is not None and not logit_scale > 0:
             raise ValueError(f"logit_scale={logit_scale}: must be above 0")
@@ -196,9 +198,9 @@ class CriticCriterion(Criterion):
 
     tensors = 3
 
-    def __init__(self, loss: Loss, sizes: Sizes) -> None:
-        super().__init__(loss, sizes)
-        self.critic = BilinearCritic(sizes.dim, sizes.dim)
+    def __init__(self, loss: Loss, batch: Batch) -> None:
+        super().__init__(loss, batch)
+        self.critic = BilinearCritic(batch.dim, batch.dim)
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         return self._mean_over_pairs(views, self.critic.weight), {}
@@ -232,9 +234,9 @@ class TripletCriterion(Criterion):
 
     tensors, uses_classes = 3, True
 
-    def __init__(self, loss: Loss, sizes: Sizes, mining: str = "semi_hard") -> None:
-        super().__init__(loss, sizes)
-        self.mining = mining
+    def __init__(self, loss: Loss, batch: Batch) -> None:
+        super().__init__(loss, batch)
+        self.mining = batch.mining
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         other = distributed.gather(classes) != classes.unsqueeze(1)
@@ -282,9 +284,9 @@ class MarginCriterion(Criterion):
 
     tensors, uses_classes = 2, True
 
-    def __init__(self, loss: Loss, sizes: Sizes) -> None:
-        super().__init__(loss, sizes)
-        self.class_weights = ClassWeights(sizes.num_classes, sizes.dim)
+    def __init__(self, loss: Loss, batch: Batch) -> None:
+        super().__init__(loss, batch)
+        self.class_weights = ClassWeights(batch.num_classes, batch.dim)
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         x, target = torch.cat(list(views)), classes.repeat(len(views))
@@ -317,8 +319,8 @@ class NoiseCriterion(Criterion):
 
     tensors, settings = 2, ("temperature",)
 
-    def __init__(self, loss: Loss, sizes: Sizes, temperature: float = 0.2) -> None:
-        super().__init__(loss, sizes)
+    def __init__(self, loss: Loss, batch: Batch, temperature: float = 0.2) -> None:
+        super().__init__(loss, batch)
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: must be above 0")
         self.temperature = temperature
@@ -342,8 +344,8 @@ class NoiseCriterion(Criterion):
 class ModuleCriterion(LabelCriterion):
     """A loss of pytorch-metric-learning, on the crops of all processes."""
 
-    def __init__(self, loss: nn.Module, sizes: Sizes) -> None:
-        super().__init__(loss, sizes)
+    def __init__(self, loss: nn.Module, batch: Batch) -> None:
+        super().__init__(loss, batch)
         self.module = loss
 
     def forward(self, views: Views, classes: Tensor) -> Result:
@@ -393,25 +395,22 @@ def training_of(name: str) -> Training:
     return CRITERIA[name]
 
 
-def build_criterion(name: str, given: Mapping[str, Any], sizes: Sizes, *, mining: str) -> Criterion:
+def build_criterion(name: str, given: Mapping[str, Any], batch: Batch) -> Criterion:
     """The criterion of a loss, with the heads that it learns.
 
     Args:
         name: as :func:`training_of` takes it.
         given: hyper-parameters of the loss.
-        sizes: of batch and embeddings.
-        mining: of triplets.
+        batch: and embeddings, which it is made for.
 
     Raises:
         ConfigError: as :func:`training_of`.
     """
     kind, left = training_of(name).criterion, dict(given)
     if name.startswith(PML):
-        return kind(_pml_loss(name, given, sizes), sizes)
+        return kind(_pml_loss(name, given, batch), batch)
     own = {key: left.pop(key) for key in kind.settings if key in left}
-    if issubclass(kind, TripletCriterion):
-        own["mining"] = mining
-    return kind(functools.partial(LOSSES[name].target, **left), sizes, **own)
+    return kind(functools.partial(LOSSES[name].target, **left), batch, **own)
 
 
 def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
@@ -433,7 +432,7 @@ def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
     try:
         # Whether it takes these values is found out on two images.
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            criterion = build_criterion(name, given, Sizes(2, 2, 2), mining="hard")
+            criterion = build_criterion(name, given, Batch(2, 2, 2, "hard"))
             # Others' losses may want more of a batch; on several processes one may be alone here.
             ours = name in LOSSES and LOSSES[name].origin == "solo_ext"
             if ours and distributed.world_size() == 1:
@@ -474,8 +473,8 @@ def _pml_class(name: str) -> type[Any]:
     return getattr(losses, wanted)  # type: ignore[no-any-return]
 
 
-def _pml_loss(name: str, given: Mapping[str, Any], sizes: Sizes) -> nn.Module:
+def _pml_loss(name: str, given: Mapping[str, Any], batch: Batch) -> nn.Module:
     made = _pml_class(name)
     takes = inspect.signature(made.__init__).parameters
-    needed = {"num_classes": sizes.num_classes, "embedding_size": sizes.dim}
-    return made(**{k: v for k, v in needed.items() if k in takes} | given)  # type: ignore[no-any-return]
+    known = {"num_classes": batch.num_classes, "embedding_size": batch.dim}
+    return made(**{**{k: v for k, v in known.items() if k in takes}, **given})  # type: ignore[no-any-return]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from solo_ext.config.types import NonNegativeInt, PositiveInt, method_kwargs
 from solo_ext.core import distributed
+from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError
 from solo_ext.losses.contrastive import ContrastiveTerms
 from solo_ext.losses.mochi import Mixing, draw_mixes
@@ -62,7 +63,7 @@ class DrawnMixing:
 
     def begin(self, seed: int, epoch: int, batch_idx: int) -> None:
         """Starts the draws of a step of the run with this seed."""
-        self._state = _mixed(seed, distributed.rank(), epoch, batch_idx)
+        self._state = mix(seed, distributed.rank(), epoch, batch_idx)
 
     def draw(self, epoch: int, available: int, anchors: Tensor) -> Mixing | None:
         """Draws for each anchor; ``None`` where nothing is mixed.
@@ -77,7 +78,7 @@ class DrawnMixing:
         settings = self._settings
         generator = None
         if anchors.device.type != "meta":
-            self._state = _mixed(self._state)
+            self._state = mix(self._state)
             generator = torch.Generator(anchors.device).manual_seed(self._state)
         # A batch may have fewer than were asked for.
         mined = max(min(settings.num_hard, available), 1)
@@ -201,9 +202,3 @@ def queue_metrics(name: str, queue: FeatureQueue) -> dict[str, Tensor]:
         f"train_{name}_filled": torch.full((), queue.filled, device=device),
         f"train_{name}_age": torch.full((), float(queue.age), device=device),
     }
-
-
-def _mixed(*numbers: int) -> int:
-    from solo_ext.data.sampler import mix
-
-    return mix(*numbers)

@@ -99,7 +99,7 @@ READ: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def said(caplog: pytest.LogCaptureFixture, method: Any, num_samples: int | None = None) -> str:
     caplog.clear()
-    report_settings(method.cfg, method.kwargs_type, num_samples)
+    report_settings(method.cfg, type(method.kwargs), num_samples)
     return "\n".join(caplog.messages)
 
 

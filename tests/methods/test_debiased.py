@@ -87,7 +87,9 @@ def by_definition(method: Contrastive, batch: list[Any]) -> tuple[Tensor, Tensor
     _, views, targets = batch
     outs = [method(view) for view in views]
     tau_plus = method.cfg.method_kwargs.tau_plus
-    contrastive = debiased_loss_func(outs[0]["z"], outs[1]["z"], method.temperature, tau_plus)
+    contrastive = debiased_loss_func(
+        outs[0]["z"], outs[1]["z"], method.kwargs.temperature, tau_plus
+    )
     losses = [F.cross_entropy(out["logits"], targets, ignore_index=-1) for out in outs]
     return contrastive, torch.stack(losses).mean()
 
@@ -104,16 +106,16 @@ def test_defaults_are_those_of_the_paper(cfg: DictConfig) -> None:
     method = make_method(cfg)
     kwargs = method.cfg.method_kwargs
     assert {name: kwargs[name] for name in DEFAULTS} == DEFAULTS
-    assert (method.temperature, method.estimator) == (0.5, NegativeEstimator(0.1))
+    assert (method.kwargs.temperature, method.estimator) == (0.5, NegativeEstimator(0.1))
     assert method(torch.randn(2, 3, 32, 32))["z"].shape == (2, 128)
     del cfg["method_kwargs"]
-    assert make_method(cfg).temperature == 0.5
+    assert make_method(cfg).kwargs.temperature == 0.5
 
 
 def test_takes_its_settings(prepared: Prepare) -> None:
     settings = {"temperature": 0.7, "tau_plus": 0.03, "proj_output_dim": 5, "proj_hidden_dim": 6}
     method = make_method(prepared(*(f"method_kwargs.{k}={v}" for k, v in settings.items())).cfg)
-    assert (method.temperature, method.estimator.tau_plus) == (0.7, 0.03)
+    assert (method.kwargs.temperature, method.estimator.tau_plus) == (0.7, 0.03)
     assert method(torch.randn(2, 3, 32, 32))["z"].shape == (2, 5)
     assert method.projector[0].out_features == 6
 
