@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch.utils.data import Dataset
 from torchvision import transforms
 
 from solo_ext.core.errors import ConfigError, UserError, nearest, show_messages
@@ -397,7 +397,7 @@ def _backbones() -> Iterator[Replacement]:
 
 @_patch("few-classes", "fewer than five classes: `selected index k out of range`")
 def _few_classes() -> Iterator[Replacement]:
-    from solo_ext.host.accuracy import accuracy_at_k
+    from solo_ext.host.classifier import accuracy_at_k
 
     for name in ("solo.utils.metrics", "solo.methods.base", "solo.methods.linear"):
         if hasattr(_module(name), "accuracy_at_k"):
@@ -410,7 +410,7 @@ def _few_classes() -> Iterator[Replacement]:
     changes_numbers=True,
 )
 def _no_labels() -> Iterator[Replacement]:
-    from solo_ext.host.class_loss import class_loss
+    from solo_ext.host.classifier import class_loss
 
     if not _own_base():
         return
@@ -579,11 +579,47 @@ def _dino_epoch() -> Iterator[Replacement]:
 
 @_patch("index-dataset", "workers started by spawn or forkserver cannot pickle the data set")
 def _index_dataset() -> Iterator[Replacement]:
-    from solo_ext.host.index_dataset import dataset_with_index
-
     for name in ("solo.data.pretrain_dataloader", "solo.utils.pretrain_dataloader"):
         with contextlib.suppress(ModuleNotFoundError):
             yield _module(name), "dataset_with_index", dataset_with_index
+
+
+def dataset_with_index(dataset_class: type[Dataset[Any]]) -> type[Dataset[Any]]:
+    """Subclass whose items are ``(index, *item)``, and whose instances can be pickled.
+
+    Replaces solo-learn's function of this name, which returns a class that no spawned worker can
+    find again.
+
+    Args:
+        dataset_class: a map-style data set whose items are tuples.
+    """
+
+    def getitem(self: Any, index: int) -> tuple[Any, ...]:
+        return (index, *dataset_class.__getitem__(self, index))
+
+    def reduce(self: Any) -> tuple[Any, ...]:
+        return _rebuild, (_Release(), dataset_class), self.__dict__
+
+    body = {"__getitem__": getitem, "__reduce__": reduce, "__module__": dataset_class.__module__}
+    return type(f"{dataset_class.__name__}WithIndex", (dataset_class,), body)
+
+
+class _Release:
+    """Loads the release when it is unpickled, because its classes cannot be imported before."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load_release, ()
+
+
+def _load_release() -> None:
+    host = importlib.import_module("solo_ext.host")
+    if host.detect().generation == "1.0.2":
+        host.load()
+
+
+def _rebuild(_: None, dataset_class: type[Dataset[Any]]) -> Any:
+    indexed = dataset_with_index(dataset_class)
+    return indexed.__new__(indexed)
 
 
 _LARGE = 224
@@ -617,6 +653,8 @@ def _random_crop(side: int) -> Any:
 def _own_size() -> Iterator[Replacement]:
     if importlib.util.find_spec("solo.data") is None:
         return
+    from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
     end = [
         transforms.ToTensor(),
         transforms.Normalize(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD),

@@ -33,7 +33,7 @@ from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import UnreadableImage
 from solo_ext.data.sampler import EpochSampler, SampleKey
 from solo_ext.data.unreadable import MOST_IN_A_ROW, Skipping, name_of, passed_over, read_sample
-from solo_ext.lab.training.unreadable import UnreadableReport, add_lines
+from solo_ext.lab.training.watch import UnreadableReport, add_lines
 
 PER_CLASS, BATCH = 8, 4
 SIZE = 3 * PER_CLASS
