@@ -1,7 +1,7 @@
 """What of an installed solo-learn is replaced while the plugin is loaded, and when.
 
-A patch names its symptom and yields the attributes that it replaces; it looks at the thing itself
-and yields nothing where there is nothing to repair. There are two kinds:
+A patch names its symptom and yields the attributes that it replaces, or nothing where the installed
+solo-learn does not have the defect. There are two kinds:
 
 - Those that only make something work that raised before are applied when the host is loaded. They
   change no number of a run that worked.
@@ -52,7 +52,6 @@ class Patch:
         replacements: yields (owner, attribute, value).
         undo: what was there before, while the patch is applied; ``_ABSENT`` where nothing was.
         error: why it could not be applied to this host; empty if it could.
-        held_back: inside :func:`unpatched`, where nothing applies it.
     """
 
     name: str
@@ -61,11 +60,10 @@ class Patch:
     replacements: Callable[[], Iterable[Replacement]]
     undo: list[Replacement] = field(default_factory=list)
     error: str = ""
-    held_back: bool = False
 
     def apply(self) -> None:
         """Puts the replacements in; a host that has changed is left alone, with a warning."""
-        if self.undo or self.held_back:
+        if self.undo:
             return
         try:
             for owner, attribute, value in list(self.replacements()):
@@ -89,8 +87,6 @@ class Patch:
 
 
 _ABSENT = object()
-PLUGIN_METHODS: list[Any] = []
-"""What plugins have put into the host's table of methods; all else there is a built-in."""
 PATCHES: dict[str, Patch] = {}
 
 
@@ -143,15 +139,16 @@ def select(names: Collection[str]) -> None:
         if PATCHES[name].error:
             problem = f"does not fit this solo-learn: {PATCHES[name].error}"
             raise ConfigError("patches", name, problem, "leave it out")
-        if not PATCHES[name].undo and not PATCHES[name].held_back:
+        if not PATCHES[name].undo:
             problem = "this solo-learn has nothing that it would replace"
             raise ConfigError("patches", name, problem, "leave it out")
 
 
 def repairs_for(method: str, data_format: str | None = None) -> list[str]:
-    """What runs of plugins' methods and of ``solo-ext`` have without asking for it.
+    """Patches that runs of plugins' methods and of ``solo-ext`` get without asking.
 
-    They change logged NaN, what follows an interruption and DALI's order on a GPU, no other number.
+    They change logged NaN, what follows an interruption and DALI's order on a GPU, and no other
+    number.
 
     Args:
         method: of the run.
@@ -195,27 +192,9 @@ def announce(applied: Collection[str]) -> None:
         logger.info(f"patches of solo-learn that change numbers: {', '.join(applied)}")
 
 
-@contextlib.contextmanager
-def unpatched(name: str) -> Iterator[None]:
-    """Puts the host's own code back inside the block; for tests."""
-    patch = PATCHES[name]
-    if not patch.undo:
-        raise ValueError(f"patch {name!r} is not applied on this host")
-    put_in = [(owner, attribute, vars(owner)[attribute]) for owner, attribute, _ in patch.undo]
-    undo = list(patch.undo)
-    patch.remove()
-    patch.held_back = True
-    try:
-        yield
-    finally:
-        patch.undo, patch.held_back = undo, False
-        for owner, attribute, value in put_in:
-            setattr(owner, attribute, value)
-
-
 def _of_a_plugin(cfg: DictConfig) -> bool:
     target = _module("solo.methods").METHODS.get(OmegaConf.select(cfg, "method"))
-    return any(target is known for known in PLUGIN_METHODS)
+    return not getattr(target, "__module__", "solo.").startswith("solo.")
 
 
 def _module(name: str) -> Any:
@@ -227,7 +206,7 @@ def _base() -> Any:
 
 
 def _own_base() -> bool:
-    """Whether the base classes are the host's, not those that stand in for 1.0.2's."""
+    """Whether the base classes are the host's own; on 1.0.2 they are replaced by ours."""
     return not _base().BaseMethod.__module__.startswith("solo_ext.")
 
 
@@ -252,7 +231,7 @@ def _begin(cfg: DictConfig) -> list[str]:
 
 @_patch("messages", "Hydra's `job_logging: disabled`, as in solo-learn's configs, silences loggers")
 def _messages() -> Iterator[Replacement]:
-    # Its scripts call this first of all that reads the composed config.
+    # Of all that reads the composed config, solo-learn's scripts call this first.
     owner = _module("solo.utils.checkpointer").Checkpointer
     original = getattr(owner, "add_and_assert_specific_cfg", None)
     if original is None:
@@ -264,7 +243,7 @@ def _messages() -> Iterator[Replacement]:
         try:
             announce(applied := _begin(cfg))
             if applied:
-                # What is recorded of a built-in without patches stays upstream's too.
+                # Without patches, what is recorded of a built-in stays exactly upstream's.
                 OmegaConf.set_struct(cfg, False)
                 cfg.patches = applied
         except UserError as error:
@@ -361,7 +340,7 @@ def _method_kwargs() -> Iterator[Replacement]:
         cfg = original(cfg)
         target = _module("solo.methods").METHODS.get(OmegaConf.select(cfg, "method"))
         kwargs_type = getattr(target, "kwargs_type", None)
-        # Ours check in a function of their own, after what they take from the other sections.
+        # Ours check in a function of their own, after they took what other sections say.
         ours = str(getattr(target, "__module__", "")).startswith("solo_ext.")
         if kwargs_type is not None and not ours:
             from solo_ext.config.check import check_method_kwargs
@@ -419,7 +398,7 @@ def _no_labels() -> Iterator[Replacement]:
         @functools.wraps(original)
         def step(self: Any, X: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
             out: dict[str, Any] = original(self, X, targets)
-            # The momentum network's is without one where it has no classifier.
+            # The momentum network has no loss where it has no classifier.
             return {**out, "loss": class_loss(out["logits"], targets)} if "loss" in out else out
 
         return step
@@ -477,7 +456,7 @@ def _momentum_update() -> Iterator[Replacement]:
 
 
 def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
-    """Buffers that a method makes when training starts, too late for a checkpoint to fill."""
+    """Restores buffers that a method makes when training starts, after a checkpoint was read."""
     original = method.on_train_start
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
@@ -488,14 +467,14 @@ def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
             self.assignments = checkpoint["assignments"]
 
     def on_save_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
-        # DeepCluster v2's are no buffer; beside the weights they hinder nobody who reads those.
+        # DeepCluster v2's assignments are no buffer, so they lie beside the weights.
         if getattr(self, "assignments", None) is not None:
             checkpoint["assignments"] = self.assignments
 
     @functools.wraps(original)
     def on_train_start(self: Any) -> None:
         restored = {name: self._buffers[name] for name in names if name in self._buffers}
-        # The generator is left as it was: the fresh values are thrown away.
+        # The fresh values are thrown away, so drawing them must not move the generator.
         with torch.random.fork_rng(enabled=bool(restored)):
             original(self)
         for name, value in restored.items():
@@ -536,7 +515,7 @@ def _all4one_encoding() -> Iterator[Replacement]:
         return
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
-        # What it keeps of the last batch, in that batch's size, is made anew by the next.
+        # This buffer has the last batch's size, and the next batch makes it anew.
         checkpoint["state_dict"].pop("pos_enc.penc.penc.cached_penc", None)
 
     yield _module("solo.methods.all4one").All4One, "on_load_checkpoint", on_load_checkpoint
@@ -553,7 +532,7 @@ def _deepcluster_first_epoch() -> Iterator[Replacement]:
 
     @functools.wraps(original)
     def zero_without_targets(outputs: Any, assignments: Any, temperature: float = 0.1) -> Any:
-        # Nothing is assigned before the first clustering: a mean over no targets.
+        # Before the first clustering nothing is assigned, and the mean over no targets is NaN.
         loss = original(outputs, assignments, temperature)
         return torch.where((assignments >= 0).any(), loss, outputs.sum() * 0.0)
 
@@ -676,7 +655,7 @@ def _own_size() -> Iterator[Replacement]:
 
 
 def _dali_of_the_host() -> Any | None:
-    # Upstream imports it with `solo.data`, where DALI is installed.
+    # Upstream imports it with `solo.data` if DALI is installed.
     return sys.modules.get("solo.data.dali_dataloader")
 
 
