@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.data.fixed_pass import training_set
+from solo_ext.data.indexed import training_set
 from solo_ext.host import BaseMethod, BaseMomentumMethod, initialize_momentum_params
 from solo_ext.losses.contrastive import (
     ContrastiveTerms,

@@ -84,7 +84,7 @@ def num_training_images(data: Mapping[str, Any]) -> int:
     Raises:
         ConfigError: they cannot be read.
     """
-    from solo_ext.data.datasets import open_images
+    from solo_ext.data.images import open_images
 
     known = _DOWNLOADED.get(data["dataset"])
     if known is not None:

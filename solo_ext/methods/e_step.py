@@ -200,7 +200,7 @@ class EStep:
                 embeddings.
             UserError: a checkpoint of another training set.
         """
-        from solo_ext.data.fixed_pass import training_set
+        from solo_ext.data.indexed import training_set
 
         size = len(training_set(method.trainer, method.cfg))
         # solo-learn's own script starts the run without our checks before it.
@@ -289,7 +289,7 @@ class EStep:
             RankError: another rank failed.
         """
         from solo_ext.clustering import e_step
-        from solo_ext.data.fixed_pass import labels_of, training_set
+        from solo_ext.data.indexed import labels_of, training_set
 
         state, settings, kmeans = self.prototypes, self.settings, self.settings.kmeans
         begin, epoch = time.monotonic(), method.current_epoch
@@ -415,7 +415,7 @@ def _resolved(name: str, device: torch.device | str, settings: Any, key: str) ->
 @torch.no_grad()
 def _embed(method: Clustered, dataset: Any, ids: Tensor, features: Features) -> None:
     """Fills ``features`` with those of the samples ``ids``, on all ranks at about one pace."""
-    from solo_ext.data.fixed_pass import indexed_eval_loader
+    from solo_ext.data.indexed import indexed_eval_loader
 
     cfg: Any = OmegaConf.to_container(method.cfg, resolve=True)
     batch_size = _BATCHES_AT_ONCE * cfg["optimizer"]["batch_size"]

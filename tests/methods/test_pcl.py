@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext import host
-from solo_ext.data.datasets import FixedViews
 from solo_ext.data.transforms import eval_transform, statistics
+from solo_ext.data.views import FixedViews
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints

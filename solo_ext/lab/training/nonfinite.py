@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import append_lines, locked, read_jsonl
-from solo_ext.data.unreadable import name_of
+from solo_ext.data.reading import name_of
 from solo_ext.lab.training.lightning_internals import after_own_hook, remove_hooks
 from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.lab.training.watch import AsyncHostCopy

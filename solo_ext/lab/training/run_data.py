@@ -11,12 +11,11 @@ from torch import Tensor
 from solo_ext.core.errors import UserError
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.batch_augment.draws import ViewDraws
-from solo_ext.data.dali_views import DALIViews
-from solo_ext.data.fixed_loader import FixedLoader
-from solo_ext.data.images import Images
-from solo_ext.data.loaders import ResumableLoader, pretrain_loader
+from solo_ext.data.dali import DALIViews
+from solo_ext.data.loaders import FixedLoader, ResumableLoader, pretrain_loader
 from solo_ext.data.mixing import MixDraws, ViewMixer
 from solo_ext.data.raw_batches import RawBatch, RawBatches
+from solo_ext.data.reading import Images
 from solo_ext.host.dali_loader import DALILoader
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from solo_ext import __version__
-from solo_ext.config.yaml_text import read_yaml
+from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import CHECKPOINT_NAME
 from solo_ext.host import HostInfo

@@ -17,9 +17,9 @@ from solo_ext.config.check import check_run
 from solo_ext.core import distributed
 from solo_ext.core.distributed import gather_objects
 from solo_ext.core.errors import UserError
-from solo_ext.data.fingerprint import names_fingerprint
-from solo_ext.data.images import Images
-from solo_ext.data.place import StatefulLoader
+from solo_ext.data.images import names_fingerprint
+from solo_ext.data.reading import Images
+from solo_ext.data.sampler import StatefulLoader
 from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
 from solo_ext.lab.training.run_dir import changes_numbers, numbers_alike
 
