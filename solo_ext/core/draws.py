@@ -8,7 +8,7 @@ was drawn before.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,9 +61,9 @@ def sample_keys(seed: int, epoch: int, indices: NDArray[np.int64]) -> Keys:
     >>> sample_keys(5, 0, np.arange(4)).shape
     (4,)
     """
-    return cast(
-        Keys, _hashed((np.uint64(mix(seed, epoch)) ^ indices.astype(np.uint64)) + np.uint64(_GAMMA))
-    )
+    mixed = np.uint64(mix(seed, epoch)) ^ indices.astype(np.uint64)
+    keys: Keys = _hashed(mixed + np.uint64(_GAMMA))
+    return keys
 
 
 def uniforms(keys: Keys, first: int, count: int) -> Floats:

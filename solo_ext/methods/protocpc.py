@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from solo_ext.host import initialize_momentum_params
 from solo_ext.memory.heads import projector
-from solo_ext.memory.prototype_prior import PrototypePrior
+from solo_ext.memory.prior import PrototypePrior
 from solo_ext.memory.prototypes import Prototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.distillation_report import report_protocpc

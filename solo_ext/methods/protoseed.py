@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.memory.prototype_prior import PrototypePrior
+from solo_ext.memory.prior import PrototypePrior
 from solo_ext.memory.prototypes import Prototypes
 from solo_ext.methods.distillation import Distillation
 from solo_ext.methods.distillation_kwargs import teacher_name

@@ -9,8 +9,8 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from solo_ext.losses.protocpc_step import protocpc_step
-from solo_ext.memory.prototype_prior import PrototypePrior
+from solo_ext.losses.protocpc import protocpc_step
+from solo_ext.memory.prior import PrototypePrior
 from solo_ext.memory.prototypes import Prototypes
 
 

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.losses.core import contrastive
-from solo_ext.losses.negative_mass import NegativeEstimator
+from solo_ext.losses.contrastive import NegativeEstimator, contrastive
 from solo_ext.losses.seed import seed_terms
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.features import FeatureQueue
 from solo_ext.methods.contrastive_metrics import queue_metrics, term_metrics
 from solo_ext.methods.distillation import Distillation
 from solo_ext.methods.distillation_report import report_seed
@@ -149,7 +148,7 @@ class SEED(Distillation):
                     student,
                     target.unsqueeze(1),
                     candidates,
-                    own=own,
+                    excluded_columns=own,
                     estimator=self.estimator,
                     mixing=self._mixing.draw(self.current_epoch, available, student),
                     temperature=kwargs.student_temperature,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from solo_ext.core.errors import UserError
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.memory.teacher import Teacher
 
