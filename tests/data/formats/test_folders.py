@@ -1,4 +1,4 @@
-"""File lists: the same images as class folders, and one line for a list that is none."""
+"""Class folders as torchvision reads them, and lists of the same files."""
 
 import os
 from pathlib import Path
@@ -6,15 +6,63 @@ from typing import Any
 
 import pytest
 import torch
+from torchvision import datasets
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import class_names, files_of, open_images, targets_of
 from solo_ext.data.reading import UnreadableImage, read_sample
+from tests.data.making import save_image, section
 
 
-def section(path: Path, **changes: Any) -> dict[str, Any]:
-    base = {"dataset": "custom", "format": "image_folder", "fraction": -1, "no_labels": False}
-    return {**base, "train_path": str(path), **changes}
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Class folders with nested folders, links, hidden folders and files that are no images."""
+    root = tmp_path / "classes"
+    names = ("ant/0.png", "bee/1.png", "cat/2.png")
+    nested = ("ant/b/1.PNG", "ant/b.png/2.jpg", "ant/a/z/3.bmp", "bee/Z.png")
+    for number, name in enumerate((*names, *nested)):
+        save_image(root / name, number)
+    (root / "bee" / "more").symlink_to(root / "ant" / "b", target_is_directory=True)
+    (root / "cat" / "dangling.png").symlink_to("nowhere.png")
+    (root / "notes.png").write_text("no class")
+    return root
+
+
+def test_class_folders_are_read_as_torchvision_reads_them(folder: Path) -> None:
+    found: Any = open_images(section(folder), "train")
+    theirs = datasets.ImageFolder(str(folder))
+    assert found.samples == theirs.samples
+    assert (found.classes, found.targets) == (theirs.classes, theirs.targets)
+    assert str(folder / "bee" / "more" / "1.PNG") in dict(found.samples)
+
+
+def test_hidden_folders_are_no_classes(folder: Path) -> None:
+    """Those that editors and file systems leave."""
+    before: Any = open_images(section(folder), "train")
+    (folder / ".ipynb_checkpoints").mkdir()
+    save_image(folder / ".Trash" / "0.png", 0)
+    found: Any = open_images(section(folder), "train")
+    assert (found.classes, found.samples) == (before.classes, before.samples)
+
+
+@pytest.mark.parametrize(
+    ("link", "target"), [("ant/loop", ".."), ("ant/in/loop", "."), ("dog", "."), ("ant/a", "../b")]
+)
+def test_refuses_a_circle_of_links(tmp_path: Path, link: str, target: str) -> None:
+    for name in ("ant/0.png", "ant/in/1.png", "b/2.png"):
+        save_image(tmp_path / name, 0)
+    (tmp_path / "b" / "back").symlink_to("../ant", target_is_directory=True)
+    assert len(open_images(section(tmp_path), "train")) == 5
+    (tmp_path / link).symlink_to(target, target_is_directory=True)
+    with pytest.raises(ConfigError, match="is a link to a folder that it lies in") as caught:
+        open_images(section(tmp_path), "train")
+    assert caught.value.key == "data.train_path"
+
+
+def test_refuses_a_file_that_is_no_list(tmp_path: Path) -> None:
+    save_image(tmp_path / "image.png", 0)
+    with pytest.raises(ConfigError, match=r"no text.*path label"):
+        open_images(section(tmp_path / "image.png"), "train")
 
 
 def listed(file: Path, images: Path, separator: str = " ", names: str = "") -> Path:

@@ -1,4 +1,4 @@
-"""Images of a config, and the views that training takes of them."""
+"""Images of a config: opening them, what can be told of them, and the parts of a split."""
 
 import errno
 import importlib.util
@@ -6,7 +6,6 @@ import io
 import os
 import pickle
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +13,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import Subset
 from torchvision import datasets
-from torchvision import transforms as T
 
-from solo_ext.config.schema import Augmentation
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.formats.folders import Unlabelled
 from solo_ext.data.images import class_names, open_images, targets_of
 from solo_ext.data.reading import name_of
-from solo_ext.data.sampler import SampleKey
-from solo_ext.data.transforms import MultiCrop, pretrain_transform
-from solo_ext.data.views import FixedViews, TrainingViews
+from tests.data.making import save_image, section
 
 COUNTS = {"ant": 20, "bee": 10, "cat": 30}
-
-
-def save_image(path: Path, seed: int, side: int = 12) -> None:
-    """Writes noise, coloured or, for odd seeds, grey."""
-    shape = (side, side) if seed % 2 else (side, side, 3)
-    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path)
 
 
 @pytest.fixture(scope="module")
@@ -56,28 +42,6 @@ def flat(tmp_path: Path) -> Path:
         save_image(tmp_path / f"{9 - number}.{suffix}", number)
     (tmp_path / "notes.txt").write_text("no image")
     return tmp_path
-
-
-def section(path: Path | str | None, **given: Any) -> dict[str, Any]:
-    """Returns a section ``data``."""
-    base = {"dataset": "custom", "format": "image_folder", "fraction": -1, "no_labels": False}
-    return {**base, "train_path": str(path), "val_path": str(path), **given}
-
-
-def transform() -> MultiCrop:
-    """Returns a transform with every kind of chance."""
-    chance = {"prob": 0.5}
-    settings = Augmentation(
-        crop_size=8,
-        num_crops=2,
-        color_jitter={**chance, "brightness": 0.4, "hue": 0.1},  # type: ignore[arg-type]
-        grayscale=chance,  # type: ignore[arg-type]
-        gaussian_blur=chance,  # type: ignore[arg-type]
-        solarization=chance,  # type: ignore[arg-type]
-        equalization=chance,  # type: ignore[arg-type]
-        horizontal_flip=chance,  # type: ignore[arg-type]
-    )
-    return pretrain_transform("custom", [settings.model_dump()])
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -308,50 +272,6 @@ def _forbid(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
         monkeypatch.setattr("h5py.File", refusing(importlib.import_module("h5py").File))
 
 
-def test_hidden_folders_are_no_classes(folder: Path, tmp_path: Path) -> None:
-    """Those that editors and file systems leave."""
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    (copy / ".ipynb_checkpoints").mkdir()
-    save_image(copy / ".Trash" / "0.png", 0)
-    found, before = (open_images(section(place), "train") for place in (copy, folder))
-    assert class_names(found) == class_names(before)
-    assert targets_of(found) == targets_of(before)
-
-
-def test_class_folders_are_read_as_torchvision_reads_them(folder: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    for number, name in enumerate(("ant/b/1.PNG", "ant/b.png/2.jpg", "ant/a/z/3.bmp", "bee/Z.png")):
-        save_image(copy / name, number)
-    (copy / "bee" / "more").symlink_to(copy / "ant" / "b", target_is_directory=True)
-    (copy / "cat" / "dangling.png").symlink_to("nowhere.png")
-    (copy / "notes.png").write_text("no class")
-    found: Any = open_images(section(copy), "train")
-    theirs = datasets.ImageFolder(str(copy))
-    assert found.samples == theirs.samples
-    assert (found.classes, found.targets) == (theirs.classes, theirs.targets)
-    assert str(copy / "bee" / "more" / "1.PNG") in dict(found.samples)
-
-
-@pytest.mark.parametrize(
-    ("link", "target"), [("ant/loop", ".."), ("ant/in/loop", "."), ("dog", "."), ("ant/a", "../b")]
-)
-def test_refuses_a_circle_of_links(tmp_path: Path, link: str, target: str) -> None:
-    for name in ("ant/0.png", "ant/in/1.png", "b/2.png"):
-        save_image(tmp_path / name, 0)
-    (tmp_path / "b" / "back").symlink_to("../ant", target_is_directory=True)
-    assert len(open_images(section(tmp_path), "train")) == 5
-    (tmp_path / link).symlink_to(target, target_is_directory=True)
-    with pytest.raises(ConfigError, match="is a link to a folder that it lies in") as caught:
-        open_images(section(tmp_path), "train")
-    assert caught.value.key == "data.train_path"
-
-
-def test_refuses_a_file_that_is_no_list(tmp_path: Path) -> None:
-    save_image(tmp_path / "image.png", 0)
-    with pytest.raises(ConfigError, match=r"no text.*path label"):
-        open_images(section(tmp_path / "image.png"), "train")
-
-
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "stl10"])
 def test_torchvision_data_that_is_not_there(tmp_path: Path, name: str, split: Any) -> None:
@@ -379,90 +299,3 @@ def test_opens_cifar10(tmp_path: Path, train: bool, monkeypatch: pytest.MonkeyPa
     assert class_names(images) == names
     assert targets_of(images) == ([0, 9, 1, 9, 2, 9, 3, 9, 4, 9] if train else [0, 9])
     assert images[0][0].size == (32, 32)
-
-
-Crops = tuple[int, list[Tensor], int]
-
-
-def same(a: Crops, b: Crops) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a[1], b[1], strict=True))
-
-
-def test_views_are_of_the_sample(folder: Path) -> None:
-    views = TrainingViews(open_images(section(folder), "train"), transform(), 0)
-    assert len(views) == 60
-    index, crops, target = views[SampleKey(3, 25)]
-    assert (index, target) == (25, 1)
-    assert [tuple(crop.shape) for crop in crops] == [(3, 8, 8)] * 2
-    assert not torch.equal(*crops)
-
-
-def test_views_depend_on_seed_epoch_and_index_alone(folder: Path) -> None:
-    images = open_images(section(folder), "train")
-    keys = [SampleKey(epoch, index) for epoch in (0, 1, 7) for index in (0, 3, 41)]
-    found = []
-    for seed, order in ((0, keys), (99, keys[::-1])):
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        torch.manual_seed(seed)
-        views = TrainingViews(images, transform(), 5)
-        found.append({key: views[key] for key in order})
-    assert all(same(found[0][key], found[1][key]) for key in keys)
-
-
-def test_views_differ_by_seed_epoch_and_index() -> None:
-    """One and the same image everywhere, so that only the draws differ."""
-    pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
-    images: Any = [(Image.fromarray(pixels), 0)] * 4
-    drawn = [
-        TrainingViews(images, transform(), seed)[SampleKey(epoch, index)]
-        for seed in (0, 1, 2)
-        for epoch in (0, 1, 2)
-        for index in range(4)
-    ]
-    assert not any(same(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
-
-
-def test_views_leave_all_generators_alone(folder: Path) -> None:
-    views = TrainingViews(open_images(section(folder), "train"), transform(), 0)
-    torch.manual_seed(3)
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr] # noqa: NPY002
-    views[SampleKey(0, 0)]
-    views[SampleKey(1, 7)]
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-    assert np.random.get_state()[1].tobytes() == before[2]  # type: ignore[index,union-attr] # noqa: NPY002
-
-
-def test_a_failing_transform_leaves_the_generator_alone() -> None:
-    def fail(_: Any) -> Any:
-        torch.rand(3)
-        raise OSError("broken image")
-
-    images: Any = [(Image.new("RGB", (4, 4)), 0)]
-    state = torch.get_rng_state()
-    with pytest.raises(OSError, match="broken image"):
-        TrainingViews(images, MultiCrop([fail], [1]), 0)[SampleKey(0, 0)]
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_fixed_views(folder: Path) -> None:
-    images = open_images(section(folder), "val")
-    views = FixedViews(images, T.ToTensor())
-    assert len(views) == 60
-    view, target = views[59]
-    assert torch.equal(view, T.functional.to_tensor(images[59][0]))
-    assert target == 2
-
-
-@pytest.mark.parametrize("kind", ["folder", "fraction", "flat"])
-def test_is_pickled_whole(folder: Path, flat: Path, kind: str) -> None:
-    """Workers that are spawned get the views by pickle."""
-    data = {
-        "folder": section(folder),
-        "fraction": section(folder, fraction=0.5),
-        "flat": section(flat, no_labels=True),
-    }[kind]
-    views = TrainingViews(open_images(data, "train"), transform(), 0)
-    copy = pickle.loads(pickle.dumps(views))
-    assert same(views[SampleKey(2, 3)], copy[SampleKey(2, 3)])
