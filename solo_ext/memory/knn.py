@@ -116,13 +116,13 @@ def class_scores(
     _check_positive("ks", ks)
     _check_positive("temperatures", temperatures)
     bank, labels = bank.to(features.device), bank_targets.to(features.device).long()
-    scale = inverse_norms(bank)
+    inverse = inverse_norms(bank)
     sizes = {k: min(k, len(bank)) for k in ks}
     for block in torch.split(features, max(1, (max_elements or _MAX_ELEMENTS) // len(bank))):
         if epsilon is not None:
             similar = 1.0 / (torch.cdist(block, bank) + epsilon)
         else:
-            similar = cosines(block, bank, scale)
+            similar = cosines(block, bank, inverse)
         values, nearest = similar.topk(max(sizes.values()), dim=1)
         votes, scores = labels[nearest], {}
         for temperature in temperatures:
