@@ -133,7 +133,8 @@ class Rows:
         features = self.features[:].contiguous()
         if not self.shared:
             return torch.empty_like(features).index_copy_(0, self.ids, features)
-        # What needs memory comes first: a rank that fails here can say so.
+        # Memory is allocated before the first message: a rank that fails here can still tell the
+        # others.
         first = rank() == 0
         joined = features.new_empty(self.total if first else 0, features.shape[1])
         rest = max(self.counts[1:]) if first else 0
@@ -208,7 +209,7 @@ def _largest(features: Features, shared: bool) -> float:
         of_rows = tile.abs().amax(1)
         broken += (~of_rows.isfinite()).sum()
         largest = torch.maximum(largest, of_rows.amax().double())
-    # NaN has no place in a maximum over ranks.
+    # A NaN would make the maximum over ranks a NaN.
     largest = largest.nan_to_num(0.0, posinf=0.0)
     if shared:
         rank_barrier(features.device)

@@ -90,8 +90,7 @@ class FeatureQueue(State):
         return [self.pointer, self.written, self.updates]
 
     def set_numbers(self, numbers: list[int]) -> None:
-        # Checkpoints from before rows were counted hold the pointer alone.
-        self.pointer, self.written, self.updates = numbers if len(numbers) > 1 else (*numbers, 0, 0)
+        self.pointer, self.written, self.updates = numbers
 
 
 class Neighbours(NamedTuple):
