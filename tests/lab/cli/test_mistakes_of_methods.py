@@ -185,7 +185,7 @@ METRIC: dict[str, Case] = {
     ),
     "loss of a queue": (
         ("method_kwargs.loss=info_nce_loss_func", NO_LOSS_KWARGS),
-        ("method_kwargs.loss='info_nce_loss_func'", "query, positive, negatives"),
+        ("method_kwargs.loss='info_nce_loss_func'", "no criterion trains it"),
     ),
     "argument of the loss before": (
         "method_kwargs.loss=triplet_loss_func",
