@@ -103,8 +103,7 @@ def validate(cfg: DictConfig) -> DictConfig:
             f"loss={kwargs.loss} has no distribution of the teacher",
             "leave it out",
         )
-    mixtures = mixes(kwargs.mixing)
-    estimated = {"tau_plus": kwargs.tau_plus, "beta": kwargs.beta, "mixing": mixtures}
+    estimated = {"tau_plus": kwargs.tau_plus, "beta": kwargs.beta, "mixing": mixes(kwargs)}
     named = next((name for name, value in estimated.items() if value), None)
     if kwargs.loss != "contrastive" and named is not None:
         raise ConfigError(
