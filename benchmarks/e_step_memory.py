@@ -136,7 +136,7 @@ def main() -> None:
     if args.json:
         from solo_ext import host
         from solo_ext.core.files import append_lines
-        from solo_ext.lab.training.records import environment
+        from solo_ext.lab.training.run_dir import environment
 
         about = {"unit": "MB", "environment": environment(host.load().info)}
         append_lines(args.json, [about, *lines])

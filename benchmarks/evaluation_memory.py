@@ -72,7 +72,7 @@ def work(task: str, folder: Path) -> None:
 
 def list_bytes(folder: Path) -> int:
     """What a list of files takes in memory."""
-    from solo_ext.data.datasets import open_images
+    from solo_ext.data.images import open_images
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     held = open_images(
@@ -155,7 +155,7 @@ def main() -> None:
     if args.json:
         from solo_ext import host
         from solo_ext.core.files import append_lines
-        from solo_ext.lab.training.records import environment
+        from solo_ext.lab.training.run_dir import environment
 
         about = {"unit": "MB", "environment": environment(host.load().info)}
         append_lines(args.json, [about, *lines])

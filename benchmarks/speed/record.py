@@ -18,7 +18,7 @@ from benchmarks.speed.target import Finding, Measured
 from solo_ext import host
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import append_lines, read_jsonl
-from solo_ext.lab.training.records import environment, package_version
+from solo_ext.lab.training.run_dir import environment, package_version
 
 HEADER = (
     "operation",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.geometry import effective_rank
-from solo_ext.data.fixed_pass import training_set
+from solo_ext.data.indexed import training_set
 from solo_ext.data.transforms import statistics
 from solo_ext.host import BaseMethod
 from solo_ext.memory.heads import projector

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from solo_ext.config.types import PositiveInt, method_kwargs
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.fixed_views import first_random_setting
+from solo_ext.data.transforms import first_random_setting
 from solo_ext.methods.registry import require_indices
 from solo_ext.pretrained.teacher_source import TeacherSource, check_source
 

@@ -15,10 +15,10 @@ from solo_ext import host
 from solo_ext.config.check import check_run
 from solo_ext.config.compose import compose
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.data.datasets import open_images
-from solo_ext.data.fingerprint import names_fingerprint
+from solo_ext.data.images import names_fingerprint, open_images
 from solo_ext.lab.experiments.records import Kind
 from solo_ext.lab.experiments.settings import BenchmarkSettings, Row
+from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 
 
@@ -126,7 +126,7 @@ def _runs(
         kind = "baseline"
     elif name == settings.teacher:
         kind, seeds = "teacher", [settings.teacher_seed]
-    elif config["method"] in host.BUILTIN_KWARGS:
+    elif config["method"] in BUILTIN_KWARGS:
         kind = "host"
     if "teacher" not in (config.get("method_kwargs") or {}):
         teacher = None

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from solo_ext.config.yaml_text import read_yaml
+from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import UserError
 from solo_ext.lab.experiments.records import SETTINGS, Record, read_records, times_written
 from solo_ext.lab.experiments.settings import BenchmarkSettings, settings_of

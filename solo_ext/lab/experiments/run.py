@@ -26,7 +26,7 @@ from solo_ext.lab.experiments.records import (
 from solo_ext.lab.experiments.settings import BenchmarkSettings
 from solo_ext.lab.experiments.work import EPOCHS, PLANNED, RECORD, read_epochs
 from solo_ext.lab.training.run_dir import checkpoints
-from solo_ext.lab.training.stop_signals import StopSignals
+from solo_ext.lab.training.signals import StopSignals
 
 LOCK, RUNS = ".lock", "runs"
 Watch = Callable[[Path, Mapping[str, Record]], None]

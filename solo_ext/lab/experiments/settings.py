@@ -15,10 +15,10 @@ from solo_ext.config.check import validated
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.config.schema import Free, Section, Seed
 from solo_ext.config.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from solo_ext.config.yaml_text import read_yaml
+from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.core.files import config_root, is_file
-from solo_ext.data.resolvers import add_resolvers
+from solo_ext.data.digits import add_resolvers
 
 Name = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", description="a name without spaces")
