@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.clustering.concentration import concentration_of_sums
-from solo_ext.clustering.exact import exact_scale, on_grid
 from solo_ext.clustering.feature_file import Features
-from solo_ext.clustering.fit import Clustering
-from solo_ext.clustering.multi_granularity import multi_granularity_kmeans
+from solo_ext.clustering.k_means import Clustering, multi_granularity_kmeans
+from solo_ext.clustering.rows import exact_scale, on_grid
 from solo_ext.core import distributed
 from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
 

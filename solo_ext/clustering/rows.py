@@ -1,7 +1,8 @@
-"""The rows that are clustered: all of them, or one rank's share."""
+"""The rows that are clustered, spread over ranks, and sums over them that round nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -9,12 +10,32 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from solo_ext.clustering.assignment import tile_rows
 from solo_ext.clustering.feature_file import Features
 from solo_ext.core.distributed import gather, rank, rank_barrier, world_size
 
+# Elements of a tile of scores: on a CPU it should stay in the cache, on CUDA it should fill the
+# device; measured on the CPU.
+_TILE = {"cpu": 2**19, "cuda": 2**24}
+_MOST_ROWS = {"cpu": 2**12, "cuda": 2**15}
+_FEWEST_ROWS = 256
+_ROW_BLOCK = 64
 # Row numbers that are hashed at a time.
 _HASHED = 2**18
+
+
+def tile_rows(width: int, device: torch.device) -> int:
+    """Number of rows of a tile of ``width`` columns.
+
+    Args:
+        width: Number of columns, >= 1.
+        device: Where the tile lives.
+
+    Returns:
+        A multiple of 64, at least 256.
+    """
+    kind = "cpu" if device.type == "cpu" else "cuda"
+    rows = min(_TILE[kind] // width, _MOST_ROWS[kind]) // _ROW_BLOCK * _ROW_BLOCK
+    return max(rows, _FEWEST_ROWS)
 
 
 @dataclass(frozen=True)
@@ -235,3 +256,43 @@ def _hashed(numbers: Tensor) -> Tensor:
         x = (x ^ (x >> 27 & 2**37 - 1)) * -0x6B2FB644ECCEEE15
         total += (x ^ (x >> 31 & 2**33 - 1)).sum()
     return total
+
+
+# An fp64 holds every integer up to 2**53; two bits are kept for sums of twice as many terms, which
+# occur while rows move from one cluster to another.
+_BITS = 51
+
+
+def exact_scale(largest: float, terms: int) -> float:
+    """Power of two that turns numbers into integers whose sums an fp64 holds exactly.
+
+    ``round(x * scale)`` is an integer, and any sum of up to ``2 * terms`` of them stays below
+    2**53: the additions round nothing, so neither their order nor the process or the device that
+    does them matters. Rounding to the grid costs at most ``terms * largest * 2**-51`` per term,
+    which is what the rounding of an ordinary fp64 sum costs too. Floating-point integers rather
+    than int64 because ``index_add_`` of int64 is three times slower on a CPU.
+
+    Args:
+        largest: Largest absolute value, finite, >= 0.
+        terms: Number of terms of the largest sum, >= 0.
+
+    Returns:
+        The scale; 1.0 if there is nothing to sum.
+    """
+    if largest == 0 or terms == 0:
+        return 1.0
+    exponent = _BITS - math.frexp(largest)[1] - math.frexp(terms)[1]
+    return math.ldexp(1.0, max(-1022, min(1023, exponent)))
+
+
+def on_grid(x: Tensor, scale: float) -> Tensor:
+    """Rounds ``x`` to integers of ``1 / scale``, held in fp64.
+
+    Args:
+        x: Floating tensor of any shape.
+        scale: From :func:`exact_scale`.
+
+    Returns:
+        fp64 tensor of the same shape, a copy.
+    """
+    return x.double().mul(scale).round_()

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from torchvision import datasets
 
+from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.formats.class_folders import ClassFolders
 from solo_ext.data.formats.file_list import FileList
@@ -18,7 +19,7 @@ from solo_ext.data.formats.h5 import open_h5
 from solo_ext.data.formats.huggingface import open_huggingface
 from solo_ext.data.images import Images, Item, Split
 from solo_ext.data.reading import UnreadableImage, load_image
-from solo_ext.data.sampler import SampleKey, mix
+from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import MultiCrop, Transform
 from solo_ext.data.unreadable import Skipping, name_of, read_sample
 

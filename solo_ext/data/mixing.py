@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solo_ext.data.batch_augment.uniforms import sample_keys, uniforms
+from solo_ext.core.draws import sample_keys, uniforms
 
 _FIRST, _PER_VIEW, _DRAWS = 1 << 32, 8, 5
 """Place of the draws in the streams, far behind those of augmentation."""

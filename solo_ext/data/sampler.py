@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.utils.data import Sampler
 
 from solo_ext.core import distributed
+from solo_ext.core.draws import mix
 
 
 class SampleKey(NamedTuple):
@@ -61,31 +61,3 @@ class EpochSampler(Sampler[SampleKey]):
         epoch = self.epoch
         for index in mine[self.start :].tolist():
             yield SampleKey(epoch, index)
-
-
-def mix(*parts: int) -> int:
-    """A 63-bit seed from several numbers (SplitMix64).
-
-    Of it torch's generator on the CPU uses the lower 32 bits alone: two sets of numbers in 4
-    billion draw alike there.
-    """
-    state = 0
-    for part in parts:
-        state = (state ^ (part & _MASK)) & _MASK
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
-    return state >> 1
-
-
-def draw(shape: tuple[int, ...], *seeds: int, device: torch.device) -> Tensor:
-    """Uniform numbers in [0, 1) from several seeds alone, drawn on the device."""
-    if device.type == "meta":
-        return torch.empty(shape, device=device)
-    return torch.rand(
-        shape, generator=torch.Generator(device).manual_seed(mix(*seeds)), device=device
-    )
-
-
-_MASK = (1 << 64) - 1

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.core import distributed
+from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali_errors import cannot_skip, device_of, unreadable
 from solo_ext.data.datasets import TrainingViews, targets_of
@@ -17,7 +18,6 @@ from solo_ext.data.files import files_of
 from solo_ext.data.images import Images
 from solo_ext.data.loaders import epoch_sampler
 from solo_ext.data.place import StatefulLoader
-from solo_ext.data.sampler import mix
 from solo_ext.data.transforms import MultiCrop
 from solo_ext.host.dali_pass import DALIPass
 

@@ -33,7 +33,7 @@ class BatchContrast(NamedTuple):
 def batch_contrast(
     anchors: Tensor,
     candidates: Tensor,
-    own: Tensor,
+    excluded_columns: Tensor,
     positives: Tensor,
     inverse_temperature: float,
     powers: Sequence[float],
@@ -51,7 +51,7 @@ def batch_contrast(
     Args:
         anchors: (N, D), fp32 or fp64, rows of length at most 1.
         candidates: (K, D), likewise.
-        own: (N, m) columns that are no negatives of the anchor.
+        excluded_columns: (N, m) columns that are no negatives of the anchor.
         positives: (N, P) logits of the positives.
         inverse_temperature: 1 / T.
         powers: (E,) values of p, above 0.
@@ -68,7 +68,7 @@ def batch_contrast(
         anchors, candidates, positives = (x.detach() for x in (anchors, candidates, positives))
     settings = inverse_temperature, tuple(powers), reduce, tile
     loss, notes = _BatchContrast.apply(  # type: ignore[no-untyped-call]
-        anchors, candidates, own, positives, extra_masses, *settings
+        anchors, candidates, excluded_columns, positives, extra_masses, *settings
     )
     return BatchContrast(loss, notes)
 
@@ -90,7 +90,7 @@ class _BatchContrast(torch.autograd.Function):
         ctx: Any,
         anchors: Tensor,
         candidates: Tensor,
-        own: Tensor,
+        excluded_columns: Tensor,
         positives: Tensor,
         extra: Tensor | None,
         inverse_temperature: float,
@@ -110,7 +110,7 @@ class _BatchContrast(torch.autograd.Function):
             part = slice(begin, begin + tile)
             scaled = anchors[part] * inverse_temperature
             logits = scaled @ candidates.T
-            logits.scatter_(1, own[part], float("-inf"))
+            logits.scatter_(1, excluded_columns[part], float("-inf"))
             shift: Tensor | float = inverse_temperature
             if 2 * bound > _SAFE:
                 shift = logits.amax(1, keepdim=True)

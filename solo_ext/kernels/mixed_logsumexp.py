@@ -58,7 +58,7 @@ def mixed_logsumexp(
     num_hard: int,
     powers: Sequence[float] = (1.0,),
     *,
-    own: Tensor | None = None,
+    excluded_columns: Tensor | None = None,
     with_table: bool = True,
     ranked: bool = True,
     tile: int | None = None,
@@ -78,7 +78,8 @@ def mixed_logsumexp(
         draws: of the mixtures, at least one for each query.
         num_hard: how many of the most similar rows are mixed.
         powers: (E,) as in :func:`solo_ext.kernels.table_logsumexp`.
-        own: (N, m) rows of the table that are no negatives of the query; none by default.
+        excluded_columns: (N, m) rows of the table that are no negatives of the query; none by
+            default.
         with_table: whether the rows themselves are summed too, or the mixtures alone.
         ranked: whether indices go from the hardest down, which takes a sort; else they mean the
             hardest rows in some order, all the same to random indices.
@@ -93,7 +94,7 @@ def mixed_logsumexp(
     draws = draws._replace(alpha=draws.alpha.to(query.dtype), beta=draws.beta.to(query.dtype))
     query = query if torch.is_grad_enabled() else query.detach()
     settings = inverse_temperature, num_hard, tuple(powers), with_table, ranked, tile
-    return MixedLogSumExp(*_Mixed.apply(query, table, own, *draws, *settings))  # type: ignore[no-untyped-call]
+    return MixedLogSumExp(*_Mixed.apply(query, table, excluded_columns, *draws, *settings))  # type: ignore[no-untyped-call]
 
 
 class _Mixtures(NamedTuple):
@@ -140,7 +141,7 @@ class _Mixed(torch.autograd.Function):
         ctx: Any,
         query: Tensor,
         table: Tensor,
-        own: Tensor | None,
+        excluded_columns: Tensor | None,
         pair_indices: Tensor,
         alpha: Tensor,
         single_indices: Tensor,
@@ -160,8 +161,8 @@ class _Mixed(torch.autograd.Function):
             part = slice(begin, begin + tile)
             rows = query[part]
             logits = rows @ table.T
-            if own is not None:
-                logits.scatter_(1, own[part], float("-inf"))
+            if excluded_columns is not None:
+                logits.scatter_(1, excluded_columns[part], float("-inf"))
             values, top = logits.topk(num_hard, dim=1, sorted=ranked)
             made = _mix(logits, table, top, draws.rows(part))
             hardest.append(values.mean(1))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.kernels.table_distillation import table_distillation
-from solo_ext.losses.info_nce import shapes
+from solo_ext.losses.contrastive import shapes
 from solo_ext.losses.registry import LOSSES
 
 

@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import rank_zero_warn
-
-from solo_ext.memory.cosines import cosines, inverse_norms
 
 Setting = tuple[int, float]
 """One (k, temperature) pair."""
@@ -387,3 +386,40 @@ def _check_rows(features: Tensor, bank: Tensor, bank_targets: Tensor, num_classe
 def _check_positive(name: str, values: Sequence[float]) -> None:
     if not len(values) or not all(value > 0 for value in values):
         raise ValueError(f"{name} is {list(values)}; pass at least one number, each above 0.")
+
+
+_SMALLEST_NORM = 1e-12
+
+
+def cosines(queries: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
+    """Cosine similarities in fp32, under autocast too; rows of zeros have cosine 0.
+
+    Args:
+        queries: (B, D), of any norm and floating dtype.
+        rows: (m, D), likewise; half precision is cast by parts.
+        scale: (m,) of :func:`inverse_norms` of ``rows``.
+
+    Returns:
+        (B, m).
+    """
+    similarity = queries.new_empty(len(queries), len(rows), dtype=torch.float32)
+    queries = F.normalize(queries.float(), dim=-1)
+    # In half precision a cosine is off by about 1e-3, which T = 0.01 would turn into 10 %.
+    with torch.autocast(queries.device.type, enabled=False):
+        for start, part in _parts(rows):
+            torch.mm(queries, part.T, out=similarity[:, start : start + len(part)])
+    return similarity.mul_(scale)
+
+
+def inverse_norms(rows: Tensor) -> Tensor:
+    """(m,) reciprocal lengths of rows (m, D), in fp32."""
+    norms = [torch.linalg.vector_norm(part, dim=-1) for _, part in _parts(rows)]
+    joined = torch.cat(norms) if norms else rows.new_empty(0, dtype=torch.float32)
+    return joined.clamp_min(_SMALLEST_NORM).reciprocal()
+
+
+def _parts(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The rows in fp32, by parts where that takes a copy."""
+    size = len(rows) if rows.dtype == torch.float32 else _MAX_ELEMENTS // rows.shape[-1]
+    for start in range(0, len(rows), max(1, size)):
+        yield start, rows[start : start + max(1, size)].float()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -69,3 +71,17 @@ def keep_out_of_broadcast(root: nn.Module) -> None:
     }
     # The attribute that DistributedDataParallel looks for on the module it wraps.
     root._ddp_params_and_buffers_to_ignore = sorted(names)  # type: ignore[assignment]
+
+
+@contextmanager
+def eval_mode(*roots: nn.Module) -> Iterator[None]:
+    """Puts modules into eval mode inside the block and restores every submodule's own mode."""
+    # Not module.train(mode): it would thaw submodules that were frozen in eval mode.
+    modes = [(module, module.training) for root in roots for module in root.modules()]
+    for root in roots:
+        root.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

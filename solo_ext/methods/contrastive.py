@@ -13,17 +13,18 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.data.fixed_pass import training_set
 from solo_ext.host import BaseMethod, BaseMomentumMethod, initialize_momentum_params
-from solo_ext.losses.batch_of_views import batch_of_views
-from solo_ext.losses.core import ContrastiveTerms, contrastive
-from solo_ext.losses.negative_mass import NegativeEstimator
-from solo_ext.losses.nnclr_symmetric import nnclr_terms
-from solo_ext.losses.two_views import two_view_terms
-from solo_ext.memory.cluster_prototypes import ClusterPrototypes
-from solo_ext.memory.feature_bank import FeatureBank
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.losses.contrastive import (
+    ContrastiveTerms,
+    NegativeEstimator,
+    batch_of_views,
+    contrastive,
+    two_view_terms,
+)
+from solo_ext.losses.nnclr import nnclr_terms
+from solo_ext.memory.features import FeatureBank, FeatureQueue, Neighbours, SupportSet
 from solo_ext.memory.heads import projector
+from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.memory.support_set import Neighbours, SupportSet
 from solo_ext.methods.contrastive_kwargs import (
     CLUSTERS,
     ContrastiveKwargs,
@@ -286,7 +287,7 @@ class Contrastive(BaseMomentumMethod):
         batch = batch_of_views(queries)
         if positives is not None:
             batch = batch._replace(positives=positives[0].repeat(len(queries), 1, 1))
-        return self._core(batch.anchors, batch.positives, batch.candidates, own=batch.own)
+        return self._core(batch.anchors, batch.positives, batch.candidates, batch.excluded_columns)
 
     def _neighbours_against_batch(
         self, queries: Sequence[Tensor], neighbours: list[Tensor]
@@ -329,15 +330,19 @@ class Contrastive(BaseMomentumMethod):
         return terms
 
     def _core(
-        self, anchors: Tensor, positives: Tensor, candidates: Tensor, own: Tensor | None = None
+        self,
+        anchors: Tensor,
+        positives: Tensor,
+        candidates: Tensor,
+        excluded_columns: Tensor | None = None,
     ) -> ContrastiveTerms:
         narrow = self.cfg.method_kwargs.compute_dtype == "bfloat16"
-        available = len(candidates) - (0 if own is None else own.shape[1])
+        available = len(candidates) - (0 if excluded_columns is None else excluded_columns.shape[1])
         return contrastive(
             anchors,
             positives,
             candidates,
-            own=own,
+            excluded_columns=excluded_columns,
             estimator=self.estimator,
             mixing=self._mixing.draw(self.current_epoch, available, anchors),
             temperature=self.temperature,

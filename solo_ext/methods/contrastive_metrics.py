@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from solo_ext.losses.core import ContrastiveTerms
-from solo_ext.memory.feature_queue import FeatureQueue
-from solo_ext.memory.support_set import Neighbours, SupportSet
+from solo_ext.losses.contrastive import ContrastiveTerms
+from solo_ext.memory.features import FeatureQueue, Neighbours, SupportSet
 
 
 def term_metrics(

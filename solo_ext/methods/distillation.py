@@ -261,9 +261,9 @@ def idle_in_head(kwargs: Any) -> dict[str, str]:
 def _source(settings: Any) -> TeacherSource:
     from solo_ext.pretrained.teachers import TeacherSource
 
-    given = OmegaConf.to_container(settings, resolve=True)
+    given: Any = OmegaConf.to_container(settings, resolve=True)
     names = ("layout", "path", "model", "model_kwargs", "networks")
-    return TeacherSource(**{name: given[name] for name in names})  # type: ignore[call-overload,index]
+    return TeacherSource(**{name: given[name] for name in names})
 
 
 def _check_teacher(cfg: DictConfig) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from solo_ext.core import distributed
-from solo_ext.data.sampler import mix
-from solo_ext.losses.mixing import Mixing, draw_mixes
+from solo_ext.core.draws import mix
+from solo_ext.losses.mochi import Mixing, draw_mixes
 
 
 class DrawnMixing:

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.clustering.matching import match_clusters
+from solo_ext.clustering.agreement import match_clusters
 from solo_ext.core import distributed
 from solo_ext.host import BaseMethod
 from solo_ext.losses import uniformity_loss_func
-from solo_ext.memory.cluster_prototypes import ClusterPrototypes
-from solo_ext.memory.feature_bank import FeatureBank
+from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.heads import projector
+from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.metric_criteria import OfMargins

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.memory.bilinear_critic import BilinearCritic
-from solo_ext.memory.class_weights import ClassWeights
+from solo_ext.memory.heads import BilinearCritic, ClassWeights
 
 Loss = Callable[..., Tensor]
 

@@ -11,14 +11,13 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.data.sampler import draw, mix
+from solo_ext.core.draws import draw, mix
 from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
-from solo_ext.losses.info_nce import info_nce_loss_func
+from solo_ext.losses.contrastive import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
-from solo_ext.memory.cluster_prototypes import ClusterPrototypes
-from solo_ext.memory.feature_bank import FeatureBank
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.features import FeatureBank, FeatureQueue
 from solo_ext.memory.heads import projector
+from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.pcl_kwargs import (
     KEY,

@@ -17,9 +17,10 @@ from solo_ext.config.types import (
     method_kwargs,
 )
 from solo_ext.host import initialize_momentum_params
-from solo_ext.losses import ProtoCPCTerms, protocpc_step
-from solo_ext.memory import PrototypePrior, Prototypes
+from solo_ext.losses.protocpc import ProtoCPCTerms, protocpc_step
 from solo_ext.memory.heads import projector
+from solo_ext.memory.prior import PrototypePrior
+from solo_ext.memory.prototypes import Prototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.data_sizes import fill_from_data, prototypes
 from solo_ext.methods.embedding_metrics import embedding_metrics

@@ -15,17 +15,17 @@ import torch.nn.functional as F
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
+from solo_ext.clustering.agreement import normalized_mutual_information
 from solo_ext.clustering.e_step import Granularity, e_step
 from solo_ext.clustering.feature_file import FeatureFile, Features
-from solo_ext.clustering.mutual_information import normalized_mutual_information
 from solo_ext.core import distributed
 from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
+from solo_ext.core.draws import mix
 from solo_ext.core.errors import UserError
 from solo_ext.data.fixed_pass import indexed_eval_loader, labels_of, training_set
-from solo_ext.data.sampler import mix
-from solo_ext.memory.cluster_prototypes import ClusterPrototypes
-from solo_ext.memory.feature_bank import FeatureBank
-from solo_ext.memory.modes import eval_mode
+from solo_ext.memory.features import FeatureBank
+from solo_ext.memory.prototypes import ClusterPrototypes
+from solo_ext.memory.state import eval_mode
 from solo_ext.methods.e_step_kwargs import check_room, kept_backend
 
 logger = logging.getLogger(__name__)

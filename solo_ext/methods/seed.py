@@ -20,8 +20,9 @@ from solo_ext.config.types import (
 )
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
-from solo_ext.losses import NegativeEstimator, contrastive, seed_terms
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.losses.contrastive import NegativeEstimator, contrastive
+from solo_ext.losses.seed import seed_terms
+from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.contrastive_kwargs import MixingKwargs, fill_num_hard
 from solo_ext.methods.contrastive_metrics import queue_metrics, term_metrics
@@ -185,17 +186,17 @@ class SEED(Distillation):
         students = [F.normalize(z.float(), dim=1) for z in students]
         targets = [F.normalize(t.float(), dim=1) for t in targets]
         large = self.num_large_crops
-        queues = [cast(FeatureQueue, q).value for q in self.queues] or [None]
-        loss, metrics = self._mean_over(
-            list(zip(students[:large], targets[:large], strict=True)), queues[0]
-        )
+        queues = [cast(FeatureQueue, queue).value for queue in self.queues]
+        first, last = (queues[0], queues[-1]) if queues else (None, None)
+        pairs = list(zip(students[:large], targets[:large], strict=True))
+        loss, metrics = self._mean_over(pairs, first)
         if len(students) > large:
             if len(targets) > large:
                 pairs = list(zip(students[large:], targets[large:], strict=True))
             else:
                 # Small crops that learn what the teacher says of large ones share their queue.
                 pairs = [(s, t) for s in students[large:] for t in targets]
-            small, _ = self._mean_over(pairs, queues[-1])
+            small, _ = self._mean_over(pairs, last)
             loss = loss + float(self.cfg.method_kwargs.small_weight) * small
         with torch.no_grad():
             metrics["train_teacher_similarity"] = (students[0] * targets[0]).sum(1).mean()
@@ -241,7 +242,7 @@ class SEED(Distillation):
             student,
             target.unsqueeze(1),
             candidates,
-            own=own,
+            excluded_columns=own,
             estimator=self.estimator,
             mixing=self._mixing.draw(epoch, negatives, student),
             temperature=kwargs.student_temperature,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch import Tensor, nn
+from torch import Tensor
 
 from solo_ext.core.errors import UserError
 from solo_ext.pretrained.files import (
@@ -25,16 +25,15 @@ from solo_ext.pretrained.files import (
     unwrap,
 )
 from solo_ext.pretrained.libraries import build_architecture, image_side, torchvision_names
-from solo_ext.pretrained.teachers import (
-    KEY,
-    LoadedTeacher,
-    Projection,
-    TeacherSource,
-    assemble,
-)
+from solo_ext.pretrained.teachers import KEY, LoadedTeacher, TeacherSource, assemble
 
 _SWAV_STD = (0.228, 0.224, 0.225)
 _ONE_OF_SEVERAL = re.compile(r"prototypes\d+\.weight")
+_WEIGHT_NORMS = (
+    ("weight_g", "weight_v"),
+    ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+)
+"""Keys of length and direction, of torch's older weight norm and of its newer one."""
 _DINO_HEADS = ("head.", "projection_head.")
 _DINO_SIZES = ("tiny", "small", "base")
 
@@ -70,9 +69,10 @@ def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
         source,
         arch if arch in torchvision_names() else "resnet50",
         backbone,
-        Projection(head=head, head_prefix=start),
-        title=title,
-        prefix=outer + inner,
+        title,
+        outer + inner,
+        head=head,
+        head_prefix=start,
     )
 
 
@@ -98,14 +98,12 @@ def load_swav(source: TeacherSource) -> LoadedTeacher:
         source,
         "resnet50",
         backbone,
-        Projection(
-            head=head,
-            head_prefix=f"{outer}projection_head.",
-            prototypes=rows,
-            prototypes_key=key,
-        ),
-        title=title,
-        prefix=outer,
+        title,
+        outer,
+        head=head,
+        head_prefix=f"{outer}projection_head.",
+        prototypes=rows,
+        prototypes_key=key,
         std=_SWAV_STD,
         notes=[f"{len(layer)} sets of prototypes not taken"] if several else [],
     )
@@ -137,15 +135,13 @@ def load_dino(source: TeacherSource) -> LoadedTeacher:
         source,
         _dino_architecture(state.get("args"), backbone),
         backbone,
-        Projection(
-            head=head,
-            head_prefix=f"{outer}{start}mlp.",
-            activation="gelu",
-            prototypes=rows,
-            prototypes_key=key,
-        ),
-        title=title,
-        prefix=outer + inner,
+        title,
+        outer + inner,
+        head=head,
+        head_prefix=f"{outer}{start}mlp.",
+        activation="gelu",
+        prototypes=rows,
+        prototypes_key=key,
     )
 
 
@@ -169,28 +165,25 @@ def _assembled(
     source: TeacherSource,
     said: str,
     backbone: Mapping[str, Tensor],
-    projection: Projection,
-    *,
     title: str,
     prefix: str,
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD,
-    notes: Collection[str] = (),
+    **behind: Any,
 ) -> LoadedTeacher:
     """Builds the architecture that the config names, or else the file, and puts it together."""
     model = source.model or said
-    network: nn.Module = build_architecture(model, source.model_kwargs)
+    network = build_architecture(model, source.model_kwargs)
     remedy = f"if it is another one, name it by {KEY}.model"
     check_fit(network, backbone, title, f"the architecture {model!r}", remedy, prefix)
     network.load_state_dict(backbone)
     return assemble(
         network,
-        projection,
         name=f"{model} of {title}",
         digest=file_digest(Path(str(source.path))),
         mean=IMAGENET_DEFAULT_MEAN,
         std=std,
         input_size=image_side(source.model_kwargs),
-        notes=[*notes],
+        **behind,
     )
 
 
@@ -199,7 +192,7 @@ def prototype_rows(
 ) -> tuple[Tensor | None, str]:
     """The prototypes of a last layer, plain or weight-normed, and their key in the file.
 
-    Weight norm's direction is returned: its length is no part of unit rows.
+    Of weight norm the direction is returned, for its length is no part of unit rows.
 
     Args:
         weights: of the layer.
@@ -208,27 +201,28 @@ def prototype_rows(
 
     Raises:
         UserError: other weights, or lengths that are not one per row.
+
+    Example:
+        >>> prototype_rows({"weight": Tensor([[1.0, 0.0]])}, "prototypes.", "the file")[1]
+        'prototypes.weight'
     """
     if not weights:
         return None, ""
-    for length, direction in (
-        ("weight_g", "weight_v"),
-        ("parametrizations.weight.original0", "parametrizations.weight.original1"),
-    ):
-        if weights.keys() == {length, direction}:
-            rows = weights[direction]
-            if weights[length].shape != (*rows.shape[:1], 1):
-                raise UserError(
-                    f"{source} does not fit (of another shape: {prefix}{length} "
-                    f"{tuple(weights[length].shape)} for {prefix}{direction} {tuple(rows.shape)})"
-                )
-            return rows, prefix + direction
     if weights.keys() == {"weight"}:
         return weights["weight"], prefix + "weight"
-    allowed = (
-        "weight alone, weight_g and weight_v, or parametrizations.weight.original0 and original1"
-    )
-    refuse_keys([prefix + k for k in weights], source, f"prototypes are {allowed}")
+    for length, direction in _WEIGHT_NORMS:
+        if weights.keys() != {length, direction}:
+            continue
+        rows = weights[direction]
+        if weights[length].shape != (*rows.shape[:1], 1):
+            raise UserError(
+                f"{source} does not fit (of another shape: {prefix}{length} "
+                f"{tuple(weights[length].shape)} for {prefix}{direction} {tuple(rows.shape)})"
+            )
+        return rows, prefix + direction
+    pairs = ", ".join(f"{length} and {direction}" for length, direction in _WEIGHT_NORMS)
+    remedy = f"prototypes are weight alone, or one of {pairs}"
+    refuse_keys([prefix + k for k in weights], source, remedy)
     return None, ""
 
 

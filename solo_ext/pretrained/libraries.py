@@ -27,13 +27,7 @@ from solo_ext.pretrained.files import (
     strip_parallel,
     unwrap,
 )
-from solo_ext.pretrained.teachers import (
-    KEY,
-    LoadedTeacher,
-    Projection,
-    TeacherSource,
-    assemble,
-)
+from solo_ext.pretrained.teachers import KEY, LoadedTeacher, TeacherSource, assemble
 
 TIMM = "timm/"
 _WIDE = re.compile(r"(resnet(?:50|101|152))w([2-5])")
@@ -82,7 +76,6 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
     config = resolve_model_data_config(network)  # type: ignore[no-untyped-call]
     return assemble(
         network,
-        Projection(),
         name=title,
         digest=digest or state_digest(network.state_dict()),
         mean=config["mean"],
@@ -135,7 +128,6 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
     own = tag or source.path is None
     return assemble(
         network,
-        Projection(),
         name=f"{name} of {title}",
         digest=digest,
         mean=preset.mean if own else IMAGENET_DEFAULT_MEAN,

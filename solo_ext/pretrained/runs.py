@@ -24,7 +24,7 @@ from solo_ext.pretrained.exported import FETCHING
 from solo_ext.pretrained.files import check_fit, file_digest, holds_values, read_checkpoint
 from solo_ext.pretrained.heads import Activation, load_head
 from solo_ext.pretrained.layouts import prototype_rows
-from solo_ext.pretrained.teachers import LoadedTeacher, Projection, TeacherSource, assemble
+from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, assemble
 
 ARGS = "args.json"
 ONLINE = ("backbone.", "encoder.")
@@ -67,7 +67,7 @@ class _Read(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class _Backbone(_Read):
+class _Backbone(_Read):  # type: ignore[no-redef]
     name: str
     kwargs: dict[str, Any] | None = None
 
@@ -308,50 +308,43 @@ def load_run(source: TeacherSource) -> LoadedTeacher:
     momentum = source.networks == "momentum"
     with torch.random.fork_rng(devices=[]):
         backbone, features_dim = run_backbone(run, MOMENTUM if momentum else ONLINE)
-    projection, notes = _projection(run, features_dim, "momentum_" if momentum else "")
     first = run.cfg["augmentations"][0]
     mean, std = statistics(run.cfg["data"]["dataset"], first)
     which = "momentum networks of " if momentum else ""
     return assemble(
         backbone,
-        projection,
         name=f"{run.cfg['backbone']['name']} of {which}{run.cfg.get('method')} run "
         f"{str(run.checkpoint)!r}",
         digest=file_digest(run.checkpoint),
         mean=mean,
         std=std,
         input_size=first["crop_size"],
-        notes=notes,
+        **_behind(run, features_dim, "momentum_" if momentum else ""),
     )
 
 
-def _projection(
-    run: RunCheckpoint, features_dim: int, networks: str
-) -> tuple[Projection, list[str]]:
-    """What stands behind the backbone, and why something there is not taken."""
+def _behind(run: RunCheckpoint, features_dim: int, networks: str) -> dict[str, Any]:
+    """What stands behind the backbone, for :func:`assemble`; or notes why it is not taken."""
     prefix, head = _first_below(run.weights, f"{networks}projector.", f"{networks}head.mlp.")
     activation = _activation(run.cfg)
     if not head:
-        return Projection(), ["the run has no projector"]
+        return {"notes": ["the run has no projector"]}
     if activation is None:
-        return Projection(), [f"the activation of {run.cfg.get('method')}'s projector is not known"]
+        return {"notes": [f"the activation of {run.cfg.get('method')}'s projector is not known"]}
     try:
         load_head(head, features_dim, activation, prefix)
     except ValueError as error:
-        return Projection(), [f"its projector cannot be rebuilt ({error})"]
+        return {"notes": [f"its projector cannot be rebuilt ({error})"]}
+    found = {"head": head, "head_prefix": prefix, "activation": activation}
     place, layer = _first_below(
         run.weights, f"{networks}prototypes.", f"{networks}head.last_layer.", "prototypes."
     )
-    rows, key, notes = None, "", list[str]()
     try:
         rows, key = prototype_rows(layer, place, str(run.checkpoint))
     except UserError:
-        if any(k.endswith("weight") for k in layer):
-            notes.append("its prototypes are not one set")
-    projection = Projection(
-        head=head, head_prefix=prefix, activation=activation, prototypes=rows, prototypes_key=key
-    )
-    return projection, notes
+        several = any(k.endswith("weight") for k in layer)
+        return {**found, "notes": ["its prototypes are not one set"] if several else []}
+    return {**found, "prototypes": rows, "prototypes_key": key}
 
 
 def _activation(cfg: Mapping[str, Any]) -> Activation | None:

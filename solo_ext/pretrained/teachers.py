@@ -150,46 +150,35 @@ def load_teacher(source: TeacherSource) -> LoadedTeacher:
     return load(source)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Projection:
-    """Weights behind a backbone, as a file holds them.
-
-    Attributes:
-        head: weights of the head by key; empty where there is none.
-        head_prefix: of these keys in the file.
-        activation: of the head.
-        prototypes: (K, D) of any length; ``None`` where there are none.
-        prototypes_key: their key in the file.
-    """
-
-    head: Mapping[str, Tensor] = field(default_factory=dict)
-    head_prefix: str = ""
-    activation: Activation = "relu"
-    prototypes: Tensor | None = None
-    prototypes_key: str = ""
-
-
 def assemble(
     backbone: nn.Module,
-    projection: Projection,
     *,
     name: str,
     digest: str,
     mean: Sequence[float],
     std: Sequence[float],
     input_size: int,
+    head: Mapping[str, Tensor] | None = None,
+    head_prefix: str = "",
+    activation: Activation = "relu",
+    prototypes: Tensor | None = None,
+    prototypes_key: str = "",
     notes: Sequence[str] = (),
 ) -> LoadedTeacher:
     """Puts head and prototypes behind a backbone and proves them with a random image.
 
     Args:
         backbone: with its weights.
-        projection: what comes behind it.
         name: what the teacher is and where it comes from.
         digest: of its weights.
         mean: per channel.
         std: per channel.
         input_size: side of the image.
+        head: weights of the head by key, if there is one.
+        head_prefix: of these keys in the file.
+        activation: of the head.
+        prototypes: (K, D) of any length above 0, if there are any.
+        prototypes_key: their key in the file.
         notes: to go into the description.
 
     Raises:
@@ -200,22 +189,18 @@ def assemble(
     backbone.eval()
     feats = _vectors(backbone, image, f"the backbone of {name}")
     features_dim = embed_dim = feats.shape[1]
-    head: nn.Module | None = None
+    network: nn.Module | None = None
     spec: HeadSpec | None = None
-    if projection.head:
+    if head:
         try:
-            head, spec = load_head(
-                projection.head, features_dim, projection.activation, projection.head_prefix
-            )
+            network, spec = load_head(head, features_dim, activation, head_prefix)
         except ValueError as error:
             raise UserError(
-                f"the head of {name} does not fit the {features_dim} features ({error})"
+                f"the head of {name} does not fit {features_dim} features ({error})"
             ) from None
-        head.eval()
-        embed_dim = _vectors(head, feats, f"the head of {name}").shape[1]
-    prototypes = projection.prototypes
+        embed_dim = _vectors(network.eval(), feats, f"the head of {name}").shape[1]
     if prototypes is not None:
-        prototypes = _unit(prototypes, embed_dim, f"{projection.prototypes_key} of {name}")
+        prototypes = _unit(prototypes, embed_dim, f"{prototypes_key} of {name}")
     parts = [
         f"{name}: {features_dim} features",
         "no head" if spec is None else f"head {spec}",
@@ -223,17 +208,17 @@ def assemble(
         *notes,
     ]
     return LoadedTeacher(
-        backbone,
-        head,
-        prototypes,
-        features_dim,
-        embed_dim,
-        tuple(float(v) for v in mean),
-        tuple(float(v) for v in std),
-        input_size,
-        digest,
-        ", ".join(parts),
-        spec,
+        backbone=backbone,
+        head=network,
+        prototypes=prototypes,
+        features_dim=features_dim,
+        embed_dim=embed_dim,
+        mean=tuple(float(v) for v in mean),
+        std=tuple(float(v) for v in std),
+        input_size=input_size,
+        digest=digest,
+        description=", ".join(parts),
+        head_spec=spec,
     )
 
 

@@ -21,15 +21,13 @@ from benchmarks.interleaved import peak_mib
 from solo_ext import host
 from solo_ext.kernels import tiles
 from solo_ext.kernels.nearest_rows import nearest_rows
-from solo_ext.losses.arcface import arcface_loss_func
-from solo_ext.losses.batch_of_views import batch_of_views
-from solo_ext.losses.core import contrastive
-from solo_ext.losses.mixing import Mixing, draw_mixes
+from solo_ext.losses.contrastive import batch_of_views, contrastive
+from solo_ext.losses.margin import arcface_loss_func
+from solo_ext.losses.mochi import Mixing, draw_mixes
 from solo_ext.losses.proto_nce import proto_nce_terms
-from solo_ext.losses.protocpc_step import protocpc_step
+from solo_ext.losses.protocpc import protocpc_step
 from solo_ext.losses.seed import seed_terms
-from solo_ext.memory.class_weights import ClassWeights
-from solo_ext.memory.heads import projector
+from solo_ext.memory.heads import ClassWeights, projector
 from solo_ext.methods.registry import METHODS
 
 BATCH, DIM = 128, 64

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from solo_ext.clustering.assignment import assign
+from solo_ext.clustering.lloyd import assign
 
 
 @pytest.mark.parametrize("count", [1, 31, 64, 65, 96, 97, 250, 1000])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from solo_ext.clustering import Clustering, assignment, kmeans, multi_granularity_kmeans
+from solo_ext.clustering import Clustering, kmeans, multi_granularity_kmeans, rows
 
 
 def sample(n: int, d: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -120,9 +120,9 @@ def test_row_order_does_not_matter() -> None:
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     x = sample(700, 7, dtype=torch.float32)
     first = kmeans(x, 20)
-    monkeypatch.setattr(assignment, "_MOST_ROWS", {"cpu": 64})
-    monkeypatch.setattr(assignment, "_FEWEST_ROWS", 64)
-    assert assignment.tile_rows(20, x.device) == 64
+    monkeypatch.setattr(rows, "_MOST_ROWS", {"cpu": 64})
+    monkeypatch.setattr(rows, "_FEWEST_ROWS", 64)
+    assert rows.tile_rows(20, x.device) == 64
     assert same(kmeans(x, 20), first)
 
 
@@ -228,7 +228,7 @@ def test_memory_is_bounded() -> None:
             held += event.nbytes()
             peak = max(peak, held)
     # A tile of scores, and three int64 and some smaller vectors of n.
-    assert 4 * 2**18 < peak < 4 * assignment._TILE["cpu"] + 50 * n
+    assert 4 * 2**18 < peak < 4 * rows._TILE["cpu"] + 50 * n
     assert peak < 4 * n * k / 10
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solo_ext.clustering import matching
-from solo_ext.clustering.matching import match_clusters
-from solo_ext.memory.class_weights import ClassWeights
+from solo_ext.clustering import agreement
+from solo_ext.clustering.agreement import match_clusters
+from solo_ext.memory.heads import ClassWeights
 
 
 def overlap(old: Tensor, new: Tensor, match: list[int]) -> int:
@@ -72,7 +72,7 @@ def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     old, new = torch.randint(-1, 6, (2, 500), generator=generator)
     whole = match_clusters(old, new, 6)
-    monkeypatch.setattr(matching, "_BLOCK", 7)
+    monkeypatch.setattr(agreement, "_COUNTED", 7)
     assert torch.equal(match_clusters(old, new, 6), whole)
 
 
@@ -88,7 +88,7 @@ def test_memory_is_bounded() -> None:
             held += event.nbytes()
             peak = max(peak, held)
     # A block of some vectors, of the samples none.
-    assert 8 * matching._BLOCK < peak < 8 * len(old)
+    assert 8 * agreement._COUNTED < peak < 8 * len(old)
 
 
 def test_rematched_weights_give_samples_their_old_classes() -> None:

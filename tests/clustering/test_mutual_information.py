@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 
-from solo_ext.clustering import mutual_information
-from solo_ext.clustering.mutual_information import normalized_mutual_information
+from solo_ext.clustering import agreement
+from solo_ext.clustering.agreement import normalized_mutual_information
 
 
 def expected(assignments: Tensor, labels: Tensor) -> float:
@@ -44,7 +44,7 @@ def test_many_samples_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = torch.randint(100, (50_000,), generator=generator)
     noise = torch.randint(3000, (50_000,), generator=generator)
     assignments = torch.where(noise < 2000, noise, labels)
-    monkeypatch.setattr(mutual_information, "_BLOCK", 999)
+    monkeypatch.setattr(agreement, "_PAIRED", 999)
     found = normalized_mutual_information(assignments, labels)
     assert found == pytest.approx(expected(assignments, labels), abs=1e-12)
     assert 0.2 < found < 0.8

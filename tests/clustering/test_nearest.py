@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from solo_ext.clustering import nearest
-from solo_ext.clustering.assignment import assign
-from solo_ext.clustering.nearest import Nearest
+from solo_ext.clustering import lloyd
+from solo_ext.clustering.lloyd import Nearest, assign
 
 
 @pytest.mark.parametrize("moving", [0, 1, 20, 70, 99, 200])
@@ -30,7 +29,7 @@ def test_equals_a_search_from_scratch(moving: int, grid: bool) -> None:
 
 def test_compares_with_the_moved_only(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[tuple[int, int]] = []
-    real = nearest.search
+    real = lloyd.search
 
     def noted(
         features: torch.Tensor,
@@ -41,7 +40,7 @@ def test_compares_with_the_moved_only(monkeypatch: pytest.MonkeyPatch) -> None:
         counts.append((len(features if wanted is None else wanted), len(means)))
         return real(features, means, centre, wanted)
 
-    monkeypatch.setattr(nearest, "search", noted)
+    monkeypatch.setattr(lloyd, "search", noted)
     x = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
     means = x[:20]
     follow = Nearest(x)

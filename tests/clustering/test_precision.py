@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from solo_ext.clustering import fit, kmeans, nearest
+from solo_ext.clustering import k_means, kmeans, lloyd
 from solo_ext.core.precision import matmul_precision
 
 if not hasattr(torch.backends.mkldnn, "matmul"):
@@ -45,7 +45,7 @@ def test_sets_and_restores(name: str, expected: Setting, before: Setting) -> Non
 
 def test_last_assignment_is_at_the_highest(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[Setting]] = {"steps": [], "last": []}
-    search, assign = nearest.search, fit.assign
+    search, assign = lloyd.Nearest.__call__, k_means.assign
 
     def in_steps(*arguments: Any) -> Any:
         seen["steps"].append(setting())
@@ -55,8 +55,8 @@ def test_last_assignment_is_at_the_highest(monkeypatch: pytest.MonkeyPatch) -> N
         seen["last"].append(setting())
         return assign(*arguments)
 
-    monkeypatch.setattr(nearest, "search", in_steps)
-    monkeypatch.setattr(fit, "assign", at_last)
+    monkeypatch.setattr(lloyd.Nearest, "__call__", in_steps)
+    monkeypatch.setattr(k_means, "assign", at_last)
     before = setting()
     kmeans(torch.rand(50, 3), 4, iterations=2, precision="medium", backend="torch")
     assert seen == {"steps": [("bf16", "tf32")] * 2, "last": [("ieee", "ieee")]}
@@ -67,7 +67,7 @@ def test_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(nearest, "search", broken)
+    monkeypatch.setattr(lloyd, "search", broken)
     before = setting()
     with pytest.raises(RuntimeError, match="broken"):
         kmeans(torch.rand(50, 3), 4, backend="torch")

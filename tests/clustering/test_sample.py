@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.clustering import FeatureFile, cluster_concentration, kmeans
-from solo_ext.clustering.assignment import assign, distances_to
+from solo_ext.clustering.lloyd import assign, distances_to
 from solo_ext.clustering.rows import rows_of
 from tests.clustering.e_steps import same, steps
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from solo_ext.kernels import bounded_logsumexp, table_logsumexp
 from solo_ext.kernels.bounded_logsumexp import BOUND
-from solo_ext.losses.core import contrastive
-from solo_ext.losses.negative_mass import NegativeEstimator
+from solo_ext.losses.contrastive import NegativeEstimator, contrastive
 
 N, K, D = 6, 23, 5
 POWERS = [(1.0,), (0.4,), (1.7, 0.7), (2.0, 1.0, 0.3)]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.kernels.mixed_logsumexp import MixDraws, MixedLogSumExp, mixed_logsumexp
-from solo_ext.losses.mixing import draw_mixes
+from solo_ext.losses.mochi import draw_mixes
 
 N, K, D, HARD = 5, 11, 4, 4
 PeakBytes = Callable[[Callable[[], Any]], int]
@@ -101,7 +101,7 @@ def test_one_kind_of_mixture(pairs: int, singles: int) -> None:
 def test_mixtures_are_constants(powers: tuple[float, ...]) -> None:
     """The gradient is that of the formula with the mixtures held fixed, row by row."""
     query, table, own, draws = inputs()
-    found = mixed_logsumexp(query, table, 3.0, draws, HARD, powers, own=own)
+    found = mixed_logsumexp(query, table, 3.0, draws, HARD, powers, excluded_columns=own)
     ours = slope(found.lse, query)
     step = 1e-6
     with torch.no_grad():
@@ -157,9 +157,11 @@ def test_opposite_rows_mixed_half_and_half(dtype: torch.dtype) -> None:
 def test_single_precision_keeps_up() -> None:
     query, table, own, draws = inputs()
     single = query.detach().float().requires_grad_()
-    exact = mixed_logsumexp(query, table, 10.0, draws, HARD, (1.7, 0.7), own=own)
+    exact = mixed_logsumexp(query, table, 10.0, draws, HARD, (1.7, 0.7), excluded_columns=own)
     # Draws of fp64 serve, too.
-    found = mixed_logsumexp(single, table.float(), 10.0, draws, HARD, (1.7, 0.7), own=own)
+    found = mixed_logsumexp(
+        single, table.float(), 10.0, draws, HARD, (1.7, 0.7), excluded_columns=own
+    )
     assert found.lse.dtype == found.mixed.dtype == torch.float32
     torch.testing.assert_close(found.lse.double(), exact.lse, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(

@@ -14,10 +14,14 @@ from torch import Tensor
 from solo_ext.core import distributed
 from solo_ext.kernels import two_view_contrast, two_view_fits
 from solo_ext.losses import debiased_loss_func, hard_negative_loss_func, nt_xent_loss_func
-from solo_ext.losses.batch_of_views import batch_of_views
-from solo_ext.losses.core import ContrastiveTerms, contrastive
-from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
-from solo_ext.losses.two_views import two_view_terms
+from solo_ext.losses.contrastive import (
+    PLAIN,
+    ContrastiveTerms,
+    NegativeEstimator,
+    batch_of_views,
+    contrastive,
+    two_view_terms,
+)
 
 PeakBytes = Callable[[Callable[[], Any]], int]
 Launches = Callable[[Callable[[], Any]], int]

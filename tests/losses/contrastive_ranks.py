@@ -18,20 +18,20 @@ from torch import Tensor, nn
 
 from solo_ext.core import distributed
 from solo_ext.kernels import MixDraws
-from solo_ext.losses.batch_of_views import batch_of_views
-from solo_ext.losses.core import contrastive
-from solo_ext.losses.debiased import estimated_terms
-from solo_ext.losses.info_nce import info_nce_loss_func
-from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.mochi import mochi_loss_func
-from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
-from solo_ext.losses.nnclr_symmetric import nnclr_terms
-from solo_ext.losses.nt_xent import nt_xent_loss_func
-from solo_ext.memory.feature_bank import FeatureBank
-from solo_ext.memory.feature_queue import FeatureQueue
-from solo_ext.memory.prototype_prior import PrototypePrior
-from solo_ext.memory.support_set import SupportSet
-from solo_ext.memory.teacher_cache import TeacherCache
+from solo_ext.losses.contrastive import (
+    PLAIN,
+    NegativeEstimator,
+    batch_of_views,
+    contrastive,
+    estimated_terms,
+    info_nce_loss_func,
+    nt_xent_loss_func,
+)
+from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
+from solo_ext.losses.nnclr import nnclr_terms
+from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
+from solo_ext.memory.prior import PrototypePrior
+from solo_ext.memory.teacher import TeacherCache
 
 RANKS, VIEWS = int(os.environ.get("RANKS", "2")), 3
 

@@ -12,10 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.kernels import MixDraws
-from solo_ext.losses.batch_of_views import batch_of_views
-from solo_ext.losses.core import contrastive
-from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
+from solo_ext.losses.contrastive import PLAIN, NegativeEstimator, batch_of_views, contrastive
+from solo_ext.losses.mochi import Mixing, draw_mixes
 
 N, K, D, HARD = 3, 8, 4, 3
 ESTIMATORS = {
@@ -145,7 +143,7 @@ def test_equals_the_loop(count: int, further: int, pool: str, estimator: str, mi
     candidates, extra = unit(K, generator=generator), unit(N, further, generator=generator)
     own = torch.stack([torch.randperm(K, generator=generator)[:2] for _ in range(N)])
     settings: Any = {
-        "own": own if "own" in pool else None,
+        "excluded_columns": own if "own" in pool else None,
         "estimator": ESTIMATORS[estimator],
         "mixing": make_mixing(mixes, anchors, generator),
         "temperature": 0.4,
@@ -163,7 +161,7 @@ def test_equals_the_loop(count: int, further: int, pool: str, estimator: str, mi
         anchors,
         positives,
         candidates,
-        settings["own"],
+        settings["excluded_columns"],
         settings["estimator"],
         settings["mixing"],
         settings["temperature"],
@@ -251,7 +249,12 @@ def test_more_hard_ones_than_there_are_are_all(excluded: int) -> None:
     draws = draw_mixes(anchors, K - excluded, 5, 5, generator)
     fits, all_rows, many = (
         contrastive(
-            anchors, positives, queue, own=own, mixing=Mixing(number, draws), temperature=0.4
+            anchors,
+            positives,
+            queue,
+            excluded_columns=own,
+            mixing=Mixing(number, draws),
+            temperature=0.4,
         )
         for number in (K - excluded, K, 1000)
     )
@@ -270,7 +273,10 @@ def test_more_hard_ones_than_there_are_are_all(excluded: int) -> None:
         ({"positives": torch.ones(3, 1, 5)}, r"\(3, 1, 5\)"),
         ({"positives": torch.ones(3, 0, 4)}, "at least one"),
         ({"candidates": torch.ones(5, 3)}, r"candidates must be \(K, 4\).*\(5, 3\)"),
-        ({"own": torch.zeros(2, 1, dtype=torch.long)}, r"own must be \(3, m\), got \(2, 1\)"),
+        (
+            {"excluded_columns": torch.zeros(2, 1, dtype=torch.long)},
+            r"excluded_columns must be \(3, m\), got \(2, 1\)",
+        ),
         ({"temperature": 0.0}, "temperature=0.0"),
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"temperature": math.nan}, "temperature=nan"),
@@ -301,7 +307,7 @@ def test_no_negatives_give_a_zero_on_the_graph(pool: str) -> None:
         anchors,
         positives,
         candidates,
-        own=None if pool == "queue" else torch.tensor([[0, 1], [1, 0]]),
+        excluded_columns=None if pool == "queue" else torch.tensor([[0, 1], [1, 0]]),
         estimator=NegativeEstimator(0.1, 1.0),
         mixing=Mixing(4, draw_mixes(anchors, 4, 2, 2)),
         temperature=0.1,

@@ -13,16 +13,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.losses.batch_of_views import batch_of_views
-from solo_ext.losses.core import contrastive
-from solo_ext.losses.debiased import debiased_loss_func
-from solo_ext.losses.hard_negative import hard_negative_loss_func
-from solo_ext.losses.info_nce import info_nce_loss_func
-from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.mochi import mochi_loss_func
-from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
-from solo_ext.losses.nnclr_symmetric import nnclr_symmetric_loss_func
-from solo_ext.losses.nt_xent import nt_xent_loss_func
+from solo_ext.losses.contrastive import (
+    PLAIN,
+    NegativeEstimator,
+    batch_of_views,
+    contrastive,
+    debiased_loss_func,
+    hard_negative_loss_func,
+    info_nce_loss_func,
+    nt_xent_loss_func,
+)
+from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
+from solo_ext.losses.nnclr import nnclr_symmetric_loss_func
 
 Loss = Callable[[list[Tensor], float], Tensor]
 HARD = NegativeEstimator(0.1, 0.7)

@@ -12,15 +12,18 @@ import torch
 from torch import Tensor
 
 from solo_ext.kernels import MixDraws
-from solo_ext.losses.batch_of_views import batch_of_views
-from solo_ext.losses.core import contrastive
-from solo_ext.losses.debiased import debiased_loss_func, estimated_terms
-from solo_ext.losses.hard_negative import hard_negative_loss_func
-from solo_ext.losses.info_nce import info_nce_loss_func
+from solo_ext.losses.contrastive import (
+    NegativeEstimator,
+    batch_of_views,
+    contrastive,
+    debiased_loss_func,
+    estimated_terms,
+    hard_negative_loss_func,
+    info_nce_loss_func,
+    nt_xent_loss_func,
+)
 from solo_ext.losses.mochi import mochi_loss_func
-from solo_ext.losses.negative_mass import NegativeEstimator
-from solo_ext.losses.nnclr_symmetric import nnclr_symmetric_loss_func, nnclr_terms
-from solo_ext.losses.nt_xent import nt_xent_loss_func
+from solo_ext.losses.nnclr import nnclr_symmetric_loss_func, nnclr_terms
 
 VECTORS = json.loads((Path(__file__).parent.parent / "oracles" / "contrastive.json").read_text())
 DTYPES = pytest.mark.parametrize(

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from solo_ext.losses import LOSSES, debiased_loss_func, nt_xent_loss_func
-from solo_ext.losses.core import ContrastiveTerms
-from solo_ext.losses.debiased import estimated_terms
-from solo_ext.losses.negative_mass import NegativeEstimator
+from solo_ext.losses.contrastive import ContrastiveTerms, NegativeEstimator, estimated_terms
 
 TEMPERATURES = [0.01, 0.07, 0.1, 0.5, 2.0]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from solo_ext.losses.distances import pairwise_distances, row_distances
+from solo_ext.losses.metric import pairwise_distances, row_distances
 
 
 def rows(count: int, dim: int = 5, seed: int = 0) -> Tensor:

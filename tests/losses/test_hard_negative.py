@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from solo_ext.losses import LOSSES
-from solo_ext.losses.debiased import debiased_loss_func, estimated_terms
-from solo_ext.losses.hard_negative import hard_negative_loss_func
-from solo_ext.losses.negative_mass import NegativeEstimator
-from solo_ext.losses.nt_xent import nt_xent_loss_func
+from solo_ext.losses.contrastive import (
+    NegativeEstimator,
+    debiased_loss_func,
+    estimated_terms,
+    hard_negative_loss_func,
+    nt_xent_loss_func,
+)
 
 
 def make_views(batch: int, views: int = 2, *, seed: int = 0, noise: float = 0.7) -> list[Tensor]:

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from solo_ext.kernels import MixDraws
 from solo_ext.losses import LOSSES
-from solo_ext.losses.core import contrastive
-from solo_ext.losses.info_nce import info_nce_loss_func
-from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.mochi import mochi_loss_func
-from solo_ext.losses.negative_mass import NegativeEstimator
+from solo_ext.losses.contrastive import NegativeEstimator, contrastive, info_nce_loss_func
+from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
 
 ESTIMATOR = NegativeEstimator(0.1, 0.7)
 

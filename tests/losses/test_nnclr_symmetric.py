@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from solo_ext.losses import LOSSES
-from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.negative_mass import NegativeEstimator
-from solo_ext.losses.nnclr_symmetric import nnclr_symmetric_loss_func, nnclr_terms
+from solo_ext.losses.contrastive import NegativeEstimator
+from solo_ext.losses.mochi import Mixing, draw_mixes
+from solo_ext.losses.nnclr import nnclr_symmetric_loss_func, nnclr_terms
 
 
 def make(batch: int, seed: int = 0) -> list[Tensor]:

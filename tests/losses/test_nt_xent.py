@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from solo_ext.losses import LOSSES, nt_xent_loss_func
-from solo_ext.losses.batch_of_views import batch_of_views
+from solo_ext.losses.contrastive import batch_of_views
 
 TEMPERATURES = [0.01, 0.07, 0.1, 0.5, 2.0]
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from solo_ext.losses import bilinear_info_nce_loss_func
-from solo_ext.memory.bilinear_critic import BilinearCritic
+from solo_ext.memory.heads import BilinearCritic
 
 
 def test_scores_every_query_with_every_context() -> None:

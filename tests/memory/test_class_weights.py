@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from solo_ext.losses import arcface_loss_func
-from solo_ext.memory.class_weights import ClassWeights
+from solo_ext.memory.heads import ClassWeights
 
 
 def test_gives_cosines() -> None:

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solo_ext.memory.cluster_prototypes import ClusterPrototypes
-from solo_ext.memory.feature_bank import FeatureBank
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.features import FeatureBank, FeatureQueue
+from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import State, keep_out_of_broadcast
 
 

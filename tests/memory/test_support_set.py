@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from solo_ext.memory.features import SupportSet
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.memory.support_set import SupportSet
 
 
 def unit(count: int, dim: int = 4, seed: int = 0) -> Tensor:

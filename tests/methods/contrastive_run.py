@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.losses.mixing import Mixing, draw_mixes
+from solo_ext.losses.mochi import Mixing, draw_mixes
 from solo_ext.methods import Metric
 from solo_ext.methods import drawn_mixing as module
 from solo_ext.methods.contrastive import Contrastive

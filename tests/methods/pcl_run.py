@@ -18,7 +18,7 @@ from solo_ext.config.compose import compose
 from solo_ext.core import distributed
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.memory.feature_bank import FeatureBank
+from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.state import keep_out_of_broadcast
 
 BATCH = 40

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.losses.core import ContrastiveTerms, contrastive
-from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.negative_mass import NegativeEstimator
+from solo_ext.losses.contrastive import ContrastiveTerms, NegativeEstimator, contrastive
+from solo_ext.losses.mochi import Mixing, draw_mixes
 from solo_ext.methods import drawn_mixing as module
 
 Build = Callable[..., Any]

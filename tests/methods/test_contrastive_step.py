@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.losses.mixing import draw_mixes
+from solo_ext.losses.mochi import draw_mixes
 from solo_ext.methods import METHODS
 from solo_ext.methods import drawn_mixing as module
 from solo_ext.methods.contrastive import Contrastive

@@ -20,8 +20,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.data.loaders import pretrain_loader
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.losses import debiased_loss_func
-from solo_ext.losses.debiased import estimated_terms
-from solo_ext.losses.negative_mass import NegativeEstimator
+from solo_ext.losses.contrastive import NegativeEstimator, estimated_terms
 from solo_ext.methods import METHODS, Debiased
 from solo_ext.methods.contrastive_report import report_settings
 from solo_ext.methods.debiased import DebiasedKwargs

@@ -14,13 +14,22 @@ from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.core import distributed
 from solo_ext.lab.training.prepare import prepare
-from solo_ext.methods import METHODS
+from solo_ext.methods import METHODS, protocpc, protoseed, seed
 from solo_ext.methods.data_sizes import IMAGENET
-from solo_ext.methods.distillation_report import report_protocpc, report_protoseed, report_seed
+from solo_ext.methods.distillation import idle_in_head
+from solo_ext.methods.settings_report import idle_in_projector
 
 MakeConfig = Callable[..., dict[str, Any]]
 DIM = 128
-REPORTS = {"seed": report_seed, "protoseed": report_protoseed, "protocpc": report_protocpc}
+REPORTS: dict[str, Callable[[DictConfig, int], None]] = {
+    "seed": seed.report_settings,
+    "protoseed": lambda cfg, _: protocpc.report_settings(
+        cfg, protoseed.ProtoSEEDKwargs, idle_in_head(cfg.method_kwargs)
+    ),
+    "protocpc": lambda cfg, _: protocpc.report_settings(
+        cfg, protocpc.ProtoCPCKwargs, idle_in_projector(cfg.method_kwargs)
+    ),
+}
 LOSS = {"loss": "seed", "teacher_temperature": 0.01}
 CONTRASTIVE, REGRESSION = {"loss": "contrastive"}, {"loss": "regression"}
 BATCH = {**CONTRASTIVE, "negatives": "batch"}
@@ -135,8 +144,7 @@ def config(name: str, kwargs: dict[str, Any], small: int = 0) -> DictConfig:
 
 def said(caplog: pytest.LogCaptureFixture, cfg: DictConfig, dim: int = DIM) -> str:
     caplog.clear()
-    own = (dim,) if cfg.method == "seed" else ()
-    REPORTS[cfg.method](cfg, METHODS[cfg.method].target.kwargs_type, *own)
+    REPORTS[cfg.method](cfg, dim)
     return "\n".join(caplog.messages)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from solo_ext.clustering.matching import match_clusters
+from solo_ext.clustering.agreement import match_clusters
 from solo_ext.methods import prototype_refresh
 
 Train = Callable[..., dict[str, float]]

@@ -23,10 +23,9 @@ from solo_ext.data.transforms import STATISTICS, eval_transform
 from solo_ext.host import Host
 from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained import export as exporting
-from solo_ext.pretrained.export import export
+from solo_ext.pretrained.export import TimmModel, export, timm_twins
 from solo_ext.pretrained.exported import KEY, load_exported
 from solo_ext.pretrained.runs import load_pretrained
-from solo_ext.pretrained.timm_twins import TimmModel, timm_twins
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 TINY = ("timm/resnet10t", {"channels": [8, 8, 8, 8]})

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solo_ext.core.errors import UserError
-from solo_ext.pretrained.architectures import build_architecture
+from solo_ext.pretrained.files import strip_parallel
 from solo_ext.pretrained.heads import HeadSpec
-from solo_ext.pretrained.layouts import strip_parallel
+from solo_ext.pretrained.libraries import build_architecture
 from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, load_teacher
 
 NAMES = ("moco_v2", "swav", "dino_resnet50", "dino_deitsmall16")

@@ -15,8 +15,7 @@ from solo_ext import host
 from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.plugin import register
-from solo_ext.pretrained.run_teacher import _GELU, _RELU
-from solo_ext.pretrained.runs import load_pretrained
+from solo_ext.pretrained.runs import GELU, RELU, load_pretrained
 from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, load_teacher
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -219,4 +218,4 @@ def test_activations_are_known_for_every_method(loaded: host.Host) -> None:
         for n, kind in loaded.methods.items()
         if kind.__module__.startswith(("solo.", "solo_ext."))
     }
-    assert own - without_projector - students <= {*_GELU, *_RELU}
+    assert own - without_projector - students <= {*GELU, *RELU}

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from solo_ext.core.draws import sample_keys
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.batch_augment.crop import kernel_bytes
 from solo_ext.data.batch_augment.draws import ViewDraws, draw_view
-from solo_ext.data.batch_augment.uniforms import sample_keys
 from solo_ext.data.batch_augment.view import ViewMaker
 from solo_ext.data.transforms import statistics
 

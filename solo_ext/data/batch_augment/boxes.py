@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from solo_ext.data.batch_augment.uniforms import Floats
+from solo_ext.core.draws import Floats
 
 TRIES = 10
 DRAWS = 2 * TRIES + 2

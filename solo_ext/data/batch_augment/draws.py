@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from solo_ext.core.draws import Floats, Keys, uniforms
 from solo_ext.data.batch_augment import boxes
-from solo_ext.data.batch_augment.uniforms import Floats, Keys, uniforms
 
 STRENGTHS = ("brightness", "contrast", "saturation", "hue")
 BLUR_RADIUS = (0.1, 2.0)

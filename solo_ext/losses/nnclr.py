@@ -7,10 +7,14 @@ from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.losses.batch_of_views import own_rows
-from solo_ext.losses.core import ContrastiveTerms, contrastive
-from solo_ext.losses.mixing import Mixing
-from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
+from solo_ext.losses.contrastive import (
+    PLAIN,
+    ContrastiveTerms,
+    NegativeEstimator,
+    contrastive,
+    own_rows,
+)
+from solo_ext.losses.mochi import Mixing
 from solo_ext.losses.registry import LOSSES
 
 
@@ -44,7 +48,7 @@ def nnclr_terms(
         )
     with full_precision_products(p.device):
         nn, p = (F.normalize(x, dim=1) for x in full_precision(nn, p))
-    own = own_rows(p)
+    excluded_columns = own_rows(p)
 
     def direction(
         anchors: Tensor, targets: Tensor, candidates: Tensor | None, mixing: Mixing | None
@@ -55,7 +59,7 @@ def nnclr_terms(
             anchors,
             targets.unsqueeze(1),
             candidates,
-            own=own,
+            excluded_columns=excluded_columns,
             estimator=estimator,
             mixing=mixing,
             temperature=temperature,
