@@ -128,15 +128,22 @@ def _spec(weights: Mapping[str, Tensor], activation: Activation) -> HeadSpec:
     keys = [key.split(".") for key in weights]
     places = {name: {int(n) for n, field in keys if field == name} for name in ("weight", "bias")}
     norms = {int(n) for n, field in keys if field.startswith("running")}
-    linears = sorted(n for n in places["weight"] - norms if weights[f"{n}.weight"].ndim == 2)
+    matrices = {n for n in places["weight"] - norms if weights[f"{n}.weight"].ndim == 2}
+    # A bias by itself has lost its matrix, which is then named as missing.
+    linears = sorted(matrices | (places["bias"] - places["weight"] - norms))
     if not linears:
         raise ValueError(f"no linear layer among {', '.join(list(weights)[:3]) or 'no keys'}")
+
+    def width(place: int) -> int:
+        matrix = weights.get(f"{place}.weight")
+        return weights[f"{place}.bias"].numel() if matrix is None else len(matrix)
+
     last = linears[-1]
     behind = {n for n in norms if n > last}
     return HeadSpec(
         linears=len(linears),
-        hidden_dim=len(weights[f"{linears[0]}.weight"]) if len(linears) > 1 else 0,
-        out_dim=len(weights[f"{last}.weight"]),
+        hidden_dim=width(linears[0]) if len(linears) > 1 else 0,
+        out_dim=width(last),
         activation=activation,
         batch_norm=any(n < last for n in norms),
         hidden_bias=any(n in places["bias"] for n in linears[:-1]),

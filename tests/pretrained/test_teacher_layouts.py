@@ -290,7 +290,7 @@ def test_head_of_another_backbone(official: MakeOfficial, tmp_path: Path) -> Non
         weights[key] = torch.zeros(8, 9)
 
     line = refusal(tmp_path / "file.pth", given.edited(widen), given)
-    assert "the backbone's features 8, module.encoder_q.fc.0.weight 9" in line
+    assert "does not fit 8 features (of another shape: module.encoder_q.fc.0.weight)" in line
 
 
 def test_wide_resnets_are_wider_everywhere() -> None:
