@@ -72,7 +72,7 @@ def work(task: str, folder: Path) -> None:
 
 def list_bytes(folder: Path) -> int:
     """What a list of files takes in memory."""
-    from solo_ext.data.datasets import open_images
+    from solo_ext.data.images import open_images
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     held = open_images(

@@ -30,7 +30,7 @@ from torch import Tensor
 from solo_ext import host
 from solo_ext.config.compose import compose
 from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.dali_errors import dali_installed
+from solo_ext.data.dali import dali_installed
 from solo_ext.data.raw_batches import RawBatches
 from solo_ext.data.reading import load_image
 from solo_ext.data.transforms import FixedView

@@ -76,7 +76,7 @@ def _prepare(script: str) -> None:
 
     from solo_ext import register
     from solo_ext.core.errors import show_messages
-    from solo_ext.data.resolvers import add_resolvers
+    from solo_ext.data.digits import add_resolvers
     from solo_ext.host import patches
 
     show_messages()

@@ -1,9 +1,9 @@
-"""A training order that is a function of seed and epoch, and can be entered anywhere."""
+"""The order of training samples, a function of seed and epoch, and a loader's place in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Sampler
@@ -13,7 +13,7 @@ from solo_ext.core.draws import mix
 
 
 class SampleKey(NamedTuple):
-    """What the sampler asks the data set for: a sample, and the epoch its augmentation is of."""
+    """What the sampler asks a data set for: a sample, and the epoch that augmentation draws for."""
 
     epoch: int
     sample: int
@@ -41,7 +41,7 @@ class EpochSampler(Sampler[SampleKey]):
         self.start = 0
 
     def _share(self) -> tuple[int, int]:
-        # Read late: the process group may not exist when loaders are built.
+        # Asked at every pass, since loaders are built before the process group.
         replicas = self._replicas or distributed.world_size()
         return replicas, distributed.rank() if self._rank is None else self._rank
 
@@ -61,3 +61,46 @@ class EpochSampler(Sampler[SampleKey]):
         epoch = self.epoch
         for index in mine[self.start :].tolist():
             yield SampleKey(epoch, index)
+
+
+class StatefulLoader:
+    """Mixin of loaders that know their place and can be put there again.
+
+    Args:
+        order: the order of the samples.
+        batch_size: per process; the last, incomplete batch is dropped.
+    """
+
+    def start_at(self, order: EpochSampler, batch_size: int) -> None:
+        """Takes the place that ``order`` stands at; called by constructors."""
+        self.order, self._per_batch = order, batch_size
+        self._served_of = order.epoch
+        self.served = 0
+
+    def __len__(self) -> int:
+        return len(self.order) // self._per_batch
+
+    def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Passes on the batches that are left of the epoch, and counts them."""
+        epoch, first = self.order.epoch, self.order.start // self._per_batch
+        self._served_of, self.served = epoch, first
+        for batch in batches:
+            self.served += 1
+            yield batch
+        if self.order.epoch == epoch:
+            self.order.start = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Place of the next batch: epoch, and batches of it already served."""
+        epoch = self.order.epoch
+        # `set_epoch` may have named an epoch of which nothing was served yet.
+        served = self.served if epoch == self._served_of else 0
+        if served >= len(self):
+            return {"epoch": epoch + 1, "batches": 0}
+        return {"epoch": epoch, "batches": served}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Goes to a place that :meth:`state_dict` gave."""
+        self.order.epoch = state["epoch"]
+        self.order.start = state["batches"] * self._per_batch
+        self._served_of, self.served = state["epoch"], state["batches"]

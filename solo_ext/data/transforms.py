@@ -21,15 +21,17 @@ STATISTICS: dict[str, Statistics] = {
 }
 """Mean and standard deviation per channel; ImageNet's serve every other data set."""
 
+BLUR_RADIUS = (0.1, 2.0)
+"""Least and largest radius in pixels."""
+STRENGTHS = ("brightness", "contrast", "saturation", "hue")
+_FIXED_IF_CERTAIN = ("grayscale", "solarization", "equalization", "horizontal_flip")
+
 
 class GaussianBlur:
-    """Blurs with a radius drawn uniformly from ``sigma``, in pixels."""
-
-    def __init__(self, sigma: tuple[float, float] = (0.1, 2.0)) -> None:
-        self.sigma = sigma
+    """Blurs with a radius drawn uniformly from :data:`BLUR_RADIUS`."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        radius = torch.empty(()).uniform_(*self.sigma).item()
+        radius = torch.empty(()).uniform_(*BLUR_RADIUS).item()
         return image.filter(ImageFilter.GaussianBlur(radius))
 
 
@@ -69,6 +71,12 @@ def statistics(dataset: str, augmentation: Mapping[str, Any]) -> Statistics:
     return mean, augmentation.get("std") or IMAGENET_DEFAULT_STD
 
 
+def fixed_view(cfg: Mapping[str, Any]) -> tuple[int, Statistics]:
+    """Side and statistics of the fixed views of a config: those of its first pipeline."""
+    first = cfg["augmentations"][0]
+    return first["crop_size"], statistics(cfg["data"]["dataset"], first)
+
+
 def pretrain_transform(dataset: str, augmentations: Sequence[Mapping[str, Any]]) -> MultiCrop:
     """The transform of a config.
 
@@ -93,7 +101,7 @@ def _pipeline(a: Mapping[str, Any], mean: Sequence[float], std: Sequence[float])
     if a.get("auto_augment"):
         steps.append(T.AutoAugment(T.AutoAugmentPolicy(a["auto_augment"]["policy"])))
     if jitter["prob"]:
-        strengths = [jitter[k] for k in ("brightness", "contrast", "saturation", "hue")]
+        strengths = [jitter[name] for name in STRENGTHS]
         steps.append(T.RandomApply([T.ColorJitter(*strengths)], p=jitter["prob"]))
     if a["grayscale"]["prob"]:
         steps.append(T.RandomGrayscale(p=a["grayscale"]["prob"]))
@@ -138,3 +146,44 @@ class FixedView:
         shorter = self.size if min(image.size) <= self.size else round(self.size * 8 / 7)
         resized = T.functional.resize(image, shorter, T.InterpolationMode.BICUBIC)
         return T.functional.center_crop(resized, [self.size])  # type: ignore[no-any-return]
+
+
+def first_random_setting(
+    augmentations: Sequence[Mapping[str, Any]], mix: Mapping[str, Any] | None = None
+) -> str | None:
+    """The first setting that leaves something to chance: a teacher's features can be cached
+    only for views that are the same in every epoch.
+
+    Args:
+        augmentations: the config's list of pipelines, defaults filled in.
+        mix: the section ``data.mix``.
+
+    Returns:
+        Its dotted key and value, for example ``augmentations.0.rrc.enabled=true``; ``None`` where
+        every view is fixed.
+    """
+    for place, pipeline in enumerate(augmentations):
+        setting = _random_setting(pipeline)
+        if setting is not None:
+            return f"augmentations.{place}.{setting}"
+    if mix is not None and mix["prob"]:
+        return f"data.mix.prob={mix['prob']}"
+    return None
+
+
+def _random_setting(a: Mapping[str, Any]) -> str | None:
+    # Rounding may cut a line of pixels off even a crop of the whole area.
+    if a["rrc"]["enabled"]:
+        return "rrc.enabled=true"
+    for name in ("rand_augment", "auto_augment"):
+        if a.get(name):
+            return f"{name}={a[name]}"
+    jitter, blur = a["color_jitter"], a["gaussian_blur"]
+    if jitter["prob"] and any(jitter[k] for k in STRENGTHS):
+        return f"color_jitter.prob={jitter['prob']}"
+    if blur["prob"]:
+        return f"gaussian_blur.prob={blur['prob']}"
+    for name in _FIXED_IF_CERTAIN:
+        if a[name]["prob"] not in (0, 1):
+            return f"{name}.prob={a[name]['prob']}"
+    return None

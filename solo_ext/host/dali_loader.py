@@ -12,13 +12,13 @@ from torch import Tensor
 from solo_ext.core import distributed
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.dali_errors import cannot_skip, device_of, unreadable
-from solo_ext.data.datasets import TrainingViews, targets_of
-from solo_ext.data.files import files_of
-from solo_ext.data.images import Images
+from solo_ext.data.dali import cannot_skip, device_of, unreadable
+from solo_ext.data.images import files_of, targets_of
 from solo_ext.data.loaders import epoch_sampler
-from solo_ext.data.place import StatefulLoader
+from solo_ext.data.reading import Images
+from solo_ext.data.sampler import StatefulLoader
 from solo_ext.data.transforms import MultiCrop
+from solo_ext.data.views import TrainingViews
 from solo_ext.host.dali_pass import DALIPass
 
 FILES_ONLY = ("custom", "imagenet", "imagenet100")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from solo_ext.data.dali_errors import nvidia_dali
+from solo_ext.data.dali import nvidia_dali
 
 _DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
 """Memory that both hosts set aside for decoding on the GPU, so that none is claimed later."""

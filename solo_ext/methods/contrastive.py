@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.data.fixed_pass import training_set
+from solo_ext.data.indexed import training_set
 from solo_ext.host import BaseMethod, BaseMomentumMethod, initialize_momentum_params
 from solo_ext.losses.contrastive import (
     ContrastiveTerms,
@@ -39,9 +39,9 @@ from solo_ext.methods.contrastive_metrics import (
 )
 from solo_ext.methods.contrastive_report import report_settings
 from solo_ext.methods.drawn_mixing import DrawnMixing
+from solo_ext.methods.e_step import EStep
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.projected import ProjectedMomentumMethod
-from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
 from solo_ext.methods.registry import fill_method_kwargs, has_indices, require_two_views
 
 
@@ -113,6 +113,8 @@ class Contrastive(BaseMomentumMethod):
         self.prototypes = ClusterPrototypes(clusters.num_prototypes if clustered else (), dim)
         banked = clustered and clusters.e_step == "bank"
         self.bank = FeatureBank(dim) if banked else None
+        parts = self.prototypes, self.bank, self.temperature
+        self.e_step = EStep(clusters, CLUSTERS, *parts) if clustered else None
 
     @property
     def _dim(self) -> int:
@@ -201,8 +203,8 @@ class Contrastive(BaseMomentumMethod):
         self._base.on_train_start()
         # Random until they are filled, and left out of what DDP brings into line.
         distributed.broadcast_buffers(*self.queues, *filter(None, [self.support_set]))
-        if self.cfg.method_kwargs.positives == "prototype":
-            start_prototypes(self, self.cfg.method_kwargs.clusters, CLUSTERS)
+        if self.e_step is not None:
+            self.e_step.start(self)
         if self.trainer.is_global_zero:
             # A data set of one's own that nothing needs to know more of may be of any kind.
             known = self.support_set is not None
@@ -212,9 +214,8 @@ class Contrastive(BaseMomentumMethod):
     def on_train_epoch_start(self) -> None:
         """Runs the E-step where there are prototypes and it is due."""
         self._base.on_train_epoch_start()
-        kwargs = self.cfg.method_kwargs
-        if kwargs.positives == "prototype" and e_step_is_due(self, kwargs.clusters):
-            metrics = refresh_prototypes(self, kwargs.clusters, self.temperature)
+        if self.e_step is not None and self.e_step.is_due(self.current_epoch):
+            metrics = self.e_step.run(self)
             self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
     def training_step(  # type: ignore[override]

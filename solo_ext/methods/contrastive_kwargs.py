@@ -17,7 +17,7 @@ from solo_ext.config.types import (
 )
 from solo_ext.core.errors import ConfigError
 from solo_ext.methods.data_sizes import clusters, fill_from_data, queue
-from solo_ext.methods.e_step_kwargs import (
+from solo_ext.methods.e_step import (
     PUBLISHED_CLUSTERS,
     EStepKwargs,
     check_e_step,
@@ -89,7 +89,7 @@ class ContrastiveKwargs:
             neighbours too, not only neighbours with predictions.
         mixing: as :class:`MixingKwargs`.
         support_set: as :class:`SupportSetKwargs`.
-        clusters: of ``prototype``, as :class:`solo_ext.methods.e_step_kwargs.EStepKwargs`; during
+        clusters: of ``prototype``, as :class:`solo_ext.methods.e_step.EStepKwargs`; during
             its warm-up epochs the positives are views.
         compute_dtype: of products with a queue that is not mixed.
     """
@@ -240,4 +240,4 @@ def check_size(cfg: DictConfig, num_samples: int) -> None:
         ConfigError: with both numbers.
     """
     if cfg.method_kwargs.positives == "prototype":
-        check_prototypes(cfg, cfg.method_kwargs.clusters, CLUSTERS, num_samples)
+        check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, num_samples)

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from solo_ext.methods.contrastive_kwargs import CLUSTERS, ContrastiveKwargs
-from solo_ext.methods.e_step_kwargs import warn_of_late_start
+from solo_ext.methods.e_step import warn_of_late_start
 from solo_ext.methods.negatives_report import idle_in_negatives, mixes, report_mixing
 from solo_ext.methods.registry import has_indices, logger
 from solo_ext.methods.settings_report import (

@@ -18,7 +18,12 @@ from solo_ext.host import BaseMethod
 from solo_ext.memory.heads import projector
 from solo_ext.memory.teacher import Renormalize, Teacher, TeacherCache
 from solo_ext.methods.projected import ProjectedMethod
-from solo_ext.methods.registry import fill_method_kwargs, logger, require_indices
+from solo_ext.methods.registry import (
+    fill_method_kwargs,
+    logger,
+    require_indices,
+    typed_kwargs,
+)
 from solo_ext.methods.settings_report import idle_in_projector
 
 if TYPE_CHECKING:
@@ -96,6 +101,8 @@ class Distillation(ProjectedMethod):
     """
 
     kwargs_type: type[DistillationKwargs] = DistillationKwargs
+    kwargs: Any
+    """An instance of :attr:`kwargs_type`."""
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
@@ -103,12 +110,12 @@ class Distillation(ProjectedMethod):
         from solo_ext.data.transforms import statistics
         from solo_ext.pretrained.teachers import load_teacher
 
-        kwargs = self.cfg.method_kwargs
+        self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, self.kwargs_type)
         loaded = load_teacher(_source(kwargs.teacher))
         if self.keep_prototypes and loaded.prototypes is None:
             raise ConfigError(
                 "method_kwargs.prototypes",
-                kwargs.prototypes,
+                "old",
                 f"the teacher came without prototypes: {loaded.description}",
                 "take new",
             )
@@ -137,7 +144,7 @@ class Distillation(ProjectedMethod):
     def add_and_assert_specific_cfg(cls, cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
         cfg = fill_method_kwargs(BaseMethod.add_and_assert_specific_cfg(cfg), cls.kwargs_type)
-        _check_teacher(cfg)
+        _check_teacher(cfg, typed_kwargs(cfg.method_kwargs, cls.kwargs_type).teacher)
         return cfg
 
     @property
@@ -153,7 +160,7 @@ class Distillation(ProjectedMethod):
     def on_train_start(self) -> None:
         """Sizes the cache by the training set, and says which teacher this is."""
         super().on_train_start()
-        dtype = self.cfg.method_kwargs.teacher.dtype
+        dtype = self.kwargs.teacher.dtype
         if dtype == "float16" and self.device.type == "cpu":
             raise ConfigError(
                 "method_kwargs.teacher.dtype",
@@ -164,7 +171,7 @@ class Distillation(ProjectedMethod):
         if self.trainer.is_global_zero:
             logger.info(f"teacher: {self._description}")
         if self.cache is not None:
-            from solo_ext.data.fixed_pass import training_set
+            from solo_ext.data.indexed import training_set
 
             self.cache.resize_(len(training_set(self.trainer, self.cfg)))
 
@@ -214,11 +221,11 @@ class Distillation(ProjectedMethod):
         self.log_dict(ranks, sync_dist=True)
 
 
-def student_head(kwargs: Any, features_dim: int, loaded: LoadedTeacher) -> nn.Module:
+def student_head(kwargs: DistillationKwargs, features_dim: int, loaded: LoadedTeacher) -> nn.Module:
     """The student's projector, which ends in the size of the teacher's embeddings.
 
     Args:
-        kwargs: as :class:`DistillationKwargs`.
+        kwargs: settings of the head.
         features_dim: of the student's backbone.
         loaded: the teacher.
 
@@ -258,20 +265,23 @@ def idle_in_head(kwargs: Any) -> dict[str, str]:
     )
 
 
-def _source(settings: Any) -> TeacherSource:
+def _source(settings: TeacherKwargs) -> TeacherSource:
     from solo_ext.pretrained.teachers import TeacherSource
 
-    given: Any = OmegaConf.to_container(settings, resolve=True)
-    names = ("layout", "path", "model", "model_kwargs", "networks")
-    return TeacherSource(**{name: given[name] for name in names})
+    return TeacherSource(
+        layout=settings.layout,
+        path=settings.path,
+        model=settings.model,
+        model_kwargs=settings.model_kwargs,
+        networks=settings.networks,
+    )
 
 
-def _check_teacher(cfg: DictConfig) -> None:
+def _check_teacher(cfg: DictConfig, teacher: TeacherKwargs) -> None:
     """Refuses a teacher, a number of crops or a cache that cannot be, before anything is loaded."""
-    from solo_ext.data.fixed_views import first_random_setting
+    from solo_ext.data.transforms import first_random_setting
     from solo_ext.pretrained.teachers import check_source
 
-    kwargs = cfg.method_kwargs
     if not 1 <= cfg.data.num_large_crops <= 2:
         raise ConfigError(
             "augmentations",
@@ -279,8 +289,8 @@ def _check_teacher(cfg: DictConfig) -> None:
             f"{cfg.method} has one target for all crops, or one for each of two large crops",
             "give the largest crop_size num_crops: 1 or 2",
         )
-    check_source(_source(kwargs.teacher))
-    if kwargs.teacher.cache:
+    check_source(_source(teacher))
+    if teacher.cache:
         augmentations: Any = OmegaConf.to_container(cfg.augmentations, resolve=True)
         # solo-learn's own script mixes nothing, and has no such key.
         random = first_random_setting(augmentations, cfg.data.get("mix"))

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.clustering.agreement import match_clusters
 from solo_ext.core import distributed
 from solo_ext.host import BaseMethod
 from solo_ext.losses import uniformity_loss_func
@@ -18,13 +17,13 @@ from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.heads import projector
 from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
+from solo_ext.methods.e_step import EStep
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.metric_criteria import OfMargins
 from solo_ext.methods.metric_kwargs import CLUSTERS, MetricKwargs, check_size, fill_sizes, validate
 from solo_ext.methods.metric_losses import build_criterion
 from solo_ext.methods.metric_report import report_settings
 from solo_ext.methods.projected import ProjectedMethod
-from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
 from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
 
 
@@ -36,7 +35,7 @@ class Metric(ProjectedMethod):
     nearest to their own class's weights; for triplets ``train_mined_similarity``, the cosine of the
     mined negatives; once per epoch ``train_effective_rank``, ``train_alignment`` and
     ``train_uniformity`` of the last batch; with clusters ``e_step/...`` as
-    :func:`solo_ext.methods.prototype_refresh.refresh_prototypes` says.
+    :meth:`solo_ext.methods.e_step.EStep.run` says.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`MetricKwargs`.
@@ -67,6 +66,8 @@ class Metric(ProjectedMethod):
         self.prototypes = ClusterPrototypes(clusters.num_prototypes if clustered else (), dim)
         banked = clustered and clusters.e_step == "bank"
         self.bank = FeatureBank(dim) if banked else None
+        parts = self.prototypes, self.bank
+        self.e_step = EStep(clusters, CLUSTERS, *parts) if clustered else None
         self._written: tuple[Tensor, Tensor] | None = None
         self._last_views: list[Tensor] | None = None
         keep_out_of_broadcast(self)
@@ -103,26 +104,27 @@ class Metric(ProjectedMethod):
     def on_train_start(self) -> None:
         """Sizes the state by the training set."""
         super().on_train_start()
-        if self.cfg.method_kwargs.classes == "cluster":
-            start_prototypes(self, self.cfg.method_kwargs.clusters, CLUSTERS)
+        if self.e_step is not None:
+            self.e_step.start(self)
         if self.trainer.is_global_zero:
             report_settings(self.cfg)
 
     def on_train_epoch_start(self) -> None:
         """Runs the E-step where there are clusters and it is due."""
         super().on_train_epoch_start()
-        kwargs = self.cfg.method_kwargs
-        if kwargs.classes != "cluster" or not e_step_is_due(self, kwargs.clusters):
+        if self.e_step is None or not self.e_step.is_due(self.current_epoch):
             return
         # The E-step puts another tensor in its place.
         before = self.prototypes.assignments if self.prototypes.epoch >= 0 else None
-        metrics = refresh_prototypes(self, kwargs.clusters, temperature=1.0)
+        metrics = self.e_step.run(self)
         if before is not None and isinstance(self.criterion, OfMargins):
             self._rematch(before[0], self.criterion)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
     def _rematch(self, before: Tensor, criterion: OfMargins) -> None:
         """Gives each cluster the weights of the one that it continues."""
+        from solo_ext.clustering.agreement import match_clusters
+
         weights = criterion.class_weights
         match = match_clusters(before, self.prototypes.assignments[0], len(weights.weight))
         state = self.optimizers().optimizer.state.get(weights.weight)  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from solo_ext.config.types import NonNegativeFloat, PositiveInt, method_kwargs
 from solo_ext.core.errors import ConfigError
 from solo_ext.methods.data_sizes import clusters, fill_from_data
-from solo_ext.methods.e_step_kwargs import (
+from solo_ext.methods.e_step import (
     PUBLISHED_CLUSTERS,
     EStepKwargs,
     check_e_step,
@@ -43,7 +43,7 @@ class MetricKwargs:
         proj_output_dim: D of the embeddings.
         proj_layers: linear layers of the projector.
         proj_batch_norm: batch norm after its hidden layers.
-        clusters: as :class:`solo_ext.methods.e_step_kwargs.EStepKwargs`, one granularity; null is
+        clusters: as :class:`solo_ext.methods.e_step.EStepKwargs`, one granularity; null is
             the coarsest of its three. During its warm-up epochs classes are instances.
     """
 
@@ -151,4 +151,4 @@ def check_size(cfg: DictConfig, num_samples: int) -> None:
         ConfigError: with both numbers.
     """
     if cfg.method_kwargs.classes == "cluster":
-        check_prototypes(cfg, cfg.method_kwargs.clusters, CLUSTERS, num_samples)
+        check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, num_samples)

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from solo_ext.losses import LOSSES
-from solo_ext.methods.e_step_kwargs import warn_of_late_start
+from solo_ext.methods.e_step import warn_of_late_start
 from solo_ext.methods.metric_criteria import OfTriplets
 from solo_ext.methods.metric_kwargs import CLUSTERS, MetricKwargs
 from solo_ext.methods.metric_losses import kind_of, normalizes

@@ -25,7 +25,13 @@ from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.data_sizes import fill_from_data, prototypes
 from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.projected import ProjectedMomentumMethod
-from solo_ext.methods.registry import METHODS, fill_method_kwargs, logger, require_two_views
+from solo_ext.methods.registry import (
+    METHODS,
+    fill_method_kwargs,
+    logger,
+    require_two_views,
+    typed_kwargs,
+)
 from solo_ext.methods.settings_report import idle_in_projector, warn_of_idle_settings
 
 
@@ -116,7 +122,8 @@ class ProtoCPC(ProjectedMomentumMethod):
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
-        kwargs = self.cfg.method_kwargs
+        self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, ProtoCPCKwargs)
+        assert kwargs.num_prototypes is not None  # fill_sizes has put a number in place of null
         self.projector, self.momentum_projector = (self._new_projector() for _ in range(2))
         initialize_momentum_params(self.projector, self.momentum_projector)
         self.prototypes = Prototypes(kwargs.num_prototypes, kwargs.proj_output_dim)
@@ -126,7 +133,7 @@ class ProtoCPC(ProjectedMomentumMethod):
         keep_out_of_broadcast(self)
 
     def _new_projector(self) -> nn.Module:
-        kwargs = self.cfg.method_kwargs
+        kwargs = self.kwargs
         return projector(
             self.features_dim,
             kwargs.proj_hidden_dim,
@@ -166,7 +173,7 @@ class ProtoCPC(ProjectedMomentumMethod):
         """Says what will not do what a user may think."""
         super().on_train_start()
         if self.trainer.is_global_zero:
-            idle = idle_in_projector(self.cfg.method_kwargs)
+            idle = idle_in_projector(self.kwargs)
             report_settings(self.cfg, ProtoCPCKwargs, idle)
 
     def training_step(  # type: ignore[override]
@@ -205,7 +212,7 @@ class ProtoCPC(ProjectedMomentumMethod):
             self.prototypes.weight,  # W
             self.prior.value,  # q
             targets=others,
-            **step_settings(self.cfg.method_kwargs),
+            **step_settings(self.kwargs),
         )
         self._next_prior = terms.prior
         return terms.loss, step_metrics(terms)
@@ -213,7 +220,7 @@ class ProtoCPC(ProjectedMomentumMethod):
     def on_after_backward(self) -> None:
         """Leaves the prototypes as they are in the first epochs."""
         super().on_after_backward()
-        if self.current_epoch < self.cfg.method_kwargs.freeze_prototypes_epochs:
+        if self.current_epoch < self.kwargs.freeze_prototypes_epochs:
             self.prototypes.weight.grad = None
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
@@ -232,7 +239,7 @@ class ProtoCPC(ProjectedMomentumMethod):
             self._last_views = None
 
 
-def step_settings(kwargs: Any) -> dict[str, Any]:
+def step_settings(kwargs: PrototypeKwargs) -> dict[str, Any]:
     """The arguments of :func:`~solo_ext.losses.protocpc_step` that :class:`PrototypeKwargs` give.
 
     Example:

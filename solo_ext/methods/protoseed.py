@@ -68,24 +68,24 @@ class ProtoSEED(Distillation):
     """
 
     kwargs_type = ProtoSEEDKwargs
+    kwargs: ProtoSEEDKwargs
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
-        kwargs = self.cfg.method_kwargs
-        old = self.teacher.prototypes
+        count, old = self.kwargs.num_prototypes, self.teacher.prototypes
         if old is None:
-            self.prototypes = Prototypes(kwargs.num_prototypes, self.embed_dim)
-        else:
-            if kwargs.num_prototypes not in (None, len(old)):
-                raise ConfigError(
-                    "method_kwargs.num_prototypes",
-                    kwargs.num_prototypes,
-                    f"the teacher has {len(old)}",
-                    f"take {len(old)}, or prototypes=new",
-                )
-            kwargs.num_prototypes = len(old)
+            assert count is not None  # fill_sizes has put a number in the place of null
+            self.prototypes = Prototypes(count, self.embed_dim)
+        elif count in (None, len(old)):
             self.prototypes = Prototypes.from_rows(old)
-        self.prior = PrototypePrior(kwargs.num_prototypes, kwargs.prior_momentum)
+        else:
+            raise ConfigError(
+                "method_kwargs.num_prototypes",
+                count,
+                f"the teacher has {len(old)}",
+                f"take {len(old)}, or prototypes=new",
+            )
+        self.prior = PrototypePrior(len(self.prototypes.weight), self.kwargs.prior_momentum)
         self._next_prior: Tensor | None = None
         keep_out_of_broadcast(self)
 
@@ -105,7 +105,7 @@ class ProtoSEED(Distillation):
     @property
     def keep_prototypes(self) -> bool:
         """Whether the teacher's own prototypes are asked for."""
-        return bool(self.cfg.method_kwargs.prototypes == "old")
+        return bool(self.kwargs.prototypes == "old")
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
@@ -119,7 +119,7 @@ class ProtoSEED(Distillation):
         """Says what will not do what a user may think."""
         super().on_train_start()
         if self.trainer.is_global_zero:
-            idle = idle_in_head(self.cfg.method_kwargs)
+            idle = idle_in_head(self.kwargs)
             report_settings(self.cfg, ProtoSEEDKwargs, idle)
 
     def training_step(  # type: ignore[override]
@@ -153,7 +153,7 @@ class ProtoSEED(Distillation):
             self.prior.value,  # q
             teacher_prototypes=self.teacher.prototypes,  # W_t; None: the student's
             targets=self._targets_of(students[0]),
-            **step_settings(self.cfg.method_kwargs),
+            **step_settings(self.kwargs),
         )
         self._next_prior = terms.prior
         return terms.loss, step_metrics(terms)

@@ -110,14 +110,15 @@ class SEED(Distillation):
     """
 
     kwargs_type = SEEDKwargs
+    kwargs: SEEDKwargs
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
-        kwargs = self.cfg.method_kwargs
+        kwargs = self.kwargs
         # The second queue holds small crops.
         count = 2 if self.num_targets > self.num_large_crops else 1
         self.queues = nn.ModuleList(
-            FeatureQueue(kwargs.queue_size, self.embed_dim)
+            FeatureQueue(kwargs.queue_size, self.embed_dim)  # type: ignore[arg-type]  # filled in
             for _ in range(count if _is_queued(kwargs) else 0)
         )
         self.estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
@@ -148,7 +149,7 @@ class SEED(Distillation):
     @property
     def num_targets(self) -> int:
         """The large crops, and the small ones where these are targets of their own."""
-        small = self.cfg.method_kwargs.small_crop_target == "own"
+        small = self.kwargs.small_crop_target == "own"
         return int(self.num_crops if small else self.num_large_crops)
 
     def on_train_start(self) -> None:
@@ -197,7 +198,7 @@ class SEED(Distillation):
                 # Small crops that learn what the teacher says of large ones share their queue.
                 pairs = [(s, t) for s in students[large:] for t in targets]
             small, _ = self._mean_over(pairs, last)
-            loss = loss + float(self.cfg.method_kwargs.small_weight) * small
+            loss = loss + self.kwargs.small_weight * small
         with torch.no_grad():
             metrics["train_teacher_similarity"] = (students[0] * targets[0]).sum(1).mean()
         if len(self.queues):
@@ -216,9 +217,10 @@ class SEED(Distillation):
     def _of_crop(
         self, student: Tensor, target: Tensor, queue: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        kwargs = self.cfg.method_kwargs
+        kwargs = self.kwargs
         if kwargs.loss == "seed":
             assert queue is not None
+            assert kwargs.teacher_temperature is not None
             # p_T = softmax(z_T.d / tau_T), p_S = softmax(z_S.d / tau_S) over d = [z_T, queue];
             # -p_T.log p_S
             terms = seed_terms(

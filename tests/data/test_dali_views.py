@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data import dali_errors
-from solo_ext.data.dali_views import DALIViews
-from solo_ext.data.datasets import open_images
-from solo_ext.data.fixed_pass import indexed_eval_loader, training_set
+from solo_ext.data import dali
+from solo_ext.data.dali import DALIViews
+from solo_ext.data.images import open_images
+from solo_ext.data.indexed import indexed_eval_loader, training_set
 from solo_ext.data.loaders import fixed_loader
 
 pytest.importorskip("nvidia.dali")
@@ -129,11 +129,11 @@ def test_names_a_file_that_is_no_image(tmp_path: Path, name: str, threads: int) 
 
 def test_another_error_is_passed_on() -> None:
     error = RuntimeError("out of memory")
-    assert dali_errors.unreadable(error, ["/no/file.jpg"]) is error
+    assert dali.unreadable(error, ["/no/file.jpg"]) is error
 
 
 def test_says_how_to_install_dali(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dali_errors.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(dali.importlib.util, "find_spec", lambda name: None)
     images = open_images(config(folder, "dali")["data"], "val")
     with pytest.raises(ConfigError, match=r"not installed.*dali-cuda12.*dali-cuda13"):
         fixed_loader(config(folder, "dali"), images)

@@ -21,17 +21,12 @@ from torchvision import transforms as T
 
 from solo_ext.config.schema import Augmentation
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.datasets import (
-    FixedViews,
-    TrainingViews,
-    Unlabelled,
-    class_names,
-    open_images,
-    targets_of,
-)
+from solo_ext.data.formats.folders import Unlabelled
+from solo_ext.data.images import class_names, open_images, targets_of
+from solo_ext.data.reading import name_of
 from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import MultiCrop, pretrain_transform
-from solo_ext.data.unreadable import name_of
+from solo_ext.data.views import FixedViews, TrainingViews
 
 COUNTS = {"ant": 20, "bee": 10, "cat": 30}
 
@@ -111,7 +106,7 @@ def test_reads_no_image_for_names_and_targets(
     def refuse(path: str) -> None:
         raise AssertionError(f"decoded {path}")
 
-    monkeypatch.setattr("solo_ext.data.formats.class_folders.load_image", refuse)
+    monkeypatch.setattr("solo_ext.data.formats.folders.load_image", refuse)
     assert len(targets_of(images)) == 30
     assert class_names(images) == ["ant", "bee", "cat"]
     with pytest.raises(AssertionError, match="decoded"):
@@ -128,7 +123,7 @@ def test_names_of_images_that_know_none() -> None:
 def test_unlabelled_images(flat: Path) -> None:
     images = open_images(section(flat, no_labels=True), "train")
     assert isinstance(images, Unlabelled)
-    assert [p.name for p in images.files] == ["6.bmp", "7.jpeg", "8.PNG", "9.jpg"]
+    assert [Path(path).name for path, _ in images.samples] == ["6.bmp", "7.jpeg", "8.PNG", "9.jpg"]
     assert len(images) == 4
     assert all(images[i][1] == -1 and images[i][0].mode == "RGB" for i in range(4))
     assert targets_of(images) == [-1] * 4

@@ -13,9 +13,8 @@ from sklearn.datasets import load_digits
 
 from solo_ext.core.errors import UserError
 from solo_ext.data import digits
-from solo_ext.data.datasets import class_names, open_images
-from solo_ext.data.digits import digits_folder
-from solo_ext.data.resolvers import add_resolvers
+from solo_ext.data.digits import add_resolvers, digits_folder
+from solo_ext.data.images import class_names, open_images
 
 COUNTS = {"train": 1400, "val": 397}
 

@@ -13,9 +13,8 @@ import pytest
 from PIL import Image
 from torch.utils.data import Subset
 
-from solo_ext.data.datasets import open_images
-from solo_ext.data.fingerprint import images_fingerprint, names_fingerprint
 from solo_ext.data.formats.huggingface import HuggingFaceImages
+from solo_ext.data.images import images_fingerprint, names_fingerprint, open_images
 
 DATA = {"dataset": "custom", "format": "image_folder"}
 

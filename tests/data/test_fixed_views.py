@@ -10,8 +10,7 @@ import torch
 from PIL import Image
 
 from solo_ext.config.schema import Augmentation, Mix
-from solo_ext.data.fixed_views import first_random_setting
-from solo_ext.data.transforms import pretrain_transform
+from solo_ext.data.transforms import first_random_setting, pretrain_transform
 
 FIXED: dict[str, Any] = {"rrc": {"enabled": False}, "crop_size": 32, "num_crops": 1}
 

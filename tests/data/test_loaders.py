@@ -12,11 +12,12 @@ from PIL import Image
 
 from solo_ext.config.schema import Augmentation
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.datasets import TrainingViews, open_images
-from solo_ext.data.images import Images
+from solo_ext.data.images import open_images
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
+from solo_ext.data.reading import Images
 from solo_ext.data.sampler import EpochSampler
 from solo_ext.data.transforms import eval_transform
+from solo_ext.data.views import TrainingViews
 
 SIZE, BATCH = 22, 4
 STEPS = SIZE // BATCH

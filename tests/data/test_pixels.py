@@ -14,11 +14,10 @@ from torch.utils.data import Subset
 from torchvision import datasets
 
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data import pixels
-from solo_ext.data.datasets import WithoutLabels, open_images
-from solo_ext.data.images import Images
-from solo_ext.data.pixels import HeldPixels, open_pixels
-from solo_ext.data.raw_batches import RawBatch, RawBatches
+from solo_ext.data import raw_batches
+from solo_ext.data.images import WithoutLabels, open_images
+from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
+from solo_ext.data.reading import Images
 from solo_ext.data.sampler import SampleKey
 
 COUNT = 12
@@ -115,9 +114,9 @@ def test_sizes_that_differ_are_refused_when_met(folder: Callable[..., Images]) -
 def test_more_than_memory_is_refused(
     folder: Callable[..., Images], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pixels, "MEMORY_BOUND", COUNT * 3 * 48)
+    monkeypatch.setattr(raw_batches, "MEMORY_BOUND", COUNT * 3 * 48)
     open_pixels(folder(), in_memory=True)
-    monkeypatch.setattr(pixels, "MEMORY_BOUND", COUNT * 3 * 48 - 1)
+    monkeypatch.setattr(raw_batches, "MEMORY_BOUND", COUNT * 3 * 48 - 1)
     with pytest.raises(ConfigError, match=r"data.in_memory=true: 12 images of 8 x 6 pixels take"):
         open_pixels(folder(), in_memory=True)
     open_pixels(folder(), in_memory=False)
@@ -160,7 +159,7 @@ def test_a_fraction_without_what_is_held_out_stays_an_array(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = _cifar(40)
-    monkeypatch.setattr("solo_ext.data.datasets._opened", lambda *_: source)
+    monkeypatch.setattr("solo_ext.data.images._opened", lambda *_: source)
     data = {"dataset": "cifar10", "format": "image_folder", "train_path": "x"}
     part = open_images({**data, "fraction": 0.5, "holdout": 0.2}, "train")
     read = open_pixels(part, in_memory=False)

@@ -21,11 +21,12 @@ from torchvision import datasets as tv
 from torchvision.transforms import ToTensor
 
 from solo_ext.config.schema import Augmentation
-from solo_ext.data.datasets import FixedViews, TrainingViews, open_images
-from solo_ext.data.fixed_pass import IndexedViews, indexed_eval_loader
+from solo_ext.data.images import open_images
+from solo_ext.data.indexed import IndexedViews, indexed_eval_loader
 from solo_ext.data.loaders import fixed_loader, pretrain_loader
 from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import pretrain_transform
+from solo_ext.data.views import FixedViews, TrainingViews
 from solo_ext.data.workers import outlive_signals, worker_context
 from solo_ext.host.index_dataset import dataset_with_index
 from tests.scripts import run_script

@@ -19,20 +19,19 @@ from torch.utils.data import Subset
 from solo_ext.config.schema import Augmentation
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.datasets import (
-    FixedViews,
-    TrainingViews,
-    class_names,
-    open_images,
-    targets_of,
+from solo_ext.data.images import class_names, files_of, open_images, targets_of
+from solo_ext.data.indexed import indexed_eval_loader
+from solo_ext.data.loaders import FixedLoader, ResumableLoader, fixed_loader, pretrain_loader
+from solo_ext.data.reading import (
+    MOST_IN_A_ROW,
+    Skipping,
+    UnreadableImage,
+    name_of,
+    passed_over,
+    read_sample,
 )
-from solo_ext.data.files import files_of
-from solo_ext.data.fixed_loader import FixedLoader
-from solo_ext.data.fixed_pass import indexed_eval_loader
-from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
-from solo_ext.data.reading import UnreadableImage
 from solo_ext.data.sampler import EpochSampler, SampleKey
-from solo_ext.data.unreadable import MOST_IN_A_ROW, Skipping, name_of, passed_over, read_sample
+from solo_ext.data.views import FixedViews, TrainingViews
 from solo_ext.lab.training.unreadable import UnreadableReport, add_lines
 
 PER_CLASS, BATCH = 8, 4

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from solo_ext.config.check import check_run
-from solo_ext.config.code import ALLOW
 from solo_ext.config.compose import compose
+from solo_ext.config.untrusted import ALLOW
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.experiments.read import read_benchmark

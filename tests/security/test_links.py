@@ -13,7 +13,7 @@ import pytest
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link, write_text
-from solo_ext.data.datasets import open_images
+from solo_ext.data.images import open_images
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.experiments.records import RECORDS, append_records
 from solo_ext.lab.training.prepare import prepare

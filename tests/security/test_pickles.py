@@ -24,7 +24,7 @@ import yaml
 from PIL import Image
 
 from solo_ext.core.errors import UserError
-from solo_ext.data.datasets import open_images
+from solo_ext.data.images import open_images
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.store import FeatureStore

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from solo_ext import __version__
 from solo_ext.core.errors import UserError
-from solo_ext.data.dali_errors import INSTALL, nvidia_dali
+from solo_ext.data.dali import INSTALL, nvidia_dali
 from solo_ext.host import detect, load
 from solo_ext.host.patches import PATCHES
 from solo_ext.lab.cli.advisories import ADVISORIES, known_bad

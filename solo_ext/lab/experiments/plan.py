@@ -15,8 +15,7 @@ from solo_ext import host
 from solo_ext.config.check import check_run
 from solo_ext.config.compose import compose
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.data.datasets import open_images
-from solo_ext.data.fingerprint import names_fingerprint
+from solo_ext.data.images import names_fingerprint, open_images
 from solo_ext.lab.experiments.measures import check_measures
 from solo_ext.lab.experiments.records import Kind
 from solo_ext.lab.experiments.settings import BenchmarkSettings, Row

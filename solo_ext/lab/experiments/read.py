@@ -12,10 +12,10 @@ from pydantic import TypeAdapter
 
 from solo_ext.config.check import validated
 from solo_ext.config.compose import apply_overrides, parse
-from solo_ext.config.yaml_text import read_yaml
+from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.core.files import config_root, is_file
-from solo_ext.data.resolvers import add_resolvers
+from solo_ext.data.digits import add_resolvers
 from solo_ext.lab.evaluation.suite import read_suite_settings
 from solo_ext.lab.experiments.settings import BenchmarkSettings
 

@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from solo_ext import host
 from solo_ext.core.errors import UserError, in_one_line, show_messages
 from solo_ext.core.files import append_lines, locked, read_jsonl, refuse_link, write_text
-from solo_ext.data.images import Images
+from solo_ext.data.reading import Images
 from solo_ext.lab.evaluation.evaluate import measure
 from solo_ext.lab.evaluation.models import PIXELS, Model, RawPixels
 from solo_ext.lab.evaluation.protocols import headline

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.files import append_lines, locked, read_jsonl
-from solo_ext.data.unreadable import name_of
+from solo_ext.data.reading import name_of
 
 NONFINITE = "nonfinite.jsonl"
 

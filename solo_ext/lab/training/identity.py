@@ -9,8 +9,8 @@ from typing import Any
 
 from solo_ext.config.check import check_run
 from solo_ext.core.errors import UserError
-from solo_ext.data.fingerprint import names_fingerprint
-from solo_ext.data.images import Images
+from solo_ext.data.images import names_fingerprint
+from solo_ext.data.reading import Images
 from solo_ext.lab.training.run_dir import changes_numbers, numbers_alike
 
 KEY = "solo_ext"

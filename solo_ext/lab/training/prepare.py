@@ -16,8 +16,8 @@ from solo_ext.config.check import check_method_kwargs, check_run, validated
 from solo_ext.config.hardware import check_hardware, world_size
 from solo_ext.config.schema import DALI, OPTIMIZER_KWARGS, Momentum
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.data.datasets import class_names, open_images
-from solo_ext.data.images import Images
+from solo_ext.data.images import class_names, open_images
+from solo_ext.data.reading import Images
 from solo_ext.data.transforms import STATISTICS
 from solo_ext.host.dali_loader import check_dali
 from solo_ext.host.patches import OF_SCRIPTS, check_names

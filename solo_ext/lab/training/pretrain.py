@@ -31,12 +31,11 @@ from solo_ext.core.errors import (
 )
 from solo_ext.core.files import locked
 from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.dali_views import DALIViews
-from solo_ext.data.fixed_loader import FixedLoader
-from solo_ext.data.images import Images
-from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
+from solo_ext.data.dali import DALIViews
+from solo_ext.data.loaders import FixedLoader, ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.mixing import ViewMixer
 from solo_ext.data.raw_batches import RawBatches
+from solo_ext.data.reading import Images
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.host.patches import announce, repairs_for, select_for_run
 from solo_ext.lab.evaluation.online import OnlineEvaluation, online_protocols

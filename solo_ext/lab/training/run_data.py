@@ -11,9 +11,8 @@ from torch import Tensor
 from solo_ext.core.errors import UserError
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.batch_augment.draws import ViewDraws
-from solo_ext.data.dali_views import DALIViews
-from solo_ext.data.fixed_loader import FixedLoader
-from solo_ext.data.loaders import ResumableLoader
+from solo_ext.data.dali import DALIViews
+from solo_ext.data.loaders import FixedLoader, ResumableLoader
 from solo_ext.data.mixing import MixDraws, ViewMixer
 from solo_ext.data.raw_batches import RawBatch
 from solo_ext.host.dali_loader import DALILoader

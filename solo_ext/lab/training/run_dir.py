@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from solo_ext.config.yaml_text import read_yaml
+from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import write_text as write_text
 from solo_ext.lab.training.trainer import LOGGED

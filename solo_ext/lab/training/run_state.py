@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 
 from solo_ext.core import distributed
 from solo_ext.core.distributed import gather_objects
-from solo_ext.data.place import StatefulLoader
+from solo_ext.data.sampler import StatefulLoader
 from solo_ext.lab.training.identity import Identity
 from solo_ext.lab.training.random_state import random_state, set_random_state
 

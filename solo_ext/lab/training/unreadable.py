@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from solo_ext.core.files import refuse_link, writing
-from solo_ext.data.unreadable import name_of, reason_of
+from solo_ext.data.reading import name_of, reason_of
 
 logger = logging.getLogger(__name__)
 UNREADABLE = "unreadable.txt"
@@ -27,7 +27,7 @@ class UnreadableReport(Callback):
     Args:
         file: ``unreadable.txt`` of the run directory.
         loaders: of training and validation, :class:`~solo_ext.data.loaders.ResumableLoader` and
-            :class:`~solo_ext.data.fixed_loader.FixedLoader`.
+            :class:`~solo_ext.data.loaders.FixedLoader`.
     """
 
     def __init__(self, file: Path, loaders: list[Any]) -> None:

@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.datasets import class_names, open_images, targets_of
-from solo_ext.data.files import files_of
-from solo_ext.data.reading import UnreadableImage
-from solo_ext.data.unreadable import read_sample
+from solo_ext.data.images import class_names, files_of, open_images, targets_of
+from solo_ext.data.reading import UnreadableImage, read_sample
 
 
 def section(path: Path, **changes: Any) -> dict[str, Any]:

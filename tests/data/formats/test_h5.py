@@ -22,12 +22,11 @@ from torchvision.transforms.functional import to_tensor
 
 from solo_ext import host
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.datasets import FixedViews, class_names, open_images, targets_of
-from solo_ext.data.fixed_loader import FixedLoader
-from solo_ext.data.formats.h5 import H5Images
-from solo_ext.data.formats.imagenet100 import IMAGENET100
-from solo_ext.data.reading import UnreadableImage
-from solo_ext.data.unreadable import name_of
+from solo_ext.data.formats.h5 import IMAGENET100, H5Images
+from solo_ext.data.images import class_names, open_images, targets_of
+from solo_ext.data.loaders import FixedLoader
+from solo_ext.data.reading import UnreadableImage, name_of
+from solo_ext.data.views import FixedViews
 
 h5py = pytest.importorskip("h5py")
 Content = dict[str, dict[str, Any]]

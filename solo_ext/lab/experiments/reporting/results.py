@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from solo_ext.config.check import validated
-from solo_ext.config.yaml_text import read_yaml
+from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.lab.experiments.claims import times_written
 from solo_ext.lab.experiments.records import SETTINGS, Record, read_records

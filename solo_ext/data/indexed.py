@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.dali_errors import device_of
-from solo_ext.data.dali_views import DALIViews
-from solo_ext.data.datasets import TrainingViews, open_images, targets_of
-from solo_ext.data.files import files_of
-from solo_ext.data.transforms import MultiCrop, Transform, eval_transform, statistics
-from solo_ext.data.unreadable import read_sample
+from solo_ext.data.dali import dali_views
+from solo_ext.data.images import files_of, open_images, targets_of
+from solo_ext.data.reading import read_sample
+from solo_ext.data.transforms import MultiCrop, Transform, eval_transform, fixed_view
+from solo_ext.data.views import TrainingViews
 from solo_ext.data.workers import WorkerLoader
 
 
@@ -42,7 +41,7 @@ def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
                 "use image folders or one of torchvision's data sets",
             )
         return loader.dataset
-    # What solo-learn's own scripts do not read changes nothing there.
+    # solo-learn's own scripts read neither of these two keys.
     unread = {"holdout": None, "unreadable": "refuse"}
     data = {**cfg["data"], "format": "dali", "dataset": "custom", **unread}
     return TrainingViews(open_images(data, "train"), MultiCrop([], []), 0)
@@ -62,7 +61,7 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
         if not self._indexed:
             self.images: Any = dataset.images
         else:
-            # solo-learn's data sets: torchvision's, with the index in front.
+            # solo-learn's data sets are torchvision's, with the index in front.
             self.images = copy.copy(dataset)
             self.images.transform = transform
 
@@ -71,10 +70,10 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[int, Tensor]:
         if self._indexed:
-            # It ends in (view, target).
+            # Its samples end in (view, target).
             return index, self.images[index][-2]
-        # As in training, the next readable sample stands in for an unreadable one. The index that
-        # was asked for stays: what is kept by index then has a row for every sample.
+        # As in training, the next readable sample stands in for an unreadable one. It goes under
+        # the index that was asked for, so that a table by index has a row for every sample.
         _, (image, _) = read_sample(self.images, index)
         return index, self.transform(image)
 
@@ -92,27 +91,17 @@ def indexed_eval_loader(
         indices: the samples.
         batch_size: images per batch.
     """
-    first = cfg["augmentations"][0]
-    size, normal = first["crop_size"], statistics(cfg["data"]["dataset"], first)
     if cfg["data"].get("format") == "dali":
         files = files_of(dataset.images)
-        views = DALIViews(
-            [files[index] for index in indices],
-            indices,
-            size,
-            normal,
-            batch_size=batch_size,
-            num_threads=cfg["data"]["num_workers"],
-            device=device_of(cfg),
-        )
+        views = dali_views(cfg, [files[index] for index in indices], indices, batch_size)
         return ((numbers, images) for images, numbers in views)
-    transform = eval_transform(size, *normal)
+    size, normal = fixed_view(cfg)
     return WorkerLoader(
-        Subset(IndexedViews(dataset, transform), indices),
+        Subset(IndexedViews(dataset, eval_transform(size, *normal)), indices),
         batch_size=batch_size,
         num_workers=cfg["data"]["num_workers"],
         start_method=cfg["data"].get("start_method"),
-        # A loader without one draws from the global generator.
+        # Without a generator of its own a loader draws from the global one.
         generator=torch.Generator(),
     )
 
@@ -126,7 +115,7 @@ def labels_of(dataset: Any) -> Tensor | None:
     if isinstance(dataset, TrainingViews):
         found: Sequence[int] | None = targets_of(dataset.images)
     elif hasattr(dataset, "samples"):
-        # Before `targets`: solo-learn takes its fraction of the former only.
+        # `samples` goes before `targets`: solo-learn cuts `data.fraction` out of `samples` only.
         found = [label for _, label in dataset.samples]
     else:
         found = getattr(dataset, "targets", getattr(dataset, "labels", None))

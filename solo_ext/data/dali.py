@@ -1,18 +1,60 @@
-"""Fixed views of images through NVIDIA DALI, for evaluation and the E-step."""
+"""NVIDIA DALI: fixed views for evaluation and the E-step, and what its errors mean to a user."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from solo_ext.data.dali_errors import nvidia_dali, unreadable
-from solo_ext.data.transforms import Statistics
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.data.transforms import Statistics, fixed_view
 
+INSTALL = "pip install 'solo-ext[dali-cuda12]' or 'solo-ext[dali-cuda13]', after your CUDA"
+_READ = "remove it or replace it; data.format=image_folder reads with Pillow instead"
 _AHEAD = 4
-"""Batches that a pipeline may have read when it fails on one."""
+"""Batches that a pipeline reads ahead at most: the file that failed is in one of them."""
+
+
+def dali_installed() -> bool:
+    """Whether ``nvidia.dali`` can be found."""
+    try:
+        return importlib.util.find_spec("nvidia.dali") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def nvidia_dali() -> Any:
+    """The module ``nvidia.dali`` with its PyTorch plugin, imported when it is first needed."""
+    # Typed as Any: DALI's own hints know neither enumerations nor `device_id=None`.
+    found: Any = importlib.import_module("nvidia.dali")
+    importlib.import_module("nvidia.dali.plugin.pytorch")
+    return found
+
+
+def device_of(cfg: Mapping[str, Any]) -> str:
+    """``dali.device`` of a config, once it is known that DALI can run there.
+
+    Raises:
+        ConfigError: DALI is not installed, or there is no GPU for it.
+    """
+    if not dali_installed():
+        raise ConfigError(
+            "data.format",
+            "dali",
+            "NVIDIA DALI is not installed",
+            f"{INSTALL}; or use data.format=image_folder",
+        )
+    device = str((cfg.get("dali") or {}).get("device") or "gpu")
+    if device == "gpu" and not torch.cuda.is_available():
+        raise ConfigError(
+            "dali.device", device, "torch sees no CUDA device here", "set dali.device=cpu"
+        )
+    return device
 
 
 class DALIViews:
@@ -31,7 +73,7 @@ class DALIViews:
         device: ``cpu`` or ``gpu``.
 
     Attributes:
-        skipped: nothing; every file is read or refused.
+        skipped: always empty; every file is read or refused.
 
     Raises:
         UserError: while iterating, a file that cannot be read.
@@ -108,6 +150,26 @@ class DALIViews:
         )
 
 
+def dali_views(
+    cfg: Mapping[str, Any], files: Sequence[str], labels: Sequence[int], batch_size: int
+) -> DALIViews:
+    """The fixed views of a config with ``data.format=dali``, for :class:`DALIViews`'s arguments.
+
+    Raises:
+        ConfigError: DALI cannot run here.
+    """
+    size, normal = fixed_view(cfg)
+    return DALIViews(
+        files,
+        labels,
+        size,
+        normal,
+        batch_size=batch_size,
+        num_threads=cfg["data"]["num_workers"],
+        device=device_of(cfg),
+    )
+
+
 def _fixed_view(images: Any, size: int) -> Any:
     """The geometry of :class:`solo_ext.data.transforms.FixedView`, in its whole numbers."""
     dali = nvidia_dali()
@@ -133,3 +195,49 @@ def _margin(side: Any, size: int) -> Any:
     cut = side - size
     half = cut // 2
     return half + (cut - 2 * half) * (half - 2 * (half // 2))
+
+
+def cannot_skip() -> ConfigError:
+    """The error for ``data.unreadable=skip`` with DALI."""
+    return ConfigError(
+        "data.unreadable",
+        "skip",
+        "DALI stops at an image that it cannot read",
+        "set it to refuse and remove such images, or use data.format=image_folder",
+    )
+
+
+def unreadable(error: RuntimeError, files: Sequence[str]) -> Exception:
+    """The error to raise for a pipeline that failed; it names the file if a file was at fault.
+
+    Args:
+        error: what DALI raised.
+        files: those that DALI may have been reading.
+    """
+    text = str(error)
+    named = re.search(r"(?:Failed to decode sample #\d+ :|File mapping failed:) *(.+)", text)
+    if named and named.group(1).strip() in files:
+        return _refusal(named.group(1).strip())
+    # Some decoders do not name the file, so each one is decoded alone.
+    if "readers.file" in text or "decoders.image" in text or "decoders.Image" in text:
+        found = next((file for file in files if not _decodes(file)), None)
+        if found is not None:
+            return _refusal(found)
+    return error
+
+
+def _refusal(file: str) -> UserError:
+    return UserError(f"DALI cannot read the image {file!r}: truncated, empty or no image; {_READ}")
+
+
+def _decodes(file: str) -> bool:
+    dali = nvidia_dali()
+
+    def single() -> Any:
+        return dali.fn.decoders.image(dali.fn.readers.file(files=[file])[0], device="cpu")
+
+    try:
+        dali.pipeline_def(single)(batch_size=1, num_threads=1, device_id=None).run()
+    except RuntimeError:
+        return False
+    return True
