@@ -120,8 +120,8 @@ def holds_values(value: object) -> bool:
 
 def unwrap(
     state: Mapping[str, Any], wrapper: str, source: str, extras: Collection[str] = ()
-) -> Mapping[str, Any]:
-    """The weights within a checkpoint, which may also hold them without a wrapper.
+) -> tuple[str, dict[str, Tensor]]:
+    """The weights within a checkpoint, by themselves or in an entry, without ``module.``.
 
     Args:
         state: the checkpoint.
@@ -129,8 +129,16 @@ def unwrap(
         source: what messages call the file.
         extras: entries besides a solver's state that the layout is known to have.
 
+    Returns:
+        What was taken off the start of the keys, where DistributedDataParallel puts it, and the
+        weights.
+
     Raises:
-        UserError: an entry that is neither, or no weights.
+        UserError: a strange entry, no weights, or some keys with that prefix and some without.
+
+    Example:
+        >>> unwrap({"epoch": 3, "state_dict": {"module.fc.bias": torch.ones(1)}}, "state_dict", "")
+        ('module.', {'fc.bias': tensor([1.])})
     """
     remedy = f"it holds weights by key, by themselves or in {wrapper!r}"
     if wrapper in state:
@@ -141,28 +149,12 @@ def unwrap(
         raise UserError(f"{source} holds no weights in {wrapper!r}")
     strange = [k for k, v in state.items() if not isinstance(k, str) or not holds_values(v)]
     refuse_keys(strange, source, remedy)
-    return state
-
-
-def strip_parallel(weights: Mapping[str, Tensor], source: str) -> tuple[str, dict[str, Tensor]]:
-    """Takes one leading ``module.`` off the keys, which DistributedDataParallel puts there.
-
-    Returns:
-        What was taken off, and the weights.
-
-    Raises:
-        UserError: some keys have it and others have not.
-
-    Example:
-        >>> strip_parallel({"module.fc.weight": torch.ones(1)}, "the file")
-        ('module.', {'fc.weight': tensor([1.])})
-    """
-    wrapped = [k for k in weights if k.startswith(_PARALLEL)]
-    bare = [k for k in weights if not k.startswith(_PARALLEL)]
+    wrapped = [k for k in state if k.startswith(_PARALLEL)]
+    bare = [k for k in state if not k.startswith(_PARALLEL)]
     if wrapped and bare:
         odd, does = (bare, "do") if len(bare) < len(wrapped) else (wrapped, "do not")
         refuse_keys(odd, source, f"the other keys {does} start with {_PARALLEL!r}")
-    stripped = {k.removeprefix(_PARALLEL): v for k, v in weights.items()}
+    stripped = {k.removeprefix(_PARALLEL): v for k, v in state.items()}
     return _PARALLEL if wrapped else "", stripped
 
 
@@ -216,7 +208,7 @@ def check_fit(
     remedy: str,
     prefix: str = "",
 ) -> None:
-    """Refuses weights that are not exactly those of a network.
+    """Refuses weights that :func:`misfits` finds fault with.
 
     Args:
         network: that is to take them.

@@ -21,7 +21,6 @@ from solo_ext.pretrained.files import (
     file_digest,
     read_checkpoint,
     refuse_keys,
-    strip_parallel,
     unwrap,
 )
 from solo_ext.pretrained.libraries import build_architecture, image_side, torchvision_names
@@ -50,7 +49,7 @@ def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
     """
     path, title = _named(source, "MoCo v2")
     state = read_checkpoint(path)
-    outer, weights = strip_parallel(unwrap(state, "state_dict", title), title)
+    outer, weights = unwrap(state, "state_dict", title)
     prefixes = ("encoder_q.", "backbone.")
     inner = next((p for p in prefixes if any(k.startswith(p) for k in weights)), "")
     backbone = _take(weights, inner)
@@ -88,8 +87,7 @@ def load_swav(source: TeacherSource) -> LoadedTeacher:
         UserError: the file is no such checkpoint.
     """
     path, title = _named(source, "SwAV")
-    weights = unwrap(read_checkpoint(path), "state_dict", title)
-    outer, backbone = strip_parallel(weights, title)
+    outer, backbone = unwrap(read_checkpoint(path), "state_dict", title)
     head = _take(backbone, "projection_head.")
     layer = _take(backbone, "prototypes.")
     several = bool(layer) and all(_ONE_OF_SEVERAL.fullmatch(k) for k in layer)
@@ -122,8 +120,7 @@ def load_dino(source: TeacherSource) -> LoadedTeacher:
     """
     path, title = _named(source, "DINO")
     state = read_checkpoint(path, (argparse.Namespace,))
-    extras = ("dino_loss", "student")
-    outer, weights = strip_parallel(unwrap(state, "teacher", title, extras), title)
+    outer, weights = unwrap(state, "teacher", title, ("dino_loss", "student"))
     start = next((p for p in _DINO_HEADS if any(k.startswith(p) for k in weights)), "head.")
     head = _take(weights, start + "mlp.")
     layer = _take(weights, start + "last_layer.")

@@ -24,7 +24,6 @@ from solo_ext.pretrained.files import (
     read_checkpoint,
     read_safetensors,
     state_digest,
-    strip_parallel,
     unwrap,
 )
 from solo_ext.pretrained.teachers import KEY, LoadedTeacher, TeacherSource, assemble
@@ -171,8 +170,8 @@ def _load_file(
     else:
         state = read_checkpoint(path, (argparse.Namespace,))
         wrapper = next((w for w in _WRAPPERS if state.get(w) is not None), "state_dict")
-        held = unwrap(state, wrapper, title, (*_WRAPPERS, "amp_scaler", "metric", "version"))
-        prefix, weights = strip_parallel(held, title)
+        extras = (*_WRAPPERS, "amp_scaler", "metric", "version")
+        prefix, weights = unwrap(state, wrapper, title, extras)
     dropped = {f"{name}.{field}" for name in classifiers for field in ("weight", "bias")}
     weights = {k: v for k, v in weights.items() if k not in dropped}
     target = f"the model {model!r} without classifier"
