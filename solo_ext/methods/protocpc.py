@@ -23,7 +23,6 @@ from solo_ext.memory.prior import PrototypePrior
 from solo_ext.memory.prototypes import Prototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.data_sizes import fill_from_data, prototypes
-from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.registry import (
     METHODS,
@@ -129,7 +128,6 @@ class ProtoCPC(ProjectedMomentumMethod):
         self.prototypes = Prototypes(kwargs.num_prototypes, kwargs.proj_output_dim)
         self.prior = PrototypePrior(kwargs.num_prototypes, kwargs.prior_momentum)
         self._next_prior: Tensor | None = None
-        self._last_views: list[Tensor] | None = None
         keep_out_of_broadcast(self)
 
     def _new_projector(self) -> nn.Module:
@@ -184,7 +182,7 @@ class ProtoCPC(ProjectedMomentumMethod):
         students = out["z"]  # of every crop
         teachers = out["momentum_z"]  # of the large crops
         loss, metrics = self.compare(students, teachers)
-        self._last_views = [z.detach() for z in students[:2]]
+        self.keep_for_geometry(students)
         self.log_dict(
             {"train_protocpc_loss": loss, **metrics}, on_step=False, on_epoch=True, sync_dist=True
         )
@@ -230,13 +228,6 @@ class ProtoCPC(ProjectedMomentumMethod):
         if self._next_prior is not None:
             self.prior.commit_(self._next_prior)
             self._next_prior = None
-
-    def on_train_epoch_end(self) -> None:
-        """Logs the geometry of the last batch's embeddings."""
-        super().on_train_epoch_end()
-        if self._last_views is not None:
-            self.log_dict(embedding_metrics(*self._last_views), sync_dist=True)
-            self._last_views = None
 
 
 def step_settings(kwargs: PrototypeKwargs) -> dict[str, Any]:

@@ -24,13 +24,20 @@ from solo_ext.losses.contrastive import NegativeEstimator, contrastive
 from solo_ext.losses.seed import seed_terms
 from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.contrastive_kwargs import MixingKwargs, fill_num_hard
-from solo_ext.methods.contrastive_metrics import queue_metrics, term_metrics
 from solo_ext.methods.data_sizes import fill_from_data
 from solo_ext.methods.data_sizes import queue as queue_rows
 from solo_ext.methods.distillation import Distillation, DistillationKwargs, idle_in_head
-from solo_ext.methods.drawn_mixing import DrawnMixing
-from solo_ext.methods.negatives_report import idle_in_negatives, mixes, report_mixing
+from solo_ext.methods.negatives import (
+    DrawnMixing,
+    MixingKwargs,
+    check_num_hard,
+    fill_num_hard,
+    idle_in_negatives,
+    mixes,
+    queue_metrics,
+    report_mixing,
+    term_metrics,
+)
 from solo_ext.methods.registry import METHODS, logger
 from solo_ext.methods.settings_report import warn_of_idle_settings, warn_of_the_floor
 
@@ -283,8 +290,8 @@ def _check_loss(kwargs: Any) -> None:
             f"loss={kwargs.loss} has no distribution of the teacher",
             "leave it out",
         )
-    count = kwargs.mixing.num_pair_mixes + kwargs.mixing.num_query_mixes
-    estimated = {"tau_plus": kwargs.tau_plus, "beta": kwargs.beta, "mixing": count}
+    mixed = mixes(kwargs.mixing)
+    estimated = {"tau_plus": kwargs.tau_plus, "beta": kwargs.beta, "mixing": mixed}
     named = next((name for name, value in estimated.items() if value), None)
     if kwargs.loss != "contrastive" and named is not None:
         raise ConfigError(
@@ -293,13 +300,7 @@ def _check_loss(kwargs: Any) -> None:
             f"loss={kwargs.loss} has no negatives",
             "take loss=contrastive, or leave it out",
         )
-    if count and kwargs.negatives == "queue" and kwargs.mixing.num_hard > kwargs.queue_size:
-        raise ConfigError(
-            "method_kwargs.mixing.num_hard",
-            kwargs.mixing.num_hard,
-            f"the queue has {kwargs.queue_size} rows",
-            f"allowed: up to {kwargs.queue_size}",
-        )
+    check_num_hard(kwargs)
 
 
 def report_settings(cfg: DictConfig, dim: int) -> None:
@@ -341,6 +342,5 @@ def report_settings(cfg: DictConfig, dim: int) -> None:
             dim,
             watch="train_clamped_fraction",
         )
-        if mixes(kwargs):
-            # The negatives are the teacher's embeddings of one crop at a time.
-            report_mixing(cfg, all_crops=False)
+        # The negatives are the teacher's embeddings of one crop at a time.
+        report_mixing(cfg, all_crops=False)
