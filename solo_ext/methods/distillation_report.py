@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from solo_ext.methods.distillation_kwargs import DistillationKwargs
-from solo_ext.methods.negatives_report import idle_in_negatives, mixes, report_mixing
+from solo_ext.methods.negatives import idle_in_negatives, report_mixing
 from solo_ext.methods.prototype_kwargs import PrototypeKwargs
 from solo_ext.methods.registry import logger
 from solo_ext.methods.settings_report import (
@@ -42,9 +42,8 @@ def report_seed(cfg: DictConfig, kwargs_type: type[DistillationKwargs], dim: int
             dim,
             watch="train_clamped_fraction",
         )
-        if mixes(kwargs):
-            # The negatives are the teacher's embeddings of one crop at a time.
-            report_mixing(cfg, all_crops=False)
+        # The negatives are the teacher's embeddings of one crop at a time.
+        report_mixing(cfg, all_crops=False)
 
 
 def report_protoseed(cfg: DictConfig, kwargs_type: type[DistillationKwargs]) -> None:

@@ -15,7 +15,6 @@ from solo_ext.memory.prior import PrototypePrior
 from solo_ext.memory.prototypes import Prototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.distillation_report import report_protocpc
-from solo_ext.methods.embedding_metrics import embedding_metrics
 from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.protocpc_kwargs import ProtoCPCKwargs
 from solo_ext.methods.prototype_kwargs import fill_num_prototypes
@@ -51,7 +50,6 @@ class ProtoCPC(ProjectedMomentumMethod):
         self.prototypes = Prototypes(kwargs.num_prototypes, kwargs.proj_output_dim)
         self.prior = PrototypePrior(kwargs.num_prototypes, kwargs.prior_momentum)
         self._next_prior: Tensor | None = None
-        self._last_views: list[Tensor] | None = None
         keep_out_of_broadcast(self)
 
     def _new_projector(self) -> nn.Module:
@@ -95,7 +93,7 @@ class ProtoCPC(ProjectedMomentumMethod):
         """The ProtoCPC loss plus the online classifier's."""
         out = super().training_step(batch, batch_idx)
         loss, metrics = self.compare(out["z"], out["momentum_z"])
-        self._last_views = [z.detach() for z in out["z"][:2]]
+        self.keep_for_geometry(out["z"])
         self.log_dict(
             {"train_protocpc_loss": loss, **metrics}, on_step=False, on_epoch=True, sync_dist=True
         )
@@ -129,10 +127,3 @@ class ProtoCPC(ProjectedMomentumMethod):
         """Moves the momentum networks, prototypes and prior on."""
         super().on_train_batch_end(outputs, batch, batch_idx)
         commit(self)
-
-    def on_train_epoch_end(self) -> None:
-        """Logs the geometry of the last batch's embeddings."""
-        super().on_train_epoch_end()
-        if self._last_views is not None:
-            self.log_dict(embedding_metrics(*self._last_views), sync_dist=True)
-            self._last_views = None

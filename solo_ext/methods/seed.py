@@ -13,10 +13,9 @@ from solo_ext.core import distributed
 from solo_ext.losses.contrastive import NegativeEstimator, contrastive
 from solo_ext.losses.seed import seed_terms
 from solo_ext.memory.features import FeatureQueue
-from solo_ext.methods.contrastive_metrics import queue_metrics, term_metrics
 from solo_ext.methods.distillation import Distillation
 from solo_ext.methods.distillation_report import report_seed
-from solo_ext.methods.drawn_mixing import DrawnMixing
+from solo_ext.methods.negatives import DrawnMixing, queue_metrics, term_metrics
 from solo_ext.methods.registry import METHODS
 from solo_ext.methods.seed_kwargs import SEEDKwargs, fill_sizes, is_queued, validate
 from solo_ext.pretrained.teachers import LoadedTeacher

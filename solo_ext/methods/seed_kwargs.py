@@ -14,9 +14,9 @@ from solo_ext.config.types import (
     method_kwargs,
 )
 from solo_ext.core.errors import ConfigError
-from solo_ext.methods.contrastive_kwargs import MixingKwargs, fill_num_hard
 from solo_ext.methods.data_sizes import fill_from_data, queue
 from solo_ext.methods.distillation_kwargs import DistillationKwargs
+from solo_ext.methods.negatives import MixingKwargs, check_num_hard, fill_num_hard, mixes
 
 
 @method_kwargs
@@ -103,8 +103,8 @@ def validate(cfg: DictConfig) -> DictConfig:
             f"loss={kwargs.loss} has no distribution of the teacher",
             "leave it out",
         )
-    mixes = kwargs.mixing.num_pair_mixes + kwargs.mixing.num_query_mixes
-    estimated = {"tau_plus": kwargs.tau_plus, "beta": kwargs.beta, "mixing": mixes}
+    mixtures = mixes(kwargs.mixing)
+    estimated = {"tau_plus": kwargs.tau_plus, "beta": kwargs.beta, "mixing": mixtures}
     named = next((name for name, value in estimated.items() if value), None)
     if kwargs.loss != "contrastive" and named is not None:
         raise ConfigError(
@@ -113,11 +113,5 @@ def validate(cfg: DictConfig) -> DictConfig:
             f"loss={kwargs.loss} has no negatives",
             "take loss=contrastive, or leave it out",
         )
-    if mixes and kwargs.negatives == "queue" and kwargs.mixing.num_hard > kwargs.queue_size:
-        raise ConfigError(
-            "method_kwargs.mixing.num_hard",
-            kwargs.mixing.num_hard,
-            f"the queue has {kwargs.queue_size} rows",
-            f"allowed: up to {kwargs.queue_size}",
-        )
+    check_num_hard(kwargs)
     return cfg

@@ -27,7 +27,7 @@ from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import pretrain_transform
 from solo_ext.data.views import FixedViews, TrainingViews
 from solo_ext.data.workers import outlive_signals, worker_context
-from solo_ext.host.index_dataset import dataset_with_index
+from solo_ext.host.patches import dataset_with_index
 from tests.data.making import same, section
 from tests.scripts import run_script
 

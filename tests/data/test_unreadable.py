@@ -32,7 +32,7 @@ from solo_ext.data.reading import (
 )
 from solo_ext.data.sampler import EpochSampler, SampleKey
 from solo_ext.data.views import FixedViews, TrainingViews
-from solo_ext.lab.training.unreadable import UnreadableReport, add_lines
+from solo_ext.lab.training.watch import UnreadableReport, add_lines
 from tests.data.making import same, section
 
 PER_CLASS, BATCH = 8, 4

@@ -19,6 +19,7 @@ from solo_ext.data.images import names_fingerprint, open_images
 from solo_ext.lab.experiments.measures import check_measures
 from solo_ext.lab.experiments.records import Kind
 from solo_ext.lab.experiments.settings import BenchmarkSettings, Row
+from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 
 
@@ -138,7 +139,7 @@ def _runs(
         kind = "baseline"
     elif is_teacher:
         kind = "teacher"
-    elif config["method"] not in host.BUILTIN_KWARGS:
+    elif config["method"] not in BUILTIN_KWARGS:
         kind = "plugin"
     _check(config, of is not None)
     for seed in seeds:

@@ -25,7 +25,7 @@ from solo_ext.lab.experiments.records import (
 from solo_ext.lab.experiments.settings import BenchmarkSettings
 from solo_ext.lab.experiments.work import PLANNED, RECORD
 from solo_ext.lab.training.run_dir import checkpoints
-from solo_ext.lab.training.stop_signals import StopSignals
+from solo_ext.lab.training.signals import StopSignals
 
 RUNS = "runs"
 Watch = Callable[[Path, Mapping[str, Record]], None]

@@ -38,8 +38,7 @@ from solo_ext.lab.experiments.read import suite_settings
 from solo_ext.lab.experiments.records import Curves, Memory, Record
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.lab.training.records import environment, read_metrics
-from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, run_digest
+from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, environment, run_digest
 
 PLANNED, RECORD, PEAK = "planned.json", "record.json", "peak_memory.json"
 STARTS, LOG, _LOCK = "starts.jsonl", "work.log", ".work.lock"
@@ -234,7 +233,7 @@ def _curves(folder: Path, epochs: list[dict[str, Any]]) -> Curves | None:
     file = folder / METRICS
     if not file.is_file():
         return None
-    lines = {m["epochs_done"]: m for m in read_metrics(file) if "epochs_done" in m}
+    lines = {m["epochs_done"]: m for m in read_jsonl(file) if "epochs_done" in m}
     if not lines:
         return None
     done = sorted(int(e) for e in lines)
@@ -258,7 +257,7 @@ def _losses(folder: Path) -> dict[str, list[float | None]]:
     """Every loss that the method logged, by epoch."""
     found: dict[str, dict[int, float | None]] = {}
     file = folder / METRICS
-    for line in read_metrics(file) if file.is_file() else ():
+    for line in read_jsonl(file) if file.is_file() else ():
         for key, value in line.items():
             if match := _LOSS.fullmatch(key):
                 found.setdefault(match[1], {})[int(line["epoch"])] = value

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import glob
 import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 
 from solo_ext.core.errors import OF_TORCH, ProcessLost, StoppedBySignal, UserError
-from solo_ext.lab.training.agreement import Agreement
-from solo_ext.lab.training.requeue import requeue
+from solo_ext.core.files import atomic_write
+from solo_ext.lab.training.lightning_internals import (
+    ignore_sigterm_of_rank_0,
+    remove_hooks,
+    when_step_is_complete,
+)
 from solo_ext.lab.training.run_dir import checkpoints, outdate
-from solo_ext.lab.training.stop_signals import StopSignals
+from solo_ext.lab.training.signals import Agreement, StopSignals, requeue
 
 
 class RunCheckpoint(Checkpoint):
@@ -62,60 +64,29 @@ class RunCheckpoint(Checkpoint):
         self._lost: str | None = None
         self._agreement: Agreement | None = None
         self._saved_at = time.monotonic()
-        self._validates_first = False
 
     def note_lost(self, what: str) -> None:
-        """What a loader calls that lost a worker.
+        """Has the run end after the next optimiser step, because a data worker is gone.
 
         Args:
-            what: happened.
+            what: what happened, for the message.
         """
         self._lost = what
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for torn in (
-            self.run_dir.glob(f".{glob.escape(self.stem)}-ep=*.saving")
-            if trainer.is_global_zero
-            else ()
-        ):
-            torn.unlink(missing_ok=True)
+        if trainer.is_global_zero:
+            for torn in self.run_dir.glob(f".{glob.escape(self.stem)}-ep=*.saving"):
+                torn.unlink(missing_ok=True)
         self._agreement = Agreement(pl_module.device)
         self._saved_at = time.monotonic()
         self.signals.listen()
-        # Before every batch Lightning would ask the first process whether it received SIGTERM, and
-        # wait for the device to answer; signals are agreed on here.
-        trainer.fit_loop.epoch_loop.__dict__["_broadcast_sigterm_tensor"] = lambda: None
-        # Lightning calls callbacks before the method's own hook, which moves momentum networks
-        # and queues: a checkpoint written in between would lose one step of them.
-        own = pl_module.on_train_batch_end
-
-        def own_then_save(outputs: Any, batch: Any, batch_idx: int) -> None:
-            own(outputs, batch, batch_idx)
-            self._validates_first = _validates_next(trainer)
-            if not self._validates_first:
-                self._save_within_epoch(trainer, batch_idx)
-
-        pl_module.on_train_batch_end = own_then_save  # type: ignore[method-assign]
-        # Not in a hook of validation, where metrics and the stage are those of validation.
-        loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
-        validate = loop.val_loop.run
-
-        def validate_then_save() -> Any:
-            first_loop_iter = connector._first_loop_iter
-            found = validate()
-            if self._validates_first:
-                self._validates_first = False
-                # As Lightning does next.
-                trainer.training, connector._first_loop_iter = True, first_loop_iter
-                self._save_within_epoch(trainer, loop.batch_idx)
-            return found
-
-        loop.val_loop.__dict__["run"] = validate_then_save
+        ignore_sigterm_of_rank_0(trainer)
+        # A checkpoint that was written before the method's own hook would lack one step of its
+        # momentum networks and queues.
+        when_step_is_complete(trainer, pl_module, lambda i: self._save_within_epoch(trainer, i))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        pl_module.__dict__.pop("on_train_batch_end", None)
-        trainer.fit_loop.epoch_loop.__dict__.pop("_broadcast_sigterm_tensor", None)
-        trainer.fit_loop.epoch_loop.val_loop.__dict__.pop("run", None)
+        remove_hooks(trainer, pl_module)
         self.signals.leave()
 
     def on_exception(
@@ -145,7 +116,7 @@ class RunCheckpoint(Checkpoint):
             self._stop_for(trainer, received, lost)
 
     def _agreed(self, trainer: pl.Trainer, *, now: bool = False) -> list[int]:
-        """The signal that any process received, whether one lost a worker, and the clock's say."""
+        """The signal that any process received, whether one lost a worker, whether time is up."""
         assert self._agreement is not None
         waited = time.monotonic() - self._saved_at
         due = 0 < 60 * self.every_n_minutes <= waited
@@ -160,7 +131,7 @@ class RunCheckpoint(Checkpoint):
         if not received and not lost:
             return
         again = received and trainer.is_global_zero and requeue(signal.Signals(received))
-        # Launchers kill the others once one process has ended: none does before the first is done.
+        # Launchers kill the other processes once one has ended, so all wait for the first here.
         trainer.strategy.barrier("stopped")
         command = f"`solo-ext pretrain --resume {self.run_dir}` goes on"
         then = "the job is requeued" if again else command
@@ -178,17 +149,14 @@ class RunCheckpoint(Checkpoint):
 
     def _save(self, trainer: pl.Trainer, place: str) -> None:
         target = self.run_dir / f"{self.stem}-ep={trainer.current_epoch}{place}.ckpt"
-        scratch = self.run_dir / f".{target.name}.saving"
         try:
-            trainer.save_checkpoint(scratch)
             if trainer.is_global_zero:
-                _sync(scratch)
-                os.replace(scratch, target)
-                _sync(self.run_dir)
+                atomic_write(target, trainer.save_checkpoint)
                 self._outdate_others(target)
+            else:
+                # Lightning collects the state of all processes, and writes on the first alone.
+                trainer.save_checkpoint(target)
         except (OSError, RuntimeError) as error:
-            with contextlib.suppress(OSError):
-                scratch.unlink(missing_ok=True)
             if not isinstance(error, OSError) and not OF_TORCH.search(str(error)):
                 raise
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
@@ -200,7 +168,7 @@ class RunCheckpoint(Checkpoint):
         self._saved_at = time.monotonic()
 
     def _outdate_others(self, newest: Path) -> None:
-        """By what is there: a process that was killed may have left more than one."""
+        """Looks at the folder, because a process that was killed may have left more than one."""
         others = [
             held
             for held in checkpoints(self.run_dir)
@@ -210,30 +178,10 @@ class RunCheckpoint(Checkpoint):
 
 
 def _is_denied(reason: str) -> bool:
-    """By the words of the system, which torch's own errors quote."""
+    """Whether the system's words, which torch's own errors quote, say that it is forbidden."""
     return any(os.strerror(code) in reason for code in (errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 def _last_epoch(trainer: pl.Trainer) -> bool:
     # Without a number of epochs, -1, the steps decide.
     return trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.current_epoch + 1
-
-
-def _validates_next(trainer: pl.Trainer) -> bool:
-    """Whether Lightning validates after this batch, and would not in a run resumed from here."""
-    by_clock = getattr(trainer, "_val_check_time_interval", None) is not None
-    if by_clock or (trainer.should_stop and trainer.fit_loop._can_stop_early):
-        # The clock starts again with the run; and a run that is to stop is saved at its end.
-        return False
-    fetcher = trainer.fit_loop._data_fetcher
-    assert fetcher is not None
-    return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
-
-
-def _sync(path: Path) -> None:
-    """Makes the disk hold what the file or folder says."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,11 +1,24 @@
-"""Top-k accuracy for any number of classes."""
+"""Loss and accuracy of the online classifier, for any number of classes and missing labels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+
+def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy, the mean over images with a label; 0 where none has one.
+
+    Args:
+        logits: (N, C).
+        targets: (N,) classes, -1 for none.
+    """
+    loss = F.cross_entropy(logits, targets, ignore_index=-1)
+    # The mean over no labels is NaN. The sum that replaces it has the same gradient, zero.
+    return torch.where((targets != -1).any(), loss, 0 * logits.sum())
 
 
 @torch.no_grad()
