@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solo_ext.data.batch_augment.uniforms import sample_keys, uniforms
+from solo_ext.core.draws import sample_keys, uniforms
 
 _FIRST, _PER_VIEW, _DRAWS = 1 << 32, 8, 5
 """Place of the draws in the streams, far behind those of augmentation."""
@@ -44,6 +44,11 @@ class ViewMixer:
     Args:
         settings: the section ``data.mix``.
         seed: seed of the run.
+
+    >>> mixer = ViewMixer({"name": "mixup", "min_share": 0.9, "prob": 1.0}, seed=5)
+    >>> draws = mixer.draw(epoch=0, indices=np.arange(4), views=2)
+    >>> [view.shape for view in mixer([torch.ones(4, 3, 8, 8)] * 2, draws)]
+    [torch.Size([4, 3, 8, 8]), torch.Size([4, 3, 8, 8])]
     """
 
     def __init__(self, settings: Mapping[str, Any], seed: int) -> None:

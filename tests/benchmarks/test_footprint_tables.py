@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from benchmarks.footprint import formulas
 from benchmarks.footprint.__main__ import DOCS
 from benchmarks.footprint.cases import IMAGENET, RESNET18, RESNET50, Case, cases
-from benchmarks.footprint.formulas import TILE, Sizes, perceptron
+from benchmarks.footprint.formulas import TILE, Sizes, Traffic, perceptron
 from benchmarks.footprint.tables import BEGIN, END, FORMULAS, document
-from benchmarks.footprint.traffic import Traffic
 from benchmarks.interleaved import peak_mib
 from solo_ext import host
 from solo_ext.kernels import tables
@@ -27,8 +26,7 @@ from solo_ext.losses.mochi import Mixing, draw_mixes
 from solo_ext.losses.proto_nce import proto_nce_terms
 from solo_ext.losses.protocpc import protocpc_step
 from solo_ext.losses.seed import seed_terms
-from solo_ext.memory.class_weights import ClassWeights
-from solo_ext.memory.heads import projector
+from solo_ext.memory.heads import ClassWeights, projector
 from solo_ext.methods.registry import METHODS
 
 BATCH, DIM = 128, 64

@@ -14,8 +14,7 @@ from PIL import Image
 
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.datasets import targets_of
-from solo_ext.data.files import files_of
+from solo_ext.data.images import files_of, targets_of
 from solo_ext.data.loaders import pretrain_loader
 from solo_ext.host import dali_loader
 from solo_ext.host.dali_loader import DALILoader
@@ -350,7 +349,7 @@ def test_without_indices_labels_are_true(make: Callable[..., Prepared]) -> None:
 def test_dali_that_is_not_installed(
     make: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solo_ext.data.dali_errors.dali_installed", lambda: False)
+    monkeypatch.setattr("solo_ext.data.dali.dali_installed", lambda: False)
     with pytest.raises(ConfigError, match=r"data\.format='dali'.*dali-cuda12.*dali-cuda13"):
         make()
 

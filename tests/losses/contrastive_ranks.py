@@ -29,11 +29,9 @@ from solo_ext.losses.contrastive import (
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
 from solo_ext.losses.nnclr import nnclr_terms
-from solo_ext.memory.feature_bank import FeatureBank
-from solo_ext.memory.feature_queue import FeatureQueue
-from solo_ext.memory.prototype_prior import PrototypePrior
-from solo_ext.memory.support_set import SupportSet
-from solo_ext.memory.teacher_cache import TeacherCache
+from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
+from solo_ext.memory.prior import PrototypePrior
+from solo_ext.memory.teacher import TeacherCache
 
 RANKS, VIEWS = int(os.environ.get("RANKS", "2")), 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext import host
-from solo_ext.data.datasets import FixedViews
 from solo_ext.data.transforms import eval_transform, statistics
+from solo_ext.data.views import FixedViews
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
@@ -192,7 +193,7 @@ def test_step_is_the_sum_of_its_terms(
     settings = {"proto_weight": 0.3, "num_prototypes": [40, 30], "collisions": "merge"}
     method = with_prototypes(made(make_config, symmetric=symmetric, **settings)).eval()
     # Six samples: more prototypes than the batch has, for the negatives to be drawn from.
-    method.cfg.method_kwargs.num_negatives = drawn
+    method.kwargs = replace(method.kwargs, num_negatives=drawn)
     logged: dict[str, Tensor] = {}
     monkeypatch.setattr(method, "log_dict", lambda metrics, **_: logged.update(metrics))
     indices, targets = torch.tensor([5, 40, 7, 0, 33, 12]), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -210,7 +211,7 @@ def test_step_is_the_sum_of_its_terms(
     proto = []
     for m in range(2):
         ids = method.prototypes.assignments[m, indices]
-        negatives = method._draw_negatives(m, ids)
+        negatives = method._negatives(m, ids, method.draw_seed(0))
         if drawn is not None:
             assert negatives is not None
             assert len(set(negatives.tolist()) - set(ids.tolist())) == drawn
@@ -406,7 +407,7 @@ def test_step_s_loss_runs_on_meta_tensors(make_config: MakeConfig) -> None:
     for kwargs in ({}, {"num_negatives": 4, "num_prototypes": [40, 48], "symmetric": True}):
         prepared = made(make_config, **{"e_step": "bank", **kwargs})
         method = with_prototypes(prepared).to("meta")
-        views = 2 if method.symmetric else 1
+        views = len(method.queues)
         z = [torch.empty(BATCH, 8, device="meta", requires_grad=True) for _ in range(views)]
         indices = torch.empty(BATCH, dtype=torch.long, device="meta")
         with OnDevice(torch.device("meta")):
@@ -435,6 +436,6 @@ def test_resumed_run_keeps_its_backend(
         asked.append(name)
         return name
 
-    monkeypatch.setattr("solo_ext.methods.e_step_kwargs.settled_backend", note)
+    monkeypatch.setattr("solo_ext.methods.e_step._resolved", note)
     resume(tmp_path)
     assert asked == ["torch"]

@@ -7,8 +7,8 @@ from pathlib import Path
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.data.datasets import class_names
-from solo_ext.data.images import Images
+from solo_ext.data.images import class_names
+from solo_ext.data.reading import Images
 
 
 def same_classes(train: Images, val: Images, val_path: str) -> None:

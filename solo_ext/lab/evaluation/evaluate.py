@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.images import Images
+from solo_ext.data.reading import Images
 from solo_ext.lab.evaluation.protocols import BackboneProtocol, FeatureProtocol, Protocol, Row
 from solo_ext.lab.evaluation.settings import read_settings
 from solo_ext.lab.evaluation.subject import EvalContext, Progress, open_subject

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.geometry import effective_rank
-from solo_ext.memory.cosines import cosines, inverse_norms
+from solo_ext.memory.knn import cosines, inverse_norms
 
 _MAX_ELEMENTS = 2**23
 _DEAD = 1e-4

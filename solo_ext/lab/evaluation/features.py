@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from solo_ext.memory.modes import eval_mode
+from solo_ext.memory.state import eval_mode
 
 BatchProgress = Callable[[int, int], None]
 

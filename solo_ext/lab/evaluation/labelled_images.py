@@ -7,16 +7,15 @@ from typing import Any, cast
 from torch.utils.data import Dataset, Subset
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.datasets import targets_of
-from solo_ext.data.images import Images
-from solo_ext.data.unreadable import Skipping
+from solo_ext.data.images import targets_of
+from solo_ext.data.reading import Images, Skipping
 
 
 def labelled_images(images: Images, key: str, path: str | None) -> Images:
     """Leaves out images without a label, such as those that STL-10 has beside its training images.
 
     Args:
-        images: as :func:`solo_ext.data.datasets.open_images` gives them.
+        images: as :func:`solo_ext.data.images.open_images` gives them.
         key: where they come from, such as ``data.train_path``.
         path: its value.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from solo_ext.memory.cosines import cosines, inverse_norms
+from solo_ext.memory.knn import cosines, inverse_norms
 
 _MAX_ELEMENTS = 2**21
 

@@ -18,14 +18,11 @@ from torch.utils.data import Dataset, Subset
 
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.dali_views import DALIViews
-from solo_ext.data.datasets import class_names, open_images
-from solo_ext.data.fingerprint import images_fingerprint
-from solo_ext.data.fixed_loader import FixedLoader
-from solo_ext.data.images import Images
-from solo_ext.data.loaders import fixed_loader
+from solo_ext.data.dali import DALIViews
+from solo_ext.data.images import class_names, images_fingerprint, open_images
+from solo_ext.data.loaders import FixedLoader, fixed_loader
+from solo_ext.data.reading import Images, name_of
 from solo_ext.data.transforms import STATISTICS, statistics
-from solo_ext.data.unreadable import name_of
 from solo_ext.lab.evaluation.classes import same_classes
 from solo_ext.lab.evaluation.features import extract_features, feature_batches
 from solo_ext.lab.evaluation.frozen_features import Features

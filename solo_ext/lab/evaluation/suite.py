@@ -19,7 +19,7 @@ from solo_ext import __version__
 from solo_ext.config.check import validated
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import locked, write_text
-from solo_ext.data.fingerprint import images_fingerprint
+from solo_ext.data.images import images_fingerprint
 from solo_ext.lab.evaluation.evaluate import about, measure
 from solo_ext.lab.evaluation.protocols import PROTOCOLS, FeatureProtocol, Protocol, headline
 from solo_ext.lab.evaluation.row_files import file_digest, files_of, is_unchanged

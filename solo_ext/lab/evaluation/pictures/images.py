@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from solo_ext.data.images import Images
+from solo_ext.data.reading import Images
 
 
 def seeded_sample(targets: Tensor, count: int, max_classes: int, seed: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from solo_ext.core.files import refuse_link
 from solo_ext.lab.evaluation.pictures.packages import viz_package
 from solo_ext.lab.evaluation.pictures.scatter import shortened
-from solo_ext.memory.cosines import cosines, inverse_norms
+from solo_ext.memory.knn import cosines, inverse_norms
 
 RIGHT, WRONG = "#12813b", "#b3261e"
 _BLOCK = 2**24

@@ -14,7 +14,7 @@ from solo_ext.config.schema import Seed, View
 from solo_ext.config.types import LearningRate, NonNegativeFloat, PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link
-from solo_ext.data.datasets import targets_of
+from solo_ext.data.images import targets_of
 from solo_ext.lab.evaluation.frozen_features import Features
 from solo_ext.lab.evaluation.linear import holdout_mask
 from solo_ext.lab.evaluation.protocols.base import BackboneProtocol, Row

@@ -7,7 +7,7 @@ from typing import ClassVar
 from solo_ext.config.schema import Seed
 from solo_ext.config.types import PositiveInt
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.images import Images
+from solo_ext.data.reading import Images
 from solo_ext.data.transforms import FixedView
 from solo_ext.lab.evaluation.pictures.images import queries_of_all_classes
 from solo_ext.lab.evaluation.pictures.neighbours import Shown, nearest, write_grid

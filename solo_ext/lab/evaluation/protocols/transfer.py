@@ -12,7 +12,7 @@ from pydantic import Field
 
 from solo_ext.config.schema import Free, HuggingFace, Section
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.data.fingerprint import images_fingerprint
+from solo_ext.data.images import images_fingerprint
 from solo_ext.lab.evaluation.classes import has_class_folders
 from solo_ext.lab.evaluation.protocols.base import BackboneProtocol, Protocol, Row
 from solo_ext.lab.evaluation.row_files import files_of

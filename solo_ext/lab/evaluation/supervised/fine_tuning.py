@@ -12,9 +12,9 @@ from timm.data import Mixup  # type: ignore[attr-defined]
 from torch import Tensor
 from torch.optim import Optimizer
 
+from solo_ext.core.draws import mix
 from solo_ext.core.errors import UserError
 from solo_ext.data.loaders import ResumableLoader
-from solo_ext.data.sampler import mix
 from solo_ext.lab.evaluation.supervised.classifier import Classifier
 from solo_ext.lab.evaluation.supervised.schedule import Precision, autocast, cosine_schedule, seeded
 from solo_ext.lab.evaluation.supervised.unfinished import EvalCheckpoint

@@ -13,7 +13,7 @@ from solo_ext.data.loaders import ResumableLoader
 from solo_ext.lab.evaluation.features import pooled
 from solo_ext.lab.evaluation.supervised.schedule import Precision, autocast, cosine_schedule
 from solo_ext.lab.evaluation.supervised.unfinished import EvalCheckpoint
-from solo_ext.memory.modes import eval_mode
+from solo_ext.memory.state import eval_mode
 
 _MOMENTUM = 0.9
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from solo_ext.core.files import atomic_write
-from solo_ext.data.fingerprint import images_fingerprint
+from solo_ext.data.images import images_fingerprint
 from solo_ext.lab.evaluation.subject import EvalContext
 
 if TYPE_CHECKING:

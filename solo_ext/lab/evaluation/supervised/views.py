@@ -8,10 +8,10 @@ from torchvision import transforms as T
 
 from solo_ext.config.schema import Chance, View
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.datasets import TrainingViews
 from solo_ext.data.loaders import ResumableLoader
 from solo_ext.data.sampler import EpochSampler
 from solo_ext.data.transforms import MultiCrop, pretrain_transform
+from solo_ext.data.views import TrainingViews
 from solo_ext.lab.evaluation.subject import EvalContext
 
 STANDARD_VIEW = View(horizontal_flip=Chance(prob=0.5))
