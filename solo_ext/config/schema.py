@@ -320,7 +320,7 @@ TRAINER: dict[str, Any] = {
 """Arguments of the ``Trainer`` whose own annotations say less than what it takes."""
 
 
-class Run(Section):
+class RunConfig(Section):
     """A pretraining run. Every further key must be an argument of Lightning's ``Trainer``."""
 
     name: str
