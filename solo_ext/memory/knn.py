@@ -116,18 +116,18 @@ def class_scores(
     _check_positive("ks", ks)
     _check_positive("temperatures", temperatures)
     bank, labels = bank.to(features.device), bank_targets.to(features.device).long()
-    scale = inverse_norms(bank) if epsilon is None else None
+    inverse = inverse_norms(bank)
     sizes = {k: min(k, len(bank)) for k in ks}
     for block in torch.split(features, max(1, (max_elements or _MAX_ELEMENTS) // len(bank))):
-        if scale is None:
+        if epsilon is not None:
             similar = 1.0 / (torch.cdist(block, bank) + epsilon)
         else:
-            similar = cosines(block, bank, scale)
+            similar = cosines(block, bank, inverse)
         values, nearest = similar.topk(max(sizes.values()), dim=1)
         votes, scores = labels[nearest], {}
         for temperature in temperatures:
             weight = values
-            if scale is not None:
+            if epsilon is None:
                 weight = ((values - values[:, :1]) / temperature).exp()
                 # An underflown vote must stay distinguishable from no vote.
                 weight = weight.clamp_min(torch.finfo(weight.dtype).tiny)
