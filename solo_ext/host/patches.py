@@ -158,7 +158,9 @@ def repairs_for(method: str, data_format: str | None = None) -> list[str]:
     momentum = _base().BaseMomentumMethod
     wanted = {
         "no-labels": True,
-        "momentum-resume": isinstance(target, type) and issubclass(target, momentum),
+        # What may have momentum networks by its settings is no class, but says so.
+        "momentum-resume": hasattr(target, "uses_momentum")
+        or (isinstance(target, type) and issubclass(target, momentum)),
         "dino-epoch": method == "dino",
         "deepcluster-first-epoch": method == "deepclusterv2",
         "dali": data_format == "dali",

@@ -13,7 +13,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.core.registry import Registry
 
 logger = logging.getLogger("solo_ext.methods")
-METHODS: Registry[type[Any]] = Registry("method")
+METHODS: Registry[Any] = Registry("method")
 K = TypeVar("K")
 
 

@@ -166,10 +166,11 @@ def _method_kwargs(given: dict[str, Any], method: type[Any]) -> dict[str, Any]:
 
 def _momentum(given: dict[str, Any], method: type[Any]) -> dict[str, Any] | None:
     section: dict[str, Any] | None = given["momentum"]
-    uses_momentum = getattr(method, "uses_momentum", None)
-    if not issubclass(method, host.BaseMomentumMethod) or (
-        uses_momentum is not None and not uses_momentum(given["method_kwargs"])
-    ):
+    if hasattr(method, "uses_momentum"):
+        momentum = method.uses_momentum(given["method_kwargs"])
+    else:
+        momentum = issubclass(method, host.BaseMomentumMethod)
+    if not momentum:
         if section is not None:
             # solo-learn's own configs have the section for such methods, too.
             logger.warning(f"momentum: {given['method']} has no momentum backbone to read it")
