@@ -82,7 +82,7 @@ class Host:
 
 
 def detect() -> HostInfo:
-    """Finds solo-learn and tells its generation by what is there.
+    """Finds solo-learn, and its generation by the files that it has.
 
     Raises:
         HostError: none is installed, or one that is neither generation.
@@ -122,10 +122,10 @@ _loaded: Host | None = None
 
 @contextlib.contextmanager
 def _timm_registry_kept() -> Iterator[None]:
-    """main registers its own ConvNeXts and PoolFormers over timm's; ``timm/...`` means timm's."""
+    """Keeps timm's ConvNeXts and PoolFormers, over which main registers its own."""
     from timm.models import _registry
 
-    # Names of models and of their weights; those that main adds stay.
+    # Names of models and of their weights. Those that main adds under new names stay.
     tables: list[Any] = [
         table
         for name, table in vars(_registry).items()

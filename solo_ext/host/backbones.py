@@ -119,7 +119,7 @@ def build_backbone(
 def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Module:
     name = full_name.removeprefix(PREFIX)
     small = bool(kwargs.pop("small_stem", False))
-    # timm takes plain lists and mappings; what a config nests is OmegaConf's.
+    # timm takes plain lists and mappings, a config holds OmegaConf's.
     plain: dict[str, Any] = {
         k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v
         for k, v in kwargs.items()
@@ -132,11 +132,11 @@ def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Modu
     try:
         model = timm.create_model(name, **arguments)
         if weights:
-            # Not left to timm, of which not every version refuses code in the file.
+            # Not every version of timm refuses code in the file, so the weights are loaded here.
             load_checkpoint(model, weights, weights_only=True)
     except TypeError as error:
         raise ConfigError("backbone.kwargs", arguments, str(error), f"see timm's {name}") from error
-    # Heads with a hidden layer of their own (MobileNetV3's, VGG's) return that layer.
+    # Models whose head has a hidden layer (MobileNetV3, VGG) return that layer.
     model.num_features = getattr(model, "head_hidden_size", model.num_features)
     if small:
         _small_stem(model, name)

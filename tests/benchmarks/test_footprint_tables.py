@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from benchmarks.footprint import formulas
 from benchmarks.footprint.__main__ import DOCS
 from benchmarks.footprint.cases import IMAGENET, RESNET18, RESNET50, Case, cases
-from benchmarks.footprint.formulas import TILE, Sizes, perceptron
+from benchmarks.footprint.formulas import TILE, Sizes, Traffic, perceptron
 from benchmarks.footprint.tables import BEGIN, END, FORMULAS, document
-from benchmarks.footprint.traffic import Traffic
 from benchmarks.interleaved import peak_mib
 from solo_ext import host
 from solo_ext.kernels import tiles

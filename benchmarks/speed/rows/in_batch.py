@@ -15,13 +15,11 @@ from torch import Tensor
 from benchmarks.interleaved import Work
 from benchmarks.speed.counting import counted
 from benchmarks.speed.effort import Effort
-from benchmarks.speed.finding import Finding
 from benchmarks.speed.law import Law
 from benchmarks.speed.operation import EXACT, Case, Goal, Operation, Setup
 from benchmarks.speed.peers import peer
-from benchmarks.speed.row import Measured
 from benchmarks.speed.rows.inputs import relative
-from benchmarks.speed.target import at_most, slope
+from benchmarks.speed.target import Finding, Measured, at_most, slope
 from solo_ext import host
 from solo_ext.losses import debiased_loss_func, hard_negative_loss_func, nt_xent_loss_func
 

@@ -46,7 +46,7 @@ def configure_optimizers(module: Any) -> Any:
         weight_decay=module.weight_decay,
         **kwargs,
     )
-    # Upstream gives every static group the base rate, whatever the group's own.
+    # Upstream gives every static group the base rate, not the group's own.
     for group, fixed in zip(optimizer.param_groups, static, strict=True):
         if fixed:
             group["lr"] = module.lr
@@ -91,7 +91,7 @@ def _schedule(module: Any, optimizer: torch.optim.Optimizer, static: list[bool])
             start=module.warmup_start_lr,
             end=module.min_lr,
         )
-        # Upstream holds static groups from the second step on: the first is the warm-up's.
+        # Upstream holds static groups from the second step on; the first has the warm-up's rate.
         first = module.warmup_start_lr if module.warmup_epochs > 0 else module.lr
         factors = [
             _static(first / module.lr) if fixed else _factor(rate, group["lr"])
@@ -121,7 +121,7 @@ def warmup_cosine(
         end: rate at the end of the schedule.
     """
     if step < warmup:
-        # A broken number of steps would end above the base rate.
+        # A warm-up of a fractional number of steps would end above the base rate.
         return start + (base - start) * min(step / max(warmup - 1, 1), 1.0)
     progress = (step - warmup) / max(total - warmup, 1)
     return end + 0.5 * (base - end) * (1 + math.cos(math.pi * progress))

@@ -86,7 +86,7 @@ class Checkpoint:
 
 
 def changes_numbers(key: str) -> bool:
-    """Whether a setting, by its dotted key, can change what a run computes."""
+    """Whether the setting of this dotted key can change what a run computes."""
     parts = key.split(".")
     return not any(".".join(parts[:n]) in _NOT_OF_THE_RUN for n in range(1, len(parts) + 1))
 
@@ -120,7 +120,7 @@ def file_name(name: str) -> str:
 
 
 def numberless_run_dir(given: Mapping[str, Any]) -> Path:
-    """``<checkpoint.dir>/<method>/<name>-<digest>``, taken or not.
+    """``<checkpoint.dir>/<method>/<name>-<digest>``, whether that exists or not.
 
     Args:
         given: the checked config.

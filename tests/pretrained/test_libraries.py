@@ -166,10 +166,10 @@ def test_normalisation_of_the_tag(
     path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EfficientNetV2-L has 0.5; a file without tag may be of anybody's training."""
-    from solo_ext.pretrained import torchvision_models
+    from solo_ext.pretrained import libraries
 
     network = torchvision.models.get_model(TORCHVISION)
-    monkeypatch.setattr(torchvision_models, "torchvision_model", lambda *_: network)
+    monkeypatch.setattr(libraries, "torchvision_model", lambda *_: network)
     file = tmp_path / "m.pth"
     torch.save(network.state_dict(), file)
     tag = "" if path else ":IMAGENET1K_V1"
