@@ -22,7 +22,8 @@ class State(Unsynchronised):
 
     Buffers whose size depends on the data set start empty and take the size of a checkpoint when
     one is loaded. Whole numbers that a step reads live in Python, for a buffer on a GPU would
-    have to be waited for; :meth:`extra_state` and :meth:`load_extra_state` bring them into checkpoints.
+    have to be waited for; :meth:`extra_state` and :meth:`load_extra_state` bring them into
+    checkpoints.
 
     Example:
         >>> class Counter(State):
