@@ -35,7 +35,7 @@ OnlineProtocol = Literal[
     "neighbors",
     "transfer",
 ]
-"""The protocols of ``solo_ext.lab.evaluation.protocols``, which lies above this layer."""
+"""The protocols of ``solo_ext.lab.evaluation``, which lies above this layer."""
 Batches = NonNegativeInt | Probability | None
 
 

@@ -209,7 +209,7 @@ def _column_width(rows: Iterable[Sequence[str]], column: int) -> str:
     return "short" if letters <= 12 else ""
 
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "axes.edgecolor": colour("soft"),
     "axes.grid": True,
     "axes.grid.axis": "y",

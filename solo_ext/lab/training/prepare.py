@@ -21,7 +21,7 @@ from solo_ext.data.images import Images
 from solo_ext.data.transforms import STATISTICS
 from solo_ext.host.dali_loader import check_dali
 from solo_ext.host.patches import OF_SCRIPTS, check_names
-from solo_ext.lab.evaluation.classes import same_classes
+from solo_ext.lab.evaluation.context import same_classes
 from solo_ext.lab.training.check_augmentation import check_augmentation
 from solo_ext.lab.training.check_backbone import check_backbone
 from solo_ext.lab.training.check_builtin import check_builtin, check_large_crops

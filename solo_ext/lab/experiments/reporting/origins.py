@@ -59,7 +59,7 @@ def machines(records: Sequence[Record]) -> set[str]:
 def protocols_table(records: Sequence[Record]) -> Table:
     """Settings of every protocol, defaults filled in, and how many runs were measured so."""
     # Here, because it imports torch, which nothing else in a report needs.
-    from solo_ext.lab.evaluation.protocols import PROTOCOLS
+    from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 
     counts: dict[tuple[str, str], int] = {}
     for record in records:
