@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -63,6 +63,6 @@ def check_table(name: str, table: Tensor, like: Tensor) -> None:
         raise ValueError(f"{name} must be (K, {like.shape[-1]}), got {tuple(table.shape)}")
 
 
-def _listed(names: object) -> str:
-    *first, last = names  # type: ignore[misc]
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
     return f"{', '.join(first)} and {last}" if first else str(last)
