@@ -1,4 +1,6 @@
-"""The precision of products is set for the steps alone and given back."""
+"""The search for the nearest mean, by groups of scores and while means move; its precision."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +9,69 @@ import pytest
 import torch
 
 from solo_ext.clustering import k_means, kmeans, lloyd
+from solo_ext.clustering.lloyd import Nearest, assign
 from solo_ext.core.precision import matmul_precision
+
+
+@pytest.mark.parametrize("count", [1, 31, 64, 65, 96, 97, 250, 1000])
+def test_nearest_and_of_equal_ones_the_first(count: int) -> None:
+    draw = torch.Generator().manual_seed(count)
+    rows = torch.randint(-3, 4, (700, 4), generator=draw).double()
+    # Few places for many means: most rows have several as near, of the same bits.
+    means = torch.randint(-3, 4, (count, 4), generator=draw).double()
+    means -= means.mean(0).round()
+    apart = (rows[:, None] - means).square().sum(2)
+    found = assign(rows, means)
+    near = apart.gather(1, found[:, None])[:, 0]
+    torch.testing.assert_close(near, apart.amin(1), rtol=0, atol=1e-9)
+    equal = (means[:, None] == means[found]).all(2).T
+    assert torch.equal(found, equal.int().argmax(1))
+
+
+@pytest.mark.parametrize("moving", [0, 1, 20, 70, 99, 200])
+@pytest.mark.parametrize("grid", [False, True])
+def test_equals_a_search_from_scratch(moving: int, grid: bool) -> None:
+    draw = torch.Generator().manual_seed(moving)
+    x = torch.randn(900, 5, generator=draw, dtype=torch.float64)
+    means = torch.randn(200, 5, generator=draw, dtype=torch.float64) + 0.5
+    if grid:
+        # Many rows as near to several means; the means balance, so that the sums are exact.
+        x, means = x.round(), means[:100].round()
+        means = torch.cat([means, -means])
+    follow = Nearest(x)
+    for _ in range(5):
+        assert torch.equal(follow(means), assign(x, means))
+        means = means.clone()
+        chosen = torch.randperm(200, generator=draw)[:moving]
+        means[chosen] = means[chosen].flip(0)
+        if not grid:
+            means[chosen] += 0.3 * torch.randn(moving, 5, generator=draw, dtype=torch.float64)
+
+
+def test_compares_with_the_moved_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[tuple[int, int]] = []
+    real = lloyd.search
+
+    def noted(
+        features: torch.Tensor,
+        means: torch.Tensor,
+        centre: torch.Tensor,
+        wanted: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        counts.append((len(features if wanted is None else wanted), len(means)))
+        return real(features, means, centre, wanted)
+
+    monkeypatch.setattr(lloyd, "search", noted)
+    x = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+    means = x[:20]
+    follow = Nearest(x)
+    found = follow(means)
+    own = int((found == 7).sum())
+    means = means.clone()
+    means[7] += 0.1
+    follow(means)
+    assert counts == [(400, 20), (400 - own, 1), (own, 20)]
+
 
 if not hasattr(torch.backends.mkldnn, "matmul"):
     pytest.skip("torch before 2.9 has one setting for all devices", allow_module_level=True)

@@ -1,12 +1,27 @@
-"""Lloyd's algorithm against a loop over rows and clusters, and what it promises."""
+"""k-means against a loop over rows and clusters, what it promises, and prototypes of a sample."""
+
+from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.clustering import Clustering, kmeans, multi_granularity_kmeans, rows
+from solo_ext.clustering import (
+    Clustering,
+    FeatureFile,
+    cluster_concentration,
+    kmeans,
+    multi_granularity_kmeans,
+    rows,
+)
+from solo_ext.clustering.lloyd import assign, distances_to
+from solo_ext.clustering.rows import rows_of
+from tests.clustering import e_steps
 
 
 def sample(n: int, d: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -58,11 +73,6 @@ def test_lower_precision_gives_fp32(dtype: torch.dtype) -> None:
     exact = kmeans(x.double(), 4, iterations=5)
     torch.testing.assert_close(found.means.double(), exact.means, rtol=0, atol=1e-6)
     assert torch.equal(found.assignments, exact.assignments)
-
-
-def test_means_are_not_normalised() -> None:
-    x = 3 * sample(50)
-    assert kmeans(x, 1).means[0].tolist() == pytest.approx(x.mean(0).tolist(), abs=1e-12)
 
 
 def test_a_common_offset_changes_nothing() -> None:
@@ -135,14 +145,6 @@ def test_converged_start_stops_at_once() -> None:
     assert torch.equal(again.means, first.means)
 
 
-def test_converged_means_are_those_of_the_assignment() -> None:
-    x = sample(300)
-    found = kmeans(x, 8, iterations=500)
-    for cluster in range(8):
-        own = x[found.assignments == cluster].mean(0)
-        torch.testing.assert_close(found.means[cluster], own, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("kind", ["far away", "equal"])
 def test_empty_clusters_are_refilled(kind: str) -> None:
     x = sample(400)
@@ -174,18 +176,12 @@ def test_largest_clusters_are_split_first() -> None:
     assert near.tolist() == [1, 2]
 
 
-def test_equal_rows() -> None:
-    x = torch.ones(30, 4)
-    found = kmeans(x, 5)
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_equal_rows(value: float) -> None:
+    found = kmeans(torch.full((30, 4), value), 5)
     assert found.objective == pytest.approx(0, abs=1e-5)
     assert found.means.isfinite().all()
     assert found.assignments.max() < 5
-
-
-def test_zero_rows() -> None:
-    found = kmeans(torch.zeros(10, 3), 3)
-    assert found.objective == 0
-    assert found.means.eq(0).all()
 
 
 def test_gradients_and_inputs_are_left_alone() -> None:
@@ -274,3 +270,79 @@ def test_refuses_rows_that_are_not_finite(value: float) -> None:
 def test_granularities_refuse(counts: list[int], init: list[Tensor] | None) -> None:
     with pytest.raises(ValueError, match="pass"):
         multi_granularity_kmeans(sample(20), counts, init=init)
+
+
+ROWS, SAMPLE = 3000, 700
+
+
+@pytest.fixture(scope="module")
+def x() -> Tensor:
+    """(3000, 16) unit rows around thirty directions."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(30, 16, generator=generator)
+    return F.normalize(
+        centres[torch.arange(ROWS) % 30] + 0.5 * torch.randn(ROWS, 16, generator=generator), dim=1
+    )
+
+
+@pytest.mark.parametrize("count", [ROWS, 10 * ROWS])
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_a_sample_of_all_rows_changes_no_bit(x: Tensor, count: int, restarts: int) -> None:
+    found = e_steps.steps(x, sample=count, sample_seed=5, restarts=restarts)
+    e_steps.same(found, e_steps.steps(x, restarts=restarts))
+
+
+def test_means_are_those_of_the_drawn_rows(x: Tensor) -> None:
+    drawn = rows_of(x, None, False).drawn(SAMPLE, 7)
+    alone = kmeans(drawn.features, 40, iterations=5, restarts=2)
+    found = kmeans(x, 40, iterations=5, restarts=2, sample=SAMPLE, sample_seed=7)
+    assert torch.equal(found.means, alone.means)
+    assert found.iterations == alone.iterations
+    assert torch.equal(found.assignments, assign(x, found.means))
+    assert torch.equal(found.distances, distances_to(x, found.means, found.assignments))
+    assert found.objective == pytest.approx(float(found.distances.double().square().mean()))
+    assert found.objective > 1.001 * alone.objective
+    whole = kmeans(x, 40, iterations=5, restarts=2)
+    assert whole.objective < found.objective < 1.1 * whole.objective
+
+
+def test_what_is_said_is_said_of_all_rows(x: Tensor) -> None:
+    for g in e_steps.steps(x, sample=SAMPLE, sample_seed=3):
+        counts = torch.bincount(g.assignments, minlength=len(g.means))
+        assert len(g.assignments) == counts.sum() == ROWS
+        assert (g.empty, g.singletons) == (int((counts == 0).sum()), int((counts == 1).sum()))
+        distances = distances_to(x, g.means, g.assignments)
+        phi = cluster_concentration(distances, g.assignments, len(g.means), 0.2)
+        torch.testing.assert_close(g.concentration, phi, rtol=1e-6, atol=0)
+        assert g.objective == pytest.approx(float(distances.double().square().mean()))
+
+
+def test_draw() -> None:
+    """Distinct rows in their order, others for another seed, each about as often as any other."""
+    rows = rows_of(torch.arange(100.0).view(100, 1), None, False)
+    draws = [rows.drawn(30, seed) for seed in range(200)]
+    taken = torch.stack([d.features[:, 0].long() for d in draws])
+    assert (taken.diff(dim=1) > 0).all()
+    assert len({tuple(t.tolist()) for t in taken}) == 200
+    often = torch.bincount(taken.view(-1), minlength=100)
+    assert often.min() > 30
+    assert often.max() < 95
+    assert torch.equal(rows.drawn(30, 4).features, draws[4].features)
+    assert all(torch.equal(d.ids, torch.arange(30)) for d in draws)
+    assert rows.drawn(100, 0) is rows
+
+
+def test_faiss_sees_the_sample(x: Tensor, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    options: dict[str, Any] = {"iterations": 4, "sample": SAMPLE, "backend": "faiss"}
+    found = kmeans(x, 40, **options)
+    ours = kmeans(x, 40, **{**options, "backend": "torch"}, precision="highest")
+    torch.testing.assert_close(found.means, ours.means, rtol=0, atol=1e-5)
+    file = FeatureFile(tmp_path, *x.shape)
+    file[torch.arange(ROWS)] = x
+    assert torch.equal(kmeans(file, 40, **options).means, found.means)
+
+
+def test_refuses_a_sample_that_is_too_small(x: Tensor) -> None:
+    with pytest.raises(ValueError, match="sample=39: 40 clusters need as many rows"):
+        kmeans(x, 40, sample=39)
