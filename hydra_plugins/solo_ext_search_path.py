@@ -19,7 +19,7 @@ class SoloExtSearchPath(SearchPathPlugin):
         """Called by Hydra with the search path of the program."""
         try:
             from solo_ext.core.files import config_root
-            from solo_ext.data.resolvers import add_resolvers
+            from solo_ext.data.digits import add_resolvers
 
             search_path.append(provider="solo_ext", path=f"file://{config_root()}")
             add_resolvers()

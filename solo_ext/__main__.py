@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import importlib
 import logging
 import os
 import sys
@@ -63,7 +62,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     sys.argv = [script, *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(script))
-    # Hydra, pickle and processes that are spawned look at the module of that name.
+    # Hydra, pickle and spawned processes look for the script in the module `__main__`.
     module = sys.modules["__main__"] = ModuleType("__main__")
     vars(module).update(__file__=path, __builtins__=__builtins__)
     _prepare(script)
@@ -76,22 +75,24 @@ def _prepare(script: str) -> None:
 
     from solo_ext import register
     from solo_ext.core.errors import show_messages
-    from solo_ext.data.resolvers import add_resolvers
+    from solo_ext.data.digits import add_resolvers
     from solo_ext.host import patches
+    from solo_ext.lab.training.lightning_internals import start_other_ranks_by
 
     show_messages()
     register()
     patches.IN_LAUNCHER = True
-    # The args.json beside a checkpoint names the shipped configs' data by them.
+    # The data paths of shipped configs use these resolvers, also in the args.json of a checkpoint.
     add_resolvers()
-    _launch_alike()
+    # Lightning starts further ranks as ``python SCRIPT.py``; they have to begin here, too.
+    start_other_ranks_by(lambda words: [words[0], "-m", "solo_ext", *words[1:]])
     hydra.main = _with_checks(hydra.main, script)
     if not torch.cuda.is_available():
         _stay_on_the_cpu()
 
 
 class _AnyNumberOfCrops(ast.NodeTransformer):
-    """Leaves out the assertion of two large crops; :func:`_check` refuses what it is meant for."""
+    """Removes the assertion of two large crops; :func:`_check` refuses where two are needed."""
 
     def visit_If(self, node: ast.If) -> ast.stmt:
         self.generic_visit(node)
@@ -109,7 +110,7 @@ def _with_checks(hydra_main: Callable[..., Any], script: str) -> Callable[..., A
         def decorate(task: Callable[[Any], Any]) -> Any:
             @functools.wraps(task)
             def checked(cfg: Any) -> Any:
-                # Hydra would print their traceback.
+                # Caught here, because Hydra would print a traceback.
                 with _mistakes_in_one_line(script):
                     _check(cfg)
                     return task(cfg)
@@ -126,7 +127,7 @@ def _check(cfg: Any) -> None:
     if "method" not in cfg or "augmentations" not in cfg:
         return
     from solo_ext import host
-    from solo_ext.lab.training.check_builtin import check_large_crops
+    from solo_ext.lab.training.builtin_methods import check_large_crops
 
     methods = host.load().methods
     if cfg.method not in methods:
@@ -139,29 +140,8 @@ def _check(cfg: Any) -> None:
     )
 
 
-def _launch_alike() -> None:
-    """Lightning's further processes, which it starts as ``python SCRIPT.py``, begin here too."""
-    lightning = importlib.import_module("lightning.pytorch.strategies.launchers.subprocess_script")
-    basic, with_hydra = lightning._basic_subprocess_cmd, lightning._hydra_subprocess_cmd
-
-    def alike(command: Sequence[str]) -> list[str]:
-        python, *words = command
-        return [python, "-m", "solo_ext", *words]
-
-    def basic_alike() -> list[str]:
-        return alike(basic())
-
-    def with_hydra_alike(local_rank: int) -> tuple[list[str], str]:
-        command, folder = with_hydra(local_rank)
-        return alike(command), folder
-
-    vars(lightning).update(
-        _basic_subprocess_cmd=basic_alike, _hydra_subprocess_cmd=with_hydra_alike
-    )
-
-
 def _stay_on_the_cpu() -> None:
-    """Makes ``cuda()`` and ``to("cuda:0")`` of tensors, so of modules, leave them on the CPU."""
+    """Makes ``cuda()`` and ``to("cuda:0")`` leave tensors, and so modules, on the CPU."""
     import torch
 
     to = torch.Tensor.to
@@ -206,9 +186,9 @@ def _mistakes_in_one_line(script: str) -> Iterator[None]:
 
 
 def _missing_package(error: ModuleNotFoundError) -> UserError | None:
-    """What to install; ``None`` where the package is there and a part of it is not."""
+    """What to install; ``None`` where the package is installed but lacks a module."""
     if error.name is None:
-        # Lightning's own checks, which say what to install.
+        # Lightning's own checks say what to install.
         return UserError(str(error))
     name = error.name.partition(".")[0]
     if find_spec(name) is not None:

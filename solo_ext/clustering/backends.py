@@ -1,17 +1,18 @@
-"""Which implementation runs Lloyd's iterations."""
+"""Which implementation runs Lloyd's iterations: torch, faiss or flash-kmeans."""
 
 from __future__ import annotations
 
 import importlib.util
-from typing import Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from solo_ext.clustering.faiss_backend import faiss_lloyd
-from solo_ext.clustering.flash_backend import flash_lloyd
 from solo_ext.clustering.lloyd import lloyd
 from solo_ext.clustering.rows import Rows
+from solo_ext.core.distributed import on_first
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.core.precision import Precision
 
@@ -23,8 +24,6 @@ class Backend(Protocol):
         self, rows: Rows, means: Tensor, iterations: int, precision: Precision, relocate: bool
     ) -> tuple[Tensor, int]: ...
 
-
-BACKENDS: dict[str, Backend] = {"torch": lloyd, "faiss": faiss_lloyd, "flash": flash_lloyd}
 
 # Package to import, and what to install for it.
 _NEEDS = {
@@ -55,6 +54,10 @@ def resolve_backend(
     Raises:
         ConfigError: An unknown name, a package that is not installed, "flash" without CUDA, or
             another one than "torch" for rows in a file.
+
+    Example:
+        >>> resolve_backend("auto", "cpu")
+        'torch'
     """
     kind = torch.device(device).type
     if name == "auto":
@@ -82,3 +85,102 @@ def resolve_backend(
 
 def _installed(name: str) -> bool:
     return name not in _NEEDS or importlib.util.find_spec(_NEEDS[name][0]) is not None
+
+
+def faiss_lloyd(
+    rows: Rows,
+    means: Tensor,
+    iterations: int,
+    precision: Precision = "highest",
+    relocate: bool = False,
+) -> tuple[Tensor, int]:
+    """Moves the means by ``faiss.Kmeans``, on all rows, without subsampling.
+
+    faiss computes in fp32 and holds a copy of the rows. ``precision`` and ``relocate`` have no
+    effect. A faiss with GPU support clusters features on CUDA there.
+
+    Source:
+        Douze et al., The Faiss library, arXiv 2401.08281.
+    """
+    means, done, _ = _on_all_rows(_by_faiss, rows, means, iterations)
+    return means, done
+
+
+def flash_lloyd(
+    rows: Rows,
+    means: Tensor,
+    iterations: int,
+    precision: Precision = "highest",
+    relocate: bool = False,
+) -> tuple[Tensor, int]:
+    """Moves the means by the Triton kernels of flash-kmeans, on CUDA.
+
+    flash-kmeans leaves an empty cluster where it was: if there is one in the end, a step of
+    :func:`solo_ext.clustering.lloyd.lloyd` at ``precision`` refills it. ``relocate`` has no effect.
+
+    Source:
+        Flash-KMeans, arXiv 2603.09229.
+    """
+    means, done, empty = _on_all_rows(_by_flash, rows, means, iterations)
+    if empty:
+        means, more = lloyd(rows, means, 1, precision)
+        done += more
+    return means, done
+
+
+# (all rows, first means, most iterations) -> means, iterations done, empty clusters
+_Train = Callable[[Tensor, Tensor, int], tuple[Tensor, int, int]]
+
+
+def _on_all_rows(
+    train: _Train, rows: Rows, means: Tensor, iterations: int
+) -> tuple[Tensor, int, int]:
+    """Clusters on rank 0, which collects the rows of all ranks while these wait for the result."""
+    run = partial(train, rows.collect(), means, iterations)
+    found = on_first(run, means.device) if rows.shared else run()
+    numbers = torch.zeros(2, dtype=torch.int64, device=means.device)
+    if found is not None:
+        means, numbers = found[0], torch.tensor(found[1:], device=means.device)
+    means = rows.from_first(means.contiguous())
+    done, empty = rows.from_first(numbers).tolist()
+    return means, done, empty
+
+
+def _by_faiss(features: Tensor, means: Tensor, iterations: int) -> tuple[Tensor, int, int]:
+    # Only here and after torch: loaded before it, faiss hangs in forked data loader workers.
+    import faiss
+
+    n, width = features.shape
+    on_gpu = features.is_cuda and hasattr(faiss, "get_num_gpus") and faiss.get_num_gpus() > 0
+    trained: Any = faiss.Kmeans(
+        width,
+        len(means),
+        niter=iterations,
+        max_points_per_centroid=n,
+        # With fewer points than this per cluster, faiss prints a warning.
+        min_points_per_centroid=1,
+        gpu=on_gpu,
+    )
+    trained.train(features.float().cpu().numpy(), init_centroids=means.float().cpu().numpy())
+    return torch.from_numpy(trained.centroids).to(means), len(trained.iteration_stats), 0
+
+
+def _by_flash(features: Tensor, means: Tensor, iterations: int) -> tuple[Tensor, int, int]:
+    import flash_kmeans
+
+    run: Any = flash_kmeans.batch_kmeans_Euclid
+    # flash-kmeans seeds the global generators on some of its paths.
+    with torch.random.fork_rng(devices=[features.device] if features.is_cuda else []):
+        assignments, found, done = run(
+            features.float()[None],
+            len(means),
+            max_iters=iterations,
+            # Stops when the means stand still, which a tolerance of 0 would not notice.
+            tol=torch.finfo(torch.float32).tiny,
+            init_centroids=means.float()[None].contiguous(),
+        )
+    sizes = torch.bincount(assignments[0].long(), minlength=len(means))
+    return found[0].to(means), int(done), int((sizes == 0).sum())
+
+
+BACKENDS: dict[str, Backend] = {"torch": lloyd, "faiss": faiss_lloyd, "flash": flash_lloyd}

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from solo_ext.clustering.exact import exact_scale, on_grid
-from solo_ext.clustering.merging import merge_costs
-from solo_ext.clustering.rows import Rows
-from solo_ext.clustering.splitting import halves
+from solo_ext.clustering.rows import Rows, exact_scale, on_grid, tile_rows, tiles
+from solo_ext.core.distributed import rank
 
 # Clusters that are split on trial at a time: enough that five steps get round a few hundred, few
-# enough to cost less than a step does. And by how much a relocation must pay.
+# enough to cost less than a step does.
 _CANDIDATES = 96
+# The gain must exceed the cost by this share, so that rounding alone moves nothing.
 _MARGIN = 1e-6
+# Steps of 2-means when a cluster is split. Two steps find nearly what many find.
+_STEPS = 2
 
 
 class Relocation:
     """Relocates prototypes between the steps of Lloyd's algorithm.
 
     Lloyd's steps leave every prototype in its neighbourhood. A relocation merges two clusters that
-    are cheap to merge (:func:`solo_ext.clustering.merging.merge_costs`) and gives the prototype
+    are cheap to merge (:func:`solo_ext.clustering.relocation.merge_costs`) and gives the prototype
     that is left over to one half of a third cluster whose split gains more
-    (:func:`solo_ext.clustering.splitting.halves`); of an empty cluster the prototype is free. Gain
+    (:func:`solo_ext.clustering.relocation.halves`); of an empty cluster the prototype is free. Gain
     and cost are those of the sum of squares, so that it falls by their difference.
+
+    Args:
+        rows: The rows.
+        num_clusters: K.
+        scale: Of the grid of the sums.
 
     Source:
         In the manner of Fritzke, The k-means-u* algorithm, arXiv 1706.09059, with Ward's cost for
@@ -31,18 +39,12 @@ class Relocation:
     """
 
     def __init__(self, rows: Rows, num_clusters: int, scale: float) -> None:
-        """Takes the squared norms of the rows.
-
-        Args:
-            rows: The rows.
-            num_clusters: K.
-            scale: Of the grid of the sums.
-        """
         self._rows, self._scale, self._draw = rows, scale, 0
         width = rows.features.shape[1]
         self._square_scale = exact_scale(rows.largest * rows.largest * width, rows.total)
-        self._squares = torch.cat([self._squared(part) for part in rows.parts()])
-        # What a trial found; unknown where the cluster has not been tried since it was made.
+        self._squares = torch.cat([self._squared(part) for part in tiles(rows.features)])
+        # The gain that the last trial found; infinite for a cluster that was never tried, or was
+        # changed since.
         self._tried = torch.full((num_clusters,), torch.inf, dtype=torch.float64)
         self._tried = self._tried.to(rows.features.device)
 
@@ -63,7 +65,8 @@ class Relocation:
         self._draw += 1
         self._tried[chosen] = split.gains
         cost, partner = merge_costs(means, sizes, self._rows)
-        # More than there are candidates: a relocation blocks all that share a cluster with it.
+        # More removals than candidates, because a relocation uses up three clusters and every
+        # removal that names one of them is then out.
         cheap = cost.argsort(stable=True)[: 9 * len(chosen)]
         plan = _matched(chosen, split.gains, cheap, cost[cheap], partner[cheap])
         plan = self._rows.from_first(plan.to(sums.device))
@@ -89,7 +92,7 @@ class Relocation:
         within = torch.zeros_like(means[:, 0]).index_add_(0, assignments, self._squares)
         within = self._rows.sum(within) / self._square_scale
         within = (within - sizes * means.square().sum(1)).clamp_min_(0)
-        # No split gains more than there is.
+        # A split cannot gain more than the cluster's sum of squares.
         bound = torch.minimum(self._tried, within)
         chosen = bound.argsort(descending=True, stable=True)[:_CANDIDATES]
         return self._rows.from_first(chosen.contiguous())
@@ -114,3 +117,130 @@ def _matched(chosen: Tensor, gains: Tensor, freed: Tensor, costs: Tensor, joined
         used |= {cluster, *fit[:2]}
         found += 1
     return plan
+
+
+class Halves(NamedTuple):
+    """One of the two halves of clusters.
+
+    Attributes:
+        sums: (M, D) fp64 sums of its rows, on the grid.
+        sizes: (M,) int64 numbers of its rows.
+        gains: (M,) fp64, decrease of the sum of squares if the halves have a mean each.
+    """
+
+    sums: Tensor
+    sizes: Tensor
+    gains: Tensor
+
+
+def halves(
+    rows: Rows,
+    assignments: Tensor,
+    chosen: Tensor,
+    sums: Tensor,
+    sizes: Tensor,
+    scale: float,
+    draw: int = 0,
+) -> Halves:
+    """Splits clusters by 2-means of their own rows.
+
+    The first halves are drawn by the numbers of the rows, so that the difference of their means
+    points where the cluster is wide. Every row is compared with the two halves of its own cluster.
+    Sums are exact, and so the result does not depend on which rank holds which row.
+
+    Args:
+        rows: The rows.
+        assignments: (n,) cluster of every row.
+        chosen: (M,) int64 clusters to split, each once.
+        sums: (K, D) fp64 sums of the clusters, on the grid.
+        sizes: (K,) int64.
+        scale: Of the grid, see :func:`solo_ext.clustering.rows.exact_scale`.
+        draw: Another one begins with other halves.
+
+    Returns:
+        One half of each; the rest of the cluster is the other one.
+    """
+    place = torch.full_like(sizes, -1)
+    place[chosen] = torch.arange(len(chosen), device=chosen.device)
+    place = place.index_select(0, assignments)
+    members = (place >= 0).nonzero()[:, 0]
+    place = place.index_select(0, members)
+    whole, count = sums[chosen], sizes[chosen]
+    direction = limit = None
+    for _ in range(1 + _STEPS):
+        sums, sizes = torch.zeros_like(whole), torch.zeros_like(count)
+        width = tile_rows(whole.shape[1], whole.device)
+        for own, at in zip(torch.split(members, width), torch.split(place, width), strict=True):
+            if direction is None or limit is None:
+                first = _drawn(rows.ids.index_select(0, own), draw)
+            else:
+                x = rows.features.index_select(0, own).to(rows.dtype)
+                first = (x * direction.index_select(0, at)).sum(1) > limit.index_select(0, at)
+            own, at = own[first], at[first]
+            sums.index_add_(0, at, on_grid(rows.features.index_select(0, own), scale))
+            sizes.index_add_(0, at, torch.ones_like(at))
+        rows.sum(sums)
+        rows.sum(sizes)
+        one = sums / sizes.clamp_min(1)[:, None] / scale
+        other = (whole - sums) / (count - sizes).clamp_min(1)[:, None] / scale
+        apart = one - other
+        direction = apart.to(rows.dtype)
+        limit = ((one + other) / 2 * apart).sum(1).to(rows.dtype)
+    weight = sizes.double() * (count - sizes) / count.clamp_min(1)
+    return Halves(sums, sizes, weight * apart.square().sum(1))
+
+
+def _drawn(ids: Tensor, draw: int) -> Tensor:
+    # A hash rather than the parity: rows may be numbered class by class in turn.
+    mixed = (ids + 1) * (0x9E3779B1 + 2 * draw * 0x85EBCA6B) & 0xFFFFFFFF
+    mixed = (mixed ^ mixed >> 15) * 0x2C1B3C6D & 0xFFFFFFFF
+    return (mixed >> 16) & 1 > 0
+
+
+def merge_costs(means: Tensor, sizes: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Rise of the sum of squares where a cluster is merged with its cheapest partner.
+
+    ``min_j n_i n_j / (n_i + n_j) |m_i - m_j|^2``. The partner is found in fp32 products, the cost
+    is computed for it in fp64. The K x K costs are computed in tiles, which the ranks take in turn.
+
+    Args:
+        means: (K, D) fp64.
+        sizes: (K,) int64 numbers of rows; that of an empty cluster is 0.
+        rows: The rows, whose ranks share the work; means and sizes are the same on all of them.
+
+    Returns:
+        The costs (K,), fp64, and the partners (K,), int64. An empty cluster costs 0 and is its own
+        partner; where there is no other cluster with rows, the cost is infinite.
+
+    Source:
+        Ward, Journal of the American Statistical Association 58 (301), 1963.
+    """
+    partner = _partners(means, sizes, rows)
+    itself = torch.arange(len(means), device=means.device)
+    partner = torch.where(sizes > 0, partner, itself)
+    joined = sizes + sizes[partner]
+    weight = sizes.double() * sizes[partner] / joined.clamp_min(1)
+    cost = weight * (means - means[partner]).square().sum(1)
+    alone = (sizes > 0) & ((partner == itself) | (sizes[partner] == 0))
+    return cost.masked_fill(alone, torch.inf), partner
+
+
+def _partners(means: Tensor, sizes: Tensor, rows: Rows) -> Tensor:
+    k = len(means)
+    centred = means - means.mean(0)
+    centred = (centred / centred.abs().amax().clamp_min(torch.finfo(means.dtype).tiny)).float()
+    squares = centred.square().sum(1)
+    weight = sizes.float()
+    partner = torch.zeros_like(sizes)
+    size, ranks = tile_rows(k, means.device), len(rows.counts)
+    first = rank() if rows.shared else 0
+    for start in range(first * size, k, ranks * size):
+        own = torch.arange(start, min(k, start + size), device=means.device)
+        cost = torch.addmm(squares, centred[own], centred.T, alpha=-2)
+        cost += squares[own, None]
+        cost *= weight / (weight + weight[own, None]).clamp_min_(1)
+        cost.masked_fill_(sizes == 0, torch.inf)
+        cost[own - start, own] = torch.inf
+        partner[own] = cost.argmin(1)
+    # Every tile is one rank's, and zero on the others.
+    return rows.sum(partner)

@@ -7,15 +7,25 @@ import dataclasses
 import functools
 import inspect
 import operator
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+import types
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
+from pydantic.fields import FieldInfo
 
-from solo_ext.config.code import refuse_interpolations, refuse_targets
-from solo_ext.config.expected import expected, literal_choices, union_members, unwrapped
-from solo_ext.config.schema import TRAINER, Run, Section
+from solo_ext.config.schema import TRAINER, RunConfig, Section
+from solo_ext.config.untrusted import refuse_interpolations, refuse_targets
 from solo_ext.core.errors import ConfigError, nearest
+
+_NAMES: dict[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 def trainer_arguments() -> tuple[str, ...]:
@@ -40,21 +50,43 @@ def check_run(config: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: an unknown key, a missing one, or a value of the wrong type or range; a
             ``_target_``, which names code; an interpolation.
     """
+    run = run_config(config)
+    passed = run.model_fields_set - RunConfig.model_fields.keys()
+    return run.model_dump(include=RunConfig.model_fields.keys() | passed)
+
+
+def run_config(config: Mapping[str, Any]) -> RunConfig:
+    """The typed form of a composed config, with the Trainer's arguments as further fields.
+
+    Raises:
+        ConfigError: as :func:`check_run`.
+    """
     refuse_targets(config)
     refuse_interpolations(config)
-    run = validated(_run_model(), config)
-    passed = run.model_fields_set - Run.model_fields.keys()
-    filled: dict[str, Any] = run.model_dump(include=Run.model_fields.keys() | passed)
-    return filled
+    return validated(_run_model(), config)  # type: ignore[no-any-return]
 
 
 def check_method_kwargs(kwargs_type: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks ``method_kwargs`` against a method's dataclass and fills in its defaults.
+    """Checks ``method_kwargs`` against a method's class of them and fills in its defaults.
+
+    The class is a :class:`Section`, or a dataclass with the decorator
+    :func:`solo_ext.config.types.method_kwargs`.
 
     Keys of the class attribute ``SYNONYMS``, if there is one, stand for those that it maps them to.
 
     Raises:
         ConfigError: as :func:`check_run`; a key and its synonym with two values.
+
+    >>> from solo_ext.config.types import method_kwargs
+    >>> @method_kwargs
+    ... class Kwargs:
+    ...     temperature: float = 0.2
+    >>> check_method_kwargs(Kwargs, {})
+    {'temperature': 0.2}
+    >>> check_method_kwargs(Kwargs, {"temperatur": 0.1})
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: method_kwargs.temperatur=0.1: unknown key; did you mean ...
     """
     named = _without_synonyms(given, getattr(kwargs_type, "SYNONYMS", {}))
     value = validated(_model_of(kwargs_type), named, prefix="method_kwargs")
@@ -74,7 +106,7 @@ def _without_synonyms(given: Mapping[str, Any], synonyms: Mapping[str, str]) -> 
                 place[section] = {}
             place = place[section]
         if not isinstance(place, dict):
-            # No mapping where there must be one, which is complained of next.
+            # The validation that follows says that a mapping is missing here.
             break
         held = place.get(name)
         if held not in (None, value):
@@ -90,18 +122,18 @@ def _without_synonyms(given: Mapping[str, Any], synonyms: Mapping[str, str]) -> 
 
 @functools.cache
 def _run_model() -> TypeAdapter[Any]:
-    """:class:`Run` and the Trainer's arguments, as far as YAML can write their values."""
+    """:class:`RunConfig` and the Trainer's arguments, as far as YAML can write their values."""
     from lightning.pytorch import Trainer
 
     hints = {**get_type_hints(Trainer.__init__), **TRAINER}
     fields: dict[str, Any] = {
         name: (_of_yaml(hints[name]), None)
         for name in trainer_arguments()
-        if name not in Run.model_fields
+        if name not in RunConfig.model_fields
     }
-    precision = Run.model_fields["precision"].default
+    precision = RunConfig.model_fields["precision"].default
     fields["precision"] = (_of_yaml(hints["precision"]), precision)
-    return TypeAdapter(create_model("Run", __base__=Run, **fields))
+    return TypeAdapter(create_model("RunConfig", __base__=RunConfig, **fields))
 
 
 def _of_yaml(hint: Any) -> Any:
@@ -119,8 +151,9 @@ def _is_plain(hint: Any) -> bool:
 
 @functools.cache
 def _model_of(kwargs_type: type) -> TypeAdapter[Any]:
-    """Checks against :func:`_section_of` a dataclass."""
-    return TypeAdapter(_section_of(kwargs_type))
+    """Checks against a :class:`Section`, or :func:`_section_of` a dataclass."""
+    known = issubclass(kwargs_type, Section)
+    return TypeAdapter(kwargs_type if known else _section_of(kwargs_type))
 
 
 def _section_of(kwargs_type: type, preset: Any = None) -> type[Section]:
@@ -136,7 +169,7 @@ def _section_of(kwargs_type: type, preset: Any = None) -> type[Section]:
         hint = hints[field.name]
         held = field.default if preset is None else getattr(preset, field.name)
         if dataclasses.is_dataclass(hint):
-            # What a config leaves out of the section keeps the preset's value.
+            # Keys that a config leaves out of the section keep the preset's values.
             section = _section_of(cast(type, hint), held)
             fields[field.name] = (section, section())
             continue
@@ -147,7 +180,7 @@ def _section_of(kwargs_type: type, preset: Any = None) -> type[Section]:
         elif field.default is dataclasses.MISSING:
             default = ...
         else:
-            # So that a default of 0 and a 0 out of YAML become the same 0.0.
+            # Validated, so that a default of 0 becomes 0.0 as a 0 out of YAML does.
             default = Field(field.default, validate_default=True)
         fields[field.name] = (hint, default)
     return create_model(kwargs_type.__name__, __base__=Section, **fields)
@@ -172,11 +205,11 @@ def validated(adapter: TypeAdapter[Any], given: Mapping[str, Any], *, prefix: st
 
 def _first_mistake(error: ValidationError, root: Any, prefix: str) -> ConfigError:
     problems = error.errors(include_url=False)
-    # A misspelt key is both unknown and, under its right name, missing: the former says more.
+    # A misspelt key is unknown, and missing under its right name; "unknown" says more.
     first = min(problems, key=lambda p: p["type"] not in ("extra_forbidden", "invalid_key"))
     kind, value, loc = first["type"], first["input"], first["loc"]
     if kind == "invalid_key" or (loc[-1:] == ("[key]",) and kind != "extra_forbidden"):
-        # Here pydantic's input is the key, which it names as another type in the path.
+        # For a key that is no text pydantic's input is the key itself, and the path holds its type.
         path, _ = _located(root, loc[: -1 if kind == "invalid_key" else -2])
         return ConfigError(
             _dotted(prefix, path), value, "this key is no text", "keys are text: quote or remove it"
@@ -202,7 +235,7 @@ def _dotted(prefix: str, path: tuple[Any, ...]) -> str:
 def _located(root: Any, loc: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
     """The keys of a place that pydantic names, and the annotation there.
 
-    pydantic also names which branch of a union it tried; users know no such key.
+    pydantic's places also name the branch of a union that it tried, which is left out here.
     """
     path: list[Any] = []
     node, parts = root, list(loc)
@@ -245,3 +278,92 @@ def _keys(annotation: Any) -> set[str]:
 
 def _is_section(bare: Any) -> bool:
     return isinstance(bare, type) and issubclass(bare, BaseModel)
+
+
+def expected(annotation: Any) -> str:
+    """Says what a value of ``annotation`` looks like in YAML.
+
+    Args:
+        annotation: a type of :mod:`solo_ext.config.types`, a section, or a union of such.
+
+    Returns:
+        For example ``an integer above 0`` or ``a list, each a number from 0 to 1``.
+
+    >>> expected(Annotated[int, Gt(0)])
+    'an integer above 0'
+    """
+    bare, bounds = unwrapped(annotation)
+    described = next((b.description for b in bounds if isinstance(b, FieldInfo)), None)
+    if described:
+        return described
+    choices = literal_choices(bare)
+    if choices is not None:
+        return " or ".join(choices)
+    members = union_members(bare)
+    if members:
+        return ", or ".join(dict.fromkeys(expected(m) for m in members))
+    origin = get_origin(bare) or bare
+    if origin is list:
+        inner = get_args(bare)
+        each = f", each {expected(inner[0])}" if inner and inner[0] is not Any else ""
+        return f"a list{_length(bounds)}{each}"
+    if isinstance(origin, type) and issubclass(origin, BaseModel):
+        return f"a mapping with the keys {', '.join(sorted(origin.model_fields))}"
+    if origin is dict:
+        return "a mapping"
+    return _NAMES.get(origin, "a value") + _range(bounds)
+
+
+def literal_choices(annotation: Any) -> list[str] | None:
+    """The values of an annotation that is nothing but literals and null, else ``None``.
+
+    >>> literal_choices(Literal["step", "epoch"] | None)
+    ['step', 'epoch', 'null']
+    """
+    bare, _ = unwrapped(annotation)
+    members = [unwrapped(m)[0] for m in union_members(bare) or (bare,)]
+    literals = [m for m in members if get_origin(m) is Literal]
+    null = ["null"] if type(None) in members else []
+    if not literals or len(literals) + len(null) < len(members):
+        return None
+    return list(dict.fromkeys([str(v) for m in literals for v in get_args(m)] + null))
+
+
+def unwrapped(annotation: Any) -> tuple[Any, list[Any]]:
+    """An annotation without ``Annotated``, and the constraints it carried."""
+    bounds: list[Any] = []
+    while get_origin(annotation) is Annotated:
+        annotation, *metadata = get_args(annotation)
+        for entry in metadata:
+            bounds += [entry, *getattr(entry, "metadata", ())]
+    return annotation, bounds
+
+
+def union_members(annotation: Any) -> tuple[Any, ...]:
+    """Members of a union, empty for anything else."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return get_args(annotation)
+    return ()
+
+
+def _range(bounds: Sequence[Any]) -> str:
+    low = next((b for b in bounds if isinstance(b, Ge | Gt)), None)
+    high = next((b for b in bounds if isinstance(b, Le | Lt)), None)
+    words = {
+        Ge: lambda b: f"of {b.ge} or more",
+        Gt: lambda b: f"above {b.gt}",
+        Le: lambda b: f"up to {b.le}",
+        Lt: lambda b: f"below {b.lt}",
+    }
+    if isinstance(low, Ge) and isinstance(high, Le):
+        return f" from {low.ge} to {high.le}"
+    found = ", ".join(words[type(b)](b) for b in (low, high) if b is not None)
+    return f" {found}" if found else ""
+
+
+def _length(bounds: Sequence[Any]) -> str:
+    low = next((b.min_length for b in bounds if isinstance(b, MinLen)), 0)
+    high = next((b.max_length for b in bounds if isinstance(b, MaxLen)), None)
+    if high is not None and low == high:
+        return f" of {low}"
+    return f" of {low} or more" if low else ""

@@ -16,9 +16,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from solo_ext.config.code import refuse_hydra_section
-from solo_ext.config.schema import Run
-from solo_ext.config.yaml_text import check_aliases
+from solo_ext.config.schema import RunConfig
+from solo_ext.config.untrusted import check_aliases, refuse_hydra_section
 from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.core.files import config_root, is_file
 
@@ -74,7 +73,7 @@ def compose(
     OmegaConf.set_struct(cfg, False)
     apply_overrides(cfg, values)
     folder = full.partition("/")[0] if config_path is not None and "/" in full else None
-    if folder in cfg and folder not in Run.model_fields:
+    if folder in cfg and folder not in RunConfig.model_fields:
         raise UserError(
             f"--config-name {config_name}: a config in a folder needs the first line "
             f"`# @package _global_`, or its keys land under {folder!r}"
@@ -90,11 +89,11 @@ def _content(file: Path) -> bytes:
 
 
 def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
-    # One of solo-learn's own configs has the ending that Hydra takes up to its version 1.1.
+    # One of solo-learn's own configs ends in .yml, which Hydra reads up to version_base 1.1.
     version = "1.1" if name.endswith(".yml") else "1.2"
     try:
         with warnings.catch_warnings():
-            # A config without `_self_` comes after its defaults, which is what people mean.
+            # Without `_self_` a config's own keys win over its defaults list, as people expect.
             for message in ("Defaults list is missing", 'version_base="1.1"', "Support for .yml"):
                 warnings.filterwarnings("ignore", f"(?s).*{message}")
             with initialize_config_dir(config_dir=str(root), version_base=version):
@@ -114,7 +113,7 @@ def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
             "deeply"
         ) from error
     except Exception as error:
-        # YAML and Hydra answer to odd values in many ways, with AttributeError among them.
+        # YAML and Hydra raise errors of many types for odd values, AttributeError among them.
         raise UserError(f"config {name!r} cannot be read: {_text(error)}") from error
 
 
@@ -228,7 +227,7 @@ def _split(overrides: Sequence[Override]) -> tuple[list[Override], list[Override
 
 
 def _text(error: Exception) -> str:
-    """A message without the lines that name OmegaConf's types."""
+    """The message of an error without the lines that name OmegaConf's types."""
     lines = [line.strip() for line in str(error).splitlines()]
     kept = [n for n in lines if n and not n.startswith(("full_key:", "object_type="))]
     cause = error.__cause__ or error.__context__

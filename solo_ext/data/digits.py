@@ -7,15 +7,20 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
+from omegaconf import OmegaConf
 
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import data_root
 
 SIZE = 32
 TRAIN_PER_CLASS = 140
-"""Training images of each class, the first of it in the data set's order; the rest is ``val``."""
+"""The first 140 images of each class are for training, the others for validation."""
+
+
+def add_resolvers() -> None:
+    """Registers ``${solo_ext.digits:<split>}``: the digits' folder, as shipped configs name it."""
+    if not OmegaConf.has_resolver("solo_ext.digits"):
+        OmegaConf.register_new_resolver("solo_ext.digits", lambda split: str(digits_folder(split)))
 
 
 def digits_folder(split: str, root: Path | None = None) -> Path:
@@ -43,13 +48,16 @@ def digits_folder(split: str, root: Path | None = None) -> Path:
 
 
 def _write(folder: Path) -> None:
+    # Imported here: Hydra's plugin registers the resolver in every program that uses Hydra.
+    import numpy as np
+    from PIL import Image
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and renamed, so that two processes or an interrupted one leave no half.
+    # Written elsewhere and renamed, so that an interrupted process leaves no half of it.
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".digits-"))
-    # Not the scratch folder itself, which nobody else may read.
+    # `mkdtemp` makes a folder that only its owner may read; a folder within is like any other.
     whole = scratch / folder.name
     seen = np.zeros(10, dtype=int)
     for number, (pixels, target) in enumerate(zip(bunch.images, bunch.target, strict=True)):

@@ -1,18 +1,310 @@
-"""What a data set of images is to those that read it."""
+"""A data set of a config: opening it, and what can be told of it without decoding an image.
+
+:func:`open_images` finds the reader for ``data.format``, takes the fraction or the held-out part,
+and marks the data set where unreadable images are skipped. Targets, class names, files and
+fingerprints look through these wrappers.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
 
-from PIL import Image
+from torch.utils.data import Dataset, Subset
+from torchvision import datasets
+
+from solo_ext.core.errors import ConfigError
+from solo_ext.data.dali import cannot_skip
+from solo_ext.data.formats.folders import ClassFolders, FileList, ImageFiles, Unlabelled
+from solo_ext.data.formats.h5 import open_h5
+from solo_ext.data.formats.huggingface import open_huggingface
+from solo_ext.data.reading import Images, Item, Skipping, file_state, name_of
 
 Split = Literal["train", "val"]
-Item = tuple[Image.Image, int]
 
 
-class Images(Protocol):
-    """A sized, indexable collection of (image, target)."""
+class WithoutLabels(Dataset[Item]):
+    """The images of another data set, with target -1."""
 
-    def __len__(self) -> int: ...
+    def __init__(self, images: Images) -> None:
+        self.images = images
+        self.targets = [-1] * len(images)
 
-    def __getitem__(self, index: int) -> Item: ...
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Item:
+        return self.images[index][0], -1
+
+    def name_of(self, index: int) -> str:
+        """As the data set calls it."""
+        return name_of(self.images, index)
+
+
+def open_images(data: Mapping[str, Any], split: Split) -> Images:
+    """Opens the images of one split.
+
+    Args:
+        data: the section ``data`` of a config.
+        split: ``train`` honours ``data.fraction`` and ``data.no_labels``. With ``data.holdout``
+            both splits are parts of the training images, and ``data.val_path`` is not read.
+
+    Raises:
+        ConfigError: the path is missing, empty, not readable, or not of the layout that the data
+            set has, or a fraction cannot hold every class.
+    """
+    holdout = data.get("holdout")
+    if holdout is not None:
+        return _held_out(open_images({**data, "holdout": None}, "train"), holdout, split)
+    key = f"data.{split}_path"
+    path = data.get(f"{split}_path")
+    # An empty path would be read as the current folder.
+    if path is None or not str(path).strip():
+        raise ConfigError(key, path, "no path", "give the folder of the images")
+    unlabelled = bool(data.get("no_labels")) and split == "train"
+    try:
+        images = _opened(data, split, str(path), unlabelled)
+    except OSError as error:
+        problem = error.strerror or str(error).splitlines()[0]
+        named = f" ({error.filename})" if error.filename else ""
+        raise ConfigError(
+            key, path, f"{problem}{named}", "give a folder or file that can be read"
+        ) from None
+    if len(images) == 0:
+        raise ConfigError(key, str(path), "no image in it", "give a folder with images")
+    if unlabelled and not isinstance(images, ImageFiles):
+        images = WithoutLabels(images)
+    fraction = data.get("fraction", -1)
+    if split == "train" and 0 < fraction < 1:
+        images = _part(images, _stratified(targets_of(images), fraction))
+    return Skipping(images) if data.get("unreadable") == "skip" else images
+
+
+def _opened(data: Mapping[str, Any], split: Split, path: str, unlabelled: bool) -> Images:
+    key, name = f"data.{split}_path", data["dataset"]
+    if data["format"] == "h5":
+        return open_h5(path, key, name)
+    if data["format"] == "huggingface":
+        same_path = data.get("train_path") == data.get("val_path")
+        section = data.get("huggingface") or {}
+        return open_huggingface(path, split, section, labelled=not unlabelled, same_path=same_path)
+    root = Path(path).expanduser()
+    if not root.exists():
+        raise ConfigError(key, path, "no such folder", "give the folder of the images")
+    if root.is_file():
+        # With `skip`, a listed file that is not there counts as an unreadable image.
+        present = data.get("unreadable") != "skip"
+        return FileList(root, key, not unlabelled, present=present)
+    if name in ("cifar10", "cifar100", "stl10"):
+        return _torchvision(name, root, split, key)
+    return Unlabelled(root) if unlabelled else ClassFolders(root, key)
+
+
+def _torchvision(name: str, root: Path, split: Split, key: str) -> Images:
+    images: Images
+    try:
+        if name == "stl10":
+            images = datasets.STL10(
+                str(root), split="train+unlabeled" if split == "train" else "test"
+            )
+        else:
+            cifar = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
+            images = cifar(str(root), train=split == "train")
+    except RuntimeError as error:
+        raise ConfigError(
+            key,
+            str(root),
+            f"torchvision's {name} is not there: {str(error).splitlines()[0]}",
+            f"download it with torchvision.datasets.{name.upper()}(path, download=True), or use "
+            "class folders with data.dataset=custom",
+        ) from None
+    return images
+
+
+def _held_out(images: Images, holdout: float, split: Split) -> Images:
+    """The held-out labelled images, or all others."""
+    if isinstance(images, Skipping):
+        return Skipping(_held_out(images.images, holdout, split))
+    targets = targets_of(images)
+    labelled = [i for i, target in enumerate(targets) if target >= 0]
+    if not labelled:
+        raise ConfigError(
+            "data.holdout", holdout, "no training image has a label", "set it to null"
+        )
+    held = _stratified([targets[i] for i in labelled], holdout, "data.holdout")
+    chosen = {labelled[i] for i in held}
+    kept = [i for i in range(len(targets)) if (i in chosen) == (split == "val")]
+    return _part(images, kept)
+
+
+def _part(images: Images, indices: Sequence[int]) -> Images:
+    """Some of the images; a part of a part is one of the whole, so that readers see what it is."""
+    if isinstance(images, Subset):
+        return Subset(images.dataset, [images.indices[i] for i in indices])
+    return Subset(cast(Dataset[Item], images), indices)
+
+
+def _stratified(targets: Sequence[int], fraction: float, key: str = "data.fraction") -> list[int]:
+    """Indices of a fixed, class-balanced part; the same for every seed of a run."""
+    from sklearn.model_selection import train_test_split
+
+    try:
+        kept, _ = train_test_split(
+            range(len(targets)), train_size=fraction, stratify=targets, random_state=42
+        )
+    except ValueError as error:
+        none = "-1 takes all" if key == "data.fraction" else "null holds none out"
+        raise ConfigError(
+            key,
+            fraction,
+            f"of {len(targets)} images this leaves classes out: {str(error).splitlines()[0]}",
+            f"take a fraction that keeps, and leaves, an image of every class; {none}",
+        ) from None
+    return sorted(kept)
+
+
+def class_names(images: Images) -> list[str]:
+    """Names of the classes in the order of their targets, as far as the data set knows them.
+
+    >>> class_names([("an image", 2), ("another", 0)])
+    ['0', '2']
+    """
+    source: Any = images
+    while isinstance(source, Skipping | Subset):
+        source = source.images if isinstance(source, Skipping) else source.dataset
+    names = getattr(source, "classes", None)
+    return [str(n) for n in names] if names else [str(t) for t in sorted(set(targets_of(images)))]
+
+
+def targets_of(images: Images) -> Sequence[int]:
+    """Targets of all samples, without decoding an image.
+
+    >>> images = [("an image", 2), ("another", 0)]
+    >>> targets_of(images)
+    [2, 0]
+    """
+    if isinstance(images, Skipping):
+        return targets_of(images.images)
+    if isinstance(images, Subset):
+        all_targets = targets_of(images.dataset)  # type: ignore[arg-type]
+        return [all_targets[i] for i in images.indices]
+    for name in ("targets", "labels"):
+        if hasattr(images, name):
+            return [int(t) for t in getattr(images, name)]
+    return [images[i][1] for i in range(len(images))]
+
+
+def files_of(images: Images) -> list[str]:
+    """Path of every sample by index, for DALI, which opens the files itself.
+
+    Raises:
+        ConfigError: a data set that is no set of files, or of which unreadable ones are skipped.
+    """
+    source: Any = images
+    if isinstance(source, Skipping):
+        raise cannot_skip()
+    if isinstance(source, Subset):
+        files = files_of(source.dataset)  # type: ignore[arg-type]
+        return [files[index] for index in source.indices]
+    if hasattr(source, "samples"):
+        return [str(path) for path, _ in source.samples]
+    raise ConfigError(
+        "data.format",
+        "dali",
+        f"DALI reads image files, and {type(source).__name__} has none",
+        "use class folders or a list of files, or data.format=image_folder",
+    )
+
+
+def images_fingerprint(images: Images) -> str | None:
+    """A digest that changes with the files of a data set, their order, and their classes.
+
+    Files count by path, size and time of change. A data set that does not lie in files may have
+    an attribute ``fingerprint``, a text.
+
+    Args:
+        images: as :func:`open_images` gives them.
+
+    Returns:
+        Hex digits; ``None`` where the images cannot be told from others, or where unreadable ones
+        are skipped.
+    """
+    return _digest(images, _entries)
+
+
+def names_fingerprint(images: Images) -> str | None:
+    """A digest of which images a data set has, in which order and of which classes.
+
+    Unlike :func:`images_fingerprint` it looks at no file, and is the same for a copy elsewhere.
+
+    Args:
+        images: as :func:`open_images` gives them.
+
+    Returns:
+        Hex digits; ``None`` where the images cannot be told from others.
+    """
+    return _digest(images, _names, wrapped=True)
+
+
+def _digest(
+    images: Images, entries_of: Callable[[Any], Iterable[Any] | None], wrapped: bool = False
+) -> str | None:
+    """Digest of the innermost data set's entries, and of the subsets around it.
+
+    With ``wrapped`` it also looks through :class:`Skipping` and :class:`WithoutLabels`.
+    """
+    digest = hashlib.sha256()
+    source: Any = images
+    while (entries := entries_of(source)) is None:
+        if isinstance(source, Subset):
+            digest.update(repr(list(source.indices)).encode())
+            source = source.dataset
+        elif wrapped and isinstance(getattr(source, "images", None), Dataset):
+            digest.update(type(source).__name__.encode())
+            source = source.images
+        else:
+            return None
+    digest.update(type(source).__name__.encode())
+    for entry in entries:
+        # File names need not be UTF-8.
+        digest.update(os.fsencode(f"{entry}\n"))
+    return digest.hexdigest()
+
+
+def _names(source: Any) -> Iterable[Any] | None:
+    if hasattr(source, "samples"):
+        names = _from_root([os.fspath(path) for path, _ in source.samples])
+        return zip(names, (target for _, target in source.samples), strict=True)
+    if isinstance(getattr(source, "fingerprint", None), str):
+        return [source.fingerprint]
+    if hasattr(source, "base_folder"):
+        return [source.base_folder, getattr(source, "split", getattr(source, "train", None))]
+    return None
+
+
+def _from_root(paths: list[str]) -> list[str]:
+    """The paths without the folder that they all lie in."""
+    split = [os.path.split(path) for path in paths]
+    # `abspath` once per folder: there are far fewer folders than files.
+    folders = {folder: os.path.abspath(folder) for folder, _ in split}
+    root = len(os.path.commonpath(folders.values())) if folders else 0
+    within = {folder: whole[root:].lstrip(os.sep) for folder, whole in folders.items()}
+    return [os.path.join(within[folder], name) for folder, name in split]
+
+
+def _entries(source: Any) -> Iterable[str] | None:
+    own = getattr(source, "fingerprint", None)
+    if isinstance(own, str):
+        return [own]
+    if hasattr(source, "samples"):
+        return (f"{file_state(Path(path))} {target}" for path, target in source.samples)
+    if hasattr(source, "base_folder") and hasattr(source, "root"):
+        # torchvision's data sets are a few large files, and an argument names the split.
+        folder = Path(source.root) / source.base_folder
+        split = getattr(source, "split", getattr(source, "train", None))
+        files = sorted(p for p in folder.rglob("*") if p.is_file())
+        return [str(split), *map(file_state, files)]
+    return None

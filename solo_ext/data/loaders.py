@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.dali_errors import device_of
-from solo_ext.data.dali_views import DALIViews
-from solo_ext.data.datasets import FixedViews, TrainingViews, targets_of
-from solo_ext.data.files import files_of
-from solo_ext.data.fixed_loader import FixedLoader
-from solo_ext.data.images import Images
-from solo_ext.data.pixels import open_pixels
-from solo_ext.data.place import StatefulLoader
-from solo_ext.data.raw_batches import RawBatch, RawBatches
-from solo_ext.data.sampler import EpochSampler, SampleKey
-from solo_ext.data.transforms import eval_transform, pretrain_transform, statistics
-from solo_ext.data.unreadable import Skipping, passed_over
+from solo_ext.data.dali import DALIViews, dali_views
+from solo_ext.data.images import files_of, targets_of
+from solo_ext.data.raw_batches import RawBatch, RawBatches, open_pixels
+from solo_ext.data.reading import (
+    MOST_IN_A_ROW,
+    Images,
+    Skipping,
+    UnreadableImage,
+    passed_over,
+    too_many,
+)
+from solo_ext.data.sampler import EpochSampler, SampleKey, StatefulLoader
+from solo_ext.data.transforms import eval_transform, fixed_view, pretrain_transform
+from solo_ext.data.views import FixedViews, TrainingViews
 from solo_ext.data.workers import WorkerLoader
 
 
 class ResumableLoader(StatefulLoader, WorkerLoader):
-    """A training loader that knows its place and can be put there again.
+    """A training loader that resumes within an epoch.
 
     Attributes:
-        skipped: indices of the unreadable images that other samples stood in for so far.
+        skipped: indices of the unreadable images so far, for which other samples stood in.
 
     Args:
         dataset: the views.
@@ -37,6 +40,18 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
         batch_size: per process; the last, incomplete batch is dropped.
         num_workers: worker processes; batches do not depend on it.
         start_method: of the workers; ``None`` takes Python's default.
+
+    >>> from PIL import Image
+    >>> from solo_ext.data.transforms import MultiCrop
+    >>> from torchvision.transforms import ToTensor
+    >>> images = [(Image.new("RGB", (8, 8)), 3)] * 6
+    >>> views = TrainingViews(images, MultiCrop([ToTensor()], [2]), seed=5)
+    >>> loader = ResumableLoader(views, EpochSampler(6, seed=5), batch_size=2, num_workers=0)
+    >>> indices, crops, targets = next(iter(loader))
+    >>> indices.shape, [tuple(crop.shape) for crop in crops]
+    (torch.Size([2]), [(2, 3, 8, 8), (2, 3, 8, 8)])
+    >>> loader.state_dict()
+    {'epoch': 0, 'batches': 1}
     """
 
     def __init__(
@@ -58,7 +73,7 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
             drop_last=True,
             start_method=start_method,
             persistent_workers=num_workers > 0,
-            # A loader without a generator of its own draws from the global one at each epoch.
+            # Without a generator of its own a loader draws from the global one at each epoch.
             generator=torch.Generator().manual_seed(sampler.seed),
             collate_fn=getattr(dataset, "collate", None),
         )
@@ -75,9 +90,81 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
             yield batch
 
     def _note(self, asked: Iterable[SampleKey], served: Tensor) -> None:
-        """Keeps the indices that were asked for in vain."""
+        """Records the unreadable samples between those asked for and those served."""
         for key, index in zip(asked, served.tolist(), strict=True):
             self.skipped.update(dict.fromkeys(passed_over(key.sample, index, self.order.size)))
+
+
+class FixedLoader(WorkerLoader):
+    """Batches ``(images, targets)`` in order, each image once.
+
+    Of a :class:`~solo_ext.data.reading.Skipping` data set, images that cannot be read are left out:
+    a batch that loses some is smaller, one that loses all is not served.
+
+    Attributes:
+        skipped: indices that the last pass left out, in order.
+
+    Args:
+        views: the data set.
+        batch_size: per process.
+        num_workers: worker processes; batches do not depend on it.
+        start_method: of the workers; ``None`` takes Python's default.
+
+    >>> from PIL import Image
+    >>> from torchvision.transforms import ToTensor
+    >>> images = [(Image.new("RGB", (8, 8)), 3)] * 5
+    >>> loader = FixedLoader(FixedViews(images, ToTensor()), batch_size=2)
+    >>> [tuple(views.shape) for views, targets in loader]
+    [(2, 3, 8, 8), (2, 3, 8, 8), (1, 3, 8, 8)]
+    """
+
+    def __init__(
+        self,
+        views: FixedViews,
+        batch_size: int,
+        num_workers: int = 0,
+        start_method: str | None = None,
+    ) -> None:
+        self.skipped: list[int] = []
+        self._skips = isinstance(views.images, Skipping)
+        super().__init__(
+            views,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            start_method=start_method,
+            # Without a generator of its own a loader draws from the global one.
+            generator=torch.Generator(),
+            collate_fn=_collate_readable if self._skips else None,
+        )
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if not self._skips:
+            yield from super().__iter__()
+            return
+        assert self.batch_size is not None
+        self.skipped, in_a_row, served = [], 0, False
+        for number, (batch, readable) in enumerate(super().__iter__()):
+            for place, fine in enumerate(readable):
+                in_a_row = 0 if fine else in_a_row + 1
+                if not fine:
+                    self.skipped.append(number * self.batch_size + place)
+                if in_a_row >= MOST_IN_A_ROW:
+                    raise self._too_many(in_a_row)
+            if batch is not None:
+                served = True
+                yield batch
+        if not served:
+            raise self._too_many(in_a_row)
+
+    def _too_many(self, count: int) -> UnreadableImage:
+        views: Any = self.dataset
+        return too_many(count, views.images, self.skipped[-1])
+
+
+def _collate_readable(items: Sequence[Any]) -> tuple[Any, list[bool]]:
+    """The batch of the items that are not ``None``, if any, and which items those are."""
+    there = [item for item in items if item is not None]
+    return default_collate(there) if there else None, [item is not None for item in items]
 
 
 def epoch_sampler(cfg: Mapping[str, Any], images: Images) -> EpochSampler:
@@ -111,7 +198,7 @@ def pretrain_loader(cfg: Mapping[str, Any], images: Images) -> ResumableLoader:
     batch_size, start_method = cfg["optimizer"]["batch_size"], data.get("start_method")
     if data.get("augmentation") == "batch":
         pixels = open_pixels(images, data["in_memory"])
-        # Taking rows of an array is less work than sending them.
+        # Taking rows of an array costs less than sending them from a worker.
         workers = 0 if pixels.held else data["num_workers"]
         raw = RawBatches(images, pixels)
         return ResumableLoader(raw, sampler, batch_size, workers, start_method)
@@ -128,19 +215,10 @@ def fixed_loader(
     Raises:
         ConfigError: with ``data.format=dali``, DALI cannot run here or read the data set.
     """
-    first = cfg["augmentations"][0]
-    size, normal = first["crop_size"], statistics(cfg["data"]["dataset"], first)
     per_batch = batch_size or cfg["optimizer"]["batch_size"]
     if cfg["data"].get("format") == "dali":
-        return DALIViews(
-            files_of(images),
-            targets_of(images),
-            size,
-            normal,
-            batch_size=per_batch,
-            num_threads=cfg["data"]["num_workers"],
-            device=device_of(cfg),
-        )
+        return dali_views(cfg, files_of(images), targets_of(images), per_batch)
+    size, normal = fixed_view(cfg)
     return FixedLoader(
         FixedViews(images, eval_transform(size, *normal)),
         per_batch,

@@ -10,14 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solo_ext.data.batch_augment.uniforms import sample_keys, uniforms
+from solo_ext.core.draws import sample_keys, uniforms
 
 _FIRST, _PER_VIEW, _DRAWS = 1 << 32, 8, 5
-"""Place of the draws in the streams, far behind those of augmentation."""
+"""Mixing takes 5 numbers per view from place 2**32 of a sample's stream on; augmentation takes the
+first ones."""
 
 
 class MixDraws(NamedTuple):
-    """What chance decides of one view of N images.
+    """Random parameters of mixing one view of N images.
 
     Attributes:
         partner: the image that each is mixed with (N,).
@@ -44,6 +45,11 @@ class ViewMixer:
     Args:
         settings: the section ``data.mix``.
         seed: seed of the run.
+
+    >>> mixer = ViewMixer({"name": "mixup", "min_share": 0.9, "prob": 1.0}, seed=5)
+    >>> draws = mixer.draw(epoch=0, indices=np.arange(4), views=2)
+    >>> [view.shape for view in mixer([torch.ones(4, 3, 8, 8)] * 2, draws)]
+    [torch.Size([4, 3, 8, 8]), torch.Size([4, 3, 8, 8])]
     """
 
     def __init__(self, settings: Mapping[str, Any], seed: int) -> None:

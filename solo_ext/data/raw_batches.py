@@ -1,29 +1,183 @@
-"""Batches of whole images, whose crops are made on the training device."""
+"""Batches of whole images as uint8 tensors, whose crops are made on the training device.
+
+The images have one size; they are held in memory, or decoded when they are asked for.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
+from torch.utils.data import Subset
+from torchvision import datasets
 
-from solo_ext.core.errors import UserError
-from solo_ext.data.datasets import TrainingViews
-from solo_ext.data.images import Images
-from solo_ext.data.pixels import Pixels
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.data.images import WithoutLabels, targets_of
+from solo_ext.data.reading import Images, Skipping, name_of, read_sample
 from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import MultiCrop
+from solo_ext.data.views import TrainingViews
+
+MEMORY_BOUND = 8 << 30
+"""Largest set, in bytes, that ``data.in_memory`` decodes."""
+
+_PROBES = 16
+"""Images whose size is looked at before training starts."""
+
+_BLOCK = 1000
+
+log = logging.getLogger(__name__)
+
+
+class DecodedPixels:
+    """Decodes what is asked for.
+
+    Args:
+        images: all of one size.
+
+    Raises:
+        ConfigError: images of several sizes, as far as a look at a few tells.
+    """
+
+    held = False
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+        self.width, self.height = read_sample(images, 0)[1][0].size
+        for probe in np.linspace(0, len(images) - 1, _PROBES).astype(int).tolist():
+            sample, (image, _) = read_sample(images, probe)
+            self._checked(sample, image)
+
+    def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Reads samples, or those that stand in for what cannot be read.
+
+        Raises:
+            ConfigError: an image has another size than the first.
+            UnreadableImage: as :func:`solo_ext.data.reading.read_sample`.
+        """
+        pixels = torch.empty(len(samples), 3, self.height, self.width, dtype=torch.uint8)
+        served, targets = [], []
+        for place, asked in enumerate(samples):
+            sample, (image, target) = read_sample(self.images, asked)
+            # Copied: torch wants writable memory.
+            pixels[place] = torch.from_numpy(self._checked(sample, image).copy()).permute(2, 0, 1)
+            served.append(sample)
+            targets.append(target)
+        return torch.tensor(served), pixels, torch.tensor(targets)
+
+    def _checked(self, sample: int, image: Image.Image) -> NDArray[np.uint8]:
+        if image.size != (self.width, self.height):
+            raise ConfigError(
+                "data.augmentation",
+                "batch",
+                f"image {name_of(self.images, sample)!r} has {image.width} x {image.height} "
+                f"pixels, the first {self.width} x {self.height}",
+                "take image, or scale them to one size beforehand",
+            )
+        return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+class HeldPixels:
+    """Takes what is asked for from memory.
+
+    Args:
+        pixels: (M, 3, H, W), uint8; not copied.
+        targets: of all its images (M,).
+        rows: the row of every sample (N,); all rows by default.
+        served: the sample that every row of ``rows`` is of (N,), where others stand in for
+            unreadable ones.
+
+    >>> pixels = HeldPixels(np.zeros((5, 3, 8, 8), dtype=np.uint8), targets=[0, 1, 2, 3, 4])
+    >>> indices, images, targets = pixels.read([3, 1])
+    >>> indices.tolist(), images.shape, targets.tolist()
+    ([3, 1], torch.Size([2, 3, 8, 8]), [3, 1])
+    """
+
+    held = True
+
+    def __init__(
+        self,
+        pixels: NDArray[np.uint8],
+        targets: Sequence[int] | Tensor,
+        rows: Sequence[int] | None = None,
+        served: Tensor | None = None,
+    ) -> None:
+        self.pixels, self.targets = pixels, torch.as_tensor(targets)
+        self.rows = np.arange(len(pixels)) if rows is None else np.asarray(rows)
+        self.served = torch.arange(len(self.rows)) if served is None else served
+        self.height, self.width = pixels.shape[2:]
+
+    def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Reads samples, as :meth:`DecodedPixels.read`."""
+        asked = np.asarray(samples)
+        rows = self.rows[asked]
+        # NumPy, since indexing a tensor by rows takes several times as long.
+        images = torch.from_numpy(self.pixels[rows]).contiguous()
+        return self.served[asked], images, self.targets[rows]
+
+
+Pixels = DecodedPixels | HeldPixels
+
+
+def open_pixels(images: Images, in_memory: bool) -> Pixels:
+    """Reads images as tensors: from torchvision's arrays, from memory, or one by one.
+
+    Args:
+        images: the training set.
+        in_memory: decode all of it now.
+
+    Raises:
+        ConfigError: images of several sizes, or too many of them to hold.
+    """
+    # Images that are in memory cannot be unreadable.
+    plain: Any = images.images if isinstance(images, Skipping) else images
+    whole: Any = plain.dataset if isinstance(plain, Subset) else plain
+    source: Any = whole.images if isinstance(whole, WithoutLabels) else whole
+    if isinstance(source, datasets.CIFAR10 | datasets.STL10):
+        pixels = source.data
+        if isinstance(source, datasets.CIFAR10):
+            pixels = pixels.transpose(0, 3, 1, 2)
+        rows = plain.indices if isinstance(plain, Subset) else None
+        return HeldPixels(pixels, targets_of(whole), rows)
+    decoded = DecodedPixels(images)
+    return _hold(decoded) if in_memory else decoded
+
+
+def _hold(decoded: DecodedPixels) -> HeldPixels:
+    count = len(decoded.images)
+    size = 3 * count * decoded.height * decoded.width
+    if size > MEMORY_BOUND:
+        raise ConfigError(
+            "data.in_memory",
+            True,
+            f"{count} images of {decoded.width} x {decoded.height} pixels take "
+            f"{size / 2**30:.1f} GiB per process, the bound is {MEMORY_BOUND / 2**30:.0f} GiB",
+            "take false",
+        )
+    pixels = np.empty((count, 3, decoded.height, decoded.width), dtype=np.uint8)
+    served, targets = torch.empty(2, count, dtype=torch.int64)
+    for start in range(0, count, _BLOCK):
+        block = slice(start, min(start + _BLOCK, count))
+        served[block], pixels[block], targets[block] = decoded.read(range(block.start, block.stop))
+        if block.stop == count or block.stop % (10 * _BLOCK) == 0:
+            log.info("decoded %d of %d images into memory", block.stop, count)
+    return HeldPixels(pixels, targets, served=served)
 
 
 class RawBatch(NamedTuple):
     """A batch before augmentation.
 
     Attributes:
-        epoch: that its augmentation is of.
-        asked: the samples that were asked for (N,), which augmentation is drawn for: what stands
-            in for an unreadable image gets other crops than it has as itself.
-        indices: the samples that are given (N,).
+        epoch: the epoch that augmentation draws for.
+        asked: the samples that were asked for (N,). Augmentation draws for these, so that what
+            stands in for an unreadable image gets other crops than it has as itself.
+        indices: the samples that the images are of (N,).
         images: (N, 3, H, W), uint8.
         targets: (N,).
     """
@@ -56,7 +210,7 @@ class RawBatches(TrainingViews):
             asked = [key.sample for key in keys]
             return RawBatch(keys[0].epoch, torch.tensor(asked), *self.pixels.read(asked))
         except UserError as error:
-            # Not raised: a worker's errors arrive as the text of a traceback.
+            # Returned, since an error raised in a worker arrives as the text of a traceback.
             return UserError(str(error))
 
     @staticmethod

@@ -1,35 +1,51 @@
-"""One way to read an image, whatever it is kept in; and what is said of one that is no image."""
+"""Reading one image, whatever it is kept in; what is said of one that cannot be read, and what
+stands in for it."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from torch.utils.data import Dataset, Subset
 
 from solo_ext.core.errors import UserError
 
-_SIXTEEN = 16
-_BITS_PER_SAMPLE = 258
-_AT_ONCE = getattr(os, "O_NONBLOCK", 0)
+Item = tuple[Image.Image, int]
+"""An image and its target, -1 without a label."""
+
+
+class Images(Protocol):
+    """A data set: a sized, indexable collection of images and targets."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Item: ...
+
+
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""What is decoded, whatever a file is called: PIL knows more, and has PostScript run."""
+"""Formats that are decoded, whatever a file is called. PIL knows more; for one of them it starts a
+PostScript interpreter."""
 NOT_THE_IMAGES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Numbers of errors that say nothing about a file: too many are open, memory is used up."""
+"""Errors that say nothing about a file: too many are open, or memory is used up."""
+MOST_IN_A_ROW = 100
+"""After this many unreadable samples in a row the disk is taken to be gone."""
+_TIFF_BITS_PER_SAMPLE = 258
 
 
 class UnreadableImage(UserError):
-    """An image that cannot be read; the one line survives a worker process.
+    """An image that cannot be read; its one-line message survives a worker process.
 
     Args:
-        what: a path, or where else the image is kept. Without ``reason`` a whole message: a
-            loader makes an error of its worker's again, out of that error's type and traceback.
+        what: a path, or where else the image is kept. Without ``reason`` it is a whole message:
+            ``DataLoader`` makes a worker's error anew from its type and the text of its traceback.
         reason: what is wrong with it.
     """
 
@@ -65,6 +81,12 @@ def decode_image(encoded: bytes, name: str) -> Image.Image:
 
     Raises:
         UnreadableImage: as :func:`load_image`.
+
+    >>> file = io.BytesIO()
+    >>> Image.new("L", (4, 3), 128).save(file, "PNG")
+    >>> image = decode_image(file.getvalue(), "a.png")
+    >>> image.mode, image.size
+    ('RGB', (4, 3))
     """
     return _read(encoded, name)
 
@@ -84,24 +106,22 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ValueError("its grey levels are floating-point numbers, of no stated range")
     if image.mode == "P" and "transparency" in image.info:
-        # The same colours as without the detour, which PIL asks for in a warning.
+        # The colours stay the same; PIL warns of palettes with transparency otherwise.
         image = image.convert("RGBA")
     return image.convert("RGB")
 
 
 def _bits(image: Image.Image) -> int:
-    """Bits per sample that a TIFF states; 16 for what else has more than 8."""
-    stated = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, _SIXTEEN)
+    """Bits per sample that a TIFF states; every other image of more than 8 has 16."""
+    stated = getattr(image, "tag_v2", {}).get(_TIFF_BITS_PER_SAMPLE, 16)
     return int(stated[0] if isinstance(stated, tuple) else stated)
 
 
 def _eight_bits(grey: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     highest = 2**bits - 1
-    if bits > _SIXTEEN or (grey.size and (grey.min() < 0 or grey.max() > highest)):
-        raise ValueError(
-            f"its grey levels go beyond {min(bits, _SIXTEEN)} bits, of no stated range"
-        )
-    # Rounded to the nearest.
+    if bits > 16 or (grey.size and (grey.min() < 0 or grey.max() > highest)):
+        raise ValueError(f"its grey levels go beyond {min(bits, 16)} bits, of no stated range")
+    # 255 * grey / highest, rounded to the nearest.
     scaled: NDArray[np.uint32] = (510 * grey.astype(np.uint32) + highest) // (2 * highest)
     return scaled.astype(np.uint8)
 
@@ -116,15 +136,18 @@ def _read(source: Path | bytes, name: str) -> Image.Image:
     except MemoryError:
         raise
     except Exception as error:
-        # Damaged files make PIL raise errors of most kinds.
+        # Damaged files make PIL raise errors of nearly every type.
         if isinstance(error, OSError) and error.errno in NOT_THE_IMAGES_FAULT:
             raise
         raise UnreadableImage(name, _reason(error, source)) from None
 
 
 def _content(path: Path) -> bytes:
-    # A pipe would be waited for without end.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE)) as file:
+    # Opening a pipe without O_NONBLOCK would wait for a writer for ever.
+    without_waiting = getattr(os, "O_NONBLOCK", 0)
+    with open(
+        path, "rb", opener=lambda name, flags: os.open(name, flags | without_waiting)
+    ) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no file")
         return file.read()
@@ -142,3 +165,103 @@ def _reason(error: Exception, source: Path | bytes) -> str:
         return "it is a folder"
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def file_state(path: Path) -> str:
+    """Path, size and time of change of a file."""
+    try:
+        state = path.stat()
+    except OSError as error:
+        # A file that is gone has a state too; reading it will raise.
+        return f"{path.absolute()} {type(error).__name__}"
+    return f"{path.absolute()} {state.st_size} {state.st_mtime_ns}"
+
+
+class Skipping(Dataset[Item]):
+    """Marks a data set of which unreadable images are skipped (``data.unreadable=skip``).
+
+    Args:
+        images: raises :class:`UnreadableImage` for an image that cannot be read.
+    """
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Item:
+        return self.images[index]
+
+    def readable(self, index: int) -> tuple[int, Item]:
+        """The first readable sample from ``index`` on, going on from the start after the last.
+
+        Returns:
+            Its own index, and image and target.
+
+        Raises:
+            UnreadableImage: none of the next :data:`MOST_IN_A_ROW` samples can be read.
+        """
+        tried = min(len(self), MOST_IN_A_ROW)
+        for place in range(index, index + tried):
+            with contextlib.suppress(UnreadableImage):
+                return place % len(self), self.images[place % len(self)]
+        raise too_many(tried, self.images, place % len(self))
+
+
+def too_many(count: int, images: Any, last: int) -> UnreadableImage:
+    """The error of ``count`` samples in a row, up to ``last``, that cannot be read."""
+    return UnreadableImage(
+        f"data.unreadable='skip': none of {count} images in a row can be read, the last "
+        f"{name_of(images, last)!r} ({reason_of(images, last)}); look whether the data set is "
+        "whole and its disk there"
+    )
+
+
+def read_sample(images: Images, index: int) -> tuple[int, Item]:
+    """A sample, or the one that stands in for it where unreadable ones are skipped.
+
+    Returns:
+        The index of the sample that is given, and image and target.
+
+    Raises:
+        UnreadableImage: unreadable images are refused, or there are too many.
+    """
+    if isinstance(images, Skipping):
+        return images.readable(index)
+    return index, images[index]
+
+
+def name_of(images: Any, index: int) -> str:
+    """Where a sample is kept: a path, or what its data set calls it.
+
+    >>> name_of([("an image", 0)], 0)
+    'sample 0'
+    """
+    if isinstance(images, Skipping):
+        return name_of(images.images, index)
+    if isinstance(images, Subset):
+        return name_of(images.dataset, images.indices[index])
+    if hasattr(images, "name_of"):
+        return str(images.name_of(index))
+    if hasattr(images, "samples"):
+        return str(images.samples[index][0])
+    return f"sample {index}"
+
+
+def reason_of(images: Images, index: int) -> str:
+    """What is wrong with a sample, found by reading it again."""
+    try:
+        images[index]
+    except UnreadableImage as error:
+        return error.reason
+    return "it could not be read; now it can"
+
+
+def passed_over(asked: int, served: int, size: int) -> list[int]:
+    """Indices of the samples that :meth:`Skipping.readable` left out on the way.
+
+    >>> passed_over(asked=22, served=1, size=24)
+    [22, 23, 0]
+    """
+    return [(asked + step) % size for step in range((served - asked) % size)]

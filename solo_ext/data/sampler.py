@@ -1,19 +1,19 @@
-"""A training order that is a function of seed and epoch, and can be entered anywhere."""
+"""The order of training samples, a function of seed and epoch, and a loader's place in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.utils.data import Sampler
 
 from solo_ext.core import distributed
+from solo_ext.core.draws import mix
 
 
 class SampleKey(NamedTuple):
-    """What the sampler asks the data set for: a sample, and the epoch its augmentation is of."""
+    """What the sampler asks a data set for: a sample, and the epoch that augmentation draws for."""
 
     epoch: int
     sample: int
@@ -30,6 +30,10 @@ class EpochSampler(Sampler[SampleKey]):
         seed: seed of the run.
         num_replicas: number of processes; those of ``torch.distributed`` by default.
         rank: this process; that of ``torch.distributed`` by default.
+
+    >>> sampler = EpochSampler(5, seed=0, num_replicas=2, rank=0)
+    >>> [key.sample for key in sampler]
+    [2, 1]
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class EpochSampler(Sampler[SampleKey]):
         self.start = 0
 
     def _share(self) -> tuple[int, int]:
-        # Read late: the process group may not exist when loaders are built.
+        # Asked at every pass, since loaders are built before the process group.
         replicas = self._replicas or distributed.world_size()
         return replicas, distributed.rank() if self._rank is None else self._rank
 
@@ -63,29 +67,44 @@ class EpochSampler(Sampler[SampleKey]):
             yield SampleKey(epoch, index)
 
 
-def mix(*parts: int) -> int:
-    """A 63-bit seed from several numbers (SplitMix64).
+class StatefulLoader:
+    """Mixin of loaders that know their place and can be put there again.
 
-    Of it torch's generator on the CPU uses the lower 32 bits alone: two sets of numbers in 4
-    billion draw alike there.
+    Args:
+        order: the order of the samples.
+        batch_size: per process; the last, incomplete batch is dropped.
     """
-    state = 0
-    for part in parts:
-        state = (state ^ (part & _MASK)) & _MASK
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
-    return state >> 1
 
+    def start_at(self, order: EpochSampler, batch_size: int) -> None:
+        """Takes the place that ``order`` stands at; called by constructors."""
+        self.order, self._per_batch = order, batch_size
+        self._served_of = order.epoch
+        self.served = 0
 
-def draw(shape: tuple[int, ...], *seeds: int, device: torch.device) -> Tensor:
-    """Uniform numbers in [0, 1) from several seeds alone, drawn on the device."""
-    if device.type == "meta":
-        return torch.empty(shape, device=device)
-    return torch.rand(
-        shape, generator=torch.Generator(device).manual_seed(mix(*seeds)), device=device
-    )
+    def __len__(self) -> int:
+        return len(self.order) // self._per_batch
 
+    def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Passes on the batches that are left of the epoch, and counts them."""
+        epoch, first = self.order.epoch, self.order.start // self._per_batch
+        self._served_of, self.served = epoch, first
+        for batch in batches:
+            self.served += 1
+            yield batch
+        if self.order.epoch == epoch:
+            self.order.start = 0
 
-_MASK = (1 << 64) - 1
+    def state_dict(self) -> dict[str, int]:
+        """Place of the next batch: epoch, and batches of it already served."""
+        epoch = self.order.epoch
+        # `set_epoch` may have named an epoch of which nothing was served yet.
+        served = self.served if epoch == self._served_of else 0
+        if served >= len(self):
+            return {"epoch": epoch + 1, "batches": 0}
+        return {"epoch": epoch, "batches": served}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Goes to a place that :meth:`state_dict` gave."""
+        self.order.epoch = state["epoch"]
+        self.order.start = state["batches"] * self._per_batch
+        self._served_of, self.served = state["epoch"], state["batches"]

@@ -21,15 +21,17 @@ STATISTICS: dict[str, Statistics] = {
 }
 """Mean and standard deviation per channel; ImageNet's serve every other data set."""
 
+BLUR_RADIUS = (0.1, 2.0)
+"""Least and largest radius in pixels."""
+STRENGTHS = ("brightness", "contrast", "saturation", "hue")
+_FIXED_IF_CERTAIN = ("grayscale", "solarization", "equalization", "horizontal_flip")
+
 
 class GaussianBlur:
-    """Blurs with a radius drawn uniformly from ``sigma``, in pixels."""
-
-    def __init__(self, sigma: tuple[float, float] = (0.1, 2.0)) -> None:
-        self.sigma = sigma
+    """Blurs with a radius drawn uniformly from :data:`BLUR_RADIUS`."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        radius = torch.empty(()).uniform_(*self.sigma).item()
+        radius = torch.empty(()).uniform_(*BLUR_RADIUS).item()
         return image.filter(ImageFilter.GaussianBlur(radius))
 
 
@@ -62,11 +64,20 @@ def statistics(dataset: str, augmentation: Mapping[str, Any]) -> Statistics:
     Args:
         dataset: ``data.dataset``.
         augmentation: an entry of ``augmentations``; its ``mean`` and ``std`` serve ``custom``.
+
+    >>> statistics("custom", {"mean": [0.5] * 3, "std": [0.2] * 3})
+    ([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
     """
     if dataset in STATISTICS:
         return STATISTICS[dataset]
     mean = augmentation.get("mean") or IMAGENET_DEFAULT_MEAN
     return mean, augmentation.get("std") or IMAGENET_DEFAULT_STD
+
+
+def fixed_view(cfg: Mapping[str, Any]) -> tuple[int, Statistics]:
+    """Side and statistics of the fixed views of a config: those of its first pipeline."""
+    first = cfg["augmentations"][0]
+    return first["crop_size"], statistics(cfg["data"]["dataset"], first)
 
 
 def pretrain_transform(dataset: str, augmentations: Sequence[Mapping[str, Any]]) -> MultiCrop:
@@ -75,6 +86,12 @@ def pretrain_transform(dataset: str, augmentations: Sequence[Mapping[str, Any]])
     Args:
         dataset: ``data.dataset``.
         augmentations: the config's list of pipelines.
+
+    >>> from solo_ext.config.schema import Augmentation
+    >>> pipeline = Augmentation(crop_size=8, num_crops=2).model_dump()
+    >>> crops = pretrain_transform("custom", [pipeline])(Image.new("RGB", (12, 12)))
+    >>> [tuple(crop.shape) for crop in crops]
+    [(3, 8, 8), (3, 8, 8)]
     """
     pipelines = [_pipeline(a, *statistics(dataset, a)) for a in augmentations]
     return MultiCrop(pipelines, [a["num_crops"] for a in augmentations])
@@ -93,7 +110,7 @@ def _pipeline(a: Mapping[str, Any], mean: Sequence[float], std: Sequence[float])
     if a.get("auto_augment"):
         steps.append(T.AutoAugment(T.AutoAugmentPolicy(a["auto_augment"]["policy"])))
     if jitter["prob"]:
-        strengths = [jitter[k] for k in ("brightness", "contrast", "saturation", "hue")]
+        strengths = [jitter[name] for name in STRENGTHS]
         steps.append(T.RandomApply([T.ColorJitter(*strengths)], p=jitter["prob"]))
     if a["grayscale"]["prob"]:
         steps.append(T.RandomGrayscale(p=a["grayscale"]["prob"]))
@@ -120,6 +137,9 @@ def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Tr
         size: side of the large crops in pixels.
         mean: per channel.
         std: per channel.
+
+    >>> eval_transform(32, (0.5,) * 3, (0.5,) * 3)(Image.new("RGB", (50, 40))).shape
+    torch.Size([3, 32, 32])
     """
     return T.Compose(  # type: ignore[no-any-return]
         [FixedView(size), T.ToTensor(), T.Normalize(mean, std)]
@@ -127,7 +147,11 @@ def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Tr
 
 
 class FixedView:
-    """The geometry of :func:`eval_transform`, PIL image to PIL image."""
+    """The geometry of :func:`eval_transform`, PIL image to PIL image.
+
+    >>> FixedView(224)(Image.new("RGB", (400, 320))).size
+    (224, 224)
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -138,3 +162,48 @@ class FixedView:
         shorter = self.size if min(image.size) <= self.size else round(self.size * 8 / 7)
         resized = T.functional.resize(image, shorter, T.InterpolationMode.BICUBIC)
         return T.functional.center_crop(resized, [self.size])  # type: ignore[no-any-return]
+
+
+def first_random_setting(
+    augmentations: Sequence[Mapping[str, Any]], mix: Mapping[str, Any] | None = None
+) -> str | None:
+    """The first setting that makes views random: a teacher's features can be cached only where
+    views are the same in every epoch.
+
+    Args:
+        augmentations: the config's list of pipelines, defaults filled in.
+        mix: the section ``data.mix``.
+
+    Returns:
+        Its dotted key and value, for example ``augmentations.0.rrc.enabled=true``; ``None`` where
+        every view is fixed.
+
+    >>> from solo_ext.config.schema import Augmentation
+    >>> first_random_setting([Augmentation(crop_size=8, num_crops=1).model_dump()])
+    'augmentations.0.rrc.enabled=true'
+    """
+    for place, pipeline in enumerate(augmentations):
+        setting = _random_setting(pipeline)
+        if setting is not None:
+            return f"augmentations.{place}.{setting}"
+    if mix is not None and mix["prob"]:
+        return f"data.mix.prob={mix['prob']}"
+    return None
+
+
+def _random_setting(a: Mapping[str, Any]) -> str | None:
+    # Rounding may cut a line of pixels off even a crop of the whole area.
+    if a["rrc"]["enabled"]:
+        return "rrc.enabled=true"
+    for name in ("rand_augment", "auto_augment"):
+        if a.get(name):
+            return f"{name}={a[name]}"
+    jitter, blur = a["color_jitter"], a["gaussian_blur"]
+    if jitter["prob"] and any(jitter[k] for k in STRENGTHS):
+        return f"color_jitter.prob={jitter['prob']}"
+    if blur["prob"]:
+        return f"gaussian_blur.prob={blur['prob']}"
+    for name in _FIXED_IF_CERTAIN:
+        if a[name]["prob"] not in (0, 1):
+            return f"{name}.prob={a[name]['prob']}"
+    return None

@@ -1,4 +1,4 @@
-"""Loaders with worker processes, which outlive signals to the job and may be lost to the system."""
+"""Worker processes of loaders: how they start, outlive signals to the job, and end."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from torch.utils.data import DataLoader
 from solo_ext.core.errors import ProcessLost
 
 logger = logging.getLogger(__name__)
-_OF_A_JOB = tuple(
+_JOB_SIGNALS = tuple(
     getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, n)
 )
-_OF_THE_SYSTEM = tuple(getattr(signal, n) for n in ("SIGKILL", "SIGBUS") if hasattr(signal, n))
-"""By which a worker ends where memory, or shared memory, is used up."""
-_A_MOMENT = 1.0
+_OUT_OF_MEMORY = tuple(getattr(signal, n) for n in ("SIGKILL", "SIGBUS") if hasattr(signal, n))
+"""Signals by which the system ends a worker when memory, or shared memory, is used up."""
+_SECONDS_TO_END = 1.0
 
 
 class WorkerLoader(DataLoader[Any]):
-    """A ``DataLoader`` that serves the rest of its batches itself once a worker was killed.
+    """A ``DataLoader`` whose own process serves the rest of a pass once a worker was killed.
 
-    The system kills processes when memory ends. The batches are the same; only slower.
+    The system kills processes when memory is used up. The batches stay the same; they are slower.
 
     Attributes:
-        on_lost: called with what happened to a worker; a warning by default.
+        on_lost: called with a line that says what happened to a worker; warns by default.
 
     Args:
-        dataset: of which a sample does not depend on the process that makes it.
+        dataset: its samples must not depend on the process that makes them.
         num_workers: worker processes; batches do not depend on it.
         start_method: of the workers; ``None`` takes Python's default.
         options: further ones of ``DataLoader``.
 
     Raises:
-        ProcessLost: while it is iterated: a worker crashed, as this process would on its sample.
+        ProcessLost: while iterating, a worker crashed; this process would crash on the same sample.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class WorkerLoader(DataLoader[Any]):
             lost = _lost_of(batches)
             if lost is None:
                 raise
-            if lost not in _OF_THE_SYSTEM:
+            if lost not in _OUT_OF_MEMORY:
                 raise ProcessLost(
                     f"a data worker crashed ({lost.name}); data.num_workers=0 shows what it was at"
                 ) from error
@@ -86,17 +86,18 @@ class WorkerLoader(DataLoader[Any]):
             yield self.collate_fn([self.dataset[key] for key in keys])
 
     def _give_up(self, batches: Any) -> None:
-        """Ends the workers that are left: what they hold is of no use, and memory is short."""
+        """Ends the workers that are left, to free their memory."""
         for worker in batches._workers:
             worker.kill()
-        # Of persistent workers; the next pass starts new ones.
+        # Drops persistent workers; the next pass starts new ones.
         self._iterator = None
 
 
 def _started(start: Callable[[], Any]) -> Any:
-    """Starts workers whose end is noticed where a batch is waited for.
+    """Starts workers without torch's handler of SIGCHLD.
 
-    torch's handler of SIGCHLD would raise wherever this process is, in the midst of a step.
+    That handler raises at any point of a training step; without it a lost worker is noticed where
+    its batch is waited for.
     """
     if not hasattr(signal, "SIGCHLD") or not _in_main_thread():
         return start()
@@ -110,12 +111,12 @@ def _started(start: Callable[[], Any]) -> Any:
 def _lost_of(batches: Any) -> signal.Signals | None:
     """The signal that ended a worker of an iterator; ``None`` where none was."""
     workers = list(getattr(batches, "_workers", ()))
-    # What it was sending may break off a moment before it is gone.
-    ended = wait([worker.sentinel for worker in workers], timeout=_A_MOMENT)
+    # The pipe may break a moment before the process has ended.
+    ended = wait([worker.sentinel for worker in workers], timeout=_SECONDS_TO_END)
     for worker in workers:
         if worker.sentinel in ended:
-            # Its files are closed before the system tells how it ended.
-            worker.join(_A_MOMENT)
+            # The sentinel closes before the exit code is known.
+            worker.join(_SECONDS_TO_END)
     codes = [worker.exitcode for worker in workers]
     return next((signal.Signals(-code) for code in codes if code is not None and code < 0), None)
 
@@ -136,15 +137,15 @@ def worker_context(num_workers: int, start_method: str | None) -> str | None:
     _end_with_the_program()
     if _in_main_thread():
         chosen = start_method or multiprocessing.get_start_method(allow_none=True)
-        # The first one is Python's default; asking for it would settle it for the whole program.
+        # The first method is Python's default; `get_start_method()` would fix it for the program.
         _start_helpers(chosen or multiprocessing.get_all_start_methods()[0])
     return start_method
 
 
 def _start_helpers(start_method: str) -> None:
-    """Starts Python's own helping processes so that they too outlive signals to all processes."""
-    # What is ignored stays so in a new program; handlers do not.
-    held = {n: signal.signal(n, signal.SIG_IGN) for n in _OF_A_JOB}
+    """Starts Python's resource tracker and fork server so that they outlive the job's signals."""
+    # A new program inherits which signals are ignored.
+    held = {n: signal.signal(n, signal.SIG_IGN) for n in _JOB_SIGNALS}
     try:
         resource_tracker.ensure_running()
         if start_method == "forkserver":
@@ -155,16 +156,15 @@ def _start_helpers(start_method: str) -> None:
 
 
 def outlive_signals(worker: int) -> None:
-    """Lets a worker serve as long as the training process, which got the same signal, asks it to.
+    """Makes a worker ignore the job's signals; the ``worker_init_fn`` of a ``DataLoader``.
 
-    Clusters send a signal to every process of a job. A worker that it ended would end the run
-    within the step, the E-step or the evaluation at hand, and with it what the run has to write.
-    What a ``DataLoader`` takes as ``worker_init_fn``.
+    Clusters send a signal to every process of a job. The training process reacts to it, and needs
+    its workers until it has finished the step, the E-step or the evaluation and saved its state.
 
     Args:
         worker: its number.
     """
-    for number in _OF_A_JOB:
+    for number in _JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -172,22 +172,22 @@ def outlive_signals(worker: int) -> None:
 
 
 def _end_after(parent: BaseProcess) -> None:
-    # torch looks for the process that forked it, which outlives a training process that is killed
-    # where that is Python's fork server.
+    # torch's own watchdog waits for the process that forked the worker. With `forkserver` that is
+    # not the training process, and outlives it.
     parent.join()
     os._exit(1)
 
 
 @functools.cache
 def _end_with_the_program() -> None:
-    """Python ends what is left at its exit with SIGTERM, and would wait for workers for ever."""
+    """Kills workers at exit: Python sends SIGTERM, which they ignore, and would wait for ever."""
     atexit.register(_kill_workers)
 
 
 def _kill_workers() -> None:
     left = [child for child in multiprocessing.active_children() if child.daemon]
     if left and hasattr(signal, "SIGCHLD"):
-        # A loader would raise, here, that they were killed.
+        # A loader's handler would raise here that its workers were killed.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in left:
         child.kill()

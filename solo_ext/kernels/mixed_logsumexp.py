@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from solo_ext.kernels.tiles import tile_rows
+from solo_ext.kernels.tables import tile_rows
 
 
 class MixDraws(NamedTuple):
@@ -23,6 +23,10 @@ class MixDraws(NamedTuple):
         alpha: (N, s) in (0, 1), the share of the first.
         single_indices: (N, s') the negative that is mixed with the query.
         beta: (N, s') in (0, 0.5), the share of the query.
+
+    Example:
+        >>> MixDraws(*(torch.zeros(4, *s) for s in ((5, 2), (5,), (3,), (3,)))).alpha.shape
+        torch.Size([4, 5])
     """
 
     pair_indices: Tensor
@@ -58,7 +62,7 @@ def mixed_logsumexp(
     num_hard: int,
     powers: Sequence[float] = (1.0,),
     *,
-    own: Tensor | None = None,
+    excluded_columns: Tensor | None = None,
     with_table: bool = True,
     ranked: bool = True,
     tile: int | None = None,
@@ -77,8 +81,9 @@ def mixed_logsumexp(
         inverse_temperature: factor of the similarities.
         draws: of the mixtures, at least one for each query.
         num_hard: how many of the most similar rows are mixed.
-        powers: (E,) as in :func:`solo_ext.kernels.table_logsumexp`.
-        own: (N, m) rows of the table that are no negatives of the query; none by default.
+        powers: (E,) as in :func:`solo_ext.kernels.tables.table_logsumexp`.
+        excluded_columns: (N, m) rows of the table that are no negatives of the query; none by
+            default.
         with_table: whether the rows themselves are summed too, or the mixtures alone.
         ranked: whether indices go from the hardest down, which takes a sort; else they mean the
             hardest rows in some order, all the same to random indices.
@@ -86,6 +91,18 @@ def mixed_logsumexp(
 
     Raises:
         RuntimeError: it is differentiated twice.
+
+    Example:
+        The mixture of a row with itself is that row:
+
+        >>> query, table = (F.normalize(torch.randn(n, 8)) for n in (4, 20))
+        >>> hardest = torch.zeros(4, 1, 2).long(), torch.full((4, 1), 0.5)
+        >>> none = torch.zeros(4, 0).long(), torch.zeros(4, 0)
+        >>> found = mixed_logsumexp(query, table, 5.0, MixDraws(*hardest, *none), num_hard=3)
+        >>> logits = 5.0 * query @ table.T
+        >>> logits = torch.cat((logits, logits.amax(1, keepdim=True)), dim=1)
+        >>> found.lse[0].allclose(logits.logsumexp(1), rtol=1e-4)
+        True
     """
     if tile is None:
         widest = max(table.shape[0], draws.alpha.shape[1] * query.shape[1])
@@ -93,7 +110,7 @@ def mixed_logsumexp(
     draws = draws._replace(alpha=draws.alpha.to(query.dtype), beta=draws.beta.to(query.dtype))
     query = query if torch.is_grad_enabled() else query.detach()
     settings = inverse_temperature, num_hard, tuple(powers), with_table, ranked, tile
-    return MixedLogSumExp(*_Mixed.apply(query, table, own, *draws, *settings))  # type: ignore[no-untyped-call]
+    return MixedLogSumExp(*_Mixed.apply(query, table, excluded_columns, *draws, *settings))  # type: ignore[no-untyped-call]
 
 
 class _Mixtures(NamedTuple):
@@ -140,7 +157,7 @@ class _Mixed(torch.autograd.Function):
         ctx: Any,
         query: Tensor,
         table: Tensor,
-        own: Tensor | None,
+        excluded_columns: Tensor | None,
         pair_indices: Tensor,
         alpha: Tensor,
         single_indices: Tensor,
@@ -160,8 +177,8 @@ class _Mixed(torch.autograd.Function):
             part = slice(begin, begin + tile)
             rows = query[part]
             logits = rows @ table.T
-            if own is not None:
-                logits.scatter_(1, own[part], float("-inf"))
+            if excluded_columns is not None:
+                logits.scatter_(1, excluded_columns[part], float("-inf"))
             values, top = logits.topk(num_hard, dim=1, sorted=ranked)
             made = _mix(logits, table, top, draws.rows(part))
             hardest.append(values.mean(1))

@@ -1,34 +1,41 @@
-"""Losses: pure functions, tensors in, scalar out."""
+"""Losses: pure functions, tensors in, scalar out, one file for each family of papers.
 
-from solo_ext.kernels import MixDraws
-from solo_ext.losses.alignment import alignment_loss_func
-from solo_ext.losses.arcface import arcface_loss_func
-from solo_ext.losses.batch_of_views import batch_of_views
+Each file begins with its formula: where a fused kernel computes the loss, with the plain form
+(``plain_...``) that the kernel is tested against, and the function below says when which of them
+runs; elsewhere the loss is the formula. Start with ``info_nce`` (a queue), then ``contrastive``
+(batches, debiased and hard negatives), which ``mochi`` and ``nnclr`` build on; ``proto_nce`` is
+PCL's, ``protocpc`` and ``seed`` are those of distillation. ``clip``, ``nce``, ``metric``,
+``margin`` and ``alignment`` hold the classical ones. Every loss is registered in ``LOSSES``.
+"""
+
+from solo_ext.kernels.mixed_logsumexp import MixDraws
+from solo_ext.losses.alignment import alignment_loss_func, uniformity_loss_func
 from solo_ext.losses.clip import clip_loss_func
-from solo_ext.losses.contrastive_pair import contrastive_loss_func
-from solo_ext.losses.core import ContrastiveTerms, contrastive
-from solo_ext.losses.cosface import cosface_loss_func
-from solo_ext.losses.cpc import bilinear_info_nce_loss_func
-from solo_ext.losses.debiased import debiased_loss_func
-from solo_ext.losses.hard_negative import hard_negative_loss_func
+from solo_ext.losses.common import LOSSES
+from solo_ext.losses.contrastive import (
+    ContrastiveTerms,
+    NegativeEstimator,
+    batch_of_views,
+    contrastive,
+    debiased_loss_func,
+    hard_negative_loss_func,
+    nt_xent_loss_func,
+)
 from solo_ext.losses.info_nce import info_nce_loss_func
-from solo_ext.losses.lifted_structured import lifted_structured_loss_func
-from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.mochi import mochi_loss_func
-from solo_ext.losses.n_pair import n_pair_loss_func
-from solo_ext.losses.nce import nce_loss_func
-from solo_ext.losses.negative_mass import NegativeEstimator
-from solo_ext.losses.nnclr_symmetric import nnclr_symmetric_loss_func
-from solo_ext.losses.nt_xent import nt_xent_loss_func
+from solo_ext.losses.margin import arcface_loss_func, cosface_loss_func, sphereface_loss_func
+from solo_ext.losses.metric import (
+    contrastive_loss_func,
+    lifted_structured_loss_func,
+    n_pair_loss_func,
+    soft_nearest_neighbor_loss_func,
+    triplet_loss_func,
+)
+from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
+from solo_ext.losses.nce import bilinear_info_nce_loss_func, nce_loss_func
+from solo_ext.losses.nnclr import nnclr_symmetric_loss_func
 from solo_ext.losses.proto_nce import proto_nce_loss_func
-from solo_ext.losses.protocpc import protocpc_loss_func
-from solo_ext.losses.protocpc_step import ProtoCPCTerms, protocpc_step
-from solo_ext.losses.registry import LOSSES
+from solo_ext.losses.protocpc import ProtoCPCTerms, protocpc_loss_func, protocpc_step
 from solo_ext.losses.seed import SEEDTerms, seed_loss_func, seed_terms
-from solo_ext.losses.soft_nearest_neighbor import soft_nearest_neighbor_loss_func
-from solo_ext.losses.sphereface import sphereface_loss_func
-from solo_ext.losses.triplet import triplet_loss_func
-from solo_ext.losses.uniformity import uniformity_loss_func
 
 __all__ = [
     "LOSSES",

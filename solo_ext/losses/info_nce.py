@@ -6,9 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.losses.core import contrastive
-from solo_ext.losses.registry import LOSSES
+from solo_ext.core.precision import full_precision_products
+from solo_ext.kernels.tables import table_logsumexp
+from solo_ext.losses.common import LOSSES, check_positive, check_table, unit_rows
+
+
+def plain_info_nce(
+    query: Tensor, positive: Tensor, negatives: Tensor, temperature: float
+) -> Tensor:
+    """Eq. 1 on the (N, 1 + K) matrix of logits, of unit rows."""
+    own = (query * positive).sum(1, keepdim=True)
+    logits = torch.cat((own, query @ negatives.T), dim=1) / temperature
+    return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long, device=query.device))
 
 
 @LOSSES.register(
@@ -45,31 +54,28 @@ def info_nce_loss_func(
 
     Source:
         He et al., CVPR 2020, arXiv 1911.05722; van den Oord et al., 2018, arXiv 1807.03748.
+
+    Example:
+        >>> query, key = torch.randn(4, 16), torch.randn(4, 16)
+        >>> queue = F.normalize(torch.randn(1000, 16))
+        >>> loss = info_nce_loss_func(query, key, queue, temperature=0.2)
+        >>> query, key = (F.normalize(x) for x in (query, key))
+        >>> loss.allclose(plain_info_nce(query, key, queue, temperature=0.2))
+        True
     """
-    shapes(query, positive, negatives)
+    query, positive = unit_rows(query=query, positive=positive)
+    check_table("negatives", negatives, query)
+    check_positive(temperature=temperature)
+    negatives = negatives.to(query.dtype)
     with full_precision_products(query.device):
-        query, positive = (F.normalize(x, dim=1) for x in full_precision(query, positive))
-    return contrastive(
-        query,
-        positive.unsqueeze(1),
-        negatives,
-        temperature=temperature,
-        compute_dtype=compute_dtype,
-    ).loss
-
-
-def shapes(query: Tensor, positive: Tensor, negatives: Tensor) -> None:
-    """Refuses what does not fit together.
-
-    Raises:
-        ValueError: with the shapes.
-    """
-    if query.ndim != 2 or query.shape != positive.shape:
-        raise ValueError(
-            f"query and positive must both be (N, D), got {tuple(query.shape)} and "
-            f"{tuple(positive.shape)}"
+        if negatives.requires_grad:
+            if compute_dtype is not None:
+                raise ValueError(
+                    f"compute_dtype={compute_dtype}: is for constant negatives; leave it out"
+                )
+            return plain_info_nce(query, positive, negatives, temperature)
+        lse, _ = table_logsumexp(
+            query, negatives, 1 / temperature, bound=1 / temperature, compute_dtype=compute_dtype
         )
-    if negatives.ndim != 2 or negatives.shape[1] != query.shape[1]:
-        raise ValueError(
-            f"negatives must be (K, {query.shape[1]}) like the query, got {tuple(negatives.shape)}"
-        )
+        # log(1 + exp(lse - s)), which is the cross-entropy.
+        return F.softplus(lse[0] - (query * positive).sum(1) / temperature).mean()

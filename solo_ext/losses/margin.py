@@ -1,13 +1,16 @@
-"""What the margin losses share: a softmax whose target column is made harder."""
+"""Margin losses of face recognition: a softmax whose target column is made harder."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.precision import full_precision
+from solo_ext.losses.common import LOSSES, check_not_negative, check_positive
 
 
 def margin_cross_entropy(
@@ -42,11 +45,165 @@ def margin_cross_entropy(
             f"feature_norm must be ({target.shape[0]},), one per row, got "
             f"{tuple(feature_norm.shape)}"
         )
-    if not scale > 0:
-        raise ValueError(f"scale={scale}: must be above 0")
+    check_positive(scale=scale)
     (cosine,) = full_precision(cosine)
     column = target.unsqueeze(1)
     logits = scale * cosine.scatter(1, column, harden(cosine.gather(1, column)))
     if feature_norm is not None:
         logits = logits * feature_norm.to(logits.dtype).unsqueeze(1)
     return F.cross_entropy(logits, target)
+
+
+@LOSSES.register(
+    "arcface_loss_func",
+    paper="ArcFace: Additive Angular Margin Loss for Deep Face Recognition",
+    year=2018,
+    arxiv="1801.07698",
+)
+def arcface_loss_func(
+    cosine: Tensor, target: Tensor, scale: float = 64.0, margin: float = 0.5, monotone: bool = True
+) -> Tensor:
+    """Cross-entropy over scaled cosines after the target's angle has grown by a margin.
+
+    ``-log(exp(s cos(theta_y + m)) / (exp(s cos(theta_y + m)) + sum_{j != y} exp(s cos theta_j)))``
+    (Eq. 3), mean over the rows; s the scale, m the margin.
+
+    Args:
+        cosine: (N, C) of features with class weights.
+        target: (N,) integers in [0, C).
+        scale: s, above 0.
+        margin: m in radians, in [0, pi).
+        monotone: whether beyond pi - m, where ``cos(theta + m)`` rises again, ``cos theta - m sin
+            m`` takes its place; for a margin up to 2.3 the loss then never falls as theta grows.
+
+    Returns:
+        Scalar. The gradient is that of the formula, but at a target's cosine of 1 or -1, where
+        that is infinite and the sine counts as a constant.
+
+    Raises:
+        ValueError: shapes do not fit, or a setting is out of range.
+
+    Source:
+        Deng et al., CVPR 2019, arXiv 1801.07698; the monotone form as in the authors' code.
+
+    Example:
+        >>> cosine, target = torch.rand(4, 10), torch.tensor([0, 3, 3, 9])
+        >>> arcface_loss_func(cosine, target, scale=8.0, margin=0.0).allclose(
+        ...     F.cross_entropy(8.0 * cosine, target)
+        ... )
+        True
+    """
+    if not 0 <= margin < math.pi:
+        raise ValueError(f"margin={margin}: must lie in [0, pi), in radians")
+
+    def harden(own: Tensor) -> Tensor:
+        moved = own * math.cos(margin) - _sine(own) * math.sin(margin)
+        if not monotone:
+            return moved
+        lowered = own - margin * math.sin(margin)
+        return torch.where(own >= -math.cos(margin), moved, lowered)
+
+    return margin_cross_entropy(cosine, target, harden, scale)
+
+
+def _sine(cosine: Tensor) -> Tensor:
+    """Sine of the angle; 0 without gradient where rounding has left a cosine of 1 or more."""
+    squared = (1 - cosine) * (1 + cosine)
+    inside = squared > 0
+    return torch.where(inside, torch.where(inside, squared, 1.0).sqrt(), 0.0)
+
+
+@LOSSES.register(
+    "cosface_loss_func",
+    paper="CosFace: Large Margin Cosine Loss for Deep Face Recognition",
+    year=2018,
+    arxiv="1801.09414",
+)
+def cosface_loss_func(
+    cosine: Tensor, target: Tensor, scale: float = 64.0, margin: float = 0.35
+) -> Tensor:
+    """Cross-entropy over scaled cosines after the target's has been lowered by a margin.
+
+    ``-log(exp(s (cos_y - m)) / (exp(s (cos_y - m)) + sum_{j != y} exp(s cos_j)))`` (Eq. 4), mean
+    over the rows; s the scale, m the margin.
+
+    Args:
+        cosine: (N, C) of features with class weights.
+        target: (N,) integers in [0, C).
+        scale: s, above 0.
+        margin: m, at least 0.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: shapes do not fit, or a setting is out of range.
+
+    Source:
+        Wang et al., CVPR 2018, arXiv 1801.09414.
+
+    Example:
+        >>> cosine, target = torch.tensor([[0.9, 0.1]]), torch.tensor([0])
+        >>> cosface_loss_func(cosine, target, scale=1.0, margin=0.8)  # both cosines are now 0.1
+        tensor(0.6931)
+    """
+    check_not_negative(margin=margin)
+    return margin_cross_entropy(cosine, target, lambda own: own - margin, scale)
+
+
+@LOSSES.register(
+    "sphereface_loss_func",
+    paper="SphereFace: Deep Hypersphere Embedding for Face Recognition",
+    year=2017,
+    arxiv="1704.08063",
+)
+def sphereface_loss_func(
+    cosine: Tensor,
+    target: Tensor,
+    scale: float = 1.0,
+    margin: int = 4,
+    feature_norm: Tensor | None = None,
+) -> Tensor:
+    """Cross-entropy over cosines after the target's angle has been multiplied by the margin.
+
+    The target's cosine is replaced by ``psi(theta) = (-1)^k cos(m theta) - 2 k``, k the whole
+    part of ``m theta / pi``, which falls from 1 to 1 - 2 m; all are multiplied by the scale and
+    the norm of the feature. Mean over the rows.
+
+    Args:
+        cosine: (N, C) of features with class weights.
+        target: (N,) integers in [0, C).
+        scale: above 0.
+        margin: m, a whole number of at least 1.
+        feature_norm: (N,) |x|, as in the paper; ``None`` is 1.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: shapes do not fit, or a setting is out of range.
+
+    Source:
+        Liu et al., CVPR 2017, arXiv 1704.08063; without its annealing, a mean of psi and the
+        plain cosine whose weight falls during training.
+
+    Example:
+        >>> cosine, target = torch.rand(4, 10), torch.tensor([0, 3, 3, 9])
+        >>> sphereface_loss_func(cosine, target, margin=1).allclose(F.cross_entropy(cosine, target))
+        True
+    """
+    if not isinstance(margin, int) or margin < 1:
+        raise ValueError(f"margin={margin}: must be a whole number of at least 1")
+    return margin_cross_entropy(cosine, target, lambda own: _psi(own, margin), scale, feature_norm)
+
+
+def _psi(cosine: Tensor, margin: int) -> Tensor:
+    """``(-1)^k cos(m theta) - 2 k``, cos(m theta) as a Chebyshev polynomial of the cosine."""
+    before, multiple = torch.ones_like(cosine), cosine
+    for _ in range(margin - 1):
+        before, multiple = multiple, 2 * cosine * multiple - before
+    # k = m at a cosine of -1 is left out: the value is that of m - 1, the slope would turn.
+    turns = torch.zeros_like(cosine)
+    for j in range(1, margin):
+        turns = turns + (cosine <= math.cos(j * math.pi / margin))
+    return (1 - 2 * (turns % 2)) * multiple - 2 * turns

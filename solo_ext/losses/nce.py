@@ -1,12 +1,14 @@
-"""Noise-contrastive estimation."""
+"""Noise-contrastive estimation, and InfoNCE with the bilinear critic of CPC."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.core.precision import full_precision
-from solo_ext.losses.registry import LOSSES
+from solo_ext.core import distributed
+from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.losses.common import LOSSES, check_positive
+from solo_ext.losses.contrastive import own_columns
 
 
 @LOSSES.register(
@@ -33,6 +35,11 @@ def nce_loss_func(data_logits: Tensor, noise_logits: Tensor) -> Tensor:
 
     Source:
         Gutmann and Hyvärinen, AISTATS 2010.
+
+    Example:
+        >>> import torch
+        >>> nce_loss_func(torch.zeros(4), torch.zeros(4, 10))  # 11 ln 2
+        tensor(7.6246)
     """
     if data_logits.ndim != 1:
         raise ValueError(f"data_logits must be (N,), got {tuple(data_logits.shape)}")
@@ -47,3 +54,61 @@ def nce_loss_func(data_logits: Tensor, noise_logits: Tensor) -> Tensor:
     if rejected.ndim == 2:
         rejected = rejected.sum(1)
     return -(F.logsigmoid(data) + rejected).mean()
+
+
+@LOSSES.register(
+    "bilinear_info_nce_loss_func",
+    paper="Representation Learning with Contrastive Predictive Coding",
+    year=2018,
+    arxiv="1807.03748",
+)
+def bilinear_info_nce_loss_func(
+    query: Tensor, context: Tensor, weight: Tensor, temperature: float = 1.0
+) -> Tensor:
+    """Cross-entropy of each query's own context among the contexts of the joined batch.
+
+    ``-log(f(z_i, c_i) / sum_j f(z_i, c_j))`` with ``f(z, c) = exp(z^T W c / T)`` (Eq. 3 and 4),
+    mean over the queries. The paper's sum runs over z for one c: pass ``context, query,
+    weight.T`` for that.
+
+    Args:
+        query: (N, D1) z, any scale.
+        context: (N, D2) c, any scale; row i is of query i.
+        weight: (D1, D2) W.
+        temperature: T, above 0; the paper has none, which is 1.
+
+    Returns:
+        Scalar; zero that carries the graph for a single pair.
+
+    Raises:
+        ValueError: shapes do not fit, or the temperature is not positive.
+
+    Source:
+        van den Oord et al., 2018, arXiv 1807.03748.
+
+    Example:
+        >>> import torch
+        >>> query, context, weight = torch.randn(4, 8), torch.randn(4, 6), torch.zeros(8, 6)
+        >>> bilinear_info_nce_loss_func(query, context, weight).allclose(torch.tensor(4.0).log())
+        True
+    """
+    _check(query, context, weight, temperature)
+    query, context, weight = full_precision(query, context, weight)
+    with full_precision_products(query.device):
+        candidates = distributed.gather_with_gradient(context)
+        logits = query @ weight @ candidates.T / temperature
+        return F.cross_entropy(logits, own_columns(query).squeeze(1))
+
+
+def _check(query: Tensor, context: Tensor, weight: Tensor, temperature: float) -> None:
+    if query.ndim != 2 or context.ndim != 2 or query.shape[0] != context.shape[0]:
+        raise ValueError(
+            f"query must be (N, D1) and context (N, D2), got {tuple(query.shape)} and "
+            f"{tuple(context.shape)}"
+        )
+    if weight.shape != (query.shape[1], context.shape[1]):
+        raise ValueError(
+            f"weight must be ({query.shape[1]}, {context.shape[1]}), from query to context, got "
+            f"{tuple(weight.shape)}"
+        )
+    check_positive(temperature=temperature)

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple, get_args
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.losses.registry import LOSSES
+from solo_ext.kernels.prototype_contrast import prototype_contrast
+from solo_ext.kernels.sinkhorn import Assignment, assign, plain_sinkhorn
+from solo_ext.losses.common import LOSSES, check_positive, check_table
+
+AssignmentKind = Literal["sinkhorn", "softmax"]
+PriorOrder = Literal["before_loss", "after_loss"]
+PrototypeLoss = Literal["protocpc", "ce"]
 
 LEAST_PRIOR = 1e-8
 """A prototype of prior 0 would never be pushed away from."""
+
+
+def plain_protocpc(
+    student: Tensor,
+    teacher: Tensor,
+    prototypes: Tensor,
+    prior: Tensor,
+    student_temperature: float = 0.1,
+    teacher_temperature: float = 0.04,
+    prior_momentum: float = 0.9,
+) -> Tensor:
+    """Algorithm 1 with the (N, K) matrices of one view each, of unit rows; the reference."""
+    with torch.no_grad():
+        probs = plain_sinkhorn(teacher @ prototypes.T, teacher_temperature, iterations=3)
+        prior = moved_prior(prior, probs.mean(0), prior_momentum)
+    return protocpc_loss_func(student @ prototypes.T, probs, prior, student_temperature)
 
 
 @LOSSES.register(
@@ -44,6 +69,12 @@ def protocpc_loss_func(
 
     Source:
         Lee, 2021, openreview 8la28hZOwug.
+
+    Example:
+        >>> logits, probs = torch.rand(4, 10), torch.rand(4, 10).softmax(1)
+        >>> loss = protocpc_loss_func(logits, probs, torch.ones(10), temperature=0.1)
+        >>> loss.allclose(F.cross_entropy(logits / 0.1, probs))
+        True
     """
     _check(student_logits, teacher_probs, prior, temperature)
     logits, probs, prior = full_precision(student_logits, teacher_probs, prior)
@@ -61,6 +92,10 @@ def moved_prior(prior: Tensor, mean: Tensor, momentum: float) -> Tensor:
         prior: (K,) that sums to K.
         mean: (K,) mean of the teacher's probabilities, which sums to 1.
         momentum: m, in [0, 1].
+
+    Example:
+        >>> moved_prior(torch.ones(4), torch.tensor([1.0, 0.0, 0.0, 0.0]), momentum=0.9)
+        tensor([1.3000, 0.9000, 0.9000, 0.9000])
     """
     return momentum * prior + (1 - momentum) * prior.shape[0] * mean.to(prior.dtype)
 
@@ -75,5 +110,194 @@ def _check(logits: Tensor, probs: Tensor, prior: Tensor, temperature: float) -> 
         raise ValueError(
             f"prior must be ({logits.shape[1]},), one per prototype, got {tuple(prior.shape)}"
         )
-    if temperature <= 0:
-        raise ValueError(f"temperature={temperature}: must be above 0; the paper uses 0.1")
+    check_positive(temperature=temperature)
+
+
+class ProtoCPCTerms(NamedTuple):
+    """What :func:`protocpc_step` gives.
+
+    Attributes:
+        loss: scalar, ``align + unif``.
+        align: scalar, ``-p.s``, without gradient.
+        unif: scalar, the log-sum-exp, without gradient.
+        prior: (K,) that contains this batch, to be kept once the step is done; the same on every
+            rank.
+
+    Example:
+        >>> views, prototypes = torch.randn(2, 4, 8), torch.eye(8)
+        >>> terms = protocpc_step(views, views, prototypes, prior=torch.ones(8))
+        >>> terms.loss.allclose(terms.align + terms.unif), terms.prior.shape
+        (True, torch.Size([8]))
+    """
+
+    loss: Tensor
+    align: Tensor
+    unif: Tensor
+    prior: Tensor
+
+
+def protocpc_step(
+    student: Tensor,
+    teacher: Tensor,
+    prototypes: Tensor,
+    prior: Tensor,
+    *,
+    teacher_prototypes: Tensor | None = None,
+    targets: Tensor | None = None,
+    student_temperature: float = 0.1,
+    teacher_temperature: float = 0.04,
+    assignment: AssignmentKind = "sinkhorn",
+    iterations: int = 3,
+    prior_momentum: float = 0.9,
+    prior_order: PriorOrder = "before_loss",
+    loss: PrototypeLoss = "protocpc",
+    compute_dtype: torch.dtype | None = None,
+) -> ProtoCPCTerms:
+    """ProtoCPC of student views with the assignments of teacher views, from the features.
+
+    ``loss = sum_vu w_vu mean_i [-p_u[i].s_v[i] + log sum_k q_k exp(s_v[i, k])] / sum_vu w_vu``
+    (Algorithm 1). ``s_v[i, k]`` are the cosines of the student's features with the prototypes over
+    its temperature, p_u is Sinkhorn's or the softmax of the teacher's cosines over its own, each
+    teacher view by itself over the batch of all ranks, q the prior. The mean is over the local
+    samples. Of (N, K) matrices the teacher's exponentials are held, and blocks of the student's
+    similarities that suit the device; gradients are made in the forward pass, where any are wanted.
+
+    Args:
+        student: (V, N, D) views; normalised inside.
+        teacher: (U, N, Dt) views whose assignments are targets; normalised inside; a constant.
+        prototypes: (K, D) unit rows, learnable or not.
+        prior: (K,) that sums to K, from before this step; a constant.
+        teacher_prototypes: (K, Dt) unit rows, a constant; by default the student's, uncopied.
+        targets: (V, U) weights w, at least 0 and not all 0: which assignments are targets of which
+            student view; all 1 by default.
+        student_temperature: above 0.
+        teacher_temperature: above 0; Sinkhorn's epsilon.
+        assignment: ``sinkhorn``: balanced over the batch, see :func:`solo_ext.memory.sinkhorn`;
+            ``softmax``.
+        iterations: of Sinkhorn, 1 or more.
+        prior_momentum: in [0, 1].
+        prior_order: ``before_loss``: q contains this batch, as in the paper; ``after_loss``: q is
+            the prior as given.
+        loss: ``protocpc``, or ``ce``: q is 1 for all, soft cross-entropy. The prior moves the same.
+        compute_dtype: of the factors of matrix products and of the teacher's exponentials,
+            ``torch.bfloat16`` for example; fp32 by default.
+
+    Raises:
+        ValueError: shapes do not fit, or a value is out of its range.
+
+    Source:
+        Lee, 2021, openreview 8la28hZOwug.
+
+    Example:
+        >>> student, teacher, prototypes = (
+        ...     F.normalize(torch.randn(n, 8), dim=-1) for n in (4, 4, 20)
+        ... )
+        >>> terms = protocpc_step(student[None], teacher[None], prototypes, torch.ones(20))
+        >>> terms.loss.allclose(plain_protocpc(student, teacher, prototypes, torch.ones(20)))
+        True
+    """
+    held = prototypes if teacher_prototypes is None else teacher_prototypes
+    _check_shapes(student, teacher, prototypes, held, prior, targets)
+    check_positive(student_temperature=student_temperature, teacher_temperature=teacher_temperature)
+    if iterations < 1:
+        raise ValueError(f"iterations={iterations}: must be 1 or more; the paper uses 3")
+    if not 0 <= prior_momentum <= 1:
+        raise ValueError(f"prior_momentum={prior_momentum}: must be in [0, 1]; the paper uses 0.9")
+    for name, value, kinds in (
+        ("assignment", assignment, AssignmentKind),
+        ("prior_order", prior_order, PriorOrder),
+        ("loss", loss, PrototypeLoss),
+    ):
+        if value not in get_args(kinds):
+            raise ValueError(
+                f"{name}={value!r}: must be one of {', '.join(map(repr, get_args(kinds)))}"
+            )
+    with full_precision_products(student.device):
+        student, prototypes = full_precision(student, prototypes)
+        student = F.normalize(student, dim=-1)
+        with torch.no_grad():
+            teacher, held, prior = (x.to(student.dtype) for x in (teacher, held, prior))
+            table = prototypes.detach()
+            table = table if compute_dtype is None else table.to(compute_dtype)
+            teacher_table = table if teacher_prototypes is None else held.to(table.dtype)
+            found = [
+                _assigned(
+                    F.normalize(view, dim=-1),
+                    teacher_table,
+                    1 / teacher_temperature,
+                    iterations if assignment == "sinkhorn" else 0,
+                )
+                for view in teacher
+            ]
+            mean = torch.stack([a.mean for a in found]).mean(0)
+            moved = moved_prior(prior, mean, prior_momentum)
+            used = moved if prior_order == "before_loss" else prior
+            if targets is None:
+                targets = student.new_ones(student.shape[0], teacher.shape[0])
+            weights = targets.to(student.dtype)
+            weights = weights / weights.sum()
+        terms = prototype_contrast(
+            student,
+            prototypes,
+            found,
+            weights,
+            used.clamp(min=LEAST_PRIOR) if loss == "protocpc" else None,
+            1 / student_temperature,
+            table=table,
+        )
+        return ProtoCPCTerms(*terms, moved)
+
+
+def _assigned(
+    teacher: Tensor, table: Tensor, inverse_temperature: float, iterations: int
+) -> Assignment:
+    """Of one view, (N, K); 0 iterations: softmax."""
+    factors = (teacher * inverse_temperature).to(table.dtype)
+
+    def logits(rows: slice, columns: slice) -> Tensor:
+        return (factors[rows] @ table[columns].T).to(teacher.dtype)
+
+    shape = teacher.shape[0], table.shape[0]
+    return assign(
+        logits,
+        shape,
+        teacher,
+        iterations,
+        bound=inverse_temperature,
+        storage=table.dtype,
+        products=True,
+    )
+
+
+def _check_shapes(
+    student: Tensor,
+    teacher: Tensor,
+    prototypes: Tensor,
+    teacher_prototypes: Tensor,
+    prior: Tensor,
+    targets: Tensor | None,
+) -> None:
+    if student.ndim != 3 or teacher.ndim != 3 or student.shape[1] != teacher.shape[1]:
+        raise ValueError(
+            f"student must be (V, N, D) and teacher (U, N, Dt), got {tuple(student.shape)} and "
+            f"{tuple(teacher.shape)}"
+        )
+    if not student.shape[:2].numel() or not teacher.shape[0]:
+        raise ValueError(
+            f"there must be a view and a sample at least, got student {tuple(student.shape)} and "
+            f"teacher {tuple(teacher.shape)}"
+        )
+    check_table("prototypes", prototypes, student)
+    check_table("teacher_prototypes", teacher_prototypes, teacher)
+    if not len(prototypes) == len(teacher_prototypes) == len(prior) or prior.ndim != 1:
+        raise ValueError(
+            f"prototypes, teacher_prototypes and prior must be of one K, got "
+            f"{tuple(prototypes.shape)}, {tuple(teacher_prototypes.shape)} and "
+            f"{tuple(prior.shape)}"
+        )
+    views = student.shape[0], teacher.shape[0]
+    if targets is not None and targets.shape != views:
+        raise ValueError(
+            f"targets must be {views}, a row per student view and a column per teacher view, got "
+            f"{tuple(targets.shape)}"
+        )

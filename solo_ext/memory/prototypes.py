@@ -1,12 +1,15 @@
-"""Prototypes that learn."""
+"""Prototypes that learn, and those that a clustering found."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from solo_ext.memory.state import State
 
 
 class Prototypes(nn.Module):
@@ -26,6 +29,13 @@ class Prototypes(nn.Module):
 
     Raises:
         ValueError: a size is below 1.
+
+    Example:
+        >>> prototypes = Prototypes(10, dim=4)
+        >>> prototypes(F.normalize(torch.randn(3, 4), dim=1)).shape
+        torch.Size([3, 10])
+        >>> bool(torch.allclose(prototypes.weight.norm(dim=1), torch.ones(10)))
+        True
     """
 
     def __init__(self, num_prototypes: int, dim: int) -> None:
@@ -71,3 +81,86 @@ class Prototypes(nn.Module):
             (N, K).
         """
         return F.linear(x, self.weight)
+
+
+class ClusterPrototypes(State):
+    """Result of the last E-step, at every granularity m.
+
+    Attributes:
+        num_prototypes: K of each granularity.
+        assignments: (M, n) cluster of every sample, by sample index.
+        epoch: epoch of the last E-step, -1 before the first.
+        backend: name of the k-means backend that the run uses, empty before it starts.
+
+    Args:
+        num_prototypes: K of each granularity, above 0.
+        dim: D.
+
+    Example:
+        >>> state = ClusterPrototypes([2, 5, 2], dim=4)
+        >>> state.names, [table.shape[0] for table in state.prototypes], state.epoch
+        (['2', '5', '2_2'], [2, 5, 2], -1)
+    """
+
+    assignments: Tensor
+    sized_by_data = ("assignments",)
+
+    def __init__(self, num_prototypes: Sequence[int], dim: int) -> None:
+        super().__init__()
+        self.num_prototypes = tuple(num_prototypes)
+        self.epoch, self.backend = -1, ""
+        for m, size in enumerate(self.num_prototypes):
+            self.register_buffer(f"means_{m}", torch.zeros(size, dim))
+            self.register_buffer(f"prototypes_{m}", torch.zeros(size, dim))
+            self.register_buffer(f"concentration_{m}", torch.ones(size))
+        none = torch.zeros(len(self.num_prototypes), 0, dtype=torch.long)
+        self.register_buffer("assignments", none)
+
+    @property
+    def names(self) -> list[str]:
+        """K of each granularity, numbered on where the same K comes again."""
+        sizes = self.num_prototypes
+        seen = [sizes[:m].count(size) for m, size in enumerate(sizes)]
+        return [f"{k}_{n + 1}" if n else str(k) for k, n in zip(sizes, seen, strict=True)]
+
+    @property
+    def means(self) -> list[Tensor]:
+        """Means of the clusters as k-means left them, (K, D) each; where the next one starts."""
+        return self._all("means")
+
+    @property
+    def prototypes(self) -> list[Tensor]:
+        """The means, normalised, (K, D) each."""
+        return self._all("prototypes")
+
+    @property
+    def concentration(self) -> list[Tensor]:
+        """Concentration of each prototype, (K,) each."""
+        return self._all("concentration")
+
+    @torch.no_grad()
+    def update_(
+        self,
+        means: Sequence[Tensor],
+        prototypes: Sequence[Tensor],
+        concentration: Sequence[Tensor],
+        assignments: Tensor,
+    ) -> None:
+        """Takes the result of an E-step; shapes as the attributes."""
+        for name, values in (
+            ("means", means),
+            ("prototypes", prototypes),
+            ("concentration", concentration),
+        ):
+            for held, value in zip(self._all(name), values, strict=True):
+                held.copy_(value)
+        self.assignments = assignments.to(self.assignments)
+
+    def _all(self, name: str) -> list[Tensor]:
+        return [self.get_buffer(f"{name}_{m}") for m in range(len(self.num_prototypes))]
+
+    def extra_state(self) -> list[int]:
+        return [self.epoch, *self.backend.encode()]
+
+    def load_extra_state(self, numbers: list[int]) -> None:
+        self.epoch, self.backend = numbers[0], bytes(numbers[1:]).decode()

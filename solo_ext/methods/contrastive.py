@@ -1,9 +1,27 @@
-"""The method behind all contrastive ones: positives, negatives, estimate and mixing by config."""
+"""Contrastive learning: positives, negatives, the estimate of their mass and mixing by config.
+
+``L = mean -log(exp(s_p) / (exp(s_p) + M))``, s the cosine over the temperature T, over anchors and
+their positives p. One step, and where it stands::
+
+    z = g(f(x)) of every crop; q = h(z) with a predictor, else z       forward
+    k = z of the large crops, without gradient; with a queue that
+        of the momentum networks (MoCo)                                _keys
+    p = the image's other views (SimCLR), NN(k, Q) (NNCLR, Eq. 4),
+        or the prototypes of the image's clusters                      positives_of
+    n = the batch (SimCLR), or a queue of past k (MoCo, Eq. 1)         against_negatives
+      + mixtures of the hardest of them (MoCHi, Eq. 4 and 5)           DrawnMixing
+    M = N max((R - tau_plus P) / (1 - tau_plus), exp(-1 / T)),         NegativeEstimator
+        R the mean of exp(s_n), P of exp(s_p), with weights
+        exp(beta s) (debiased, Eq. 7 and 8; hard negatives, Eq. 4)
+    theta_k <- tau theta_k + (1 - tau) theta_q (MoCo, Eq. 2)           on_train_batch_end
+    queue, Q <- k
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,50 +29,79 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.data.fixed_pass import training_set
-from solo_ext.host import BaseMethod, BaseMomentumMethod, initialize_momentum_params
-from solo_ext.losses.batch_of_views import batch_of_views
-from solo_ext.losses.core import ContrastiveTerms, contrastive
-from solo_ext.losses.negative_mass import NegativeEstimator
-from solo_ext.losses.nnclr_symmetric import nnclr_terms
-from solo_ext.losses.two_views import two_view_terms
-from solo_ext.memory.cluster_prototypes import ClusterPrototypes
-from solo_ext.memory.feature_bank import FeatureBank
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.host import BaseMethod, initialize_momentum_params
+from solo_ext.losses.contrastive import (
+    ContrastiveTerms,
+    NegativeEstimator,
+    batch_of_views,
+    contrastive,
+    two_view_terms,
+)
+from solo_ext.losses.nnclr import nnclr_terms
+from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
 from solo_ext.memory.heads import projector
+from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.memory.support_set import Neighbours, SupportSet
 from solo_ext.methods.contrastive_kwargs import (
     CLUSTERS,
     ContrastiveKwargs,
     check_size,
     fill_sizes,
+    report_settings,
     validate,
 )
-from solo_ext.methods.contrastive_metrics import (
-    neighbour_metrics,
-    queue_metrics,
-    term_metrics,
+from solo_ext.methods.e_step import EStep
+from solo_ext.methods.negatives import DrawnMixing, queue_metrics, term_metrics
+from solo_ext.methods.projected import ProjectedMethod, ProjectedMomentumMethod
+from solo_ext.methods.registry import (
+    fill_method_kwargs,
+    has_indices,
+    require_two_views,
+    typed_kwargs,
 )
-from solo_ext.methods.contrastive_report import report_settings
-from solo_ext.methods.drawn_mixing import DrawnMixing
-from solo_ext.methods.embedding_metrics import embedding_metrics
-from solo_ext.methods.projected import ProjectedMomentumMethod
-from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
-from solo_ext.methods.registry import fill_method_kwargs, has_indices, require_two_views
 
 
-class Contrastive(BaseMomentumMethod):
-    """Contrasts positives with negatives, each of a kind that the config chooses.
+@dataclass(frozen=True)
+class Preset:
+    """A contrastive method by name, which is nothing but its defaults.
 
-    ``-log(exp(s_p) / (exp(s_p) + M))``, s the cosine over the temperature, M the estimated mass of
-    the negatives (:class:`solo_ext.losses.NegativeEstimator`): mean over all pairs of a crop and a
-    positive from another large crop, or from any other crop where views are contrasted with views
-    of the batch. The methods of the papers are presets of it.
+    Called with solo-learn main's config it gives the module: :class:`Contrastive`, or with
+    ``negatives: queue`` :class:`QueueContrastive`. There are two because solo-learn's base class of
+    momentum methods always has a momentum backbone, which a batch of negatives has no use for.
 
-    Every crop is an anchor. Negatives of the batch: all crops of the other images, of all
-    processes. A queue: one per large crop, of that crop's momentum embeddings, and contrasted
-    with the other crops. There is no momentum backbone where negatives are of the batch.
+    Attributes:
+        kwargs_type: its ``method_kwargs``.
+    """
+
+    kwargs_type: type[ContrastiveKwargs]
+
+    fill_sizes = staticmethod(fill_sizes)
+    check_size = staticmethod(check_size)
+
+    def __call__(self, cfg: DictConfig) -> Contrastive:
+        """The module of a config, which is checked and filled in."""
+        cfg = self.add_and_assert_specific_cfg(cfg)
+        queued = self.uses_momentum(cfg.method_kwargs)
+        return (QueueContrastive if queued else Contrastive)(cfg, self.kwargs_type)
+
+    def add_and_assert_specific_cfg(self, cfg: DictConfig) -> DictConfig:
+        """Fills in the defaults and refuses what the method cannot do."""
+        cfg = fill_method_kwargs(BaseMethod.add_and_assert_specific_cfg(cfg), self.kwargs_type)
+        if self.uses_momentum(cfg.method_kwargs):
+            cfg = QueueContrastive.add_and_assert_specific_cfg(cfg)
+        require_two_views(cfg, small=True)
+        fill_sizes(cfg)
+        return validate(cfg)
+
+    def uses_momentum(self, kwargs: Any) -> bool:
+        """Whether ``method_kwargs`` ask for a momentum backbone."""
+        return bool(kwargs["negatives"] == "queue")
+
+
+class Contrastive(ProjectedMethod):
+    """Contrasts positives of the configured kind with the other images of the batch.
+
+    Every crop is an anchor; negatives are all crops of the other images, of all processes.
 
     Logs ``train_<method>_loss``, and as far as they apply ``train_clamped_fraction`` (share of
     anchors on the floor, whose negatives get no gradient), ``train_hardness`` (cosine at
@@ -63,62 +110,40 @@ class Contrastive(BaseMomentumMethod):
     (neighbours of the image's label, where both have one), ``train_nn_similarity``,
     ``train_nn_own`` (neighbours that are the image itself, where the data tell their images apart),
     ``train_queue_filled`` and ``train_queue_age`` (share of rows ever written, mean age of these in
-    steps; ``train_support_...`` likewise), and once per epoch ``train_effective_rank``,
-    ``train_alignment`` and ``train_uniformity`` of the last batch.
+    steps; ``train_support_...`` likewise), and the geometry of :class:`ProjectedMethod`.
 
     Args:
-        cfg: solo-learn main's config; ``method_kwargs`` as in :class:`ContrastiveKwargs`.
+        cfg: checked and filled in by :class:`Preset`.
+        kwargs_type: whose defaults are nobody's choice, when idle settings are reported.
     """
 
-    kwargs_type: type[ContrastiveKwargs] = ContrastiveKwargs
-
-    def __init__(self, cfg: DictConfig) -> None:
-        cfg = self.add_and_assert_specific_cfg(cfg)
-        self._has_momentum = self.uses_momentum(cfg.method_kwargs)
-        self._base.__init__(cfg)
-        if not self._has_momentum:
-            # The base class asks for it all the same.
-            self.momentum_classifier = None
-        kwargs = self.cfg.method_kwargs
-        self.temperature: float = kwargs.temperature
+    def __init__(self, cfg: DictConfig, kwargs_type: type[ContrastiveKwargs]) -> None:
+        super().__init__(cfg)
+        self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, kwargs_type)
+        dim = kwargs.proj_output_dim
         self.estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
-        self._build(kwargs)
-        self._written: tuple[list[Tensor], Tensor, Tensor] | None = None
-        self._last_views: list[Tensor] | None = None
+        self.projector = self._new_projector()
+        hidden = kwargs.pred_hidden_dim
+        self.predictor = projector(dim, hidden, dim) if hidden else None
+        self._build_negatives()
+        near, clustered = (kwargs.positives == n for n in ("nearest_neighbor", "prototype"))
+        self.support_set = SupportSet(kwargs.support_set.size or 0, dim) if near else None
+        # Empty placeholder where nothing is clustered, so that `self.prototypes` always exists.
+        num_prototypes = (kwargs.clusters.num_prototypes or ()) if clustered else ()
+        self.prototypes = ClusterPrototypes(num_prototypes, dim)
+        banked = clustered and kwargs.clusters.e_step == "bank"
+        self.bank = FeatureBank(dim) if banked else None
+        parts = kwargs.clusters, CLUSTERS, self.prototypes, self.bank, kwargs.temperature
+        self.e_step = EStep(*parts) if clustered else None
         self._mixing = DrawnMixing(kwargs.mixing)
+        self._written: tuple[list[Tensor], Tensor, Tensor] | None = None
         keep_out_of_broadcast(self)
 
-    @property
-    def _base(self) -> Any:
-        """The base class of what is built: without momentum, none of its networks and updates."""
-        return super() if self._has_momentum else super(BaseMomentumMethod, self)
-
-    def _build(self, kwargs: Any) -> None:
-        dim = self._dim
-        self.projector = self._new_projector()
-        self.predictor = (
-            projector(dim, kwargs.pred_hidden_dim, dim) if kwargs.pred_hidden_dim else None
-        )
-        if self._has_momentum:
-            self.momentum_projector = self._new_projector()
-            initialize_momentum_params(self.projector, self.momentum_projector)
-        large = range(self.num_large_crops)
-        sizes = [kwargs.queue_size for _ in large] if kwargs.negatives == "queue" else []
-        self.queues = nn.ModuleList(FeatureQueue(size, dim) for size in sizes)
-        near, clustered = (kwargs.positives == n for n in ("nearest_neighbor", "prototype"))
-        self.support_set = SupportSet(kwargs.support_set.size, dim) if near else None
-        clusters = kwargs.clusters
-        # Of no use, but with a name, where there are none.
-        self.prototypes = ClusterPrototypes(clusters.num_prototypes if clustered else (), dim)
-        banked = clustered and clusters.e_step == "bank"
-        self.bank = FeatureBank(dim) if banked else None
-
-    @property
-    def _dim(self) -> int:
-        return int(self.cfg.method_kwargs.proj_output_dim)
+    def _build_negatives(self) -> None:
+        self.queues: Any = nn.ModuleList()
 
     def _new_projector(self) -> nn.Module:
-        kwargs = self.cfg.method_kwargs
+        kwargs = self.kwargs
         return projector(
             self.features_dim,
             kwargs.proj_hidden_dim,
@@ -128,109 +153,44 @@ class Contrastive(BaseMomentumMethod):
             last_batch_norm=kwargs.proj_last_batch_norm,
         )
 
-    @staticmethod
-    def uses_momentum(kwargs: Any) -> bool:
-        """Whether ``method_kwargs`` ask for a momentum backbone."""
-        settings = kwargs if isinstance(kwargs, dict) else dict(kwargs)
-        return bool(settings["negatives"] == "queue")
-
-    @classmethod
-    def add_and_assert_specific_cfg(cls, cfg: DictConfig) -> DictConfig:
-        """Fills in the defaults and refuses what the method cannot do."""
-        cfg = fill_method_kwargs(BaseMethod.add_and_assert_specific_cfg(cfg), cls.kwargs_type)
-        if cls.uses_momentum(cfg.method_kwargs):
-            cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
-        require_two_views(cfg, small=True)
-        cls.fill_sizes(cfg)
-        return validate(cfg)
-
-    fill_sizes = staticmethod(fill_sizes)
-    check_size = staticmethod(check_size)
-
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
-        """Adds the heads."""
-        heads = {"projector": self.projector, "predictor": self.predictor}
-        return [
-            *super().learnable_params,
-            *({"name": n, "params": h.parameters()} for n, h in heads.items() if h is not None),
-        ]
+        """Adds the predictor."""
+        if self.predictor is None:
+            return super().learnable_params
+        predictor = {"name": "predictor", "params": self.predictor.parameters()}
+        return [*super().learnable_params, predictor]
 
-    @property
-    def momentum_pairs(self) -> list[tuple[Any, Any]]:
-        """Adds the projectors."""
-        return [*super().momentum_pairs, (self.projector, self.momentum_projector)]
-
-    def _embedded(self, out: dict[str, Any]) -> dict[str, Any]:
-        z = self.projector(out["feats"])
-        return (
-            {**out, "z": z} if self.predictor is None else {**out, "z": z, "p": self.predictor(z)}
-        )
+    def _predicted(self, out: dict[str, Any]) -> dict[str, Any]:
+        return out if self.predictor is None else {**out, "p": self.predictor(out["z"])}
 
     def forward(self, X: Tensor) -> dict[str, Any]:
         """Adds the embeddings ``z`` (N, D), and their predictions ``p`` if there is a predictor."""
-        return self._embedded(super().forward(X))
+        return self._predicted(super().forward(X))
 
     def multicrop_forward(self, X: Tensor) -> dict[str, Any]:
         """As :meth:`forward`, of a small crop."""
-        return self._embedded(super().multicrop_forward(X))
-
-    @torch.no_grad()
-    def momentum_forward(self, X: Tensor) -> dict[str, Any]:
-        """Adds the embeddings ``z`` (N, D)."""
-        out: dict[str, Any] = super().momentum_forward(X)
-        return {**out, "z": self.momentum_projector(out["feats"])}
-
-    @property
-    def embedder(self) -> list[nn.Module]:
-        """The networks whose embeddings are clustered."""
-        if self._has_momentum:
-            return [self.momentum_backbone, self.momentum_projector]
-        return [self.backbone, self.projector]
-
-    def embed(self, X: Tensor) -> Tensor:
-        """Embeddings (N, D) that are clustered."""
-        if self._has_momentum:
-            return self.momentum_forward(X)["z"]  # type: ignore[no-any-return]
-        # Not this class's own forward pass, whose predictor would take statistics of the images.
-        return self.projector(super().forward(X)["feats"])  # type: ignore[no-any-return]
-
-    def on_train_start(self) -> None:
-        """Sizes the state by the training set."""
-        self._base.on_train_start()
-        # Random until they are filled, and left out of what DDP brings into line.
-        distributed.broadcast_buffers(*self.queues, *filter(None, [self.support_set]))
-        if self.cfg.method_kwargs.positives == "prototype":
-            start_prototypes(self, self.cfg.method_kwargs.clusters, CLUSTERS)
-        if self.trainer.is_global_zero:
-            # A data set of one's own that nothing needs to know more of may be of any kind.
-            known = self.support_set is not None
-            size = len(training_set(self.trainer, self.cfg)) if known else None
-            report_settings(self.cfg, self.kwargs_type, size)
-
-    def on_train_epoch_start(self) -> None:
-        """Runs the E-step where there are prototypes and it is due."""
-        self._base.on_train_epoch_start()
-        kwargs = self.cfg.method_kwargs
-        if kwargs.positives == "prototype" and e_step_is_due(self, kwargs.clusters):
-            metrics = refresh_prototypes(self, kwargs.clusters, self.temperature)
-            self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+        return self._predicted(super().multicrop_forward(X))
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
     ) -> Tensor:
         """The contrastive loss plus the online classifier's."""
         indices, _, targets = batch
-        out = self._base.training_step(batch, batch_idx)
-        large = out["momentum_z"] if self._has_momentum else out["z"][: self.num_large_crops]
-        keys = [F.normalize(z.detach().float(), dim=1) for z in large]
+        # z = g(f(x)), q = h(z) of every crop; and the online classifier.
+        out = super().training_step(batch, batch_idx)
+        # k: unit rows of the large crops, without gradient.
+        keys = [F.normalize(z.detach().float(), dim=1) for z in self._keys(out)]
         self._mixing.begin(self.cfg.get("seed") or 0, self.current_epoch, batch_idx)
         loss, metrics = self.contrast(out.get("p", out["z"]), keys, indices, targets)
         self._written = keys, indices, targets
-        self._last_views = [z.detach() for z in out["z"][:2]]
+        self.keep_for_geometry(out["z"])
         metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]
+
+    def _keys(self, out: dict[str, Any]) -> list[Tensor]:
+        return out["z"][: self.num_large_crops]  # type: ignore[no-any-return]
 
     def contrast(
         self,
@@ -251,62 +211,91 @@ class Contrastive(BaseMomentumMethod):
         Returns:
             Scalar, and what to log.
         """
-        kwargs = self.cfg.method_kwargs
-        metrics: dict[str, Tensor] = {}
-        positives: list[Tensor] | None = None
-        if self.support_set is not None:
-            found = self._neighbours(keys, indices)
-            labels = None if self.cfg.data.get("no_labels") else targets
-            ids = indices if has_indices(self.cfg) else None
-            metrics |= neighbour_metrics(found, self.support_set, ids, labels)
-            positives = list(found.embeddings.chunk(len(keys)))
-        elif kwargs.positives == "prototype" and self.prototypes.epoch >= 0:
-            positives = [self._prototypes_of(indices)] * len(keys)
-        if kwargs.negatives == "queue":
-            terms = self._against_queues(queries, keys, positives)
-        elif self.support_set is not None:
-            assert positives is not None
-            terms = self._neighbours_against_batch(queries, positives)
-        else:
-            terms = [self._against_batch(queries, positives)]
+        positives, metrics = self.positives_of(keys, indices, targets)
+        terms = self.against_negatives(queries, keys, positives)
         loss = torch.stack([t.loss for t in terms]).mean()
-        if len(self.queues):
-            metrics |= queue_metrics("queue", cast(FeatureQueue, self.queues[0]))
+        for queue in self.queues[:1]:
+            metrics |= queue_metrics("queue", queue)
         debiased = self.estimator.tau_plus > 0
-        return loss, metrics | term_metrics(
-            terms, debiased=debiased, mixing=self._mixing.active(self.current_epoch)
-        )
+        mixing = self._mixing.active(self.current_epoch)
+        return loss, metrics | term_metrics(terms, debiased=debiased, mixing=mixing)
 
-    def _against_batch(
-        self, queries: Sequence[Tensor], positives: list[Tensor] | None
-    ) -> ContrastiveTerms:
+    def positives_of(
+        self, keys: Sequence[Tensor], indices: Tensor, targets: Tensor
+    ) -> tuple[list[Tensor] | None, dict[str, Tensor]]:
+        """(N, P, D) positives that stand for each large crop, and what to log of them.
+
+        ``None`` where the views stand for themselves: also before the first E-step.
+        """
+        if self.support_set is not None:
+            return self._neighbours(self.support_set, keys, indices, targets)
+        if self.prototypes.epoch < 0:
+            return None, {}
+        ids = self.prototypes.assignments[:, indices]
+        pairs = zip(self.prototypes.prototypes, ids, strict=True)
+        # One prototype of each granularity.
+        return [torch.stack([c[own] for c, own in pairs], dim=1)] * len(keys), {}
+
+    def _neighbours(
+        self, support_set: SupportSet, keys: Sequence[Tensor], indices: Tensor, targets: Tensor
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """``NN(k, Q) = argmin_{q in Q} |k - q|`` (NNCLR, Eq. 4), the ``top_k`` nearest of each."""
+        settings = self.kwargs.support_set
+        images = indices.repeat(len(keys))
+        excluded = images if settings.exclude_own else None
+        found = support_set.nearest(torch.cat(list(keys)), settings.top_k, excluded)
+        # With too few rows that are allowed the rest have a similarity of minus infinity.
+        there = found.similarity.isfinite()
+        similarity = torch.where(there, found.similarity, 0.0).sum() / there.sum().clamp(min=1)
+        metrics = {"train_nn_similarity": similarity} | queue_metrics("support", support_set)
+        if has_indices(self.cfg):
+            own = support_set.indices[found.index] == images.unsqueeze(1)
+            metrics["train_nn_own"] = own.float().mean()
+        if not self.cfg.data.get("no_labels"):
+            label = targets.repeat(len(keys)).unsqueeze(1)
+            known = (found.labels >= 0) & (label >= 0)
+            same = known & (found.labels == label)
+            metrics["train_nn_acc"] = same.sum() / known.sum().clamp(min=1)
+        return list(found.embeddings.chunk(len(keys))), metrics
+
+    def against_negatives(
+        self, queries: Sequence[Tensor], keys: Sequence[Tensor], positives: list[Tensor] | None
+    ) -> list[ContrastiveTerms]:
+        """The loss of each direction, by who the negatives are.
+
+        Args:
+            queries: as :meth:`contrast`.
+            keys: as :meth:`contrast`.
+            positives: as :meth:`positives_of`.
+        """
+        if positives is not None and self.support_set is not None:
+            return self._neighbours_against_batch(queries, positives)
         mixes = self._mixing.active(self.current_epoch)
         if positives is None and len(queries) == 2 and not mixes:
-            return two_view_terms(queries[0], queries[1], self.temperature, self.estimator)
+            # Equal to what follows, in fewer operations.
+            return [two_view_terms(queries[0], queries[1], self.kwargs.temperature, self.estimator)]
         batch = batch_of_views(queries)
         if positives is not None:
             batch = batch._replace(positives=positives[0].repeat(len(queries), 1, 1))
-        return self._core(batch.anchors, batch.positives, batch.candidates, own=batch.own)
+        return [self._contrastive(**batch._asdict())]
 
     def _neighbours_against_batch(
         self, queries: Sequence[Tensor], neighbours: list[Tensor]
     ) -> list[ContrastiveTerms]:
-        """Neighbours of each large crop with the predictions of every other crop."""
+        """Neighbours of each large crop with the predictions of every other crop (NNCLR, Eq. 3)."""
         unit = [F.normalize(q.float(), dim=1) for q in queries]
-        # Once each, for they meet again in every direction.
+        # Gathered once each, for they meet again in every direction.
         all_queries = [distributed.gather_with_gradient(q) for q in unit]
         all_near = [distributed.gather(near) for near in neighbours]
         terms = []
         for u, near in enumerate(neighbours):
             for v, query in enumerate(unit):
-                if v == u:
-                    continue
-                for k in range(near.shape[1]):
+                for k in range(near.shape[1]) if v != u else ():
                     loss, rows = nnclr_terms(
                         near[:, k],
                         query,
-                        self.temperature,
-                        self.cfg.method_kwargs.symmetric,
+                        self.kwargs.temperature,
+                        self.kwargs.symmetric,
                         self.estimator,
                         self._mixing.draw(self.current_epoch, len(all_queries[v]) - 1, query),
                         joined=(all_near[u][:, k], all_queries[v]),
@@ -314,76 +303,110 @@ class Contrastive(BaseMomentumMethod):
                     terms.append(rows._replace(loss=loss))
         return terms
 
-    def _against_queues(
+    def _contrastive(
+        self,
+        anchors: Tensor,
+        positives: Tensor,
+        candidates: Tensor,
+        excluded_columns: Tensor | None = None,
+    ) -> ContrastiveTerms:
+        narrow = self.kwargs.compute_dtype == "bfloat16"
+        excluded = 0 if excluded_columns is None else excluded_columns.shape[1]
+        return contrastive(
+            anchors,
+            positives,
+            candidates,
+            excluded_columns=excluded_columns,
+            estimator=self.estimator,
+            mixing=self._mixing.draw(self.current_epoch, len(candidates) - excluded, anchors),
+            temperature=self.kwargs.temperature,
+            compute_dtype=torch.bfloat16 if narrow else None,
+        )
+
+    def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
+        """Moves the momentum networks, then writes the step's keys into all tables."""
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        if self._written is None:
+            return
+        keys, indices, targets = self._written
+        self._written = None
+        for queue, key in zip(self.queues, keys, strict=False):
+            queue.update_(distributed.gather(key))
+        if self.support_set is not None:
+            first = distributed.gather(keys[0])
+            images, labels = distributed.gather(indices), distributed.gather(targets)
+            self.support_set.update_(first, images, labels)
+        if self.bank is not None:
+            mean = F.normalize(torch.stack(keys).mean(0), dim=1)
+            self.bank.update_(distributed.gather(indices), distributed.gather(mean))
+
+    @property
+    def embedder(self) -> list[nn.Module]:
+        """The networks whose embeddings are clustered."""
+        return [self.backbone, self.projector]
+
+    def embed(self, X: Tensor) -> Tensor:
+        """Embeddings (N, D) that are clustered."""
+        # Not this class's own forward pass, whose predictor would take statistics of the images.
+        return super().forward(X)["z"]  # type: ignore[no-any-return]
+
+    def on_train_start(self) -> None:
+        """Sizes the state by the training set."""
+        super().on_train_start()
+        # Random until they are filled, and left out of what DDP brings into line.
+        distributed.broadcast_buffers(*self.queues, *filter(None, [self.support_set]))
+        if self.e_step is not None:
+            self.e_step.start(self)
+        if self.trainer.is_global_zero:
+            from solo_ext.data.indexed import training_set
+
+            # A data set of one's own that nothing needs to know more of may be of any kind.
+            known = self.support_set is not None
+            size = len(training_set(self.trainer, self.cfg)) if known else None
+            report_settings(self.cfg, type(self.kwargs), size)
+
+    def on_train_epoch_start(self) -> None:
+        """Runs the E-step where there are prototypes and it is due."""
+        super().on_train_epoch_start()
+        if self.e_step is not None and self.e_step.is_due(self.current_epoch):
+            metrics = self.e_step.run(self)
+            self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+
+
+class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[misc]
+    """Contrasts positives of the configured kind with past keys of a momentum encoder (MoCo).
+
+    There is one queue per large crop, of that crop's keys; its anchors are the other crops. Logs
+    what :class:`Contrastive` does.
+    """
+
+    def _build_negatives(self) -> None:
+        self.momentum_projector = self._new_projector()
+        initialize_momentum_params(self.projector, self.momentum_projector)
+        size, dim = self.kwargs.queue_size or 0, self.kwargs.proj_output_dim
+        self.queues = nn.ModuleList(FeatureQueue(size, dim) for _ in range(self.num_large_crops))
+
+    def _keys(self, out: dict[str, Any]) -> list[Tensor]:
+        return out["momentum_z"]  # type: ignore[no-any-return]
+
+    def against_negatives(
         self, queries: Sequence[Tensor], keys: Sequence[Tensor], positives: list[Tensor] | None
     ) -> list[ContrastiveTerms]:
         """Every crop with the positives of each other large crop, against that crop's queue."""
         unit = [F.normalize(q.float(), dim=1) for q in queries]
         terms = []
-        for u, key in enumerate(keys):
+        for u, queue in enumerate(self.queues):
             others = [q for v, q in enumerate(unit) if v != u]
-            own = key.unsqueeze(1) if positives is None else positives[u]
+            own = keys[u].unsqueeze(1) if positives is None else positives[u]
             repeated = own.repeat(len(others), 1, 1)
-            queue = cast(FeatureQueue, self.queues[u]).value
-            terms.append(self._core(torch.cat(others), repeated, queue))
+            terms.append(self._contrastive(torch.cat(others), repeated, queue.value))
         return terms
 
-    def _core(
-        self, anchors: Tensor, positives: Tensor, candidates: Tensor, own: Tensor | None = None
-    ) -> ContrastiveTerms:
-        narrow = self.cfg.method_kwargs.compute_dtype == "bfloat16"
-        available = len(candidates) - (0 if own is None else own.shape[1])
-        return contrastive(
-            anchors,
-            positives,
-            candidates,
-            own=own,
-            estimator=self.estimator,
-            mixing=self._mixing.draw(self.current_epoch, available, anchors),
-            temperature=self.temperature,
-            compute_dtype=torch.bfloat16 if narrow else None,
-        )
+    @property
+    def embedder(self) -> list[nn.Module]:
+        """The networks whose embeddings are clustered."""
+        return [self.momentum_backbone, self.momentum_projector]
 
-    def _neighbours(self, keys: Sequence[Tensor], indices: Tensor) -> Neighbours:
-        """Neighbours of all large crops, looked up together."""
-        settings = self.cfg.method_kwargs.support_set
-        ids = indices.repeat(len(keys)) if settings.exclude_own else None
-        assert self.support_set is not None
-        return self.support_set.nearest(torch.cat(list(keys)), settings.top_k, ids)
-
-    def _prototypes_of(self, indices: Tensor) -> Tensor:
-        """(N, M, D) the prototypes of some samples, one per granularity."""
-        ids = self.prototypes.assignments[:, indices]
-        pairs = zip(self.prototypes.prototypes, ids, strict=True)
-        return torch.stack([table[own] for table, own in pairs], dim=1)
-
-    def validation_step(
-        self, batch: Sequence[Tensor], batch_idx: int, *more: Any, **named: Any
-    ) -> dict[str, Any]:
-        """As the base class, of momentum networks where there are any."""
-        return self._base.validation_step(batch, batch_idx, *more, **named)  # type: ignore[no-any-return]
-
-    def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
-        """Moves the momentum networks, then writes the step's keys into all tables."""
-        self._base.on_train_batch_end(outputs, batch, batch_idx)
-        if self._written is None:
-            return
-        keys, indices, targets = self._written
-        self._written = None
-        support, bank = self.support_set, self.bank
-        if len(self.queues):
-            for queue, key in zip(self.queues, keys, strict=True):
-                cast(FeatureQueue, queue).update_(distributed.gather(key))
-        if support is not None:
-            first = distributed.gather(keys[0])
-            support.update_(first, distributed.gather(indices), distributed.gather(targets))
-        if bank is not None:
-            mean = F.normalize(torch.stack(keys).mean(0), dim=1)
-            bank.update_(distributed.gather(indices), distributed.gather(mean))
-
-    def on_train_epoch_end(self) -> None:
-        """Logs the geometry of the last batch's embeddings."""
-        self._base.on_train_epoch_end()
-        if self._last_views is not None:
-            self.log_dict(embedding_metrics(*self._last_views), sync_dist=True)
-            self._last_views = None
+    def embed(self, X: Tensor) -> Tensor:
+        """Embeddings (N, D) that are clustered."""
+        return self.momentum_forward(X)["z"]  # type: ignore[no-any-return]

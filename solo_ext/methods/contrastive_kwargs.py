@@ -1,10 +1,9 @@
-"""Settings that the contrastive methods share."""
+"""Settings of the contrastive methods: what they are, need of each other, and leave idle."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
 from solo_ext.config.types import (
@@ -17,34 +16,31 @@ from solo_ext.config.types import (
 )
 from solo_ext.core.errors import ConfigError
 from solo_ext.methods.data_sizes import clusters, fill_from_data, queue
-from solo_ext.methods.e_step_kwargs import (
+from solo_ext.methods.e_step import (
     PUBLISHED_CLUSTERS,
     EStepKwargs,
     check_e_step,
     check_prototypes,
+    warn_of_late_start,
 )
-from solo_ext.methods.registry import logger, require_indices
+from solo_ext.methods.negatives import (
+    MixingKwargs,
+    check_num_hard,
+    fill_num_hard,
+    idle_in_negatives,
+    mixes,
+    report_mixing,
+)
+from solo_ext.methods.registry import has_indices, logger, require_indices
+from solo_ext.methods.settings_report import (
+    UNREAD_ALPHA,
+    idle_in_projector,
+    warn_of_idle_settings,
+    warn_of_the_floor,
+)
 
 CLUSTERS = "method_kwargs.clusters"
 """Where the settings of the E-step stand in the config."""
-
-
-@method_kwargs
-class MixingKwargs:
-    """``method_kwargs.mixing``: MoCHi's synthetic negatives; none by default.
-
-    Attributes:
-        num_hard: negatives most similar to the query, which are mixed; null: 1,024, up to a
-            sixteenth of the queue.
-        num_pair_mixes: mixtures of two of them.
-        num_query_mixes: mixtures of one with the query.
-        warmup_epochs: epochs without mixtures.
-    """
-
-    num_hard: PositiveInt | None = None
-    num_pair_mixes: NonNegativeInt = 0
-    num_query_mixes: NonNegativeInt = 0
-    warmup_epochs: NonNegativeInt = 10
 
 
 @method_kwargs
@@ -89,7 +85,7 @@ class ContrastiveKwargs:
             neighbours too, not only neighbours with predictions.
         mixing: as :class:`MixingKwargs`.
         support_set: as :class:`SupportSetKwargs`.
-        clusters: of ``prototype``, as :class:`solo_ext.methods.e_step_kwargs.EStepKwargs`; during
+        clusters: of ``prototype``, as :class:`solo_ext.methods.e_step.EStepKwargs`; during
             its warm-up epochs the positives are views.
         compute_dtype: of products with a queue that is not mixed.
     """
@@ -157,25 +153,6 @@ def _take_queue_size(kwargs: Any) -> None:
     support.size, kwargs.queue_size = size, None
 
 
-def fill_num_hard(cfg: DictConfig) -> None:
-    """Gives mixtures that say nothing of it a number of negatives to mix.
-
-    As many as in the paper for ImageNet, up to a sixteenth of the queue, as there for ImageNet-100.
-
-    Args:
-        cfg: the config; the queue has a size if there is one.
-    """
-    kwargs, mixing = cfg.method_kwargs, cfg.method_kwargs.mixing
-    if mixing.num_hard is not None or not mixing.num_pair_mixes + mixing.num_query_mixes:
-        return
-    mixing.num_hard = 1024
-    rows = kwargs.queue_size if kwargs.negatives == "queue" else None
-    if rows is not None and rows // 16 < mixing.num_hard:
-        mixing.num_hard = max(1, rows // 16)
-        line = f"{cfg.method}: mixing.num_hard={mixing.num_hard} from queue_size={rows}"
-        rank_zero_only(logger.info)(line)
-
-
 def validate(cfg: DictConfig) -> DictConfig:
     """Checks what the settings need of each other and of the data.
 
@@ -183,54 +160,44 @@ def validate(cfg: DictConfig) -> DictConfig:
         ConfigError: naming the first that does not fit.
     """
     kwargs = cfg.method_kwargs
-    mixes = kwargs.mixing.num_pair_mixes + kwargs.mixing.num_query_mixes
-    if mixes and kwargs.negatives == "queue" and kwargs.mixing.num_hard > kwargs.queue_size:
-        raise ConfigError(
-            "method_kwargs.mixing.num_hard",
-            kwargs.mixing.num_hard,
-            f"the queue has {kwargs.queue_size} rows",
-            f"allowed: up to {kwargs.queue_size}",
-        )
-    if kwargs.compute_dtype != "float32" and (mixes or kwargs.negatives != "queue"):
+    positives, negatives = kwargs.positives, kwargs.negatives
+    support, e_step = kwargs.support_set, kwargs.clusters
+    check_num_hard(kwargs)
+    if kwargs.compute_dtype != "float32" and (mixes(kwargs) or negatives != "queue"):
         raise ConfigError(
             "method_kwargs.compute_dtype",
             kwargs.compute_dtype,
             "it is for products with a queue that is not mixed",
             "take float32",
         )
-    if kwargs.pred_hidden_dim and (kwargs.positives, kwargs.negatives) == ("view", "batch"):
+    if kwargs.pred_hidden_dim and (positives, negatives) == ("view", "batch"):
         raise ConfigError(
             "method_kwargs.pred_hidden_dim",
             kwargs.pred_hidden_dim,
             "views that are anchor, positive and negative at once have no side for a predictor",
             "take 0, or other positives or negatives",
         )
-    warming = kwargs.positives == "prototype" and kwargs.clusters.warmup_epochs > 0
-    if kwargs.pred_hidden_dim and kwargs.negatives == "batch" and warming:
+    warming = (positives, negatives) == ("prototype", "batch") and e_step.warmup_epochs
+    if kwargs.pred_hidden_dim and warming:
         raise ConfigError(
             f"{CLUSTERS}.warmup_epochs",
-            kwargs.clusters.warmup_epochs,
+            e_step.warmup_epochs,
             "until then positives are views of the batch, which have no side for the predictor",
             "take 0, or method_kwargs.pred_hidden_dim=0",
         )
-    if kwargs.positives == "nearest_neighbor":
-        _settle_support_set(cfg, kwargs.support_set)
-    if kwargs.positives == "prototype":
-        require_indices(cfg, "looks clusters up")
-        check_e_step(kwargs.clusters, CLUSTERS)
-    return cfg
-
-
-def _settle_support_set(cfg: DictConfig, settings: Any) -> None:
-    if settings.top_k > settings.size:
+    if positives == "nearest_neighbor" and support.top_k > support.size:
         raise ConfigError(
             "method_kwargs.support_set.top_k",
-            settings.top_k,
-            f"the support set has {settings.size} rows",
-            f"allowed: up to {settings.size}",
+            support.top_k,
+            f"the support set has {support.size} rows",
+            f"allowed: up to {support.size}",
         )
-    if settings.exclude_own:
+    if positives == "nearest_neighbor" and support.exclude_own:
         require_indices(cfg, "leaves the image's own earlier embedding out")
+    if positives == "prototype":
+        require_indices(cfg, "looks clusters up")
+        check_e_step(e_step, CLUSTERS)
+    return cfg
 
 
 def check_size(cfg: DictConfig, num_samples: int) -> None:
@@ -240,4 +207,49 @@ def check_size(cfg: DictConfig, num_samples: int) -> None:
         ConfigError: with both numbers.
     """
     if cfg.method_kwargs.positives == "prototype":
-        check_prototypes(cfg, cfg.method_kwargs.clusters, CLUSTERS, num_samples)
+        check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, num_samples)
+
+
+def report_settings(
+    cfg: DictConfig, kwargs_type: type[ContrastiveKwargs], num_samples: int | None
+) -> None:
+    """Says, when training starts, what will not do what a user may think.
+
+    Args:
+        cfg: the config.
+        kwargs_type: the dataclass of its ``method_kwargs``.
+        num_samples: of the training set, where a support set is to be compared with it.
+    """
+    kwargs, support = cfg.method_kwargs, cfg.method_kwargs.support_set
+    positives, negatives = kwargs.positives, kwargs.negatives
+    idle = idle_in_projector(kwargs)
+    if positives == "prototype":
+        idle["clusters.alpha"] = UNREAD_ALPHA
+        warn_of_late_start(cfg, kwargs.clusters, CLUSTERS)
+    else:
+        idle["clusters"] = f"positives={positives} has no clusters"
+    if positives != "nearest_neighbor":
+        idle["support_set"] = f"positives={positives} has no support set"
+    if (positives, negatives) != ("nearest_neighbor", "batch"):
+        idle["symmetric"] = "read with positives=nearest_neighbor and negatives=batch"
+    warn_of_idle_settings(cfg, kwargs_type, idle | idle_in_negatives(kwargs))
+    warn_of_the_floor(
+        "method_kwargs",
+        kwargs.tau_plus,
+        kwargs.beta,
+        kwargs.temperature,
+        kwargs.proj_output_dim,
+        watch="train_clamped_fraction",
+    )
+    # Neighbours meet the predictions of one crop at a time.
+    report_mixing(cfg, all_crops=positives != "nearest_neighbor")
+    if positives != "nearest_neighbor" or not num_samples or support.exclude_own:
+        return
+    share = min(support.size / num_samples, 1)
+    if share > 0.5:
+        exclude = "exclude_own: true or a smaller size (watch train_nn_own)"
+        logger.warning(
+            f"method_kwargs.support_set.size={support.size} holds {share:.0%} of the {num_samples} "
+            "training images: an image's nearest neighbour will mostly be its own earlier "
+            f"embedding; take {exclude if has_indices(cfg) else 'a smaller size'}"
+        )

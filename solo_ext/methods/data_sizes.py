@@ -17,7 +17,6 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from solo_ext.data.datasets import open_images
 from solo_ext.methods.registry import logger
 
 IMAGENET = 1_281_167
@@ -85,6 +84,8 @@ def num_training_images(data: Mapping[str, Any]) -> int:
     Raises:
         ConfigError: they cannot be read.
     """
+    from solo_ext.data.images import open_images
+
     known = _DOWNLOADED.get(data["dataset"])
     if known is not None:
         return known

@@ -1,31 +1,111 @@
-"""Deep metric learning with instances, labels or clusters as classes."""
+"""Deep metric learning with instances, labels or clusters as classes.
+
+Any loss of pairs, triplets or classes (see :mod:`solo_ext.methods.metric_criteria` for which) on
+the crops of a batch. One step::
+
+    z = g(f(x)) of every crop, unit rows unless their length means something     Metric.compare
+    c = the image's number, its label, or its cluster
+    loss = criterion(z, c) + uniformity_weight * uniformity(z)
+
+and before an epoch, with ``classes: cluster``, k-means of all embeddings; weights of classes follow
+the clusters that they stood for (Metric.on_train_epoch_start).
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import field
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.clustering.matching import match_clusters
+from solo_ext.config.types import NonNegativeFloat, PositiveInt, method_kwargs
 from solo_ext.core import distributed
+from solo_ext.core.errors import ConfigError
 from solo_ext.host import BaseMethod
-from solo_ext.losses import uniformity_loss_func
-from solo_ext.memory.cluster_prototypes import ClusterPrototypes
-from solo_ext.memory.feature_bank import FeatureBank
+from solo_ext.losses import LOSSES, uniformity_loss_func
+from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.heads import projector
+from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.embedding_metrics import embedding_metrics
-from solo_ext.methods.metric_criteria import OfMargins
-from solo_ext.methods.metric_kwargs import CLUSTERS, MetricKwargs, check_size, fill_sizes, validate
-from solo_ext.methods.metric_losses import build_criterion
-from solo_ext.methods.metric_report import report_settings
+from solo_ext.methods.data_sizes import clusters, fill_from_data
+from solo_ext.methods.e_step import (
+    PUBLISHED_CLUSTERS,
+    EStep,
+    EStepKwargs,
+    check_e_step,
+    check_prototypes,
+    warn_of_late_start,
+)
+from solo_ext.methods.metric_criteria import (
+    Batch,
+    MarginCriterion,
+    ProxyCriterion,
+    TripletCriterion,
+    build_criterion,
+    check_loss_kwargs,
+    training_of,
+)
 from solo_ext.methods.projected import ProjectedMethod
-from solo_ext.methods.prototype_refresh import e_step_is_due, refresh_prototypes, start_prototypes
-from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
+from solo_ext.methods.registry import (
+    METHODS,
+    fill_method_kwargs,
+    require_indices,
+    require_two_views,
+    typed_kwargs,
+)
+from solo_ext.methods.settings_report import (
+    UNREAD_ALPHA,
+    idle_in_projector,
+    warn_of_idle_settings,
+    warn_of_the_floor,
+)
+
+CLUSTERS = "method_kwargs.clusters"
+"""Where the settings of the E-step stand in the config."""
+
+
+@method_kwargs
+class MetricKwargs:
+    """``method_kwargs`` of :class:`Metric`.
+
+    Attributes:
+        loss: a registered loss by name, or ``pml/`` and a loss of pytorch-metric-learning.
+        loss_kwargs: its hyper-parameters.
+        classes: what counts as one class: ``instance``: the crops of an image; ``label``: the
+            data's labels; ``cluster``: clusters of the embeddings, refreshed between epochs.
+        normalize: whether embeddings are unit rows to losses that take them as they are; null:
+            but for those to which their length means something (N-pair, SphereFace, the bilinear
+            critic).
+        mining: of triplets' negatives.
+        uniformity_weight: of the uniformity of the embeddings beside the loss; with
+            ``alignment_loss_func`` the loss of Wang and Isola.
+        proj_hidden_dim: width of the projector's hidden layers.
+        proj_output_dim: D of the embeddings.
+        proj_layers: linear layers of the projector.
+        proj_batch_norm: batch norm after its hidden layers.
+        clusters: as :class:`solo_ext.methods.e_step.EStepKwargs`, one granularity; null is
+            the coarsest of its three. During its warm-up epochs classes are instances.
+    """
+
+    SYNONYMS: ClassVar = {"temperature": "loss_kwargs.temperature"}
+    """Of solo-learn's methods."""
+
+    loss: str
+    loss_kwargs: dict[str, Any] = field(default_factory=dict)
+    classes: Literal["instance", "label", "cluster"] = "instance"
+    normalize: bool | None = None
+    mining: Literal["semi_hard", "hard", "random"] = "semi_hard"
+    uniformity_weight: NonNegativeFloat = 0.0
+    proj_hidden_dim: PositiveInt = 2048
+    proj_output_dim: PositiveInt = 128
+    proj_layers: PositiveInt = 2
+    proj_batch_norm: bool = True
+    clusters: EStepKwargs = EStepKwargs(warmup_epochs=0)
 
 
 @METHODS.register("metric")
@@ -34,9 +114,8 @@ class Metric(ProjectedMethod):
 
     Logs ``train_metric_loss``; for margin losses ``train_class_weight_acc``, the share of crops
     nearest to their own class's weights; for triplets ``train_mined_similarity``, the cosine of the
-    mined negatives; once per epoch ``train_effective_rank``, ``train_alignment`` and
-    ``train_uniformity`` of the last batch; with clusters ``e_step/...`` as
-    :func:`solo_ext.methods.prototype_refresh.refresh_prototypes` says.
+    mined negatives; the geometry of :class:`ProjectedMethod`; with clusters ``e_step/...`` as
+    :meth:`solo_ext.methods.e_step.EStep.run` says.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`MetricKwargs`.
@@ -46,8 +125,8 @@ class Metric(ProjectedMethod):
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
-        kwargs = self.cfg.method_kwargs
-        dim, clusters = kwargs.proj_output_dim, kwargs.clusters
+        self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, MetricKwargs)
+        dim = kwargs.proj_output_dim
         self.projector = projector(
             self.features_dim,
             kwargs.proj_hidden_dim,
@@ -56,32 +135,77 @@ class Metric(ProjectedMethod):
             layers=kwargs.proj_layers,
         )
         clustered = kwargs.classes == "cluster"
-        self.criterion = build_criterion(
-            kwargs.loss,
-            dict(kwargs.loss_kwargs),
-            num_large=self.num_large_crops,
-            num_classes=clusters.num_prototypes[0] if clustered else self.num_classes,
-            dim=dim,
-            mining=kwargs.mining,
-        )
-        self.prototypes = ClusterPrototypes(clusters.num_prototypes if clustered else (), dim)
-        banked = clustered and clusters.e_step == "bank"
+        num_prototypes = (kwargs.clusters.num_prototypes or []) if clustered else []
+        num_classes = num_prototypes[0] if clustered else self.num_classes
+        batch = Batch(self.num_large_crops, num_classes, dim, kwargs.mining)
+        self.criterion = build_criterion(kwargs.loss, kwargs.loss_kwargs, batch)
+        self.prototypes = ClusterPrototypes(num_prototypes, dim)
+        banked = clustered and kwargs.clusters.e_step == "bank"
         self.bank = FeatureBank(dim) if banked else None
+        parts = kwargs.clusters, CLUSTERS, self.prototypes, self.bank
+        self.e_step = EStep(*parts) if clustered else None
         self._written: tuple[Tensor, Tensor] | None = None
-        self._last_views: list[Tensor] | None = None
         keep_out_of_broadcast(self)
 
     @staticmethod
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
-        """Fills in the defaults and refuses what the method cannot do."""
+        """Fills in the defaults and refuses what the method cannot do.
+
+        Raises:
+            ConfigError: a setting that is out of range, or does not fit the others or the data.
+        """
         cfg = BaseMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg, small=True)
         cfg = fill_method_kwargs(cfg, MetricKwargs)
-        fill_sizes(cfg)
-        return validate(cfg)
+        Metric.fill_sizes(cfg)
+        kwargs, e_step = cfg.method_kwargs, cfg.method_kwargs.clusters
+        kind = training_of(kwargs.loss).criterion
+        check_loss_kwargs(kwargs.loss, dict(kwargs.loss_kwargs))
+        problem = _no_such_classes(cfg)
+        if problem is not None:
+            raise ConfigError("method_kwargs.classes", kwargs.classes, *problem)
+        if kwargs.classes == "instance" and kind.uses_classes:
+            require_indices(cfg, "tells images apart")
+        if kwargs.classes != "cluster":
+            return cfg
+        require_indices(cfg, "looks clusters up")
+        check_e_step(e_step, CLUSTERS)
+        if len(e_step.num_prototypes) > 1:
+            given, problem = (
+                list(e_step.num_prototypes),
+                ("an image has one class", "give one number"),
+            )
+            raise ConfigError(f"{CLUSTERS}.num_prototypes", given, *problem)
+        if issubclass(kind, MarginCriterion) and e_step.warmup_epochs:
+            raise ConfigError(
+                f"{CLUSTERS}.warmup_epochs",
+                e_step.warmup_epochs,
+                f"{kwargs.loss} needs classes from the first epoch on",
+                "take 0",
+            )
+        return cfg
 
-    fill_sizes = staticmethod(fill_sizes)
-    check_size = staticmethod(check_size)
+    @staticmethod
+    def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
+        """Gives clusters that are needed and have no number one that suits the training set.
+
+        Args:
+            cfg: the config, ``method_kwargs`` filled in.
+            images: training images; by default they are counted if need be.
+        """
+        if cfg.method_kwargs.classes == "cluster":
+            coarsest = {"clusters.num_prototypes": clusters(PUBLISHED_CLUSTERS[0])}
+            fill_from_data(cfg, coarsest, images)
+
+    @staticmethod
+    def check_size(cfg: DictConfig, num_samples: int) -> None:
+        """Refuses more clusters than samples.
+
+        Raises:
+            ConfigError: with both numbers.
+        """
+        if cfg.method_kwargs.classes == "cluster":
+            check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, num_samples)
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
@@ -101,43 +225,41 @@ class Metric(ProjectedMethod):
         return z
 
     def on_train_start(self) -> None:
-        """Sizes the state by the training set."""
+        """Prepares the E-step and says what will not do what a user may think."""
         super().on_train_start()
-        if self.cfg.method_kwargs.classes == "cluster":
-            start_prototypes(self, self.cfg.method_kwargs.clusters, CLUSTERS)
+        if self.e_step is not None:
+            self.e_step.start(self)
         if self.trainer.is_global_zero:
             report_settings(self.cfg)
 
     def on_train_epoch_start(self) -> None:
-        """Runs the E-step where there are clusters and it is due."""
+        """k-means of all embeddings where it is due; class weights go with their clusters."""
         super().on_train_epoch_start()
-        kwargs = self.cfg.method_kwargs
-        if kwargs.classes != "cluster" or not e_step_is_due(self, kwargs.clusters):
+        if self.e_step is None or not self.e_step.is_due(self.current_epoch):
             return
         # The E-step puts another tensor in its place.
         before = self.prototypes.assignments if self.prototypes.epoch >= 0 else None
-        metrics = refresh_prototypes(self, kwargs.clusters, temperature=1.0)
-        if before is not None and isinstance(self.criterion, OfMargins):
-            self._rematch(before[0], self.criterion)
-        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+        metrics = self.e_step.run(self)
+        if before is not None and isinstance(self.criterion, MarginCriterion):
+            from solo_ext.clustering.agreement import match_clusters
 
-    def _rematch(self, before: Tensor, criterion: OfMargins) -> None:
-        """Gives each cluster the weights of the one that it continues."""
-        weights = criterion.class_weights
-        match = match_clusters(before, self.prototypes.assignments[0], len(weights.weight))
-        state = self.optimizers().optimizer.state.get(weights.weight)  # type: ignore[union-attr]
-        weights.rematch_(match, state)
+            weights = self.criterion.class_weights
+            match = match_clusters(before[0], self.prototypes.assignments[0], len(weights.weight))
+            state = self.optimizers().optimizer.state  # type: ignore[union-attr]
+            weights.rematch_(match, state.get(weights.weight))
+        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
     ) -> Tensor:
         """The metric loss plus the online classifier's."""
         indices, _, targets = batch
+        # z = g(f(x)) of every crop; and the online classifier.
         out = super().training_step(batch, batch_idx)
         loss, metrics = self.compare(out["z"], indices, targets)
         keys = [F.normalize(z.detach().float(), dim=1) for z in out["z"][: self.num_large_crops]]
         self._written = indices, F.normalize(torch.stack(keys).mean(0), dim=1)
-        self._last_views = [z.detach() for z in out["z"][:2]]
+        self.keep_for_geometry(out["z"])
         metrics = {"train_metric_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]
@@ -155,16 +277,15 @@ class Metric(ProjectedMethod):
         Returns:
             Scalar, and what to log.
         """
-        kwargs = self.cfg.method_kwargs
-        classes = {"instance": indices, "label": targets}.get(kwargs.classes, indices)
+        kwargs = self.kwargs
+        # Until there are clusters, each image is a class of its own.
+        classes = targets if kwargs.classes == "label" else indices
         if kwargs.classes == "cluster" and self.prototypes.epoch >= 0:
             classes = self.prototypes.assignments[0, indices]
         views = [z.float() if z.dtype != torch.float64 else z for z in views]
         unit = [F.normalize(z, dim=1) for z in views]
-        normalize = kwargs.normalize
-        if normalize is None:
-            normalize = not self.criterion.takes_raw
-        loss, metrics = self.criterion(unit if normalize else views, classes)
+        raw = training_of(kwargs.loss).raw if kwargs.normalize is None else not kwargs.normalize
+        loss, metrics = self.criterion(views if raw else unit, classes)
         if kwargs.uniformity_weight:
             uniformity = torch.stack([uniformity_loss_func(z) for z in unit]).mean()
             loss = loss + kwargs.uniformity_weight * uniformity
@@ -177,9 +298,56 @@ class Metric(ProjectedMethod):
             self.bank.update_(*(distributed.gather(x) for x in self._written))
         self._written = None
 
-    def on_train_epoch_end(self) -> None:
-        """Logs the geometry of the last batch's embeddings."""
-        super().on_train_epoch_end()
-        if self._last_views is not None:
-            self.log_dict(embedding_metrics(*self._last_views), sync_dist=True)
-            self._last_views = None
+
+def _no_such_classes(cfg: DictConfig) -> tuple[str, str] | None:
+    """What speaks against the ``classes`` of a config, and what to do."""
+    classes, loss = cfg.method_kwargs.classes, cfg.method_kwargs.loss
+    kind = training_of(loss).criterion
+    if not kind.uses_classes and classes != "instance":
+        remedy = "take instance, or a loss of classes"
+        return f"{loss} compares the crops of an image, whatever its class", remedy
+    if issubclass(kind, ProxyCriterion) and classes != "label":
+        remedy = "take label, or arcface_loss_func, cosface_loss_func or sphereface_loss_func"
+        return f"{loss} learns weights of classes, which cannot follow clusters or images", remedy
+    if issubclass(kind, MarginCriterion) and classes == "instance":
+        remedy = "take label or cluster"
+        return f"{loss} learns a weight per class, which an image is too small for", remedy
+    if classes == "label" and cfg.data.get("no_labels"):
+        return "data.no_labels is true", "take instance or cluster"
+    if classes == "label" and cfg.data.dataset == "stl10":
+        return "most images that stl10 trains on have none", "take instance or cluster"
+    return None
+
+
+def report_settings(cfg: DictConfig) -> None:
+    """Says, when training starts, what will not do what a user may think."""
+    kwargs, training = cfg.method_kwargs, training_of(cfg.method_kwargs.loss)
+    # Of a loss of ours, its defaults filled in; of another's nothing is known.
+    loss: dict[str, Any] = {}
+    if kwargs.loss in LOSSES and LOSSES[kwargs.loss].origin == "solo_ext":
+        parameters = inspect.signature(LOSSES[kwargs.loss].target).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        loss = defaults | dict(kwargs.loss_kwargs)
+    idle = idle_in_projector(kwargs)
+    if not issubclass(training.criterion, TripletCriterion):
+        idle["mining"] = f"{kwargs.loss} is not of triplets, which alone are mined"
+    if kwargs.classes == "cluster":
+        idle["clusters.alpha"] = UNREAD_ALPHA
+        warn_of_late_start(cfg, kwargs.clusters, CLUSTERS)
+    else:
+        idle["clusters"] = f"classes={kwargs.classes} has no clusters"
+    # True is what such a loss does, asked for or not.
+    normalizes = training.normalizes or loss.get("distance") == "cosine"
+    if kwargs.normalize is False and normalizes:
+        idle["normalize"] = f"{kwargs.loss} normalises by itself"
+    if loss.get("detach_weights") and not loss["beta"]:
+        idle["loss_kwargs.detach_weights"] = "beta=0 has no weights"
+    warn_of_idle_settings(cfg, MetricKwargs, idle)
+    if "tau_plus" in loss:
+        warn_of_the_floor(
+            "method_kwargs.loss_kwargs",
+            loss["tau_plus"],
+            loss.get("beta", 0.0),
+            loss["temperature"],
+            kwargs.proj_output_dim,
+        )

@@ -1,21 +1,54 @@
-"""What each kind of metric loss compares: which embeddings, and with which classes."""
+"""Criteria: what each kind of metric loss compares, which embeddings with which classes.
+
+A criterion says which losses it trains when it registers (:func:`trains`), and hands them their
+first arguments. A loss of another package registers with the criterion of its kind likewise.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
+from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.memory.bilinear_critic import BilinearCritic
-from solo_ext.memory.class_weights import ClassWeights
+from solo_ext.losses import LOSSES
+from solo_ext.memory.heads import BilinearCritic, ClassWeights
+
+PML = "pml/"
+"""Before the class of pytorch-metric-learning that a config names."""
+KEY = "method_kwargs.loss"
 
 Loss = Callable[..., Tensor]
+Views = Sequence[Tensor]
+Result = tuple[Tensor, dict[str, Tensor]]
+K = TypeVar("K", bound="type[Criterion]")
+
+
+class Batch(NamedTuple):
+    """What a criterion is made for.
+
+    Attributes:
+        num_large: large crops; the first of the views.
+        num_classes: C, for losses that have weights per class.
+        dim: D of the embeddings.
+        mining: of the negatives of triplets.
+    """
+
+    num_large: int
+    num_classes: int
+    dim: int
+    mining: str
 
 
 class Criterion(nn.Module, ABC):
@@ -23,21 +56,23 @@ class Criterion(nn.Module, ABC):
 
     Args:
         loss: the function, its hyper-parameters bound.
-        num_large: large crops; the first of the views.
+        batch: and embeddings, which it is made for.
+        own: further settings, those named by :attr:`settings`.
     """
 
-    uses_classes = False
+    tensors: ClassVar[int]
+    """Arguments that it hands to the loss, the first ones."""
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Hyper-parameters of the config that it takes itself, in the loss's place."""
+    uses_classes: ClassVar[bool] = False
     """Whether images of one class are anything else to it than images of two."""
 
-    takes_raw = False
-    """Whether the length of the embeddings means something to the loss."""
-
-    def __init__(self, loss: Loss, num_large: int) -> None:
+    def __init__(self, loss: Loss, batch: Batch) -> None:
         super().__init__()
-        self.loss, self.num_large = loss, num_large
+        self.loss, self.num_large = loss, batch.num_large
 
     @abstractmethod
-    def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, views: Views, classes: Tensor) -> Result:
         """Loss and what to log.
 
         Args:
@@ -45,94 +80,141 @@ class Criterion(nn.Module, ABC):
             classes: (N,) whole numbers.
         """
 
-    def _pairs(self, views: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def _pairs(self, views: Views) -> list[tuple[Tensor, Tensor]]:
         """Every crop with every other large crop."""
         large = range(self.num_large)
         return [(z, views[u]) for v, z in enumerate(views) for u in large if u != v]
 
+    def _mean_over_pairs(self, views: Views, *more: Tensor) -> Tensor:
+        return torch.stack([self.loss(a, b, *more) for a, b in self._pairs(views)]).mean()
 
+
+@dataclass(frozen=True)
+class Training:
+    """How ``metric`` trains a loss.
+
+    Attributes:
+        criterion: that hands it what it compares.
+        raw: whether the length of the embeddings means something to it: left as it is by default.
+        normalizes: whether that length is lost on it, whatever is asked for.
+    """
+
+    criterion: type[Criterion]
+    raw: bool = False
+    normalizes: bool = False
+
+
+CRITERIA: dict[str, Training] = {}
+"""How each loss is trained, by the name that configs give it."""
+
+
+def trains(*losses: str, raw: bool = False, normalizes: bool = False) -> Callable[[K], K]:
+    """Decorator of a criterion: it trains these losses.
+
+    Args:
+        losses: names, as configs write them.
+        raw: as in :class:`Training`.
+        normalizes: as in :class:`Training`.
+
+    Example:
+        >>> def someones_loss_func(x, targets, power=1.0): ...
+        >>> trains("someones_loss_func")(LabelCriterion).__name__
+        'LabelCriterion'
+        >>> CRITERIA.pop("someones_loss_func").criterion.tensors
+        2
+    """
+
+    def add(criterion: K) -> K:
+        CRITERIA.update(dict.fromkeys(losses, Training(criterion, raw, normalizes)))
+        return criterion
+
+    return add
+
+
+@trains("soft_nearest_neighbor_loss_func", "lifted_structured_loss_func")
 class LabelCriterion(Criterion):
-    """All crops at once, each with the class of its image: ``(x, targets)``."""
+    """All crops at once, each with the class of its image: ``loss(x, targets)``."""
 
-    uses_classes = True
+    tensors, uses_classes = 2, True
 
-    def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, views: Views, classes: Tensor) -> Result:
         return self.loss(torch.cat(list(views)), classes.repeat(len(views))), {}
 
 
-class OfModule(LabelCriterion):
-    """A loss of pytorch-metric-learning, on the crops of all processes.
-
-    Args:
-        loss: the module.
-        num_large: large crops.
-    """
-
-    def __init__(self, loss: nn.Module, num_large: int) -> None:
-        super().__init__(loss, num_large)
-        self.module = loss
-
-    def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        x, targets = torch.cat(list(views)), classes.repeat(len(views))
-        # Every process computes the whole loss, for it knows none of the others.
-        joined = distributed.gather_with_gradient(x), distributed.gather(targets)
-        return self.loss(*joined), {}
-
-
-class OfProxies(OfModule):
-    """One that learns weights of classes."""
-
-
-class OfViews(Criterion):
-    """Two crops of the same images: ``(z1, z2)``."""
-
-    def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return torch.stack([self.loss(a, b) for a, b in self._pairs(views)]).mean(), {}
-
-
+@trains("nt_xent_loss_func", "debiased_loss_func", "hard_negative_loss_func", normalizes=True)
+@trains("n_pair_loss_func", raw=True)
+@trains("alignment_loss_func")
 class PairCriterion(Criterion):
-    """Each crop by itself: ``(x)``."""
+    """Two crops of the same images: ``loss(z1, z2)``."""
 
-    def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    tensors = 2
+
+    def forward(self, views: Views, classes: Tensor) -> Result:
+        return self._mean_over_pairs(views), {}
+
+
+@trains("uniformity_loss_func")
+class CropCriterion(Criterion):
+    """Each crop by itself: ``loss(x)``."""
+
+    tensors = 1
+
+    def forward(self, views: Views, classes: Tensor) -> Result:
         return torch.stack([self.loss(z) for z in views]).mean(), {}
 
 
-class OfScaledViews(Criterion):
-    """Two crops: ``(image, text, logit_scale)``.
+@trains("clip_loss_func", normalizes=True)
+class ScaledPairCriterion(Criterion):
+    """Two crops and a scale: ``loss(image, text, logit_scale)``.
 
-    Args:
-        loss: the function.
-        num_large: large crops.
-        scale: fixed, above 0; by default learned as CLIP does, from 1 / 0.07 and at most 100.
+    The scale is fixed where ``logit_scale`` gives it, above 0; else learned as CLIP does, from
+    1 / 0.07 and at most 100.
 
     Raises:
         ValueError: the scale is not positive.
     """
 
-    def __init__(self, loss: Loss, num_large: int, scale: float | None = None) -> None:
-        super().__init__(loss, num_large)
-        if scale is not None and not scale > 0:
-            raise ValueError(f"logit_scale={scale}: must be above 0")
-        self.largest = math.log(100) if scale is None else math.inf
-        start = torch.tensor(math.log(1 / 0.07 if scale is None else scale))
-        self.log_scale = nn.Parameter(start, requires_grad=scale is None)
+    tensors, settings = 3, ("logit_scale",)
 
-    def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def __init__(self, loss: Loss, batch: Batch, logit_scale: float | None = None) -> None:
+        super().__init__(loss, batch)
+        fixed = logit_scale is not None
+        if logit_scale is not None and not logit_scale > 0:
+            raise ValueError(f"logit_scale={logit_scale}: must be above 0")
+        self.largest = math.inf if fixed else math.log(100)
+        start = torch.tensor(math.log(1 / 0.07 if logit_scale is None else logit_scale))
+        self.log_scale = nn.Parameter(start, requires_grad=not fixed)
+
+    def forward(self, views: Views, classes: Tensor) -> Result:
         held = self.log_scale
         # Held at the cap in value alone: a gradient of zero there would never lead back.
         scale = (held - (held - held.clamp(max=self.largest)).detach()).exp()
-        loss = torch.stack([self.loss(a, b, scale) for a, b in self._pairs(views)]).mean()
-        return loss, {"train_logit_scale": scale.detach()}
+        return self._mean_over_pairs(views, scale), {"train_logit_scale": scale.detach()}
 
 
-class OfPairs(Criterion):
-    """The views of an image, and one of them with a view of the next image: ``(x, y, same)``."""
+@trains("bilinear_info_nce_loss_func", raw=True)
+class CriticCriterion(Criterion):
+    """Two crops under a learned bilinear critic: ``loss(query, context, weight)``."""
 
-    uses_classes = True
+    tensors = 3
 
-    def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def __init__(self, loss: Loss, batch: Batch) -> None:
+        super().__init__(loss, batch)
+        self.critic = BilinearCritic(batch.dim, batch.dim)
+
+    def forward(self, views: Views, classes: Tensor) -> Result:
+        return self._mean_over_pairs(views, self.critic.weight), {}
+
+
+@trains("contrastive_loss_func")
+class SamenessCriterion(Criterion):
+    """The views of an image, and one of them with a view of the next: ``loss(x, y, same)``."""
+
+    tensors, uses_classes = 3, True
+
+    def forward(self, views: Views, classes: Tensor) -> Result:
         joined_classes = distributed.gather(classes)
-        following = _own_place(classes, shift=1, total=len(joined_classes))
+        following = _own_place(classes, shift=1) % len(joined_classes)
         also_same = joined_classes[following] == classes
         losses = []
         for a, b in self._pairs(views):
@@ -142,25 +224,22 @@ class OfPairs(Criterion):
         return torch.stack(losses).mean(), {}
 
 
-class OfTriplets(Criterion):
-    """The views of an image and a mined image of another class: ``(anchor, positive, negative)``.
+@trains("triplet_loss_func")
+class TripletCriterion(Criterion):
+    """An image's views and a mined image of another class: ``loss(anchor, positive, negative)``.
 
-    Args:
-        loss: the function.
-        num_large: large crops.
-        mining: ``hard``: the nearest; ``semi_hard``: the nearest that is farther than the positive,
-            or where there is none the farthest; ``random``: any.
+    ``mining`` is ``hard``: the nearest; ``semi_hard``: the nearest that is farther than the
+    positive, or where there is none the farthest; ``random``: any.
     """
 
-    uses_classes = True
+    tensors, uses_classes = 3, True
 
-    def __init__(self, loss: Loss, num_large: int, mining: str) -> None:
-        super().__init__(loss, num_large)
-        self.mining = mining
+    def __init__(self, loss: Loss, batch: Batch) -> None:
+        super().__init__(loss, batch)
+        self.mining = batch.mining
 
-    def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        joined_classes = distributed.gather(classes)
-        other = joined_classes != classes.unsqueeze(1)
+    def forward(self, views: Views, classes: Tensor) -> Result:
+        other = distributed.gather(classes) != classes.unsqueeze(1)
         losses, similar = [], []
         for a, b in self._pairs(views):
             candidates = distributed.gather_with_gradient(b)
@@ -199,56 +278,54 @@ class OfTriplets(Criterion):
         return chosen, other.any(1, keepdim=True)
 
 
-class OfMargins(Criterion):
-    """All crops against learned weights of the classes: ``(cosine, target)``.
+@trains("arcface_loss_func", "cosface_loss_func", normalizes=True)
+class MarginCriterion(Criterion):
+    """All crops against learned weights of the classes: ``loss(cosine, target)``."""
 
-    Args:
-        loss: the function.
-        num_large: large crops.
-        num_classes: C.
-        dim: D.
-        takes_norm: whether the loss takes the length of the features.
-    """
+    tensors, uses_classes = 2, True
 
-    uses_classes = True
+    def __init__(self, loss: Loss, batch: Batch) -> None:
+        super().__init__(loss, batch)
+        self.class_weights = ClassWeights(batch.num_classes, batch.dim)
 
-    def __init__(
-        self, loss: Loss, num_large: int, num_classes: int, dim: int, takes_norm: bool
-    ) -> None:
-        super().__init__(loss, num_large)
-        self.class_weights = ClassWeights(num_classes, dim)
-        self.takes_norm = self.takes_raw = takes_norm
-
-    def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, views: Views, classes: Tensor) -> Result:
         x, target = torch.cat(list(views)), classes.repeat(len(views))
         cosine = self.class_weights(x)
-        extra = {"feature_norm": full_precision(x)[0].norm(dim=1)} if self.takes_norm else {}
         found = (cosine.detach().argmax(1) == target).float().mean()
-        return self.loss(cosine, target, **extra), {"train_class_weight_acc": found}
+        return self._loss(x, cosine, target), {"train_class_weight_acc": found}
+
+    def _loss(self, x: Tensor, cosine: Tensor, target: Tensor) -> Tensor:
+        return self.loss(cosine, target)
 
 
+@trains("sphereface_loss_func", raw=True)
+class NormMarginCriterion(MarginCriterion):
+    """As :class:`MarginCriterion`, also with the features' length: ``feature_norm=``."""
+
+    def _loss(self, x: Tensor, cosine: Tensor, target: Tensor) -> Tensor:
+        return self.loss(cosine, target, feature_norm=full_precision(x)[0].norm(dim=1))
+
+
+@trains("nce_loss_func", normalizes=True)
 class NoiseCriterion(Criterion):
-    """An image's views as data, other images as noise: ``(data_logits, noise_logits)``.
+    """An image's views as data, other images as noise: ``loss(data_logits, noise_logits)``.
 
-    Logits are cosines over the temperature less ``log K``, K others: ``exp(cosine / T)`` stands for
-    the ratio of the densities of data and noise.
-
-    Args:
-        loss: the function.
-        num_large: large crops.
-        temperature: above 0.
+    Logits are cosines over the ``temperature`` less ``log K``, K others: ``exp(cosine / T)`` stands
+    for the ratio of the densities of data and noise.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the temperature is not positive.
     """
 
-    def __init__(self, loss: Loss, num_large: int, temperature: float) -> None:
-        super().__init__(loss, num_large)
+    tensors, settings = 2, ("temperature",)
+
+    def __init__(self, loss: Loss, batch: Batch, temperature: float = 0.2) -> None:
+        super().__init__(loss, batch)
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: must be above 0")
         self.temperature = temperature
 
-    def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, views: Views, classes: Tensor) -> Result:
         losses = []
         for a, b in self._pairs(views):
             a, b = full_precision(a, b)
@@ -264,23 +341,140 @@ class NoiseCriterion(Criterion):
         return torch.stack(losses).mean(), {}
 
 
-class OfCritic(Criterion):
-    """Two crops under a learned bilinear critic: ``(query, context, weight)``."""
+class ModuleCriterion(LabelCriterion):
+    """A loss of pytorch-metric-learning, on the crops of all processes."""
 
-    takes_raw = True
+    def __init__(self, loss: nn.Module, batch: Batch) -> None:
+        super().__init__(loss, batch)
+        self.module = loss
 
-    def __init__(self, loss: Loss, num_large: int, dim: int) -> None:
-        super().__init__(loss, num_large)
-        self.critic = BilinearCritic(dim, dim)
-
-    def forward(self, views: Sequence[Tensor], classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        weight = self.critic.weight
-        pairs = self._pairs(views)
-        return torch.stack([self.loss(a, b, weight) for a, b in pairs]).mean(), {}
+    def forward(self, views: Views, classes: Tensor) -> Result:
+        x, targets = torch.cat(list(views)), classes.repeat(len(views))
+        # Every process computes the whole loss, for it knows none of the others.
+        joined = distributed.gather_with_gradient(x), distributed.gather(targets)
+        return self.loss(*joined), {}
 
 
-def _own_place(rows: Tensor, shift: int = 0, total: int | None = None) -> Tensor:
+class ProxyCriterion(ModuleCriterion):
+    """One that learns weights of classes."""
+
+
+def _own_place(rows: Tensor, shift: int = 0) -> Tensor:
     """(N,) places of this process's rows among those of all, moved on by ``shift``."""
     count = rows.shape[0]
-    places = torch.arange(count, device=rows.device) + distributed.rank() * count + shift
-    return places if total is None else places % total
+    return torch.arange(count, device=rows.device) + distributed.rank() * count + shift
+
+
+def metric_losses() -> list[str]:
+    """Names of the registered losses that the method ``metric`` can train."""
+    return [name for name in LOSSES if name in CRITERIA]
+
+
+def training_of(name: str) -> Training:
+    """How a loss is trained.
+
+    Args:
+        name: of a registered loss, or ``pml/`` and a class of pytorch-metric-learning.
+
+    Raises:
+        ConfigError: it is unknown, or compares with something that a batch has not.
+    """
+    if name.startswith(PML):
+        proxies = "num_classes" in inspect.signature(_pml_class(name).__init__).parameters
+        return Training(ProxyCriterion if proxies else ModuleCriterion)
+    if name not in LOSSES:
+        raise ConfigError(KEY, name, "unknown loss", nearest(name, metric_losses()))
+    if name not in CRITERIA:
+        raise ConfigError(
+            KEY,
+            name,
+            "no criterion trains it: what it compares is the business of a method of its own",
+            f"choose one of {', '.join(metric_losses())}, or register it with "
+            "solo_ext.methods.metric_criteria.trains",
+        )
+    return CRITERIA[name]
+
+
+def build_criterion(name: str, given: Mapping[str, Any], batch: Batch) -> Criterion:
+    """The criterion of a loss, with the heads that it learns.
+
+    Args:
+        name: as :func:`training_of` takes it.
+        given: hyper-parameters of the loss.
+        batch: and embeddings, which it is made for.
+
+    Raises:
+        ConfigError: as :func:`training_of`.
+    """
+    kind, left = training_of(name).criterion, dict(given)
+    if name.startswith(PML):
+        return kind(_pml_loss(name, given, batch), batch)
+    own = {key: left.pop(key) for key in kind.settings if key in left}
+    return kind(functools.partial(LOSSES[name].target, **left), batch, **own)
+
+
+def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
+    """Refuses hyper-parameters that the loss does not take, or not with this value.
+
+    Raises:
+        ConfigError: naming the first, or with what the loss has to say.
+    """
+    allowed = _hyper_parameters(name)
+    for key in given:
+        if key not in allowed:
+            raise ConfigError(
+                f"method_kwargs.loss_kwargs.{key}",
+                given[key],
+                f"{name} takes no such argument",
+                (nearest(key, allowed) if allowed else "it takes none")
+                + "; those of a config go with ~method_kwargs.loss_kwargs",
+            )
+    try:
+        # Whether it takes these values is found out on two images.
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            criterion = build_criterion(name, given, Batch(2, 2, 2, "hard"))
+            # Others' losses may want more of a batch; on several processes one may be alone here.
+            ours = name in LOSSES and LOSSES[name].origin == "solo_ext"
+            if ours and distributed.world_size() == 1:
+                criterion([torch.eye(2)] * 2, torch.arange(2))
+    except (TypeError, ValueError) as error:
+        problem, _, remedy = str(error).partition(": ")
+        raise ConfigError(
+            "method_kwargs.loss_kwargs", dict(given), problem, remedy or f"see {name}"
+        ) from None
+
+
+def _hyper_parameters(name: str) -> list[str]:
+    """What a config may set: all but tensors."""
+    kind = training_of(name).criterion
+    if name.startswith(PML):
+        taken = list(inspect.signature(_pml_class(name).__init__).parameters.values())[1:]
+    else:
+        taken = list(inspect.signature(LOSSES[name].target).parameters.values())[kind.tensors :]
+    named = (p for p in taken if p.kind is not p.VAR_KEYWORD and "Tensor" not in str(p.annotation))
+    return [*(p.name for p in named), *kind.settings]
+
+
+def _pml_class(name: str) -> type[Any]:
+    try:
+        losses = importlib.import_module("pytorch_metric_learning.losses")
+    except ImportError:
+        raise ConfigError(
+            KEY,
+            name,
+            "pytorch-metric-learning is not installed",
+            "install the extra: pip install 'solo-ext[metric]'",
+        ) from None
+    wanted = name.removeprefix(PML)
+    known = [n for n in dir(losses) if n.endswith("Loss")]
+    if wanted not in known:
+        remedy = nearest(wanted, known)
+        raise ConfigError(KEY, name, "pytorch-metric-learning has no such loss", remedy)
+    return getattr(losses, wanted)  # type: ignore[no-any-return]
+
+
+def _pml_loss(name: str, given: Mapping[str, Any], batch: Batch) -> nn.Module:
+    made = _pml_class(name)
+    takes = inspect.signature(made.__init__).parameters
+    known = {"num_classes": batch.num_classes, "embedding_size": batch.dim}
+    return made(**{**{k: v for k, v in known.items() if k in takes}, **given})  # type: ignore[no-any-return]

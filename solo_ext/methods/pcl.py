@@ -1,40 +1,88 @@
-"""Prototypical contrastive learning."""
+"""Prototypical contrastive learning: MoCo with the prototypes of several clusterings.
+
+Li et al., ICLR 2021, arXiv 2005.04966. In the order of the paper's Algorithm 1:
+:meth:`PCL.on_train_epoch_start` is the E-step, :meth:`PCL.training_step` and :meth:`PCL.contrast`
+the loss of the M-step (Eq. 11), :meth:`PCL.on_train_batch_end` what follows the optimiser.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from solo_ext.config.types import NonNegativeFloat, PositiveFloat, PositiveInt, method_kwargs
 from solo_ext.core import distributed
-from solo_ext.data.sampler import draw, mix
-from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
+from solo_ext.core.draws import draw, mix
+from solo_ext.core.errors import ConfigError
+from solo_ext.host import initialize_momentum_params
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
-from solo_ext.memory.cluster_prototypes import ClusterPrototypes
-from solo_ext.memory.feature_bank import FeatureBank
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.features import FeatureBank, FeatureQueue
 from solo_ext.memory.heads import projector
+from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.pcl_kwargs import (
-    KEY,
-    PCLKwargs,
-    check_size,
-    fill_sizes,
-    report_settings,
-    validate,
+from solo_ext.methods.data_sizes import clusters, fill_from_data, queue
+from solo_ext.methods.e_step import (
+    PUBLISHED_CLUSTERS,
+    EStep,
+    EStepKwargs,
+    check_e_step,
+    check_prototypes,
+    warn_of_late_start,
 )
 from solo_ext.methods.projected import ProjectedMomentumMethod
-from solo_ext.methods.prototype_refresh import (
-    e_step_is_due,
-    refresh_prototypes,
-    start_prototypes,
+from solo_ext.methods.registry import (
+    METHODS,
+    fill_method_kwargs,
+    logger,
+    require_indices,
+    require_two_views,
+    typed_kwargs,
 )
-from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
+
+KEY = "method_kwargs"
+"""Where the settings of the E-step stand in the config."""
+RARE = 0.05
+"""Share of anchors with a batch-mate in their cluster up to which `auto` leaves them be."""
+
+
+@method_kwargs
+class PCLKwargs(EStepKwargs):
+    """``method_kwargs`` of :class:`PCL`; defaults of the official ImageNet runs.
+
+    Beside those of :class:`solo_ext.methods.e_step.EStepKwargs`, whose warm-up epochs are of
+    InfoNCE alone:
+
+    Attributes:
+        head: ``v1`` is linear, ``v2`` an MLP without batch norm.
+        proj_hidden_dim: width of the MLP's hidden layer; null is the width of the features.
+        proj_output_dim: D of the embeddings.
+        temperature: of InfoNCE, and mean of the concentrations.
+        queue_size: number of past embeddings; null: 16,384, up to an eighth of the training images.
+        proto_weight: weight of ProtoNCE beside InfoNCE; 0 leaves MoCo, without an E-step.
+        num_negatives: prototypes drawn as negatives at every step; null takes all.
+        collisions: with drawn negatives, as :func:`solo_ext.losses.proto_nce_loss_func` takes it;
+            ``auto`` merges where more than one anchor in twenty can be expected to share its
+            cluster with a batch-mate.
+        symmetric: each view is query and key in turn; else, as published, the first is the query.
+        compute_dtype: of products with queue and prototypes; sums and exponentials stay in fp32.
+    """
+
+    head: Literal["v1", "v2"] = "v2"
+    proj_hidden_dim: PositiveInt | None = None
+    proj_output_dim: PositiveInt = 128
+    temperature: PositiveFloat = 0.2
+    queue_size: PositiveInt | None = None
+    proto_weight: NonNegativeFloat = 1.0
+    num_negatives: PositiveInt | None = None
+    collisions: Literal["auto", "paper", "merge"] = "auto"
+    symmetric: bool = False
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 @METHODS.register(
@@ -52,7 +100,7 @@ class PCL(ProjectedMomentumMethod):
     Logs ``train_info_nce_loss``, ``train_proto_nce_loss``, and per granularity
     ``train_proto_acc_<K>``, the share of queries whose own prototype has the largest logit, and
     ``train_collisions_<K>``, the share of those with a batch-mate in their cluster; ``e_step/...``
-    as :func:`solo_ext.methods.prototype_refresh.refresh_prototypes` says.
+    as :meth:`solo_ext.methods.e_step.EStep.run` says.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`PCLKwargs`.
@@ -62,153 +110,227 @@ class PCL(ProjectedMomentumMethod):
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
-        kwargs = self.cfg.method_kwargs
-        self.temperature: float = kwargs.temperature
-        self.proto_weight: float = kwargs.proto_weight
-        self.symmetric: bool = kwargs.symmetric
-        narrow = kwargs.compute_dtype == "bfloat16"
-        self._compute_dtype = torch.bfloat16 if narrow else None
-        if not self.symmetric:
-            # The online backbone is given the first view only.
-            self.num_crops = self.num_large_crops = 1
+        self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, PCLKwargs)
+        # fill_sizes has put numbers in the place of null.
+        assert kwargs.num_prototypes is not None
+        assert kwargs.queue_size is not None
         hidden = (kwargs.proj_hidden_dim or self.features_dim) if kwargs.head == "v2" else 0
         dim = kwargs.proj_output_dim
         self.projector, self.momentum_projector = (
             projector(self.features_dim, hidden, dim, batch_norm=False) for _ in range(2)
         )
         initialize_momentum_params(self.projector, self.momentum_projector)
-        views = range(2 if self.symmetric else 1)
-        self.queues = nn.ModuleList(FeatureQueue(kwargs.queue_size, dim) for _ in views)
+        directions = range(2 if kwargs.symmetric else 1)
+        self.queues = nn.ModuleList(FeatureQueue(kwargs.queue_size, dim) for _ in directions)
         self.prototypes = ClusterPrototypes(kwargs.num_prototypes, dim)
-        banked = kwargs.e_step == "bank" and self.proto_weight > 0
+        banked = kwargs.e_step == "bank" and kwargs.proto_weight > 0
         self.bank = FeatureBank(dim) if banked else None
+        self.e_step = EStep(kwargs, KEY, self.prototypes, self.bank, kwargs.temperature)
         self._written: tuple[Tensor, list[Tensor]] | None = None
-        self._draw_seed = 0
         keep_out_of_broadcast(self)
 
     @staticmethod
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
-        """Fills in the defaults and refuses what the method cannot do."""
+        """Fills in the defaults and refuses what the method cannot do.
+
+        Raises:
+            ConfigError: a setting that is out of range, or does not fit the others or the data.
+        """
         cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg)
+        require_indices(cfg, "looks clusters up")
         cfg = fill_method_kwargs(cfg, PCLKwargs)
-        fill_sizes(cfg)
-        return validate(cfg)
+        PCL.fill_sizes(cfg)
+        kwargs = cfg.method_kwargs
+        if not kwargs.symmetric and cfg.momentum.classifier:
+            raise ConfigError(
+                "momentum.classifier",
+                True,
+                "without method_kwargs.symmetric the momentum backbone sees one view only",
+                "remove it, or set method_kwargs.symmetric=true",
+            )
+        coarsest, batch = min(kwargs.num_prototypes), cfg.optimizer.batch_size
+        if kwargs.num_negatives is not None and kwargs.num_negatives > coarsest - batch:
+            left = f"allowed: up to {coarsest - batch}"
+            raise ConfigError(
+                "method_kwargs.num_negatives",
+                kwargs.num_negatives,
+                f"of {coarsest} prototypes up to {batch} are positives of the batch",
+                left if coarsest > batch else "take null, which is all",
+            )
+        if kwargs.collisions == "auto":
+            kwargs.collisions = "merge" if (batch - 1) / coarsest > RARE else "paper"
+        check_e_step(kwargs, KEY)
+        return cfg
 
-    fill_sizes = staticmethod(fill_sizes)
-    check_size = staticmethod(check_size)
+    @staticmethod
+    def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
+        """Gives clusters and queue that have no size one that suits the training set.
+
+        Args:
+            cfg: the config, ``method_kwargs`` filled in.
+            images: training images; by default they are counted if need be.
+        """
+        sizes = {"num_prototypes": clusters(*PUBLISHED_CLUSTERS), "queue_size": queue(16384)}
+        fill_from_data(cfg, sizes, images)
+
+    @staticmethod
+    def check_size(cfg: DictConfig, num_samples: int) -> None:
+        """Refuses more prototypes than samples.
+
+        Raises:
+            ConfigError: with both numbers.
+        """
+        if cfg.method_kwargs.proto_weight:
+            check_prototypes(cfg.method_kwargs, KEY, num_samples)
 
     @property
     def embedder(self) -> list[nn.Module]:
-        """The networks whose embeddings are clustered."""
+        """The networks whose embeddings are clustered: f' of Algorithm 1."""
         return [self.momentum_backbone, self.momentum_projector]
 
     def embed(self, X: Tensor) -> Tensor:
-        """Embeddings (N, D) that are clustered."""
+        """Embeddings (N, D) that are clustered: v' = f'(x)."""
         z: Tensor = self.momentum_forward(X)["z"]
         return z
 
     def on_train_start(self) -> None:
-        """Sizes the state by the training set and settles on a k-means backend."""
+        """Prepares the E-step and says what was decided."""
         super().on_train_start()
-        # Random until they are filled, and left out of what DDP brings into line.
+        # Queues start as random rows, and DDP does not bring them into line.
         distributed.broadcast_buffers(*self.queues)
-        start_prototypes(self, self.cfg.method_kwargs, KEY)
-        if self.trainer.is_global_zero:
-            report_settings(self.cfg, self.prototypes.backend)
+        if self.kwargs.proto_weight:
+            self.e_step.start(self)
+            if self.trainer.is_global_zero:
+                self._report()
 
     def on_train_epoch_start(self) -> None:
-        """Runs the E-step where it is due."""
+        """E-step (Algorithm 1): prototypes and concentrations of all training images."""
         super().on_train_epoch_start()
-        settings = self.cfg.method_kwargs
-        if not self.proto_weight or not e_step_is_due(self, settings):
-            return
-        metrics = refresh_prototypes(self, settings, self.temperature)
-        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+        if self.kwargs.proto_weight and self.e_step.is_due(self.current_epoch):
+            metrics = self.e_step.run(self)
+            self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
     ) -> Tensor:
-        """InfoNCE, and ProtoNCE after warm-up, plus the online classifier's loss."""
+        """M-step (Algorithm 1): the loss of Eq. 11, plus the online classifier's."""
         indices, crops, targets = batch
-        if self.symmetric:
+        # v = f(x), v' = f'(x): queries of the online networks, keys of the momentum ones.
+        if self.kwargs.symmetric:
             out = super().training_step(batch, batch_idx)
-            keys = out["momentum_z"]
+            queries, keys = out["z"], out["momentum_z"]
         else:
-            # Not the momentum method's own step, which sends every view through both networks.
-            first = [indices, [crops[0]], targets]
-            out = super(BaseMomentumMethod, self).training_step(first, batch_idx)
-            keys = [self.momentum_forward(crops[1])["z"]]
+            out = self._classified(crops[0], targets)
+            queries, keys = [out["z"]], [self.momentum_forward(crops[1])["z"]]
         keys = [F.normalize(key.float(), dim=1) for key in keys]
-        # Drawn anew at every step and rank, and the same again when it is resumed here.
-        place = distributed.rank(), self.current_epoch, batch_idx
-        self._draw_seed = mix(self.cfg.get("seed") or 0, *place)
-        loss, metrics = self.contrast(out["z"], keys[::-1], indices)
-        self._written = (indices, keys)
+        # The key of a query is of the other view.
+        seed = self.draw_seed(batch_idx) if self.kwargs.num_negatives else 0
+        loss, metrics = self.contrast(queries, keys[::-1], indices, seed)
+        self._written = indices, keys
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]
 
     def contrast(
-        self, queries: Sequence[Tensor], keys: Sequence[Tensor], indices: Tensor
+        self,
+        queries: Sequence[Tensor],
+        keys: Sequence[Tensor],
+        indices: Tensor,
+        draw_seed: int = 0,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The method's loss, the mean over its directions.
+        """The loss of Eq. 11, the mean over its directions.
 
         Args:
-            queries: (N, D) each, one per direction.
-            keys: (N, D) each, unit rows of the other view.
+            queries: v, (N, D) each, one per direction.
+            keys: v', (N, D) each, unit rows of the other view.
             indices: (N,) sample indices.
+            draw_seed: of the prototypes that are drawn as negatives.
 
         Returns:
             Scalar, and what to log.
         """
-        # The key of a query's direction is of the other view, and so is its queue.
-        queues = [cast(FeatureQueue, queue).value for queue in self.queues][::-1]
+        dtype = torch.bfloat16 if self.kwargs.compute_dtype == "bfloat16" else None
+        # First term: -log exp(v.v'_i / T) / sum_j exp(v.v'_j / T), j over the queue of the key's
+        # view.
+        queues = [cast(FeatureQueue, past).value for past in self.queues][::-1]
         pairs = zip(queries, keys, queues, strict=True)
-        settings = self.temperature, self._compute_dtype
-        info = torch.stack([info_nce_loss_func(*pair, *settings) for pair in pairs]).mean()
-        if self.prototypes.epoch < 0 or not self.proto_weight:
-            return info, {"train_info_nce_loss": info}
-        found = [self._proto_nce(m, queries, indices) for m in range(len(self.prototypes.names))]
-        proto = torch.stack([terms["proto_nce_loss"] for terms in found]).mean()
-        metrics = {"train_info_nce_loss": info, "train_proto_nce_loss": proto}
-        for name, terms in zip(self.prototypes.names, found, strict=True):
-            metrics[f"train_proto_acc_{name}"] = terms["acc"]
-            metrics[f"train_collisions_{name}"] = terms["collisions"]
-        return info + self.proto_weight * proto, metrics
+        temperature = self.kwargs.temperature
+        info = torch.stack([info_nce_loss_func(*pair, temperature, dtype) for pair in pairs]).mean()
+        metrics = {"train_info_nce_loss": info}
+        state = self.prototypes
+        if state.epoch < 0 or not self.kwargs.proto_weight:
+            return info, metrics
+        # Second term: 1/M sum_m -log exp(v.c_s / phi_s) / sum_j exp(v.c_j / phi_j), s the cluster
+        # of the query's image.
+        losses, views = [], torch.stack(list(queries))
+        tables = zip(state.names, state.prototypes, state.concentration, strict=True)
+        for m, (name, prototypes, concentration) in enumerate(tables):
+            s = state.assignments[m, indices]
+            terms = proto_nce_terms(
+                views,
+                prototypes,
+                concentration,
+                s,
+                self._negatives(m, s, draw_seed),
+                cast(Literal["paper", "merge"], self.kwargs.collisions),
+                dtype,
+            )
+            losses.append(terms.loss)
+            shared = (s.unsqueeze(0) == s.unsqueeze(1)).sum(1) > 1
+            metrics[f"train_proto_acc_{name}"] = terms.accuracy
+            metrics[f"train_collisions_{name}"] = shared.float().mean()
+        proto = metrics["train_proto_nce_loss"] = torch.stack(losses).mean()
+        return info + self.kwargs.proto_weight * proto, metrics
 
-    def _proto_nce(self, m: int, queries: Sequence[Tensor], indices: Tensor) -> dict[str, Tensor]:
-        """ProtoNCE at one granularity, the mean over the directions."""
-        ids = self.prototypes.assignments[m, indices]
-        table = self.prototypes.prototypes[m], self.prototypes.concentration[m]
-        drawn = self._draw_negatives(m, ids), self.cfg.method_kwargs.collisions
-        views = torch.stack(list(queries))
-        terms = proto_nce_terms(views, *table, ids, *drawn, self._compute_dtype)
-        shared = (ids.unsqueeze(0) == ids.unsqueeze(1)).sum(1) > 1
-        return {
-            "proto_nce_loss": terms.loss,
-            "acc": terms.accuracy,
-            "collisions": shared.float().mean(),
-        }
-
-    def _draw_negatives(self, m: int, positives: Tensor) -> Tensor | None:
+    def _negatives(self, m: int, positives: Tensor, seed: int) -> Tensor | None:
         """(R,) distinct prototypes that are no positive of the batch, or ``None`` for all."""
-        count = self.cfg.method_kwargs.num_negatives
-        if count is None:
+        if self.kwargs.num_negatives is None:
             return None
         size = self.prototypes.num_prototypes[m]
-        lots = draw((size,), self._draw_seed, m, device=positives.device)
-        return lots.index_fill_(0, positives, -1.0).topk(count, sorted=False).indices
+        lots = draw((size,), seed, m, device=positives.device)
+        lots = lots.index_fill_(0, positives, -1.0)
+        return lots.topk(self.kwargs.num_negatives, sorted=False).indices
+
+    def draw_seed(self, batch_idx: int) -> int:
+        """Of a step's draws: another one on each rank, and the same when the step is resumed."""
+        place = distributed.rank(), self.current_epoch, batch_idx
+        return mix(self.cfg.get("seed") or 0, *place)
+
+    def _classified(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
+        """What the host's step does with each view, for the only one that is a query."""
+        out: dict[str, Any] = self.base_training_step(X, targets)
+        names = {"train_class_loss": "loss", "train_acc1": "acc1", "train_acc5": "acc5"}
+        metrics = {name: out[key] for name, key in names.items()}
+        self.log_dict(metrics, on_epoch=True, sync_dist=True)
+        if self.knn_eval:
+            labelled = targets != -1
+            self.knn(
+                train_features=out["feats"][labelled].detach(), train_targets=targets[labelled]
+            )
+        return out
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
-        """Moves the momentum networks, then writes the step's keys into queue and bank."""
+        """Moves the momentum networks, f' = m f' + (1 - m) f, then fills queue and bank."""
         super().on_train_batch_end(outputs, batch, batch_idx)
         if self._written is None:
             return
         indices, keys = self._written
         self._written = None
         keys = [distributed.gather(key) for key in keys]
-        for queue, key in zip(self.queues, keys, strict=True):
-            cast(FeatureQueue, queue).update_(key)
+        for past, key in zip(self.queues, keys, strict=True):
+            cast(FeatureQueue, past).update_(key)
         if self.bank is not None:
             mean = torch.stack(keys).mean(0)
             self.bank.update_(distributed.gather(indices), F.normalize(mean, dim=1))
+
+    def _report(self) -> None:
+        """Says what was decided for the user, and what will not do what they may think."""
+        kwargs, negatives = self.kwargs, "all prototypes are negatives"
+        if kwargs.num_negatives is not None:
+            negatives = (
+                f"{kwargs.num_negatives} prototypes are drawn as negatives, collisions: "
+                f"{kwargs.collisions} (batch {self.cfg.optimizer.batch_size}, "
+                f"{min(self.prototypes.num_prototypes)} prototypes at the coarsest)"
+            )
+        logger.info(f"{self.cfg.method}: k-means by {self.prototypes.backend}; {negatives}")
+        warn_of_late_start(self.cfg, kwargs, KEY)

@@ -1,20 +1,29 @@
-"""solo-learn's base classes with a projector."""
+"""solo-learn's base classes with a projector, without and with momentum."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from solo_ext.core.geometry import effective_rank
 from solo_ext.host import BaseMethod, BaseMomentumMethod
+from solo_ext.losses import alignment_loss_func, uniformity_loss_func
 
 
 class ProjectedMethod(BaseMethod):
-    """Adds the embeddings of ``projector`` (N, F) -> (N, D), which subclasses make."""
+    """Adds the embeddings of ``projector`` (N, F) -> (N, D), which subclasses make.
+
+    Logs once per epoch ``train_effective_rank``, ``train_alignment`` and ``train_uniformity`` of
+    the last batch, if the training step gave its embeddings to :meth:`keep_for_geometry`.
+    """
 
     projector: nn.Module
+    _last_views: list[Tensor] | None = None
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
@@ -33,6 +42,17 @@ class ProjectedMethod(BaseMethod):
         """Adds the embeddings ``z`` (N, D) of a small crop."""
         out: dict[str, Any] = super().multicrop_forward(X)
         return {**out, "z": self.projector(out["feats"])}
+
+    def keep_for_geometry(self, views: Sequence[Tensor]) -> None:
+        """Takes the embeddings (N, D) of a step's crops, of which the first two are kept."""
+        self._last_views = [z.detach() for z in views[:2]]
+
+    def on_train_epoch_end(self) -> None:
+        """Logs the geometry of the last batch's embeddings."""
+        super().on_train_epoch_end()
+        if self._last_views is not None:
+            self.log_dict(embedding_metrics(*self._last_views), sync_dist=True)
+            self._last_views = None
 
 
 class ProjectedMomentumMethod(ProjectedMethod, BaseMomentumMethod):
@@ -56,3 +76,21 @@ class ProjectedMomentumMethod(ProjectedMethod, BaseMomentumMethod):
         """Adds the embeddings ``z`` (N, D)."""
         out: dict[str, Any] = super().momentum_forward(X)
         return {**out, "z": self.momentum_projector(out["feats"])}
+
+
+@torch.no_grad()
+def embedding_metrics(z1: Tensor, z2: Tensor) -> dict[str, Tensor]:
+    """Effective rank, alignment and uniformity of two views' embeddings.
+
+    Waits for the device: for the end of an epoch, not for a step.
+
+    Args:
+        z1: (N, D), of any scale.
+        z2: (N, D), the other views.
+    """
+    z1, z2 = (F.normalize(z.float(), dim=1) for z in (z1, z2))
+    return {
+        "train_effective_rank": effective_rank(z1),
+        "train_alignment": alignment_loss_func(z1, z2),
+        "train_uniformity": uniformity_loss_func(z1),
+    }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -11,7 +13,8 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.core.registry import Registry
 
 logger = logging.getLogger("solo_ext.methods")
-METHODS: Registry[type[Any]] = Registry("method")
+METHODS: Registry[Any] = Registry("method")
+K = TypeVar("K")
 
 
 def fill_method_kwargs(cfg: DictConfig, kwargs_type: type) -> DictConfig:
@@ -29,6 +32,26 @@ def fill_method_kwargs(cfg: DictConfig, kwargs_type: type) -> DictConfig:
     given = OmegaConf.to_container(cfg, resolve=True).get("method_kwargs")  # type: ignore[union-attr]
     cfg.method_kwargs = check_method_kwargs(kwargs_type, given or {})
     return cfg
+
+
+def typed_kwargs(section: DictConfig, kwargs_type: type[K]) -> K:
+    """Settings that :func:`fill_method_kwargs` has checked and filled in, as their own class.
+
+    Args:
+        section: ``cfg.method_kwargs``, or a section of it.
+        kwargs_type: its class, made by :func:`solo_ext.config.types.method_kwargs`.
+    """
+    return _instance(kwargs_type, OmegaConf.to_container(section, resolve=True))  # type: ignore[arg-type]
+
+
+def _instance(kwargs_type: type[K], values: Mapping[str, Any]) -> K:
+    hints = get_type_hints(kwargs_type)
+    return kwargs_type(
+        **{
+            name: _instance(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value
+            for name, value in values.items()
+        }
+    )
 
 
 def require_two_views(cfg: DictConfig, small: bool = False) -> None:

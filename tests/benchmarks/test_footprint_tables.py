@@ -14,22 +14,19 @@ from torch import Tensor, nn
 from benchmarks.footprint import formulas
 from benchmarks.footprint.__main__ import DOCS
 from benchmarks.footprint.cases import IMAGENET, RESNET18, RESNET50, Case, cases
-from benchmarks.footprint.formulas import TILE, Sizes, perceptron
+from benchmarks.footprint.formulas import TILE, Sizes, Traffic, perceptron
 from benchmarks.footprint.tables import BEGIN, END, FORMULAS, document
-from benchmarks.footprint.traffic import Traffic
 from benchmarks.interleaved import peak_mib
 from solo_ext import host
-from solo_ext.kernels import tiles
+from solo_ext.kernels import tables
 from solo_ext.kernels.nearest_rows import nearest_rows
-from solo_ext.losses.arcface import arcface_loss_func
-from solo_ext.losses.batch_of_views import batch_of_views
-from solo_ext.losses.core import contrastive
-from solo_ext.losses.mixing import Mixing, draw_mixes
+from solo_ext.losses.contrastive import batch_of_views, contrastive
+from solo_ext.losses.margin import arcface_loss_func
+from solo_ext.losses.mochi import Mixing, draw_mixes
 from solo_ext.losses.proto_nce import proto_nce_terms
-from solo_ext.losses.protocpc_step import protocpc_step
+from solo_ext.losses.protocpc import protocpc_step
 from solo_ext.losses.seed import seed_terms
-from solo_ext.memory.class_weights import ClassWeights
-from solo_ext.memory.heads import projector
+from solo_ext.memory.heads import ClassWeights, projector
 from solo_ext.methods.registry import METHODS
 
 BATCH, DIM = 128, 64
@@ -77,7 +74,7 @@ def test_backbones(loaded: host.Host, name: str, expected: tuple[int, int, int])
 
 
 def test_tiles_are_those_of_the_kernels() -> None:
-    assert tiles._BYTES == TILE
+    assert tables._TILE_BYTES == TILE
 
 
 def test_every_method_has_its_lines() -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from solo_ext.clustering import kmeans
-from solo_ext.clustering.merging import merge_costs
-from solo_ext.clustering.mutual_information import normalized_mutual_information
+from solo_ext.clustering.agreement import normalized_mutual_information
+from solo_ext.clustering.relocation import merge_costs
 from solo_ext.clustering.rows import Rows, rows_of
 
 RANKS = int(os.environ.get("RANKS", "2"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from solo_ext.clustering import Clustering, kmeans
-from solo_ext.clustering.mutual_information import normalized_mutual_information
+from solo_ext.clustering.agreement import normalized_mutual_information
 from solo_ext.clustering.rows import rows_of
 
 InProcesses = Callable[[Any, int], list[dict[str, Any]]]

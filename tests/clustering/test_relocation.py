@@ -9,11 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from solo_ext.clustering import kmeans, relocation
-from solo_ext.clustering.exact import exact_scale, on_grid
-from solo_ext.clustering.merging import merge_costs
-from solo_ext.clustering.relocation import Relocation
-from solo_ext.clustering.rows import rows_of
-from solo_ext.clustering.splitting import halves
+from solo_ext.clustering.relocation import Relocation, halves, merge_costs
+from solo_ext.clustering.rows import exact_scale, on_grid, rows_of
 
 
 def squares(x: Tensor, assignments: Tensor, count: int) -> float:

@@ -9,8 +9,7 @@ import pytest
 from annotated_types import MinLen
 from pydantic import BaseModel, Field
 
-from solo_ext.config.check import check_method_kwargs
-from solo_ext.config.expected import expected, literal_choices
+from solo_ext.config.check import check_method_kwargs, expected, literal_choices
 from solo_ext.config.schema import Seed, Share
 from solo_ext.config.types import (
     NonNegativeFloat,

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from solo_ext.clustering import e_step, faiss_backend, kmeans, lloyd, nearest
+from solo_ext.clustering import backends, e_step, kmeans, lloyd
 from solo_ext.core.distributed import on_first, propagate_rank_errors
 from solo_ext.core.errors import UserError
 
@@ -68,7 +68,7 @@ def slow_alone(rank: int) -> tuple[float, int | None]:
 
 
 def slow_faiss(rank: int) -> tuple[Any, ...]:
-    undo = before(faiss_backend, "_trained", lambda _: time.sleep(1.5 * TIMEOUT))
+    undo = before(backends, "_by_faiss", lambda _: time.sleep(1.5 * TIMEOUT))
     try:
         return clustered(rank, backend="faiss")
     finally:
@@ -77,7 +77,7 @@ def slow_faiss(rank: int) -> tuple[Any, ...]:
 
 def slow_passes(rank: int) -> tuple[Any, ...]:
     """Each pass of rank 1 takes a third of the timeout, all of them more than it."""
-    undo = before(nearest, "search", lambda _: time.sleep(rank * TIMEOUT / 3))
+    undo = before(lloyd, "search", lambda _: time.sleep(rank * TIMEOUT / 3))
     try:
         return clustered(rank)
     finally:
@@ -114,18 +114,18 @@ def failures(rank: int) -> dict[str, tuple[str, str, float]]:
                 raise OSError("no space left on device")
 
     cases: dict[str, tuple[Any, str, int, Exception | None, Callable[[int], object]]] = {
-        "first pass": (nearest, "search", 1, memory("of 9 GiB"), step),
-        "later pass": (nearest, "search", 0, memory("of 8 GiB"), step),
+        "first pass": (lloyd, "search", 1, memory("of 9 GiB"), step),
+        "later pass": (lloyd, "search", 0, memory("of 8 GiB"), step),
         "sums": (lloyd, "on_grid", 1, memory("of 7 GiB"), step),
         "faiss": (
-            faiss_backend,
-            "_trained",
+            backends,
+            "_by_faiss",
             0,
             RuntimeError("Error in faiss"),
             lambda rank: clustered(rank, backend="faiss"),
         ),
-        "embedding": (nearest, "search", 2, None, embed),
-        "end": (nearest, "search", 2, None, last),
+        "embedding": (lloyd, "search", 2, None, embed),
+        "end": (lloyd, "search", 2, None, last),
     }
     for name, (module, function, failing, error, work) in cases.items():
         undo: Callable[[], None] | None = None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from solo_ext.clustering import Clustering, faiss_backend, kmeans
+from solo_ext.clustering import Clustering, backends, kmeans
 from solo_ext.core.distributed import on_first, propagate_rank_errors, rank_barrier
 
 pytestmark = pytest.mark.slow
@@ -105,7 +105,7 @@ def test_faiss_lets_other_threads_go_on() -> None:
     done = threading.Event()
 
     def work() -> None:
-        faiss_backend._trained(x, x[:300], 20)
+        backends._by_faiss(x, x[:300], 20)
         done.set()
 
     thread = threading.Thread(target=work)

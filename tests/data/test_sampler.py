@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solo_ext.data.sampler import EpochSampler, SampleKey, mix
+from solo_ext.data.sampler import EpochSampler, SampleKey
 
 
 def order(
@@ -118,24 +118,3 @@ def test_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(1)
     assert order(20) == first
-
-
-def test_mix_is_splitmix64() -> None:
-    """Published first output for state 0, of which one bit is dropped."""
-    assert mix(0) == 0xE220A8397B1DCDAF >> 1
-
-
-def test_mix_tells_numbers_apart() -> None:
-    keys = [(a, b, c) for a in range(6) for b in range(12) for c in range(60)]
-    keys += [(a, b) for a in range(6) for b in range(12)]  # type: ignore[misc]
-    mixed = [mix(*key) for key in keys]
-    assert len(set(mixed)) == len(keys)
-    assert all(0 <= m < 2**63 for m in mixed)
-    # torch's CPU generator takes the low 32 bits of a seed.
-    assert len({m & 0xFFFFFFFF for m in mixed}) == len(keys)
-
-
-@given(parts=st.lists(st.integers(-(2**70), 2**70), min_size=1, max_size=4))
-def test_mix_takes_any_integer(parts: list[int]) -> None:
-    assert 0 <= mix(*parts) < 2**63
-    torch.Generator().manual_seed(mix(*parts))

@@ -19,21 +19,21 @@ from torch.utils.data import Subset
 from solo_ext.config.schema import Augmentation
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.datasets import (
-    FixedViews,
-    TrainingViews,
-    class_names,
-    open_images,
-    targets_of,
+from solo_ext.data.images import class_names, files_of, open_images, targets_of
+from solo_ext.data.indexed import indexed_eval_loader
+from solo_ext.data.loaders import FixedLoader, ResumableLoader, fixed_loader, pretrain_loader
+from solo_ext.data.reading import (
+    MOST_IN_A_ROW,
+    Skipping,
+    UnreadableImage,
+    name_of,
+    passed_over,
+    read_sample,
 )
-from solo_ext.data.files import files_of
-from solo_ext.data.fixed_loader import FixedLoader
-from solo_ext.data.fixed_pass import indexed_eval_loader
-from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
-from solo_ext.data.reading import UnreadableImage
 from solo_ext.data.sampler import EpochSampler, SampleKey
-from solo_ext.data.unreadable import MOST_IN_A_ROW, Skipping, name_of, passed_over, read_sample
-from solo_ext.lab.training.unreadable import UnreadableReport, add_lines
+from solo_ext.data.views import FixedViews, TrainingViews
+from solo_ext.lab.training.watch import UnreadableReport, add_lines
+from tests.data.making import same, section
 
 PER_CLASS, BATCH = 8, 4
 SIZE = 3 * PER_CLASS
@@ -66,15 +66,7 @@ def config(folder: Path, policy: str = "skip", workers: int = 0, **data: Any) ->
     augmentation = Augmentation(crop_size=8, num_crops=2, horizontal_flip=chance)  # type: ignore[arg-type]
     return {
         "seed": 5,
-        "data": {
-            "dataset": "custom",
-            "format": "image_folder",
-            "train_path": str(folder),
-            "val_path": str(folder),
-            "num_workers": workers,
-            "unreadable": policy,
-            **data,
-        },
+        "data": section(folder, num_workers=workers, unreadable=policy, **data),
         "optimizer": {"batch_size": BATCH},
         "augmentations": [augmentation.model_dump()],
     }
@@ -143,15 +135,6 @@ def epochs(loader: ResumableLoader, count: int = 2) -> Batches:
         loader.order.set_epoch(epoch)
         served += loader
     return served
-
-
-def same(a: Batches, b: Batches) -> bool:
-    return len(a) == len(b) and all(
-        torch.equal(x[0], y[0])
-        and torch.equal(x[2], y[2])
-        and all(torch.equal(c, d) for c, d in zip(x[1], y[1], strict=True))
-        for x, y in zip(a, b, strict=True)
-    )
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from solo_ext.core.errors import ConfigError
 from solo_ext.host import Host, detect
 from solo_ext.host.release_1_0_2.optim import (
     configure_optimizers,
@@ -121,16 +120,6 @@ def test_lars_equals_the_formula(clip_lr: bool, exclude: bool, decay: float) -> 
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_options_of_lars_all_tell() -> None:
-    """Otherwise the comparisons would hold with an option ignored."""
-    results = [
-        torch.cat([w.flatten() for w in by_the_formula(make_params(), 0.5, d, c, e)])
-        for c, e, d in LARS_OPTIONS
-    ]
-    for one, other in itertools.combinations(results, 2):
-        assert (one - other).abs().max() > 1e-6
-
-
 @only_main
 @lars_options
 def test_lars_equals_upstream(loaded: Host, clip_lr: bool, exclude: bool, decay: float) -> None:
@@ -176,16 +165,6 @@ def test_lars_scales_gradients_of_a_closure() -> None:
     plain = through_closures(sgd, explicit=False)
     for one, other in zip(found, plain, strict=True):
         assert not torch.allclose(one, other, rtol=1e-2)
-
-
-def test_a_run_with_lars_is_not_one_with_sgd(make_config: Any, tmp_path: Path) -> None:
-    weights = {}
-    for name in ("sgd", "lars"):
-        config = make_config("simclr", optimizer={"name": name, "kwargs": {"momentum": 0.9}})
-        result = pretrain(prepare(config), run_dir=tmp_path / name)
-        state = torch.load(result.checkpoint, weights_only=True)["state_dict"]
-        weights[name] = state["projector.0.weight"]
-    assert not torch.allclose(weights["sgd"], weights["lars"], rtol=1e-2)
 
 
 def rates(module: Any, steps: int) -> list[list[float]]:
@@ -400,21 +379,3 @@ def test_vectors_are_parted_from_matrices() -> None:
         [id(norm.weight), id(norm.bias)],
     ]
     assert groups[0]["weight_decay"] == 0.3
-
-
-@pytest.mark.parametrize(
-    ("changes", "key", "words"),
-    [
-        ({"optimizer": "lasr"}, "optimizer.name", "did you mean 'lars'?"),
-        ({"optimizer": "adamx"}, "optimizer.name", "allowed: adam, adamw, lars, sgd"),
-        ({"scheduler": "warmup_cosin"}, "scheduler.name", "did you mean 'warmup_cosine'?"),
-        ({"scheduler": "reduce"}, "scheduler.name", "allowed: none, step, warmup_cosine"),
-        ({"scheduler": "step"}, "scheduler.lr_decay_steps", "[60, 80]"),
-        ({"scheduler": "step", "lr_decay_steps": []}, "scheduler.lr_decay_steps", "[60, 80]"),
-    ],
-)
-def test_what_does_not_exist_is_refused(changes: dict[str, Any], key: str, words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        configure_optimizers(make_module(**changes))
-    assert caught.value.key == key
-    assert words in str(caught.value)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.kernels.mixed_logsumexp import MixDraws, MixedLogSumExp, mixed_logsumexp
-from solo_ext.losses.mixing import draw_mixes
+from solo_ext.losses.mochi import draw_mixes
 
 N, K, D, HARD = 5, 11, 4, 4
 PeakBytes = Callable[[Callable[[], Any]], int]
@@ -35,13 +35,13 @@ def plain(
     num_hard: int,
     powers: tuple[float, ...] = (1.0,),
     *,
-    own: Tensor | None = None,
+    excluded_columns: Tensor | None = None,
     with_table: bool = True,
 ) -> MixedLogSumExp:
     """Every mixture of every query as a row."""
     cosine = query @ table.T
-    if own is not None:
-        cosine = cosine.scatter(1, own, float("-inf"))
+    if excluded_columns is not None:
+        cosine = cosine.scatter(1, excluded_columns, float("-inf"))
     with torch.no_grad():
         values, top = cosine.topk(num_hard, dim=1)
         hard = table[top]
@@ -75,7 +75,7 @@ def test_equals_the_plain_form(
     tile: int | None, powers: tuple[float, ...], factor: float, excludes: bool, with_table: bool
 ) -> None:
     query, table, own, draws = inputs()
-    settings: Any = {"own": own if excludes else None, "with_table": with_table}
+    settings: Any = {"excluded_columns": own if excludes else None, "with_table": with_table}
     found = mixed_logsumexp(query, table, factor, draws, HARD, powers, tile=tile, **settings)
     expected = plain(query, table, factor, draws, HARD, powers, **settings)
     for one, two in zip(found, expected, strict=True):
@@ -101,7 +101,7 @@ def test_one_kind_of_mixture(pairs: int, singles: int) -> None:
 def test_mixtures_are_constants(powers: tuple[float, ...]) -> None:
     """The gradient is that of the formula with the mixtures held fixed, row by row."""
     query, table, own, draws = inputs()
-    found = mixed_logsumexp(query, table, 3.0, draws, HARD, powers, own=own)
+    found = mixed_logsumexp(query, table, 3.0, draws, HARD, powers, excluded_columns=own)
     ours = slope(found.lse, query)
     step = 1e-6
     with torch.no_grad():
@@ -157,9 +157,11 @@ def test_opposite_rows_mixed_half_and_half(dtype: torch.dtype) -> None:
 def test_single_precision_keeps_up() -> None:
     query, table, own, draws = inputs()
     single = query.detach().float().requires_grad_()
-    exact = mixed_logsumexp(query, table, 10.0, draws, HARD, (1.7, 0.7), own=own)
+    exact = mixed_logsumexp(query, table, 10.0, draws, HARD, (1.7, 0.7), excluded_columns=own)
     # Draws of fp64 serve, too.
-    found = mixed_logsumexp(single, table.float(), 10.0, draws, HARD, (1.7, 0.7), own=own)
+    found = mixed_logsumexp(
+        single, table.float(), 10.0, draws, HARD, (1.7, 0.7), excluded_columns=own
+    )
     assert found.lse.dtype == found.mixed.dtype == torch.float32
     torch.testing.assert_close(found.lse.double(), exact.lse, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(

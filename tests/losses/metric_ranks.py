@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from solo_ext import losses
-from solo_ext.memory.bilinear_critic import BilinearCritic
-from solo_ext.memory.class_weights import ClassWeights
+from solo_ext.memory.heads import BilinearCritic, ClassWeights
 
 RANKS, BATCH, CLASSES = int(os.environ.get("RANKS", "2")), 12, 7
 

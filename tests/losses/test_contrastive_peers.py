@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from solo_ext.host import Host
-from solo_ext.losses.nnclr_symmetric import nnclr_symmetric_loss_func
-from solo_ext.losses.nt_xent import nt_xent_loss_func
-from solo_ext.losses.soft_nearest_neighbor import soft_nearest_neighbor_loss_func
+from solo_ext.losses.contrastive import nt_xent_loss_func
+from solo_ext.losses.metric import soft_nearest_neighbor_loss_func
+from solo_ext.losses.nnclr import nnclr_symmetric_loss_func
 
 TEMPERATURES = pytest.mark.parametrize("temperature", [0.07, 0.2, 1.0])
 

@@ -13,16 +13,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.losses.batch_of_views import batch_of_views
-from solo_ext.losses.core import contrastive
-from solo_ext.losses.debiased import debiased_loss_func
-from solo_ext.losses.hard_negative import hard_negative_loss_func
+from solo_ext.losses.contrastive import (
+    PLAIN,
+    NegativeEstimator,
+    batch_of_views,
+    contrastive,
+    debiased_loss_func,
+    hard_negative_loss_func,
+    nt_xent_loss_func,
+)
 from solo_ext.losses.info_nce import info_nce_loss_func
-from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.mochi import mochi_loss_func
-from solo_ext.losses.negative_mass import PLAIN, NegativeEstimator
-from solo_ext.losses.nnclr_symmetric import nnclr_symmetric_loss_func
-from solo_ext.losses.nt_xent import nt_xent_loss_func
+from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
+from solo_ext.losses.nnclr import nnclr_symmetric_loss_func
 
 Loss = Callable[[list[Tensor], float], Tensor]
 HARD = NegativeEstimator(0.1, 0.7)
@@ -68,9 +70,6 @@ LOSSES: dict[str, Loss] = {
     "debiased": lambda x, t: debiased_loss_func(x[0], x[1], t, 0.1),
     "hard": lambda x, t: hard_negative_loss_func(x[0], x[1], t, 0.1, 1.0),
     "hard, detached": lambda x, t: hard_negative_loss_func(x[0], x[1], t, 0.1, 1.0, True),
-    "hard, more positives": lambda x, t: hard_negative_loss_func(
-        x[0], x[1], t, 0.1, 1.0, more_positives=x[2].unsqueeze(1)
-    ),
     "very hard": lambda x, t: hard_negative_loss_func(x[0], x[1], t, 0.1, 200.0),
     "row of nnclr": lambda x, t: nnclr_symmetric_loss_func(x[0], x[1], t, False),
     "nnclr": lambda x, t: nnclr_symmetric_loss_func(x[0], x[1], t),

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from solo_ext.clustering import cluster_concentration
 from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
-from solo_ext.memory.feature_bank import FeatureBank
-from solo_ext.memory.feature_queue import FeatureQueue
+from solo_ext.memory.features import FeatureBank, FeatureQueue
 
 VECTORS = json.loads((Path(__file__).parent.parent / "oracles" / "pcl.json").read_text())
 DTYPES = pytest.mark.parametrize(

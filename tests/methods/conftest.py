@@ -18,10 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS
-from solo_ext.methods.contrastive import Contrastive
+from solo_ext.methods.contrastive import Preset
+from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
 
 MakeConfig = Callable[..., dict[str, Any]]
 SAMPLES, DIM = 20, 8
+CONTRASTIVE = Preset(ContrastiveKwargs)
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +32,7 @@ def build(make_config: MakeConfig) -> Callable[..., Any]:
     cfg = prepare(make_config("debiased")).cfg
 
     def make(
-        kind: Any = Contrastive,
+        kind: Any = CONTRASTIVE,
         *,
         small: int = 0,
         data: dict[str, Any] | None = None,

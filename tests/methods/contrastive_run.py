@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.losses.mixing import Mixing, draw_mixes
+from solo_ext.losses.mochi import Mixing, draw_mixes
 from solo_ext.methods import Metric
-from solo_ext.methods import drawn_mixing as module
-from solo_ext.methods.contrastive import Contrastive
+from solo_ext.methods import negatives as module
+from solo_ext.methods.contrastive import Preset
+from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
 
+CONTRASTIVE = Preset(ContrastiveKwargs)
 ROWS, SAMPLES, DIM = 12, 20, 8
 MIXES = {"num_hard": 5, "num_pair_mixes": 6, "num_query_mixes": 3, "warmup_epochs": 0}
 HARD = {"temperature": 0.5, "tau_plus": 0.1, "beta": 1.0}
@@ -34,16 +36,16 @@ NEAR = {"positives": "nearest_neighbor", "support_set": {"size": 30, "top_k": 2}
 PROTOTYPES = {"positives": "prototype", "clusters": {"num_prototypes": [3, 4]}}
 MARGIN = {"loss": "arcface_loss_func", "loss_kwargs": {"scale": 8.0}}
 FIXED: dict[str, tuple[Any, dict[str, Any]]] = {
-    "simclr": (Contrastive, {}),
-    "debiased": (Contrastive, {"temperature": 0.5, "tau_plus": 0.1}),
-    "mixed": (Contrastive, {**HARD, "mixing": {**MIXES, "num_hard": 1024}}),
-    "prototypes": (Contrastive, {**HARD, **PROTOTYPES}),
-    "queue": (Contrastive, {**HARD, **QUEUE}),
-    "mochi": (Contrastive, {**QUEUE, "mixing": MIXES}),
-    "nnclr": (Contrastive, NEAR),
-    "one-way": (Contrastive, {**HARD, **NEAR, "symmetric": False}),
-    "mixed neighbours": (Contrastive, {**NEAR, "mixing": {**MIXES, "num_hard": 1024}}),
-    "near and queue": (Contrastive, {**HARD, **NEAR, **QUEUE}),
+    "simclr": (CONTRASTIVE, {}),
+    "debiased": (CONTRASTIVE, {"temperature": 0.5, "tau_plus": 0.1}),
+    "mixed": (CONTRASTIVE, {**HARD, "mixing": {**MIXES, "num_hard": 1024}}),
+    "prototypes": (CONTRASTIVE, {**HARD, **PROTOTYPES}),
+    "queue": (CONTRASTIVE, {**HARD, **QUEUE}),
+    "mochi": (CONTRASTIVE, {**QUEUE, "mixing": MIXES}),
+    "nnclr": (CONTRASTIVE, NEAR),
+    "one-way": (CONTRASTIVE, {**HARD, **NEAR, "symmetric": False}),
+    "mixed neighbours": (CONTRASTIVE, {**NEAR, "mixing": {**MIXES, "num_hard": 1024}}),
+    "near and queue": (CONTRASTIVE, {**HARD, **NEAR, **QUEUE}),
     **{
         f"triplet {m}": (Metric, {"loss": "triplet_loss_func", "mining": m, "classes": "label"})
         for m in ("semi_hard", "hard", "random")

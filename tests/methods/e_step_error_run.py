@@ -17,7 +17,8 @@ from solo_ext.config.compose import compose
 from solo_ext.core import distributed
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.methods import PCL, pcl
+from solo_ext.methods import PCL
+from solo_ext.methods.e_step import EStep
 
 
 def embed(method: PCL, X: Tensor) -> Tensor:
@@ -31,7 +32,7 @@ def embed(method: PCL, X: Tensor) -> Tensor:
 def refreshed(*args: Any) -> dict[str, float]:
     """Writes down the error of each process, and when."""
     try:
-        return refresh(*args)
+        return run(*args)
     except Exception as error:
         text = f"{type(error).__name__}: {error} at {time.time()}"
         (folder / f"rank-{distributed.rank()}.txt").write_text(text)
@@ -40,8 +41,8 @@ def refreshed(*args: Any) -> dict[str, float]:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    refresh = pcl.refresh_prototypes
-    pcl.refresh_prototypes = refreshed
+    run = EStep.run
+    EStep.run = refreshed  # type: ignore[method-assign]
     PCL.embed = embed  # type: ignore[method-assign]
     prepared = prepare(compose("digits/pcl", sys.argv[2:]))
     pretrain(prepared, run_dir=folder / "run", show_progress=False)

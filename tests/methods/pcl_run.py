@@ -18,7 +18,7 @@ from solo_ext.config.compose import compose
 from solo_ext.core import distributed
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.memory.feature_bank import FeatureBank
+from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.state import keep_out_of_broadcast
 
 BATCH = 40
@@ -75,8 +75,10 @@ class Notes(Callback):
             }
         )
 
-    def on_train_batch_end(self, trainer: Any, method: Any, *_: Any) -> None:
-        self.seen[-1].setdefault("lots", []).append(method._draw_seed)
+    def on_train_batch_end(
+        self, trainer: Any, method: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.seen[-1].setdefault("lots", []).append(method.draw_seed(batch_idx))
 
     def on_train_end(self, trainer: Any, method: Any) -> None:
         self.seen[-1]["probe"] = method.probe.value.clone()

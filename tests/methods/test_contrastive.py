@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.losses.core import ContrastiveTerms, contrastive
-from solo_ext.losses.mixing import Mixing, draw_mixes
-from solo_ext.losses.negative_mass import NegativeEstimator
-from solo_ext.methods import drawn_mixing as module
+from solo_ext.losses.contrastive import ContrastiveTerms, NegativeEstimator, contrastive
+from solo_ext.losses.mochi import Mixing, draw_mixes
+from solo_ext.methods import negatives as module
 
 Build = Callable[..., Any]
 INDICES, TARGETS = torch.tensor([3, 11, 7, 0]), torch.tensor([0, 1, 0, 2])
@@ -119,7 +118,7 @@ def by_definition(
         seen += terms if direction.mixes else []
     assert not left
     names = {"hardness": "hardness"}
-    names |= {"floored": "floored"} if kwargs.tau_plus else {}
+    names |= {"floored": "clamped_fraction"} if kwargs.tau_plus else {}
     names |= {"mined": "mined_similarity", "mixed": "mixed_similarity"} if draws else {}
     means = {k: torch.stack([getattr(t, k) for t in seen]).mean().item() for k in names}
     return loss, {f"train_{name}": means[key] for key, name in names.items()}

@@ -13,9 +13,10 @@ from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.core import distributed
 from solo_ext.methods import METHODS, HardNegative, MoCHi, NNCLRSymmetric
-from solo_ext.methods.contrastive import Contrastive
-from solo_ext.methods.contrastive_report import report_settings
+from solo_ext.methods.contrastive import Preset
+from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs, report_settings
 
+CONTRASTIVE = Preset(ContrastiveKwargs)
 Build = Callable[..., Any]
 PRESETS = ("debiased", "hard_negative", "mochi", "nnclr_symmetric")
 NEAR, QUEUE = {"positives": "nearest_neighbor"}, {"negatives": "queue", "queue_size": 48}
@@ -23,9 +24,9 @@ PROTOTYPES = {"positives": "prototype", "clusters": {"num_prototypes": [3], "war
 SUPPORT = {"support_set": {"size": 30, "exclude_own": True}}
 MIXES = {"num_pair_mixes": 4, "warmup_epochs": 0}
 ALPHA = {"num_prototypes": [3], "warmup_epochs": 0, "alpha": 5.0}
-IDLE: dict[str, tuple[type[Any], dict[str, Any], str]] = {
+IDLE: dict[str, tuple[Any, dict[str, Any], str]] = {
     "clusters of views": (
-        Contrastive,
+        CONTRASTIVE,
         {"clusters": {"num_prototypes": [3], "kmeans": {"iterations": 3}}},
         "method_kwargs.clusters.num_prototypes, method_kwargs.clusters.kmeans.iterations "
         "(positives=view has no clusters)",
@@ -36,18 +37,18 @@ IDLE: dict[str, tuple[type[Any], dict[str, Any], str]] = {
         "method_kwargs.clusters.warmup_epochs (positives=nearest_neighbor has no clusters)",
     ),
     "concentrations": (
-        Contrastive,
+        CONTRASTIVE,
         {**PROTOTYPES, "clusters": ALPHA},
         "method_kwargs.clusters.alpha (the loss does not read the clusters' concentrations)",
     ),
     "support of views": (
-        Contrastive,
+        CONTRASTIVE,
         SUPPORT,
         "method_kwargs.support_set.size, method_kwargs.support_set.exclude_own "
         "(positives=view has no support set)",
     ),
     "support of prototypes": (
-        Contrastive,
+        CONTRASTIVE,
         {**PROTOTYPES, "support_set": {"top_k": 3}},
         "method_kwargs.support_set.top_k (positives=prototype has no support set)",
     ),
@@ -57,7 +58,7 @@ IDLE: dict[str, tuple[type[Any], dict[str, Any], str]] = {
         "method_kwargs.detach_weights (beta=0 has no weights)",
     ),
     "two ways of views": (
-        Contrastive,
+        CONTRASTIVE,
         {"symmetric": False},
         "method_kwargs.symmetric (read with positives=nearest_neighbor and negatives=batch)",
     ),
@@ -72,33 +73,33 @@ IDLE: dict[str, tuple[type[Any], dict[str, Any], str]] = {
         "method_kwargs.mixing.num_hard (no mixtures are asked for)",
     ),
     "one layer": (
-        Contrastive,
+        CONTRASTIVE,
         {"proj_layers": 1, "proj_batch_norm": False},
         "method_kwargs.proj_hidden_dim, method_kwargs.proj_batch_norm "
         "(proj_layers=1 has no hidden layer)",
     ),
     "several": (
-        Contrastive,
+        CONTRASTIVE,
         {"detach_weights": True, "support_set": {"size": 30}},
         "method_kwargs.support_set.size (positives=view has no support set); "
         "method_kwargs.detach_weights (beta=0 has no weights)",
     ),
 }
-READ: dict[str, tuple[type[Any], dict[str, Any]]] = {
+READ: dict[str, tuple[Any, dict[str, Any]]] = {
     "no mixing": (MoCHi, {**QUEUE, "mixing": {"num_pair_mixes": 0, "num_query_mixes": 0}}),
-    "prototypes": (Contrastive, PROTOTYPES),
+    "prototypes": (CONTRASTIVE, PROTOTYPES),
     "weights": (HardNegative, {"detach_weights": True}),
     "a queue": (HardNegative, QUEUE),
     "one way": (NNCLRSymmetric, {**SUPPORT, "symmetric": False}),
-    "neighbours against a queue": (Contrastive, {**NEAR, **SUPPORT, **QUEUE}),
+    "neighbours against a queue": (CONTRASTIVE, {**NEAR, **SUPPORT, **QUEUE}),
     "mixing": (MoCHi, {"queue_size": 48, "mixing": {"num_hard": 9, "warmup_epochs": 0}}),
-    "two layers": (Contrastive, {"proj_layers": 3, "proj_batch_norm": False}),
+    "two layers": (CONTRASTIVE, {"proj_layers": 3, "proj_batch_norm": False}),
 }
 
 
 def said(caplog: pytest.LogCaptureFixture, method: Any, num_samples: int | None = None) -> str:
     caplog.clear()
-    report_settings(method.cfg, method.kwargs_type, num_samples)
+    report_settings(method.cfg, type(method.kwargs), num_samples)
     return "\n".join(caplog.messages)
 
 

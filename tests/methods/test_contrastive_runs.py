@@ -22,12 +22,12 @@ MIXED = {"mined_similarity", "mixed_similarity"}
 QUEUE = {"queue_filled", "queue_age"}
 NEAR = {"nn_acc", "nn_similarity", "nn_own", "support_filled", "support_age"}
 RUNS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
-    "debiased": ("debiased", {}, {"floored"}),
-    "hard_negative": ("hard_negative", {}, {"floored"}),
+    "debiased": ("debiased", {}, {"clamped_fraction"}),
+    "hard_negative": ("hard_negative", {}, {"clamped_fraction"}),
     "over a queue": (
         "hard_negative",
         {"negatives": "queue", "queue_size": 48},
-        {"floored"} | QUEUE,
+        {"clamped_fraction"} | QUEUE,
     ),
     "mochi": ("mochi", {}, MIXED | QUEUE),
     "nnclr_symmetric": ("nnclr_symmetric", {}, NEAR),

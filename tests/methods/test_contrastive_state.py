@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from solo_ext.data.datasets import FixedViews
 from solo_ext.data.transforms import eval_transform, statistics
+from solo_ext.data.views import FixedViews
 
 Train = Callable[..., dict[str, float]]
 QUEUE, SUPPORT, BATCH = 60, 50, 20

@@ -20,10 +20,10 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.data.loaders import pretrain_loader
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.losses import debiased_loss_func
-from solo_ext.losses.debiased import estimated_terms
-from solo_ext.losses.negative_mass import NegativeEstimator
+from solo_ext.losses.contrastive import NegativeEstimator, two_view_terms
 from solo_ext.methods import METHODS, Debiased
-from solo_ext.methods.contrastive_report import report_settings
+from solo_ext.methods.contrastive import Contrastive
+from solo_ext.methods.contrastive_kwargs import report_settings
 from solo_ext.methods.debiased import DebiasedKwargs
 
 TINY = [
@@ -77,17 +77,19 @@ def make_batch(batch: int = 16, crops: int = 2) -> list[Any]:
     return [torch.arange(batch), list(views), targets]
 
 
-def make_method(cfg: DictConfig) -> Debiased:
+def make_method(cfg: DictConfig) -> Contrastive:
     torch.manual_seed(0)
     return Debiased(cfg)
 
 
-def by_definition(method: Debiased, batch: list[Any]) -> tuple[Tensor, Tensor]:
+def by_definition(method: Contrastive, batch: list[Any]) -> tuple[Tensor, Tensor]:
     """Returns the debiased loss and the classifier's loss of a batch."""
     _, views, targets = batch
     outs = [method(view) for view in views]
     tau_plus = method.cfg.method_kwargs.tau_plus
-    contrastive = debiased_loss_func(outs[0]["z"], outs[1]["z"], method.temperature, tau_plus)
+    contrastive = debiased_loss_func(
+        outs[0]["z"], outs[1]["z"], method.kwargs.temperature, tau_plus
+    )
     losses = [F.cross_entropy(out["logits"], targets, ignore_index=-1) for out in outs]
     return contrastive, torch.stack(losses).mean()
 
@@ -96,7 +98,7 @@ def test_is_there_by_name(prepared: Prepare) -> None:
     made = prepared()
     assert made.method is Debiased is METHODS["debiased"].target
     assert host.load().methods["debiased"] is Debiased
-    assert issubclass(Debiased, host.BaseMethod)
+    assert isinstance(make_method(made.cfg), host.BaseMethod)
 
 
 def test_defaults_are_those_of_the_paper(cfg: DictConfig) -> None:
@@ -104,16 +106,16 @@ def test_defaults_are_those_of_the_paper(cfg: DictConfig) -> None:
     method = make_method(cfg)
     kwargs = method.cfg.method_kwargs
     assert {name: kwargs[name] for name in DEFAULTS} == DEFAULTS
-    assert (method.temperature, method.estimator) == (0.5, NegativeEstimator(0.1))
+    assert (method.kwargs.temperature, method.estimator) == (0.5, NegativeEstimator(0.1))
     assert method(torch.randn(2, 3, 32, 32))["z"].shape == (2, 128)
     del cfg["method_kwargs"]
-    assert make_method(cfg).temperature == 0.5
+    assert make_method(cfg).kwargs.temperature == 0.5
 
 
 def test_takes_its_settings(prepared: Prepare) -> None:
     settings = {"temperature": 0.7, "tau_plus": 0.03, "proj_output_dim": 5, "proj_hidden_dim": 6}
     method = make_method(prepared(*(f"method_kwargs.{k}={v}" for k, v in settings.items())).cfg)
-    assert (method.temperature, method.estimator.tau_plus) == (0.7, 0.03)
+    assert (method.kwargs.temperature, method.estimator.tau_plus) == (0.7, 0.03)
     assert method(torch.randn(2, 3, 32, 32))["z"].shape == (2, 5)
     assert method.projector[0].out_features == 6
 
@@ -154,7 +156,7 @@ def test_step_is_the_sum_of_both_losses(
     torch.testing.assert_close(logged["train_debiased_loss"], contrastive)
     torch.testing.assert_close(logged["train_class_loss"], classification)
     z1, z2 = (method(view)["z"] for view in batch[1])
-    floored = estimated_terms(z1, z2, temperature, NegativeEstimator(tau_plus)).floored
+    floored = two_view_terms(z1, z2, temperature, NegativeEstimator(tau_plus)).floored
     assert logged.get("train_clamped_fraction", torch.zeros(())).item() == pytest.approx(
         floored.item()
     )

@@ -13,14 +13,15 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
+from solo_ext import clustering
 from solo_ext.config.check import check_method_kwargs
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import changes_numbers, checkpoints
-from solo_ext.methods import prototype_refresh
-from solo_ext.methods.e_step_kwargs import check_room
-from solo_ext.methods.pcl_kwargs import KEY, PCLKwargs
+from solo_ext.memory.prototypes import ClusterPrototypes
+from solo_ext.methods.e_step import EStep
+from solo_ext.methods.pcl import KEY, PCLKwargs
 from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -39,13 +40,13 @@ class Notes(Callback):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: list[dict[str, Any]] = []
         self.left: list[dict[str, Any]] = []
-        real = prototype_refresh.e_step
+        real = clustering.e_step
 
         def noted(features: Any, *args: Any, **kwargs: Any) -> Any:
             self.given.append({"features": features[:].clone(), "type": type(features), **kwargs})
             return real(features, *args, **kwargs)
 
-        monkeypatch.setattr(prototype_refresh, "e_step", noted)
+        monkeypatch.setattr(clustering, "e_step", noted)
 
     def on_train_batch_start(self, trainer: Any, method: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 0:
@@ -107,19 +108,6 @@ def test_a_sample_is_drawn_anew_in_every_epoch(
     assert logged["e_step/objective_4"] == pytest.approx(float(nearest.square().mean()), rel=1e-3)
 
 
-def test_a_sample_of_all_images_is_all_images(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for sample in (None, IMAGES + 1):
-        folder = tmp_path / str(sample)
-        config = make_config("pcl", method_kwargs={"e_step_sample": sample}, max_epochs=2)
-        pretrain(prepare(config), run_dir=folder, show_progress=False)
-        found.append(weights(folder))
-    for key, value in found[0].items():
-        assert torch.equal(value, found[1][key]), key
-
-
 @pytest.mark.fault
 def test_no_room_is_said_before_the_first_epoch(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -135,10 +123,11 @@ def test_no_room_is_said_before_the_first_epoch(make_config: MakeConfig, tmp_pat
         prepared = prepare(make_config(name, method_kwargs=kwargs, max_epochs=2))
         with pytest.raises(ConfigError, match=f"{key}='.*file': '.*file' on .*exists.*name a fol"):
             pretrain(prepared, run_dir=tmp_path / name, show_progress=False)
-    settings: Any = PCLKwargs(e_step_features="disk")
+    settings = PCLKwargs(e_step_features="disk")
+    e_step = EStep(settings, KEY, ClusterPrototypes([3], 8), None)
     with pytest.raises(ConfigError, match=r"e_step_dir=null: .* GB left, .* take 1000000000\.0 GB"):
-        check_room(settings, KEY, tmp_path, 10**18)
-    check_room(settings, KEY, tmp_path, 10**6)
+        e_step.check_room(tmp_path, 10**18)
+    e_step.check_room(tmp_path, 10**6)
 
 
 @pytest.mark.parametrize("own_disk", [False, True])
@@ -147,7 +136,7 @@ def test_room_is_for_all_nodes_where_they_share_the_folder(
 ) -> None:
     """As they do the run directory; ``~`` is the home directory."""
     asked = []
-    monkeypatch.setattr(prototype_refresh, "check_room", lambda *args: asked.append(args[2:]))
+    monkeypatch.setattr(EStep, "check_room", lambda _, *args: asked.append(args))
     monkeypatch.setattr(Trainer, "num_nodes", 3)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     place = {"e_step_features": "disk", "e_step_dir": "~/scratch" if own_disk else None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from solo_ext.losses import LOSSES, clip_loss_func, uniformity_loss_func
 from solo_ext.methods import Metric
-from solo_ext.methods.metric_losses import metric_losses
+from solo_ext.methods.metric_criteria import metric_losses
 
 Build = Callable[..., Any]
 INDICES, TARGETS = torch.tensor([3, 11, 7, 0, 5]), torch.tensor([0, 1, 0, 2, 1])
@@ -253,7 +254,7 @@ def test_embeddings_keep_their_length_where_it_means_something(
     method = build(Metric, loss=name, classes=classes)
     views = [3 * z for z in features(2, rows=5)]
     for normalize in (None, True, False):
-        method.cfg.method_kwargs.normalize = normalize
+        method.kwargs = dataclasses.replace(method.kwargs, normalize=normalize)
         losses[normalize] = method.compare(views, INDICES, TARGETS)[0]
     torch.testing.assert_close(losses[None], losses[name not in raw])
     if name in raw:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from solo_ext.clustering.matching import match_clusters
-from solo_ext.methods import prototype_refresh
+from solo_ext.clustering.agreement import match_clusters
+from solo_ext.methods.e_step import EStep
 
 Train = Callable[..., dict[str, float]]
 ARCFACE: dict[str, Any] = {
@@ -48,15 +48,15 @@ class Follow(Callback):
 
 def renumbered(monkeypatch: pytest.MonkeyPatch) -> None:
     """E-steps whose clusters come in another order each time."""
-    refresh = prototype_refresh.refresh_prototypes
+    run = EStep.run
 
-    def shuffle(method: Any, *args: Any, **kwargs: Any) -> Any:
-        metrics = refresh(method, *args, **kwargs)
+    def shuffle(e_step: EStep, method: Any) -> Any:
+        metrics = run(e_step, method)
         state = method.prototypes
         state.assignments = (state.assignments + method.current_epoch) % 4
         return metrics
 
-    monkeypatch.setattr("solo_ext.methods.metric.refresh_prototypes", shuffle)
+    monkeypatch.setattr(EStep, "run", shuffle)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,8 @@ from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.losses import LOSSES
 from solo_ext.methods import Metric
-from solo_ext.methods.metric_criteria import OfMargins
-from solo_ext.methods.metric_kwargs import MetricKwargs
-from solo_ext.methods.metric_losses import kind_of, metric_losses
-from solo_ext.methods.metric_report import report_settings
+from solo_ext.methods.metric import MetricKwargs, report_settings
+from solo_ext.methods.metric_criteria import MarginCriterion, metric_losses, training_of
 
 Build = Callable[..., Any]
 TRIPLET, XENT = {"loss": "triplet_loss_func"}, {"loss": "nt_xent_loss_func"}
@@ -88,7 +86,7 @@ def test_who_loses_the_length(
     build: Build, features: Any, caplog: pytest.LogCaptureFixture, loss: str, more: dict[str, Any]
 ) -> None:
     """Said of those whose value stays when the embeddings shrink, and of no others."""
-    classes = "label" if kind_of(loss)[0] is OfMargins else "instance"
+    classes = "label" if issubclass(training_of(loss).criterion, MarginCriterion) else "instance"
     method = build(Metric, loss=loss, loss_kwargs=more, classes=classes, normalize=False)
     views, targets = features(2), torch.tensor([0, 1, 2, 1])
     one, shorter = (

@@ -14,7 +14,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.losses import LOSSES
 from solo_ext.methods import Metric
-from solo_ext.methods.metric_losses import metric_losses
+from solo_ext.methods.metric_criteria import CRITERIA, LabelCriterion, metric_losses, trains
 
 MakeConfig = Callable[..., dict[str, Any]]
 Build = Callable[..., Any]
@@ -29,17 +29,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a loss of a queue": (
         {"loss": "info_nce_loss_func"},
         "loss",
-        "it takes query, positive, negatives, .*business of a method of its own",
+        "no criterion trains it: .*business of a method of its own.*register it with",
     ),
-    "a loss of neighbours": ({"loss": "nnclr_symmetric_loss_func"}, "loss", "nn, p, temperature"),
+    "a loss of neighbours": ({"loss": "nnclr_symmetric_loss_func"}, "loss", "no criterion"),
     "no such argument": (
         {**TRIPLET, "loss_kwargs": {"margn": 1.0}},
         "loss_kwargs.margn",
         "=1.0: triplet_loss_func takes no such argument; did you mean 'margin'",
     ),
     "an argument that is a tensor": (
-        {"loss": "debiased_loss_func", "loss_kwargs": {"more_positives": 1}},
-        "loss_kwargs.more_positives",
+        {"loss": "contrastive_loss_func", "loss_kwargs": {"same": 1}},
+        "loss_kwargs.same",
         "takes no such argument",
     ),
     "the length of features": (
@@ -199,33 +199,28 @@ def registered() -> Iterator[Callable[[Any], str]]:
     yield add
     for name in names:
         del LOSSES._entries[name]
+        CRITERIA.pop(name, None)
 
 
 def test_losses_of_other_packages(
     build: Build, features: Any, registered: Callable[[Any], str]
 ) -> None:
-    """Found by the names of their arguments."""
+    """Trained as they register, and not otherwise."""
 
     def someones_loss(x: Tensor, targets: Tensor, power: float = 1.0) -> Tensor:
         return (x.sum(1) * targets).abs().pow(power).mean()
 
-    def odd_loss(matrix: Tensor) -> Tensor:
-        return matrix.sum()
-
-    def empty_loss() -> float:
-        return 0.0
-
     name = registered(someones_loss)
+    assert name not in metric_losses()
+    with pytest.raises(ConfigError, match="business of a method of its own"):
+        build(Metric, loss=name)
+    trains(name)(LabelCriterion)
     assert name in metric_losses()
     method = build(Metric, loss=name, loss_kwargs={"power": 2.0}, classes="label")
     views, targets = features(2), torch.tensor([0, 1, 2, 1])
     found, _ = method.compare(views, torch.arange(4), targets)
     unit = torch.cat([F.normalize(z, dim=1) for z in views])
     torch.testing.assert_close(found, someones_loss(unit, targets.repeat(2), 2.0))
-    for loss in (odd_loss, empty_loss):
-        with pytest.raises(ConfigError, match="business of a method of its own"):
-            build(Metric, loss=registered(loss))
-        assert loss.__name__ not in metric_losses()
 
 
 def test_without_the_package(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from solo_ext.losses import LOSSES
 from solo_ext.methods import METHODS, Metric
-from solo_ext.methods.contrastive import Contrastive
-from solo_ext.methods.metric_criteria import OfMargins
-from solo_ext.methods.metric_losses import kind_of, metric_losses
+from solo_ext.methods.metric_criteria import MarginCriterion, metric_losses, training_of
 
 Build = Callable[..., Any]
 META = torch.device("meta")
@@ -31,8 +29,8 @@ COMBINED = list(itertools.product(POSITIVES, NEGATIVES, (False, True)))
 
 def classes_of(name: str) -> list[str]:
     """What may count as a class to a loss."""
-    kind, _ = kind_of(name)
-    of_images = [] if kind is OfMargins else ["instance"]
+    kind = training_of(name).criterion
+    of_images = [] if issubclass(kind, MarginCriterion) else ["instance"]
     return [*of_images, *(("label", "cluster") if kind.uses_classes else ())]
 
 
@@ -70,7 +68,6 @@ def test_presets(build: Build, on_meta: Any, name: str) -> None:
 def test_combinations(build: Build, on_meta: Any, case: tuple[str, str, bool]) -> None:
     positives, negatives, mixing = case
     method = build(
-        Contrastive,
         small=1,
         positives=positives,
         negatives=negatives,

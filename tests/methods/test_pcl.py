@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext import host
-from solo_ext.data.datasets import FixedViews
 from solo_ext.data.transforms import eval_transform, statistics
+from solo_ext.data.views import FixedViews
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
@@ -192,7 +192,7 @@ def test_step_is_the_sum_of_its_terms(
     settings = {"proto_weight": 0.3, "num_prototypes": [40, 30], "collisions": "merge"}
     method = with_prototypes(made(make_config, symmetric=symmetric, **settings)).eval()
     # Six samples: more prototypes than the batch has, for the negatives to be drawn from.
-    method.cfg.method_kwargs.num_negatives = drawn
+    method.kwargs = replace(method.kwargs, num_negatives=drawn)
     logged: dict[str, Tensor] = {}
     monkeypatch.setattr(method, "log_dict", lambda metrics, **_: logged.update(metrics))
     indices, targets = torch.tensor([5, 40, 7, 0, 33, 12]), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -210,7 +210,7 @@ def test_step_is_the_sum_of_its_terms(
     proto = []
     for m in range(2):
         ids = method.prototypes.assignments[m, indices]
-        negatives = method._draw_negatives(m, ids)
+        negatives = method._negatives(m, ids, method.draw_seed(0))
         if drawn is not None:
             assert negatives is not None
             assert len(set(negatives.tolist()) - set(ids.tolist())) == drawn
@@ -231,6 +231,26 @@ def test_step_is_the_sum_of_its_terms(
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(logged["train_proto_nce_loss"], sum(proto) / len(proto))
     assert {"train_proto_acc_40", "train_collisions_30", "train_info_nce_loss"} <= set(logged)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_online_classifier_and_knn_see_the_queries(
+    make_config: MakeConfig, symmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the host's step does with each view, done for each view that is a query."""
+    config = make_config("pcl", method_kwargs={"symmetric": symmetric}, knn_eval={"enabled": True})
+    method = PCL(prepare(config).cfg).eval()
+    logged: dict[str, Tensor] = {}
+    monkeypatch.setattr(method, "log_dict", lambda metrics, **_: logged.update(metrics))
+    targets, views = torch.tensor([0, 1, 2, 0]), [torch.randn(4, 3, 16, 16) for _ in range(2)]
+    method.training_step([torch.arange(4), views, targets], 0)
+    outs = [method(view) for view in views[: 2 if symmetric else 1]]
+    losses = [F.cross_entropy(out["logits"], targets) for out in outs]
+    torch.testing.assert_close(logged["train_class_loss"], sum(losses) / len(losses))
+    assert {"train_acc1", "train_acc5"} <= set(logged)
+    stored = torch.cat(list(method.knn.train_features))
+    torch.testing.assert_close(stored, torch.cat([out["feats"] for out in outs]).detach())
+    assert len(torch.cat(list(method.knn.train_targets))) == len(stored)
 
 
 def test_gradients_go_to_the_online_networks_alone(
@@ -367,20 +387,6 @@ def test_all_state_is_kept_out_of_ddp_s_broadcast(make_config: MakeConfig) -> No
     assert len(kept_out) == 2 + 3 * 2 + 1 + 2
 
 
-class OnDevice(TorchDispatchMode):
-    """Refuses to make a tensor anywhere else: a copy between devices waits for both."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device = device
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else [out]:
-            assert not isinstance(tensor, Tensor) or tensor.device == self.device, func
-        return out
-
-
 @pytest.mark.parametrize("num_negatives", [None, 4])
 def test_products_in_bfloat16(make_config: MakeConfig, num_negatives: int | None) -> None:
     """With queue and with prototypes, in both directions."""
@@ -401,15 +407,15 @@ def test_products_in_bfloat16(make_config: MakeConfig, num_negatives: int | None
         torch.testing.assert_close(exact, narrow, rtol=5e-3, atol=0)
 
 
-def test_step_s_loss_runs_on_meta_tensors(make_config: MakeConfig) -> None:
+def test_step_s_loss_runs_on_meta_tensors(make_config: MakeConfig, on_meta: Any) -> None:
     """No value is asked for: no synchronisation with the host in a step."""
     for kwargs in ({}, {"num_negatives": 4, "num_prototypes": [40, 48], "symmetric": True}):
         prepared = made(make_config, **{"e_step": "bank", **kwargs})
         method = with_prototypes(prepared).to("meta")
-        views = 2 if method.symmetric else 1
+        views = len(method.queues)
         z = [torch.empty(BATCH, 8, device="meta", requires_grad=True) for _ in range(views)]
         indices = torch.empty(BATCH, dtype=torch.long, device="meta")
-        with OnDevice(torch.device("meta")):
+        with on_meta:
             loss, _ = method.contrast(z, [x.detach() for x in z], indices)
             loss.backward()
         assert loss.device.type == "meta"
@@ -435,6 +441,6 @@ def test_resumed_run_keeps_its_backend(
         asked.append(name)
         return name
 
-    monkeypatch.setattr("solo_ext.methods.e_step_kwargs.settled_backend", note)
+    monkeypatch.setattr("solo_ext.methods.e_step._resolved", note)
     resume(tmp_path)
     assert asked == ["torch"]

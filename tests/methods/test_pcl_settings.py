@@ -12,9 +12,10 @@ from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training.prepare import Prepared, prepare
+from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.methods import PCL
-from solo_ext.methods.e_step_kwargs import kept_backend
-from solo_ext.methods.pcl_kwargs import KEY, PCLKwargs
+from solo_ext.methods.e_step import EStep
+from solo_ext.methods.pcl import KEY, PCLKwargs
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -151,15 +152,19 @@ def test_data_without_indices_is_refused(make_config: MakeConfig) -> None:
 def test_backend_that_is_gone(make_config: MakeConfig, caplog: pytest.LogCaptureFixture) -> None:
     """Where the config names none, another takes over and says so; what it names is obeyed."""
     settings, cpu = made(make_config).cfg.method_kwargs, torch.device("cpu")
-    assert kept_backend(settings, KEY, "flash", cpu) == "torch"
+    prototypes = ClusterPrototypes([3], 8)
+    e_step = EStep(settings, KEY, prototypes, None)
+    prototypes.backend = "flash"
+    assert e_step.kept_backend(cpu) == "torch"
     (message,) = caplog.messages
     assert message.startswith("k-means backend of this run, 'flash': needs features on CUDA")
     assert message.endswith("taking 'torch'")
     settings.kmeans.backend = "torch"
-    assert kept_backend(settings, KEY, "flash", cpu) == "torch"
+    assert e_step.kept_backend(cpu) == "torch"
     settings.kmeans.backend = "flash"
+    prototypes.backend = "torch"
     with pytest.raises(ConfigError, match=r"method_kwargs\.kmeans\.backend='flash'"):
-        kept_backend(settings, KEY, "torch", cpu)
+        e_step.kept_backend(cpu)
 
 
 @pytest.mark.parametrize("name", [n for n in shipped_configs() if "/pcl" in n])

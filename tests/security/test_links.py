@@ -13,13 +13,13 @@ import pytest
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link, write_text
-from solo_ext.data.datasets import open_images
+from solo_ext.data.images import open_images
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.experiments.records import RECORDS, append_records
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS
-from solo_ext.lab.training.unreadable import add_lines
+from solo_ext.lab.training.watch import add_lines
 
 MakeConfig = Callable[..., dict[str, Any]]
 PRECIOUS = "not to be touched"

@@ -15,8 +15,7 @@ from benchmarks.speed.peers import peer
 from benchmarks.speed.rows.inputs import unit
 from solo_ext import host
 from solo_ext.host.patches import PATCHES
-from solo_ext.memory.feature_queue import FeatureQueue
-from solo_ext.memory.support_set import SupportSet
+from solo_ext.memory.features import FeatureQueue, SupportSet
 
 SIZE, BATCH, DIM = 65536, 256, 128
 

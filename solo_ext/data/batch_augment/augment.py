@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torchvision.transforms.v2 import functional as F
 
+from solo_ext.core.draws import sample_keys
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.batch_augment.crop import kernel_bytes
 from solo_ext.data.batch_augment.draws import ViewDraws, draw_view
-from solo_ext.data.batch_augment.uniforms import sample_keys
-from solo_ext.data.batch_augment.view import ViewMaker
+from solo_ext.data.batch_augment.ops import (
+    AxisResampler,
+    bicubic_matrices,
+    blur,
+    central_matrix,
+    jitter_,
+    kernel_bytes,
+    mix_channels,
+    resample,
+    towards_grey,
+)
 from solo_ext.data.transforms import statistics
 
 MEMORY_BOUND = 4 << 30
-"""Largest matrices, in bytes, that all entries of ``augmentations`` may have."""
+"""Bytes that the crop matrices of all entries of ``augmentations`` may take."""
+_CACHED_BYTES = 1 << 20
+"""Bytes of the crops of a chunk on the CPU: several such arrays fit its cache."""
 
 
 class BatchAugment(nn.Module):
     """All crops of a batch of uint8 images, in the order of the config's ``augmentations``.
 
     Distributions are those of :func:`solo_ext.data.transforms.pretrain_transform`; nothing is
-    rounded to 8 bits in between. What chance decides is a function of (seed, epoch, index), drawn
-    on the CPU by :meth:`draw`; :meth:`forward` computes where the images are.
+    rounded to 8 bits in between. :meth:`draw` draws all parameters on the CPU, out of (seed, epoch,
+    index) alone; :meth:`forward` computes on the images' device.
 
     Args:
         dataset: ``data.dataset``, which names the statistics.
@@ -36,6 +49,14 @@ class BatchAugment(nn.Module):
 
     Raises:
         ConfigError: the matrices of its crops would take too much memory.
+
+    >>> from solo_ext.config.schema import Augmentation
+    >>> pipeline = Augmentation(crop_size=8, num_crops=2).model_dump()
+    >>> augment = BatchAugment("custom", [pipeline], height=12, width=12, seed=5)
+    >>> draws = augment.draw(epoch=0, indices=np.arange(4))
+    >>> views = augment(torch.zeros(4, 3, 12, 12, dtype=torch.uint8), draws)
+    >>> [tuple(view.shape) for view in views]
+    [(4, 3, 8, 8), (4, 3, 8, 8)]
     """
 
     def __init__(
@@ -104,3 +125,93 @@ def _check_memory(augmentations: Sequence[Mapping[str, Any]], height: int, width
             f"the bound is {MEMORY_BOUND / 2**30:.0f} GiB",
             "take image, or scale the images down beforehand",
         )
+
+
+class ViewMaker(nn.Module):
+    """Crop, jitter, grey, blur, solarisation, equalisation, mirroring and normalisation.
+
+    Args:
+        augmentation: the entry, defaults filled in.
+        mean: per channel.
+        std: per channel.
+        height: of the images.
+        width: of the images.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        augmentation: Mapping[str, Any],
+        mean: Sequence[float],
+        std: Sequence[float],
+        height: int,
+        width: int,
+    ) -> None:
+        super().__init__()
+        self.size = augmentation["crop_size"]
+        self.augmentation = augmentation
+        self.register_buffer("mean", torch.tensor(mean), persistent=False)
+        self.register_buffer("std", torch.tensor(std), persistent=False)
+        crops = augmentation["rrc"]["enabled"]
+        mirrored = augmentation["horizontal_flip"]["prob"] > 0
+        sides = (height, width)
+        self.rows, self.columns = (
+            AxisResampler(
+                bicubic_matrices(source, self.size)
+                if crops
+                else central_matrix(source, min(sides), self.size),
+                mirrored=mirrored and source_is_width,
+            )
+            for source, source_is_width in ((height, False), (width, True))
+        )
+        self._chunk = max(16, _CACHED_BYTES // (12 * self.size**2))
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.augmentation.items())
+
+    def forward(self, images: Tensor, draws: ViewDraws) -> Tensor:
+        """Normalised crops (N, 3, S, S) of uint8 images (N, 3, H, W)."""
+        n = len(images)
+        shape = (n, 3, self.size, self.size)
+        views = torch.empty(shape, dtype=torch.float32, device=images.device)
+        # Chunks pay on a CPU, for its cache; on a GPU they would only add launches.
+        step = self._chunk if images.device.type == "cpu" else n
+        for start in range(0, n, step):
+            drawn = draws if step >= n else draws.part(start, min(start + step, n))
+            views.index_copy_(0, drawn.rows, self._rows(images.index_select(0, drawn.rows), drawn))
+        return views
+
+    def _rows(self, images: Tensor, drawn: ViewDraws) -> Tensor:
+        top, left, height, width = drawn.box.unbind(1)
+        rows = self.rows(top, height) / 255
+        columns = self.columns(left, width, drawn.flip)
+        # The cubic overshoots; 8-bit images are clipped in the same way.
+        x = resample(images.float(), rows, columns).clamp_(0, 1)
+        jitter_(x, drawn.affine, drawn.hue, drawn.hue_stops)
+        grey = towards_grey(1 - drawn.gray, drawn.gray)
+        # Grey is linear in the channels, so it can be one product with the normalisation, unless
+        # a step in between is not linear.
+        early = self._has("solarization") or self._has("equalization")
+        if early:
+            x = mix_channels(x, grey, torch.zeros(1, 1, device=x.device))
+        x = _changed(x, drawn.blurred, lambda part: blur(part, drawn.radius))
+        # Solarisation above 128 of 255, where x and 1 - x meet.
+        x = _changed(x, drawn.solarized, lambda part: torch.minimum(part, 1 - part))
+        x = _changed(x, drawn.equalized, _equalized)
+        scale = torch.diag_embed(1 / self.std)
+        last = scale.expand(len(x), 3, 3) if early else scale @ grey
+        return mix_channels(x, last, -self.mean / self.std)
+
+    def _has(self, name: str) -> bool:
+        return bool(self.augmentation[name]["prob"] > 0)
+
+
+def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    return x.index_copy_(0, rows, change(x.index_select(0, rows))) if len(rows) else x
+
+
+def _equalized(x: Tensor) -> Tensor:
+    pixels = (x * 255).round_().to(torch.uint8)
+    return cast(Tensor, F.equalize_image(pixels)).float() / 255

@@ -1,8 +1,9 @@
-"""What chance decides of one view of every image of a batch."""
+"""Random parameters of one view of every image of a batch, drawn as torchvision draws them."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,25 +12,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solo_ext.data.batch_augment import boxes
-from solo_ext.data.batch_augment.uniforms import Floats, Keys, uniforms
+from solo_ext.core.draws import Floats, Keys, uniforms
+from solo_ext.data.transforms import BLUR_RADIUS, STRENGTHS
 
-STRENGTHS = ("brightness", "contrast", "saturation", "hue")
-BLUR_RADIUS = (0.1, 2.0)
+_TRIES = 10
+_RATIO = (3 / 4, 4 / 3)
 _CONTRAST, _SATURATION, _HUE = 1, 2, 3
 _ORDERS = np.array(list(itertools.permutations(range(4))))
 
 _CHANCES = ("color_jitter", "grayscale", "gaussian_blur", "solarization", "equalization")
-_BOX, _ORDER, _FACTORS, _RADIUS, _FLIP, _APPLIED = 0, 22, 23, 27, 28, 29
+_BOX, _ORDER, _RADIUS, _FLIP, _APPLIED = 2 * _TRIES + 2, 22, 27, 28, 29
 _PER_VIEW = 64
-"""Length of each view's part of a stream; of 64 numbers 34 are used."""
+"""Each view has 64 numbers of a sample's stream: 22 for the box, one for the order of the jitter, 4
+for its factors, one each for blur and mirroring, and one for each of ``_CHANCES``."""
 
 
 class ViewDraws(NamedTuple):
     """Parameters of one view of N images, on the CPU until the batch is moved.
 
-    Rows are in an order of their own: jittered images first, by the place of hue among the steps
-    of the jitter, so that each place is one slice.
+    Rows are sorted: jittered images first, by the place of hue among the steps of the jitter, so
+    that the images of each place are one slice.
 
     Attributes:
         rows: the image of every row (N,).
@@ -40,10 +42,10 @@ class ViewDraws(NamedTuple):
         hue: shift in turns (N,), ``None`` for a jitter without hue.
         hue_stops: first row of each place of hue, and of what is not jittered.
         gray: 0 or 1 (N,).
-        blurred: rows that are blurred, ascending, and
-        radius: by how many pixels.
-        solarized: rows that are, ascending.
-        equalized: rows that are, ascending.
+        blurred: rows that are blurred, ascending.
+        radius: of each of these, in pixels.
+        solarized: rows that are solarised, ascending.
+        equalized: rows that are equalised, ascending.
     """
 
     rows: Tensor
@@ -105,7 +107,7 @@ def draw_view(
     rrc = augmentation["rrc"]
     if rrc["enabled"]:
         scale = (rrc["crop_min_scale"], rrc["crop_max_scale"])
-        box = boxes.crop_boxes(draws[:, _BOX : _BOX + boxes.DRAWS], height, width, scale)
+        box = crop_boxes(draws[:, :_BOX], height, width, scale)
     else:
         box = np.tile(np.array((0, 0, height, width)), (len(keys), 1))
     blurred = np.flatnonzero(applied["gaussian_blur"][rows])
@@ -135,7 +137,7 @@ def _jitter(
     low = np.where(np.arange(4) == _HUE, -strengths, np.maximum(0, 1 - strengths))
     high = np.where(np.arange(4) == _HUE, strengths, 1 + strengths)
     factors = low + (high - low) * draws[:, 1:5]
-    # A strength of 0 is no step; the order of the others is uniform all the same.
+    # A strength of 0 is no step; the orders of the other steps stay equally likely.
     steps = [[s for s in o if s != _HUE and strengths[s]] for o in _ORDERS.tolist()]
     before = [sum(bool(strengths[s]) for s in o[: o.index(_HUE)]) for o in _ORDERS.tolist()]
     chosen = (order * len(_ORDERS)).astype(np.int64)
@@ -148,3 +150,51 @@ def _jitter(
 
 def _floats(values: NDArray[Any]) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
+
+
+def crop_boxes(
+    draws: Floats, height: int, width: int, scale: tuple[float, float]
+) -> NDArray[np.int64]:
+    """Boxes of crops with a share of the area in ``scale`` and a side ratio from 3/4 to 4/3.
+
+    As ``torchvision.transforms.RandomResizedCrop.get_params``: area uniform, ratio log-uniform,
+    sides rounded, the first of ten tries that fits; else the largest centred box whose ratio is
+    in range.
+
+    Args:
+        draws: uniform numbers (N, 22).
+        height: of the images.
+        width: of the images.
+        scale: least and largest share of the area.
+
+    Returns:
+        (N, 4): top, left, height, width.
+
+    >>> crop_boxes(np.full((1, 22), 0.5), height=32, width=32, scale=(0.25, 0.25))
+    array([[ 8,  8, 16, 16]])
+    """
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:, :_TRIES])
+    low, high = (math.log(r) for r in _RATIO)
+    ratio = np.exp(low + (high - low) * draws[:, _TRIES : 2 * _TRIES])
+    # `rint` rounds halves to even, as Python's `round` does.
+    widths = np.rint(np.sqrt(area * ratio)).astype(np.int64)
+    heights = np.rint(np.sqrt(area / ratio)).astype(np.int64)
+    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+    first = fits.argmax(1)
+    rows = np.arange(len(draws))
+    h, w = heights[rows, first], widths[rows, first]
+    top = (draws[:, -2] * (height - h + 1)).astype(np.int64)
+    left = (draws[:, -1] * (width - w + 1)).astype(np.int64)
+    found = np.stack((top, left, h, w), 1)
+    return np.where(fits[rows, first, None], found, np.array(_central(height, width)))
+
+
+def _central(height: int, width: int) -> tuple[int, int, int, int]:
+    ratio = width / height
+    if ratio < _RATIO[0]:
+        h, w = round(width / _RATIO[0]), width
+    elif ratio > _RATIO[1]:
+        h, w = height, round(height * _RATIO[1])
+    else:
+        h, w = height, width
+    return (height - h) // 2, (width - w) // 2, h, w

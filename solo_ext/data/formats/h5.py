@@ -7,24 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from torch.utils.data import Dataset
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.fingerprint import file_state
-from solo_ext.data.formats.imagenet100 import IMAGENET100
-from solo_ext.data.reading import NOT_THE_IMAGES_FAULT, UnreadableImage, decode_image
+from solo_ext.data.reading import (
+    NOT_THE_IMAGES_FAULT,
+    Item,
+    UnreadableImage,
+    decode_image,
+    file_state,
+)
 
 _LAYOUT = "lay it out as <class>/<image>, each image the bytes of its file (uint8)"
 _DAMAGED = (OSError, KeyError, TypeError, AttributeError, RuntimeError, ValueError)
 """What h5py raises for a file of which parts are overwritten, missing or named oddly."""
 
 
-class H5Images(Dataset[tuple[Image.Image, int]]):
+class H5Images(Dataset[Item]):
     """Encoded images ``<class>/<image>``, each a one-dimensional array of bytes.
 
-    Classes and images are in the order of their names. The file is opened in the process that
-    reads it, so that loaders may start their workers in any way.
+    Classes and images are in the order of their names. Every process opens the file for itself, so
+    that loaders may start their workers in any way.
 
     Attributes:
         classes: names by target.
@@ -52,7 +55,7 @@ class H5Images(Dataset[tuple[Image.Image, int]]):
                     raise ValueError(f"{name!r} is a link to another file")
             self.classes = sorted(only) if only and set(only) <= set(groups) else groups
             names = [sorted(file[name]) for name in self.classes]
-        # One array of bytes, where a list of a million strings would be copied by each worker.
+        # One array of bytes: each worker would copy a list of a million strings.
         self._names = np.array([n.encode() for of_class in names for n in of_class], dtype=bytes)
         self.targets = np.repeat(np.arange(len(names)), [len(n) for n in names])
         self._file: tuple[int, Any] | None = None
@@ -68,7 +71,7 @@ class H5Images(Dataset[tuple[Image.Image, int]]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}
 
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+    def __getitem__(self, index: int) -> Item:
         target = int(self.targets[index])
         name = self.name_of(index)
         try:
@@ -87,7 +90,7 @@ class H5Images(Dataset[tuple[Image.Image, int]]):
         return f"{self.path}:{self.classes[self.targets[index]]}/{self._names[index].decode()}"
 
     def _is_elsewhere(self, held: Any) -> bool:
-        """Whether bytes come out of another file, which HDF5 can make any file of the machine."""
+        """Whether the bytes lie in another file: HDF5 links may name any file of the machine."""
         linked = held.file.filename != self._opened().filename
         return linked or bool(getattr(held, "external", None) or getattr(held, "is_virtual", False))
 
@@ -96,8 +99,8 @@ class H5Images(Dataset[tuple[Image.Image, int]]):
 
         if self._file is None or self._file[0] != os.getpid():
             if self._file is not None:
-                # Inherited by a fork. As long as it is open here, HDF5 gives the same descriptor
-                # for the same file, whose place in the file all processes would move.
+                # A fork inherited this handle. While it is open, HDF5 gives its descriptor for the
+                # same file again, and all processes would move its one position.
                 self._file[1].close()
             self._file = os.getpid(), h5py.File(self.path, "r", locking="best-effort")
         return self._file[1]
@@ -127,7 +130,7 @@ def open_h5(path: str, key: str, dataset: str) -> H5Images:
         ) from None
     except _DAMAGED as error:
         if isinstance(error, OSError) and error.errno:
-            # Of the file as a whole: no permission, too many are open.
+            # The system refused the file: no permission, or too many are open.
             raise
         said = (str(error) or type(error).__name__).splitlines()[0]
         if isinstance(error, OSError):
@@ -143,3 +146,21 @@ def open_h5(path: str, key: str, dataset: str) -> H5Images:
             _LAYOUT,
         )
     return images
+
+
+_WORDNET_IDS = """
+n01558993 n01692333 n01729322 n01735189 n01749939 n01773797 n01820546 n01855672 n01978455
+n01980166 n01983481 n02009229 n02018207 n02085620 n02086240 n02086910 n02087046 n02089867
+n02089973 n02090622 n02091831 n02093428 n02099849 n02100583 n02104029 n02105505 n02106550
+n02107142 n02108089 n02109047 n02113799 n02113978 n02114855 n02116738 n02119022 n02123045
+n02138441 n02172182 n02231487 n02259212 n02326432 n02396427 n02483362 n02488291 n02701002
+n02788148 n02804414 n02859443 n02869837 n02877765 n02974003 n03017168 n03032252 n03062245
+n03085013 n03259280 n03379051 n03424325 n03492542 n03494278 n03530642 n03584829 n03594734
+n03637318 n03642806 n03764736 n03775546 n03777754 n03785016 n03787032 n03794056 n03837869
+n03891251 n03903868 n03930630 n03947888 n04026417 n04067472 n04099969 n04111531 n04127249
+n04136333 n04229816 n04238763 n04336792 n04418357 n04429376 n04435653 n04485082 n04493381
+n04517823 n04589890 n04592741 n07714571 n07715103 n07753275 n07831146 n07836838 n13037406
+n13040303
+"""
+IMAGENET100 = tuple(_WORDNET_IDS.split())
+"""The classes of ImageNet-100: the WordNet ids of Tian et al. (ECCV 2020, arXiv 1906.05849)."""

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from torch.utils.data import Dataset
 
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.data.formats.huggingface_source import load_split
-from solo_ext.data.reading import UnreadableImage, decode_image, load_image
+from solo_ext.data.reading import Item, UnreadableImage, decode_image, load_image
 
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAMES = ("label", "labels", "target", "targets", "class", "cls")
 _KEY = "data.huggingface"
+_VALIDATION = ("validation", "valid", "val", "dev", "test")
+"""Usual names of a split for validation; the first that is there is taken."""
+_FILES = (".parquet", ".arrow")
 
 
-class HuggingFaceImages(Dataset[tuple[Image.Image, int]]):
+class HuggingFaceImages(Dataset[Item]):
     """Rows of a ``datasets.Dataset``; sample i is row i.
 
     The table stays memory-mapped, workers map the same file; images are decoded when they are
@@ -74,7 +78,7 @@ class HuggingFaceImages(Dataset[tuple[Image.Image, int]]):
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+    def __getitem__(self, index: int) -> Item:
         encoded, path = self._stored(index)
         if encoded is not None:
             image = decode_image(encoded, self._name(index, path))
@@ -106,7 +110,9 @@ def open_huggingface(
     """Opens ``data.format: huggingface``.
 
     Args:
-        path: as :func:`solo_ext.data.formats.huggingface_source.load_split` takes it.
+        path: a folder that ``save_to_disk`` wrote, another folder that `datasets` reads (images,
+            parquet), a ``.parquet`` file or a pattern of them, an ``.arrow`` file, or the name of a
+            data set on the hub.
         split: ``train`` or ``val``.
         settings: the section ``data.huggingface``.
         labelled: whether labels are read.
@@ -115,9 +121,104 @@ def open_huggingface(
     Raises:
         ConfigError: `datasets` is not installed, there is no such data set, split or column.
     """
-    rows, found = load_split(path, split, settings, same_path=same_path)
+    rows, found = _load_split(path, split, settings, same_path)
     columns = settings.get("image"), settings.get("label")
     return HuggingFaceImages(rows, f"{path} [{found}]", *columns, labelled=labelled)
+
+
+def _load_split(
+    path: str, split: str, settings: Mapping[str, Any], same_path: bool
+) -> tuple[Any, str]:
+    """A ``datasets.Dataset``, its table memory-mapped, and the name of its split."""
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(
+            "data.format",
+            "huggingface",
+            "the package datasets is not installed",
+            "pip install 'solo-ext[hf]'",
+        ) from None
+    with _quiet(datasets):
+        loaded = _load(datasets, path, f"data.{split}_path", settings)
+    wanted = settings.get(f"{split}_split")
+    if isinstance(loaded, datasets.Dataset):
+        # `save_to_disk` and arrow files hold one split, of either name.
+        if wanted is not None:
+            raise ConfigError(
+                f"{_KEY}.{split}_split", wanted, "this data set is a single split", "leave it out"
+            )
+        return loaded, split
+    chosen = _split_of(list(loaded), split, wanted, same_path)
+    return loaded[chosen], chosen
+
+
+def _split_of(there: list[str], split: str, wanted: str | None, same_path: bool) -> str:
+    key = f"{_KEY}.{split}_split"
+    if wanted is not None:
+        if wanted not in there:
+            raise ConfigError(key, wanted, "no such split", nearest(wanted, there))
+        return wanted
+    usual = ("train",) if split == "train" else _VALIDATION
+    for name in usual:
+        if name in there:
+            return name
+    if len(there) == 1 and not same_path:
+        return there[0]
+    problem = f"no split named {' or '.join(usual)}"
+    raise ConfigError(key, None, problem, f"name one of: {', '.join(there)}")
+
+
+def _load(datasets: Any, path: str, key: str, settings: Mapping[str, Any]) -> Any:
+    place = Path(path).expanduser()
+    kept = {"cache_dir": settings.get("cache_dir")}
+    try:
+        if any((place / f).is_file() for f in ("dataset_dict.json", "state.json")):
+            return datasets.load_from_disk(str(place))
+        if place.is_dir():
+            return datasets.load_dataset(str(place), settings.get("name"), **kept)
+        if place.suffix == ".arrow" and place.is_file():
+            return datasets.Dataset.from_file(str(place))
+        if place.suffix == ".parquet" and any(place.parent.glob(place.name)):
+            return datasets.load_dataset("parquet", data_files=str(place), **kept)
+        if not _may_be_a_name(path):
+            remedy = "give a folder, a .parquet or .arrow file, or a name on the hub"
+            raise ConfigError(key, path, "no such folder or file", remedy)
+        of_hub = {"revision": settings.get("revision"), **kept}
+        return datasets.load_dataset(path, settings.get("name"), **of_hub)
+    except ConfigError:
+        raise
+    except Exception as error:
+        # `datasets` raises another type for each of missing, private, gated, offline and torn.
+        told = error.__cause__ if "while generating" in str(error) else error
+        said = (str(told or error).strip() or type(error).__name__).splitlines()[0]
+        problem = said if place.exists() or place.suffix in _FILES else f"not here, and {said}"
+        raise ConfigError(
+            key, path, problem, "give what `datasets.load_dataset` or `load_from_disk` takes"
+        ) from None
+
+
+def _may_be_a_name(path: str) -> bool:
+    """Whether this can be ``<data set>`` or ``<owner>/<data set>``."""
+    outside = path.startswith(("/", ".", "~")) or path.endswith(_FILES)
+    return not outside and path.count("/") <= 1 and "\\" not in path
+
+
+@contextlib.contextmanager
+def _quiet(datasets: Any) -> Iterator[None]:
+    """Silences progress bars outside a terminal, and the library's own account of errors."""
+    held = datasets.logging.get_verbosity()
+    bars = datasets.is_progress_bar_enabled() and not sys.stderr.isatty()
+    # The hub's client logs its attempts under another name, which stays.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    if bars:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(held)
+        if bars:
+            datasets.enable_progress_bars()
 
 
 def _image_column(features: Mapping[str, Any], given: str | None) -> str:

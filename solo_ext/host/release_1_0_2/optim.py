@@ -11,8 +11,6 @@ import torch
 from timm.optim.lars import Lars
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
-from solo_ext.core.errors import ConfigError, nearest
-
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "lars": Lars,
@@ -34,17 +32,10 @@ def configure_optimizers(module: Any) -> Any:
 
     Returns:
         An optimiser, or one and its schedule as Lightning takes them.
-
-    Raises:
-        ConfigError: an optimiser or schedule that does not exist.
     """
     groups = [dict(group, params=list(group["params"])) for group in module.learnable_params]
     if module.exclude_bias_n_norm_wd:
         groups = split_by_dimension(groups, weight_decay=0.0)
-    if module.optimizer not in OPTIMIZERS:
-        raise ConfigError(
-            "optimizer.name", module.optimizer, "unknown", nearest(module.optimizer, OPTIMIZERS)
-        )
     kwargs = dict(module.extra_optimizer_args)
     if module.optimizer == "lars":
         groups, kwargs = _lars_arguments(groups, kwargs)
@@ -55,7 +46,7 @@ def configure_optimizers(module: Any) -> Any:
         weight_decay=module.weight_decay,
         **kwargs,
     )
-    # Upstream gives every static group the base rate, whatever the group's own.
+    # Upstream gives every static group the base rate, not the group's own.
     for group, fixed in zip(optimizer.param_groups, static, strict=True):
         if fixed:
             group["lr"] = module.lr
@@ -65,7 +56,13 @@ def configure_optimizers(module: Any) -> Any:
 
 
 def split_by_dimension(groups: Iterable[Group], **vectors: Any) -> list[Group]:
-    """Parts groups into matrices and vectors (biases, norms), updating the latter."""
+    """Parts groups into matrices and vectors (biases, norms), updating the latter.
+
+    >>> layer = torch.nn.Linear(4, 3)
+    >>> groups = split_by_dimension([{"params": list(layer.parameters())}], weight_decay=0.0)
+    >>> [([tuple(p.shape) for p in g["params"]], g.get("weight_decay")) for g in groups]
+    [([(3, 4)], None), ([(3,)], 0.0)]
+    """
     out: list[Group] = []
     for group in groups:
         matrices = [p for p in group["params"] if p.ndim > 1]
@@ -100,7 +97,7 @@ def _schedule(module: Any, optimizer: torch.optim.Optimizer, static: list[bool])
             start=module.warmup_start_lr,
             end=module.min_lr,
         )
-        # Upstream holds static groups from the second step on: the first is the warm-up's.
+        # Upstream holds static groups from the second step on; the first has the warm-up's rate.
         first = module.warmup_start_lr if module.warmup_epochs > 0 else module.lr
         factors = [
             _static(first / module.lr) if fixed else _factor(rate, group["lr"])
@@ -108,25 +105,11 @@ def _schedule(module: Any, optimizer: torch.optim.Optimizer, static: list[bool])
         ]
         scheduler = LambdaLR(optimizer, factors)
         return {"scheduler": scheduler, "interval": module.scheduler_interval, "frequency": 1}
-    if module.scheduler == "step":
-        if not module.lr_decay_steps:
-            raise ConfigError(
-                "scheduler.lr_decay_steps",
-                module.lr_decay_steps,
-                "scheduler.name=step needs the epochs at which the rate decays",
-                "give a list such as [60, 80]",
-            )
-        if not any(static):
-            return MultiStepLR(optimizer, list(module.lr_decay_steps))
-        milestones = sorted(module.lr_decay_steps)
-        return LambdaLR(
-            optimizer, [_constant if fixed else partial(_decayed, milestones) for fixed in static]
-        )
-    raise ConfigError(
-        "scheduler.name",
-        module.scheduler,
-        "unknown",
-        nearest(str(module.scheduler), ["warmup_cosine", "step", "none"]),
+    if not any(static):
+        return MultiStepLR(optimizer, list(module.lr_decay_steps))
+    milestones = sorted(module.lr_decay_steps)
+    return LambdaLR(
+        optimizer, [_constant if fixed else partial(_decayed, milestones) for fixed in static]
     )
 
 
@@ -142,9 +125,13 @@ def warmup_cosine(
         total: length of the whole schedule.
         start: rate at step 0 of the warm-up.
         end: rate at the end of the schedule.
+
+    >>> rate = partial(warmup_cosine, base=1.0, warmup=2, total=6, start=0.1, end=0.0)
+    >>> [round(rate(step), 3) for step in range(6)]
+    [0.1, 1.0, 1.0, 0.854, 0.5, 0.146]
     """
     if step < warmup:
-        # A broken number of steps would end above the base rate.
+        # A warm-up of a fractional number of steps would end above the base rate.
         return start + (base - start) * min(step / max(warmup - 1, 1), 1.0)
     progress = (step - warmup) / max(total - warmup, 1)
     return end + 0.5 * (base - end) * (1 + math.cos(math.pi * progress))

@@ -18,14 +18,11 @@ from torch.utils.data import Dataset, Subset
 
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.data.dali_views import DALIViews
-from solo_ext.data.datasets import class_names, open_images, targets_of
-from solo_ext.data.fingerprint import images_fingerprint
-from solo_ext.data.fixed_loader import FixedLoader
-from solo_ext.data.images import Images
-from solo_ext.data.loaders import fixed_loader
+from solo_ext.data.dali import DALIViews
+from solo_ext.data.images import class_names, images_fingerprint, open_images, targets_of
+from solo_ext.data.loaders import FixedLoader, fixed_loader
+from solo_ext.data.reading import Images, Skipping, name_of
 from solo_ext.data.transforms import STATISTICS, statistics
-from solo_ext.data.unreadable import Skipping, name_of
 from solo_ext.lab.evaluation.features import Features, extract_features, feature_batches
 from solo_ext.lab.evaluation.models import DTYPES, EvalData, EvalRun, Model, open_model
 from solo_ext.lab.evaluation.store import ALONE, FeatureStore, Ranks
@@ -324,7 +321,7 @@ def labelled_images(images: Images, key: str, path: str | None) -> Images:
     """Leaves out images without a label, such as those that STL-10 has beside its training images.
 
     Args:
-        images: as :func:`solo_ext.data.datasets.open_images` gives them.
+        images: as :func:`solo_ext.data.images.open_images` gives them.
         key: where they come from, such as ``data.train_path``.
         path: its value.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from solo_ext.core.errors import UserError
-from solo_ext.memory.modes import eval_mode
+from solo_ext.memory.state import eval_mode
 
 BatchProgress = Callable[[int, int], None]
 

@@ -27,8 +27,8 @@ from solo_ext.config.types import (
     Probability,
     ProbabilityBelowOne,
 )
+from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.sampler import mix
 from solo_ext.host.backbones import build_backbone
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import pooled

@@ -15,7 +15,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.core.geometry import effective_rank
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
-from solo_ext.memory.cosines import cosines, inverse_norms
+from solo_ext.memory.knn import cosines, inverse_norms
 
 _MAX_ELEMENTS = 2**23
 _DEAD = 1e-4

@@ -14,8 +14,7 @@ from solo_ext.config.types import PositiveFloat, PositiveInt
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
-from solo_ext.memory.cosines import cosines, inverse_norms
-from solo_ext.memory.knn import knn_accuracy
+from solo_ext.memory.knn import cosines, inverse_norms, knn_accuracy
 
 _MAX_ELEMENTS = 2**21
 

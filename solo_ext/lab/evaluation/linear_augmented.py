@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from solo_ext.config.schema import Seed, View
 from solo_ext.config.types import LearningRate, NonNegativeFloat, PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.datasets import targets_of
+from solo_ext.data.images import targets_of
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import Features, pooled
 from solo_ext.lab.evaluation.linear import holdout_mask
@@ -30,7 +30,7 @@ from solo_ext.lab.evaluation.supervised import (
     seeded,
     training_loader,
 )
-from solo_ext.memory.modes import eval_mode
+from solo_ext.memory.state import eval_mode
 
 FILE = "linear_augmented.safetensors"
 _MOMENTUM = 0.9

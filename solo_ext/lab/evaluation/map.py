@@ -27,7 +27,7 @@ from solo_ext.config.schema import Seed
 from solo_ext.config.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link
-from solo_ext.data.images import Images
+from solo_ext.data.reading import Images
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row
 

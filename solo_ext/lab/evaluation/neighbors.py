@@ -20,7 +20,7 @@ from solo_ext.data.transforms import FixedView
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.map import shortened
 from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row
-from solo_ext.memory.cosines import cosines, inverse_norms
+from solo_ext.memory.knn import cosines, inverse_norms
 
 FILE = "neighbors.png"
 _RIGHT, _WRONG = "#12813b", "#b3261e"

@@ -17,8 +17,8 @@ from rich.console import Console
 from solo_ext.config.check import validated
 from solo_ext.core.distributed import on_first, propagate_rank_errors
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.data.images import Images
 from solo_ext.data.loaders import fixed_loader
+from solo_ext.data.reading import Images
 from solo_ext.lab.evaluation.context import EvalContext, evaluation_config, labelled_images
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, headline
 from solo_ext.lab.evaluation.features import Features, extract_features

@@ -19,7 +19,7 @@ from solo_ext import __version__
 from solo_ext.config.check import validated
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import locked, write_text
-from solo_ext.data.fingerprint import images_fingerprint
+from solo_ext.data.images import images_fingerprint
 from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, headline
 from solo_ext.lab.evaluation.models import EvalRun

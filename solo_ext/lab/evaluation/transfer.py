@@ -13,7 +13,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from solo_ext.config.schema import Free, HuggingFace, Section
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.data.fingerprint import images_fingerprint
+from solo_ext.data.images import images_fingerprint
 from solo_ext.lab.evaluation.clustering import Clusters
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.finetune import Finetune

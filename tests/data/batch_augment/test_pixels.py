@@ -16,15 +16,19 @@ from torchvision.transforms.v2 import functional as F
 
 from solo_ext.config.schema import Augmentation
 from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.batch_augment.blur import blur, blur_matrices
-from solo_ext.data.batch_augment.colour import jitter_, mix_channels, shift_hue_, towards_grey
-from solo_ext.data.batch_augment.crop import (
+from solo_ext.data.batch_augment.draws import ViewDraws
+from solo_ext.data.batch_augment.ops import (
     AxisResampler,
     bicubic_matrices,
     bicubic_matrix,
+    blur,
+    blur_matrices,
+    jitter_,
+    mix_channels,
     resample,
+    shift_hue_,
+    towards_grey,
 )
-from solo_ext.data.batch_augment.draws import ViewDraws
 from solo_ext.data.transforms import pretrain_transform
 
 PLAIN: dict[str, Any] = {"mean": [0.0] * 3, "std": [1.0] * 3}

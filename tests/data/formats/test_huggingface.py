@@ -16,9 +16,8 @@ from PIL import Image
 
 from solo_ext.config.schema import HuggingFace
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.datasets import class_names, open_images, targets_of
-from solo_ext.data.reading import UnreadableImage
-from solo_ext.data.unreadable import name_of
+from solo_ext.data.images import class_names, open_images, targets_of
+from solo_ext.data.reading import UnreadableImage, name_of
 
 datasets: Any = pytest.importorskip("datasets")
 SIZE = 12

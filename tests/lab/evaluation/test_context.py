@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.datasets import open_images, targets_of
+from solo_ext.data.images import open_images, targets_of
 from solo_ext.lab.evaluation.context import same_classes
 
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.datasets import open_images
+from solo_ext.data.images import open_images
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.features import extract_features

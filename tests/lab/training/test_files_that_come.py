@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 from solo_ext.core.errors import UserError
-from solo_ext.data.unreadable import name_of
+from solo_ext.data.reading import name_of
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from tests.lab.training.same_run import assert_same_run, final

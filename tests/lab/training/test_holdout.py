@@ -10,9 +10,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from solo_ext.data.datasets import open_images, targets_of
-from solo_ext.data.files import files_of
-from solo_ext.data.fixed_pass import training_set
+from solo_ext.data.images import files_of, open_images, targets_of
+from solo_ext.data.indexed import training_set
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume

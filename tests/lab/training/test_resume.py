@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints, read_config
-from solo_ext.memory.class_weights import ClassWeights
+from solo_ext.memory.heads import ClassWeights
 from tests.lab.training.resumable import STEPS, config_of
 from tests.lab.training.same_run import assert_same_run, logged
 

@@ -1,0 +1,180 @@
+"""Configs that somebody else wrote: they may neither name code to run, nor read what is not theirs,
+nor stand for more values than memory holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from solo_ext.core.errors import ConfigError, UserError
+
+ALLOW = "SOLO_EXT_ALLOW_CODE"
+"""Environment variable; 1 admits the code that this module refuses."""
+TARGET = "_target_"
+"""Hydra's key for a Python object to call."""
+_REMEDY = f"remove it, or set {ALLOW}=1 if you trust whoever wrote the config"
+_PLAIN = {"job", "output_subdir", "run", "sweep"}
+"""Keys of ``hydra`` that name no code; solo-learn's own configs have some of them."""
+_MOST = 100_000
+"""Most values of a file whose aliases are written out; configs have hundreds."""
+
+
+def refuse_targets(config: Mapping[str, Any]) -> None:
+    """Refuses ``_target_`` at any depth: nothing here calls it, but a library might that is given
+    the section.
+
+    Args:
+        config: plain mapping.
+
+    Raises:
+        ConfigError: there is one, and ``SOLO_EXT_ALLOW_CODE`` is not 1.
+    """
+    if os.environ.get(ALLOW) == "1":
+        return
+    for key, value in _entries(config):
+        if key.rpartition(".")[2] == TARGET:
+            raise ConfigError(key, value, "a config names Python to run", _REMEDY)
+
+
+def refuse_interpolations(config: Mapping[str, Any]) -> None:
+    """Refuses ``${...}`` in a config whose interpolations are resolved.
+
+    Hydra has resolved those of the user's own config by now. One that is left comes from the file
+    of a run, whose author could have an environment variable written into records.
+
+    Args:
+        config: plain mapping.
+
+    Raises:
+        ConfigError: there is one.
+
+    >>> refuse_interpolations({"name": "${oc.env:HOME}"})
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: name=...: an interpolation, which is not resolved here; ...
+    """
+    for key, value in _entries(config):
+        if isinstance(value, str) and "${" in value:
+            raise ConfigError(
+                key, value, "an interpolation, which is not resolved here", "write the value itself"
+            )
+
+
+def refuse_hydra_section(file: Path) -> None:
+    """Refuses a section ``hydra`` of a YAML file that could make Hydra import or call Python.
+
+    ``hydra.searchpath: [pkg://package]`` imports the package before the config is looked at. A file
+    that cannot be read passes, since Hydra complains of it next.
+
+    Args:
+        file: a config that is to be composed.
+
+    Raises:
+        ConfigError: the section has other keys than ``job``, ``output_subdir``, ``run``,
+            ``sweep``, and ``SOLO_EXT_ALLOW_CODE`` is not 1.
+    """
+    if os.environ.get(ALLOW) == "1":
+        return
+    try:
+        config = OmegaConf.load(file)
+    except Exception:
+        # PyYAML raises errors of many types; Hydra reads the same file and fails too.
+        return
+    if not isinstance(config, DictConfig) or "hydra" not in config:
+        return
+    # Not resolved, so that an interpolation in place of the section is refused as well.
+    section = OmegaConf.to_container(config)["hydra"]  # type: ignore[index, call-overload]
+    if section is None:
+        return
+    if not isinstance(section, dict):
+        raise ConfigError("hydra", section, "settings of Hydra can name Python to run", _REMEDY)
+    for key, value in section.items():
+        if key not in _PLAIN:
+            problem = "settings of Hydra can name Python to run"
+            raise ConfigError(f"hydra.{key}", value, problem, _REMEDY)
+
+
+def _entries(node: Any) -> Iterator[tuple[str, Any]]:
+    """Every value of a config under its dotted key, sections and lists among them."""
+    # A loop, since the author of a config could nest it deeper than Python recurses.
+    waiting: list[tuple[str, Any]] = [("", node)]
+    seen: set[int] = set()
+    while waiting:
+        path, held = waiting.pop()
+        if id(held) in seen:
+            continue
+        if isinstance(held, Mapping):
+            entries = [(str(k), v) for k, v in held.items()]
+        elif isinstance(held, list | tuple):
+            entries = [(str(i), v) for i, v in enumerate(held)]
+        else:
+            continue
+        seen.add(id(held))
+        for key, value in entries:
+            dotted = f"{path}.{key}" if path else key
+            yield dotted, value
+            waiting.append((dotted, value))
+
+
+def read_yaml(file: Path) -> Any:
+    """Reads a YAML file; no tag in it makes Python call anything.
+
+    Raises:
+        UserError: it is no YAML, or its aliases stand for more than a config can hold.
+        OSError: it cannot be read.
+    """
+    content = file.read_bytes()
+    check_aliases(content, file)
+    try:
+        return yaml.safe_load(content)
+    except Exception as error:
+        # PyYAML raises errors of many types, such as KeyError for `!!bool x`.
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(f"{file}: not YAML: {reason or type(error).__name__}") from None
+
+
+def check_aliases(content: bytes, file: Path) -> None:
+    """Refuses aliases that lead in a circle, or stand for millions of values in a few lines.
+
+    A file that is no YAML passes, since whoever reads it complains of it next.
+
+    Args:
+        content: of the file.
+        file: for the message.
+
+    Raises:
+        UserError: there are such aliases.
+    """
+    try:
+        root = yaml.compose(content, Loader=yaml.SafeLoader)
+    except Exception:
+        return
+    try:
+        count = 0 if root is None else _expanded(root, {})
+    except RecursionError:
+        raise UserError(f"{file}: nested too deeply; write it flatter") from None
+    if count > _MOST:
+        raise UserError(
+            f"{file}: its aliases (*name) lead in a circle or stand for more than {_MOST} values; "
+            "write them out"
+        )
+
+
+def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+    """Number of nodes with every alias written out; above :data:`_MOST` in a circle."""
+    if id(node) in known:
+        return known[id(node)]
+    # Set before the children: a node that meets itself again is in a circle.
+    known[id(node)] = _MOST + 1
+    total = 1
+    if isinstance(node, yaml.SequenceNode):
+        total += sum(_expanded(inner, known) for inner in node.value)
+    elif isinstance(node, yaml.MappingNode):
+        total += sum(_expanded(k, known) + _expanded(v, known) for k, v in node.value)
+    known[id(node)] = total
+    return total

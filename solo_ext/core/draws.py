@@ -1,0 +1,93 @@
+"""Random numbers that are a function of a few whole numbers, by SplitMix64.
+
+The number ``n`` of the stream of key ``k`` is a hash of ``k + n * GAMMA``, so that a stream can be
+entered anywhere (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014). What is drawn this way depends neither on worker processes nor on ranks nor on what
+was drawn before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+Keys = NDArray[np.uint64]
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def mix(*parts: int) -> int:
+    """A 63-bit seed from several numbers, such as seed, epoch and index.
+
+    torch's generator on the CPU uses the lower 32 bits of a seed alone: one in 4 billion pairs of
+    argument lists draws alike there.
+
+    >>> mix(0, 1) != mix(1, 0)
+    True
+    """
+    state = 0
+    for part in parts:
+        state = _hashed(((state ^ (part & _MASK)) + _GAMMA) & _MASK)
+    return state >> 1
+
+
+def draw(shape: tuple[int, ...], *seeds: int, device: torch.device) -> Tensor:
+    """Uniform numbers in [0, 1) that several seeds decide, drawn on the device.
+
+    >>> draw((2, 3), 5, 0, device=torch.device("cpu")).shape
+    torch.Size([2, 3])
+    """
+    if device.type == "meta":
+        return torch.empty(shape, device=device)
+    return torch.rand(
+        shape, generator=torch.Generator(device).manual_seed(mix(*seeds)), device=device
+    )
+
+
+def sample_keys(seed: int, epoch: int, indices: NDArray[np.int64]) -> Keys:
+    """One key per sample, different for different (seed, epoch, index).
+
+    Args:
+        seed: seed of the run.
+        epoch: from 0.
+        indices: samples (N,).
+
+    >>> sample_keys(5, 0, np.arange(4)).shape
+    (4,)
+    """
+    mixed = np.uint64(mix(seed, epoch)) ^ indices.astype(np.uint64)
+    keys: Keys = _hashed(mixed + np.uint64(_GAMMA))
+    return keys
+
+
+def uniforms(keys: Keys, first: int, count: int) -> Floats:
+    """Numbers ``first`` to ``first + count`` of every key's stream, uniform in [0, 1).
+
+    Args:
+        keys: as :func:`sample_keys` gives them (N,).
+        first: place of the first number in the streams.
+        count: numbers of each.
+
+    Returns:
+        (N, count), multiples of 2**-53.
+
+    >>> keys = sample_keys(5, 0, np.arange(4))
+    >>> bool((uniforms(keys, 0, 3)[:, 2:] == uniforms(keys, 2, 1)).all())
+    True
+    """
+    places = np.arange(first + 1, first + count + 1, dtype=np.uint64)
+    bits: Keys = _hashed(keys[:, None] + places * np.uint64(_GAMMA)) >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53
+
+
+def _hashed(state: Any) -> Any:
+    """The output function of SplitMix64 for an ``int`` or an array of ``uint64``."""
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)

@@ -1,0 +1,243 @@
+"""NVIDIA DALI: fixed views for evaluation and the E-step, and what its errors mean to a user."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.data.transforms import Statistics, fixed_view
+
+INSTALL = "pip install 'solo-ext[dali-cuda12]' or 'solo-ext[dali-cuda13]', after your CUDA"
+_READ = "remove it or replace it; data.format=image_folder reads with Pillow instead"
+_AHEAD = 4
+"""Batches that a pipeline reads ahead at most: the file that failed is in one of them."""
+
+
+def dali_installed() -> bool:
+    """Whether ``nvidia.dali`` can be found."""
+    try:
+        return importlib.util.find_spec("nvidia.dali") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def nvidia_dali() -> Any:
+    """The module ``nvidia.dali`` with its PyTorch plugin, imported when it is first needed."""
+    # Typed as Any: DALI's own hints know neither enumerations nor `device_id=None`.
+    found: Any = importlib.import_module("nvidia.dali")
+    importlib.import_module("nvidia.dali.plugin.pytorch")
+    return found
+
+
+def device_of(cfg: Mapping[str, Any]) -> str:
+    """``dali.device`` of a config, once it is known that DALI can run there.
+
+    Raises:
+        ConfigError: DALI is not installed, or there is no GPU for it.
+    """
+    if not dali_installed():
+        raise ConfigError(
+            "data.format",
+            "dali",
+            "NVIDIA DALI is not installed",
+            f"{INSTALL}; or use data.format=image_folder",
+        )
+    device = str((cfg.get("dali") or {}).get("device") or "gpu")
+    if device == "gpu" and not torch.cuda.is_available():
+        raise ConfigError(
+            "dali.device", device, "torch sees no CUDA device here", "set dali.device=cpu"
+        )
+    return device
+
+
+class DALIViews:
+    """Batches ``(views, labels)`` of files in their order, each once.
+
+    Geometry and normalisation are those of :func:`solo_ext.data.transforms.eval_transform`;
+    pixels differ from it by rounding, 0.1 to 0.2 grey levels of 255 on average.
+
+    Args:
+        files: image files.
+        labels: a whole number for every file.
+        size: side of the view in pixels.
+        statistics: mean and standard deviation per channel.
+        batch_size: files per batch; the last one may be smaller.
+        num_threads: at least 1.
+        device: ``cpu`` or ``gpu``.
+
+    Attributes:
+        skipped: always empty; every file is read or refused.
+
+    Raises:
+        UserError: while iterating, a file that cannot be read.
+    """
+
+    skipped: Sequence[int] = ()
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        labels: Sequence[int],
+        size: int,
+        statistics: Statistics,
+        *,
+        batch_size: int,
+        num_threads: int,
+        device: str,
+    ) -> None:
+        self.files, self.labels = list(files), [int(label) for label in labels]
+        self.size, self.statistics = size, statistics
+        self.batch_size, self.num_threads, self.device = batch_size, max(num_threads, 1), device
+
+    def __len__(self) -> int:
+        return -(-len(self.files) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        if not self.files:
+            return
+        plugin = nvidia_dali().plugin.pytorch
+        served = 0
+        try:
+            batches = plugin.DALIGenericIterator(
+                self._pipeline(),
+                ["views", "labels"],
+                reader_name="Reader",
+                last_batch_policy=plugin.LastBatchPolicy.PARTIAL,
+            )
+            for (batch,) in batches:
+                yield batch["views"], batch["labels"].flatten().long()
+                served += 1
+        except RuntimeError as error:
+            first = served * self.batch_size
+            raise unreadable(error, self.files[first : first + _AHEAD * self.batch_size]) from error
+
+    def _pipeline(self) -> Any:
+        dali = nvidia_dali()
+        fn, types = dali.fn, dali.types
+        on_gpu = self.device == "gpu"
+        mean, std = ([255 * value for value in values] for values in self.statistics)
+
+        def graph() -> Any:
+            encoded, labels = fn.readers.file(files=self.files, labels=self.labels, name="Reader")
+            images = fn.decoders.image(
+                encoded,
+                device="mixed" if on_gpu else "cpu",
+                output_type=types.RGB,
+                # As Pillow decodes: unrotated, chroma interpolated.
+                adjust_orientation=False,
+                jpeg_fancy_upsampling=True,
+            )
+            views = fn.crop_mirror_normalize(
+                _fixed_view(images, self.size),
+                dtype=types.FLOAT,
+                output_layout="CHW",
+                mean=mean,
+                std=std,
+            )
+            return views, labels
+
+        return dali.pipeline_def(graph)(
+            batch_size=min(self.batch_size, len(self.files)),
+            num_threads=self.num_threads,
+            device_id=torch.cuda.current_device() if on_gpu else None,
+        )
+
+
+def dali_views(
+    cfg: Mapping[str, Any], files: Sequence[str], labels: Sequence[int], batch_size: int
+) -> DALIViews:
+    """The fixed views of some files, for a config with ``data.format=dali``.
+
+    Raises:
+        ConfigError: DALI cannot run here.
+    """
+    size, normal = fixed_view(cfg)
+    return DALIViews(
+        files,
+        labels,
+        size,
+        normal,
+        batch_size=batch_size,
+        num_threads=cfg["data"]["num_workers"],
+        device=device_of(cfg),
+    )
+
+
+def _fixed_view(images: Any, size: int) -> Any:
+    """The geometry of :class:`~solo_ext.data.transforms.FixedView`, in the same whole numbers."""
+    dali = nvidia_dali()
+    fn, types = dali.fn, dali.types
+    sides = images.shape(dtype=types.INT32)
+    height, width = sides[0], sides[1]
+    shorter = dali.math.min(height, width)
+    small = fn.cast(shorter <= size, dtype=types.INT32)
+    target = small * size + (1 - small) * round(size * 8 / 7)
+    scaled = [(target * side) // shorter for side in (height, width)]
+    resized = fn.resize(
+        images,
+        size=fn.stack(*(fn.cast(side, dtype=types.FLOAT) for side in scaled)),
+        interp_type=types.INTERP_CUBIC,
+    )
+    return fn.slice(
+        resized, fn.stack(*(_margin(side, size) for side in scaled)), [size, size], axes=(0, 1)
+    )
+
+
+def _margin(side: Any, size: int) -> Any:
+    """Half of what is cut off, rounded as Python rounds: halves to the even number."""
+    cut = side - size
+    half = cut // 2
+    return half + (cut - 2 * half) * (half - 2 * (half // 2))
+
+
+def cannot_skip() -> ConfigError:
+    """The error for ``data.unreadable=skip`` with DALI."""
+    return ConfigError(
+        "data.unreadable",
+        "skip",
+        "DALI stops at an image that it cannot read",
+        "set it to refuse and remove such images, or use data.format=image_folder",
+    )
+
+
+def unreadable(error: RuntimeError, files: Sequence[str]) -> Exception:
+    """The error to raise for a pipeline that failed; it names the file if a file was at fault.
+
+    Args:
+        error: what DALI raised.
+        files: those that DALI may have been reading.
+    """
+    text = str(error)
+    named = re.search(r"(?:Failed to decode sample #\d+ :|File mapping failed:) *(.+)", text)
+    if named and named.group(1).strip() in files:
+        return _refusal(named.group(1).strip())
+    # Some decoders do not name the file, so each one is decoded alone.
+    if "readers.file" in text or "decoders.image" in text or "decoders.Image" in text:
+        found = next((file for file in files if not _decodes(file)), None)
+        if found is not None:
+            return _refusal(found)
+    return error
+
+
+def _refusal(file: str) -> UserError:
+    return UserError(f"DALI cannot read the image {file!r}: truncated, empty or no image; {_READ}")
+
+
+def _decodes(file: str) -> bool:
+    dali = nvidia_dali()
+
+    def single() -> Any:
+        return dali.fn.decoders.image(dali.fn.readers.file(files=[file])[0], device="cpu")
+
+    try:
+        dali.pipeline_def(single)(batch_size=1, num_threads=1, device_id=None).run()
+    except RuntimeError:
+        return False
+    return True

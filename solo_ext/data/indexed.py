@@ -1,0 +1,136 @@
+"""A pass over a training set under the evaluation transform, with sample indices."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from solo_ext.core.errors import ConfigError
+from solo_ext.data.dali import dali_views
+from solo_ext.data.images import files_of, open_images, targets_of
+from solo_ext.data.reading import read_sample
+from solo_ext.data.transforms import MultiCrop, Transform, eval_transform, fixed_view
+from solo_ext.data.views import TrainingViews
+from solo_ext.data.workers import WorkerLoader
+
+
+def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
+    """The training set that a trainer's batches index.
+
+    Args:
+        trainer: a Trainer that has started to fit.
+        cfg: the run's config; DALI's loader has no data set, its images are read from there.
+
+    Raises:
+        ConfigError: a data set that cannot be read under another transform.
+    """
+    loader = trainer.train_dataloader
+    if hasattr(loader, "dataset"):
+        if not isinstance(loader.dataset, TrainingViews) and not hasattr(
+            loader.dataset, "transform"
+        ):
+            raise ConfigError(
+                "data",
+                type(loader.dataset).__name__,
+                "a data set without the attribute `transform` cannot be read under another one",
+                "use image folders or one of torchvision's data sets",
+            )
+        return loader.dataset
+    # solo-learn's own scripts read neither of these two keys.
+    unread = {"holdout": None, "unreadable": "refuse"}
+    data = {**cfg["data"], "format": "dali", "dataset": "custom", **unread}
+    return TrainingViews(open_images(data, "train"), MultiCrop([], []), 0)
+
+
+class IndexedViews(Dataset[tuple[int, Tensor]]):
+    """``(index, view)`` of every sample of a training set.
+
+    Args:
+        dataset: the training set of ``solo-ext pretrain`` or of solo-learn's own script.
+        transform: of one image, without randomness; it takes the place of the data set's own.
+
+    >>> from PIL import Image
+    >>> from torchvision.transforms import ToTensor
+    >>> images = [(Image.new("RGB", (8, 8)), 3)] * 4
+    >>> views = IndexedViews(TrainingViews(images, MultiCrop([], []), 0), ToTensor())
+    >>> index, view = views[2]
+    >>> index, view.shape
+    (2, torch.Size([3, 8, 8]))
+    """
+
+    def __init__(self, dataset: Any, transform: Transform) -> None:
+        self.transform = transform
+        self._indexed = not isinstance(dataset, TrainingViews)
+        if not self._indexed:
+            self.images: Any = dataset.images
+        else:
+            # solo-learn's data sets are torchvision's, with the index in front.
+            self.images = copy.copy(dataset)
+            self.images.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor]:
+        if self._indexed:
+            # Its samples end in (view, target).
+            return index, self.images[index][-2]
+        # As in training, the next readable sample stands in for an unreadable one. It goes under
+        # the index that was asked for, so that a table by index has a row for every sample.
+        _, (image, _) = read_sample(self.images, index)
+        return index, self.transform(image)
+
+
+def indexed_eval_loader(
+    cfg: Mapping[str, Any], dataset: Any, indices: Sequence[int], batch_size: int
+) -> Iterable[tuple[Tensor, Tensor]]:
+    """Batches ``(indices, views)`` of some samples at the size of pretraining, each once.
+
+    They come through DALI where the training batches do.
+
+    Args:
+        cfg: a config with ``augmentations`` and ``data``.
+        dataset: the training set, as :class:`IndexedViews` takes it.
+        indices: the samples.
+        batch_size: images per batch.
+    """
+    if cfg["data"].get("format") == "dali":
+        files = files_of(dataset.images)
+        views = dali_views(cfg, [files[index] for index in indices], indices, batch_size)
+        return ((numbers, images) for images, numbers in views)
+    size, normal = fixed_view(cfg)
+    return WorkerLoader(
+        Subset(IndexedViews(dataset, eval_transform(size, *normal)), indices),
+        batch_size=batch_size,
+        num_workers=cfg["data"]["num_workers"],
+        start_method=cfg["data"].get("start_method"),
+        # Without a generator of its own a loader draws from the global one.
+        generator=torch.Generator(),
+    )
+
+
+def labels_of(dataset: Any) -> Tensor | None:
+    """Labels of a training set by sample index, ``None`` where it has none.
+
+    Args:
+        dataset: as :class:`IndexedViews` takes it.
+
+    >>> labels_of(TrainingViews([("an image", 2), ("another", 0)], MultiCrop([], []), 0))
+    tensor([2, 0])
+    """
+    if isinstance(dataset, TrainingViews):
+        found: Sequence[int] | None = targets_of(dataset.images)
+    elif hasattr(dataset, "samples"):
+        # `samples` goes before `targets`: solo-learn cuts `data.fraction` out of `samples` only.
+        found = [label for _, label in dataset.samples]
+    else:
+        found = getattr(dataset, "targets", getattr(dataset, "labels", None))
+    if found is None:
+        return None
+    labels = torch.as_tensor(found)
+    return None if (labels < 0).any() else labels

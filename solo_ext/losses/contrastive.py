@@ -1,0 +1,557 @@
+"""The contrastive family: NT-Xent, debiased, hard-negative, and InfoNCE with any candidates.
+
+All are ``-log(exp(s+) / (exp(s+) + N g))``, s the cosine over the temperature, and differ in what
+the N negatives are and in the estimate g of their mean exponential. :func:`plain_contrastive` is
+the formula; :func:`contrastive` computes the same in log space without the matrix of similarities,
+and :func:`two_view_terms` for two views of a batch. The named losses at the end call these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.core import distributed
+from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.kernels.in_batch import batch_contrast, two_view_contrast, two_view_fits
+from solo_ext.kernels.mixed_logsumexp import mixed_logsumexp
+from solo_ext.kernels.tables import table_logsumexp
+from solo_ext.losses.common import LOSSES, check_positive, check_rows, check_table
+
+if TYPE_CHECKING:
+    from solo_ext.losses.mochi import Mixing
+
+
+def plain_contrastive(
+    anchors: Tensor,
+    positives: Tensor,
+    candidates: Tensor,
+    excluded_columns: Tensor | None = None,
+    *,
+    temperature: float,
+    tau_plus: float = 0.0,
+    beta: float = 0.0,
+) -> Tensor:
+    """The family's formula on the whole matrix of similarities; the reference of the rest.
+
+    Shapes as in :func:`contrastive`, settings as in :class:`NegativeEstimator`.
+
+    Example:
+        >>> query, key, queue = (F.normalize(torch.randn(n, 4)) for n in (2, 2, 9))
+        >>> plain_contrastive(query, key.unsqueeze(1), queue, temperature=0.2).shape
+        torch.Size([])
+    """
+    s_pos = torch.einsum("nd,npd->np", anchors, positives) / temperature  # (N, P)
+    s_neg = anchors @ candidates.T / temperature  # (N, K)
+    counted = torch.ones_like(s_neg)
+    if excluded_columns is not None:
+        counted = counted.scatter(1, excluded_columns, 0.0)
+
+    def mean_exp(s: Tensor, counted: Tensor) -> Tensor:
+        weights = counted * torch.exp(beta * s)  # hard negatives, Eq. 4; all 1 without beta
+        return (weights * torch.exp(s)).sum(1) / weights.sum(1)
+
+    g = mean_exp(s_neg, counted)
+    if tau_plus > 0:  # debiased, Eq. 7 and 8
+        g = (g - tau_plus * mean_exp(s_pos, torch.ones_like(s_pos))) / (1 - tau_plus)
+        g = g.clamp(min=math.exp(-1 / temperature))
+    mass = (counted.sum(1) * g).unsqueeze(1)
+    return -torch.log(s_pos.exp() / (s_pos.exp() + mass)).mean()
+
+
+@dataclass(frozen=True)
+class NegativeEstimator:
+    """Estimate of the summed exponentials of true negatives, from samples that are not all true.
+
+    ``N max((R - tau_plus P) / (1 - tau_plus), exp(-1 / T))`` with ``R`` the mean of
+    ``exp(s_k)`` over the N candidates, weighted by ``exp(beta s_k)``, ``P`` that over the
+    positives, and s the cosine over the temperature T: plain with ``tau_plus = beta = 0``,
+    debiased with ``beta = 0``, hard with both.
+
+    Args:
+        tau_plus: in [0, 1), share of candidates that are of the anchor's own class.
+        beta: 0 or more, concentration on the candidates most similar to the anchor.
+        detach_weights: no gradient through the weights.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Source:
+        Chuang et al., NeurIPS 2020, arXiv 2007.00224, Eq. 7 and 8; Robinson et al., ICLR 2021,
+        arXiv 2010.04592, Eq. 4.
+
+    Example:
+        Ten candidates of similarity 1 to the anchor, like its positive, weigh ``10 exp(1)``:
+
+        >>> lse = torch.full((1, 1), math.log(10) + 1)
+        >>> mass, floored = NegativeEstimator(0.1)(lse, torch.ones(1, 1), 10, temperature=0.5)
+        >>> mass.allclose(lse[0]), floored
+        (True, tensor([False]))
+    """
+
+    tau_plus: float = 0.0
+    beta: float = 0.0
+    detach_weights: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tau_plus < 1:
+            raise ValueError(f"tau_plus={self.tau_plus}: must lie in [0, 1)")
+        if not 0 <= self.beta < math.inf:
+            raise ValueError(f"beta={self.beta}: must be 0 or more")
+
+    @property
+    def powers(self) -> tuple[float, ...]:
+        """Powers of ``exp(s)`` whose log-sum-exp over the candidates the estimate needs."""
+        return (1 + self.beta, self.beta) if self.beta else (1.0,)
+
+    def __call__(
+        self, lse: Tensor, positives: Tensor, count: int, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """The estimate from log-sum-exps.
+
+        Args:
+            lse: (E, N) over the candidates, one row for each of :attr:`powers`.
+            positives: (N, P) samples of the positives, cosine over temperature.
+            count: number of candidates, above 0.
+            temperature: above 0.
+
+        Returns:
+            Log of the sum (N,), and whether it sits on its floor and passes no gradient on (N,).
+        """
+        log_count = math.log(count)
+        mass = self._weighted(lse, log_count)
+        if not self.tau_plus:
+            return mass, torch.zeros_like(mass, dtype=torch.bool)
+        if self.beta and positives.shape[1] > 1:
+            both = [(power * positives).logsumexp(1) for power in self.powers]
+            own = self._weighted(torch.stack(both), log_count)
+        else:
+            own = positives.logsumexp(1) + (log_count - math.log(positives.shape[1]))
+        # Exponentials relative to the larger of the two: none overflows, and the difference
+        # loses nothing that the original form would keep.
+        pivot = torch.maximum(mass, own).detach()
+        rest = ((mass - pivot).exp() - self.tau_plus * (own - pivot).exp()) / (1 - self.tau_plus)
+        above_zero = rest > 0
+        estimate = pivot + torch.where(above_zero, rest, 1.0).log()
+        floor = log_count - 1 / temperature
+        floored = ~above_zero | (estimate <= floor)
+        return torch.where(floored, floor, estimate), floored.detach()
+
+    def _weighted(self, lse: Tensor, log_count: float) -> Tensor:
+        if not self.beta:
+            return lse[0]
+        hard, weights = lse.unbind()
+        if self.detach_weights:
+            # The slope of exp(s) alone, weights held fixed.
+            hard = hard.detach() + (hard - hard.detach()) / (1 + self.beta)
+            weights = weights.detach()
+        return hard - weights + log_count
+
+
+PLAIN = NegativeEstimator()
+"""Every candidate is a negative and counts once."""
+
+
+class ContrastiveTerms(NamedTuple):
+    """The loss and what a user needs to judge it; all but the loss without gradient.
+
+    Attributes:
+        loss: scalar mean over anchors and their positives.
+        losses: (N, P) of each anchor with each of its positives.
+        floored: scalar in [0, 1], share of anchors whose estimate sits on its floor and whose
+            negatives therefore get no gradient.
+        hardness: scalar, the cosine at which all negatives together would weigh what they are
+            estimated to, mean over the anchors.
+        mined: scalar, mean cosine of the negatives that are mixed; NaN without mixing.
+        mixed: scalar, mean cosine of the mixtures; NaN without mixing.
+
+    Example:
+        >>> terms = two_view_terms(torch.randn(8, 4), torch.randn(8, 4), temperature=0.5)
+        >>> terms.losses.shape, terms.floored
+        (torch.Size([16, 1]), tensor(0.))
+    """
+
+    loss: Tensor
+    losses: Tensor
+    floored: Tensor
+    hardness: Tensor
+    mined: Tensor
+    mixed: Tensor
+
+
+def contrastive(
+    anchors: Tensor,
+    positives: Tensor,
+    candidates: Tensor,
+    *,
+    excluded_columns: Tensor | None = None,
+    estimator: NegativeEstimator = PLAIN,
+    mixing: Mixing | None = None,
+    temperature: float,
+    compute_dtype: torch.dtype | None = None,
+) -> ContrastiveTerms:
+    """Contrasts each anchor's positives with candidates, by an estimate of their negative mass.
+
+    ``-log(exp(s_p) / (exp(s_p) + M))``, s the cosine over the temperature, ``M`` the
+    ``estimator``'s mass of the candidates that are not excluded and of the mixtures; mean over
+    positives and anchors. InfoNCE with the default estimator. The debiased estimate takes the mean
+    over an anchor's positives (M of the paper).
+
+    Works on what this process holds: gather candidates first, with gradient where they learn, and
+    the mean over processes is the loss of one process on the joined batch.
+
+    Args:
+        anchors: (N, D) unit rows.
+        positives: (N, P, D) unit rows, P above 0.
+        candidates: (K, D) unit rows, used as they are: those of the batch, or a queue.
+        excluded_columns: (N, m) columns of the candidates that are no negatives of the anchor:
+            itself and its positives. ``None``: all are negatives.
+        estimator: of the mass of the negatives.
+        mixing: synthetic negatives, made of candidates; constants to the gradient.
+        temperature: above 0.
+        compute_dtype: of the factors of products with a queue that is not mixed,
+            ``torch.bfloat16`` for example; fp32 by default.
+
+    Returns:
+        The terms; without negatives the loss is zero that carries the graph.
+
+    Raises:
+        ValueError: shapes do not fit, or a setting is out of range.
+
+    Example:
+        >>> query, key, queue = (F.normalize(torch.randn(n, 4)) for n in (2, 2, 9))
+        >>> terms = contrastive(query, key.unsqueeze(1), queue, temperature=0.2)
+        >>> expected = plain_contrastive(query, key.unsqueeze(1), queue, temperature=0.2)
+        >>> terms.loss.allclose(expected), terms.losses.shape
+        (True, torch.Size([2, 1]))
+    """
+    _check(anchors, positives, candidates, excluded_columns, mixing, temperature)
+    in_batch = excluded_columns is not None or candidates.requires_grad
+    mixing = mixing if mixing is not None and mixing.count else None
+    if compute_dtype is not None and (in_batch or mixing is not None):
+        raise ValueError(
+            f"compute_dtype={compute_dtype}: is for a queue that is not mixed; leave it out"
+        )
+    anchors, positives, candidates = full_precision(anchors, positives, candidates)
+    available = len(candidates) - (0 if excluded_columns is None else excluded_columns.shape[1])
+    nan = anchors.new_full((), math.nan)
+    with full_precision_products(anchors.device):
+        similar = torch.einsum("nd,npd->np", anchors, positives) / temperature
+        if available <= 0 or not len(anchors):
+            nothing = 0 * (anchors.sum() + positives.sum() + candidates.sum())
+            zero = anchors.new_zeros(())
+            return ContrastiveTerms(
+                nothing, torch.zeros_like(similar).detach(), zero, nan, nan, nan
+            )
+        count = available + (mixing.count if mixing is not None else 0)
+
+        def reduce(lse: Tensor, similar: Tensor) -> tuple[Tensor, Tensor]:
+            log_mass, floored = estimator(lse, similar, count, temperature)
+            losses = F.softplus(log_mass.unsqueeze(1) - similar)
+            hardness = (log_mass - math.log(count)) * temperature
+            notes = torch.stack((floored.to(losses.dtype), hardness))
+            return losses.mean(1), torch.cat((notes, losses.T)).detach()
+
+        # The only place that chooses kernels; tests hold each equal to plain_contrastive.
+        mixtures = None
+        if mixing is not None:
+            mixtures = mixed_logsumexp(
+                anchors,
+                candidates.detach(),
+                1 / temperature,
+                mixing.draws,
+                min(mixing.num_hard, available),
+                estimator.powers,
+                excluded_columns=excluded_columns,
+                with_table=not in_batch,
+                ranked=mixing.ranked,
+            )
+        if in_batch:
+            loss, notes = batch_contrast(
+                anchors,
+                candidates,
+                excluded_columns,
+                similar,
+                1 / temperature,
+                estimator.powers,
+                reduce,
+                None if mixtures is None else mixtures.lse,
+            )
+        else:
+            if mixtures is not None:
+                lse = mixtures.lse
+            else:
+                lse, _ = table_logsumexp(
+                    anchors,
+                    candidates,
+                    1 / temperature,
+                    powers=estimator.powers,
+                    bound=1 / temperature,
+                    compute_dtype=compute_dtype,
+                )
+            per_anchor, notes = reduce(lse, similar)
+            loss = per_anchor.mean()
+    floored, hardness = notes[:2].mean(1).unbind()
+    mined, mixed = (nan, nan) if mixtures is None else (x.mean() for x in mixtures[1:])
+    return ContrastiveTerms(loss, notes[2:].T, floored, hardness, mined, mixed)
+
+
+def _check(
+    anchors: Tensor,
+    positives: Tensor,
+    candidates: Tensor,
+    excluded_columns: Tensor | None,
+    mixing: Mixing | None,
+    temperature: float,
+) -> None:
+    rows = tuple(anchors.shape)
+    if anchors.ndim != 2 or positives.ndim != 3 or (positives.shape[0], positives.shape[2]) != rows:
+        raise ValueError(
+            f"anchors must be (N, D) and positives (N, P, D), got {rows} and "
+            f"{tuple(positives.shape)}"
+        )
+    if not positives.shape[1]:
+        raise ValueError(f"positives={tuple(positives.shape)}: each anchor needs at least one")
+    check_table("candidates", candidates, anchors)
+    if excluded_columns is not None and (excluded_columns.ndim, len(excluded_columns)) != (
+        2,
+        rows[0],
+    ):
+        raise ValueError(
+            f"excluded_columns must be ({rows[0]}, m), got {tuple(excluded_columns.shape)}"
+        )
+    if mixing is not None and len(mixing.draws.alpha) != rows[0]:
+        raise ValueError(
+            f"mixing: draws for {len(mixing.draws.alpha)} anchors, there are {rows[0]}"
+        )
+    check_positive(temperature=temperature)
+
+
+class BatchOfViews(NamedTuple):
+    """Views of a batch, as :func:`contrastive` takes them.
+
+    Attributes:
+        anchors: (V N, D) this process's views, one after the other.
+        positives: (V N, V - 1, D) the other views of each anchor's image.
+        candidates: (V G, D) the views of all processes, gathered with gradient.
+        excluded_columns: (V N, V) the columns of each anchor's image.
+    """
+
+    anchors: Tensor
+    positives: Tensor
+    candidates: Tensor
+    excluded_columns: Tensor
+
+
+def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
+    """Every view of every image against all views of all other images.
+
+    Args:
+        views: V times (N, D), of any scale, V at least 2.
+
+    Raises:
+        ValueError: fewer than two views, or shapes that differ or are not (N, D).
+
+    Example:
+        >>> batch = batch_of_views([torch.randn(5, 3), torch.randn(5, 3)])
+        >>> [tuple(x.shape) for x in batch]
+        [(10, 3), (10, 1, 3), (10, 3), (10, 2)]
+        >>> contrastive(**batch._asdict(), temperature=0.5).loss.shape
+        torch.Size([])
+    """
+    if len(views) < 2:
+        raise ValueError(f"views={len(views)}: at least two are needed")
+    check_rows(**{f"views[{v}]": view for v, view in enumerate(views)})
+    with full_precision_products(views[0].device):
+        local = F.normalize(torch.stack(full_precision(*views)), dim=-1)
+    number = len(views)
+    # (N, V, D) gathers rank by rank; (V, G, D) keeps each view's rows together.
+    joined = distributed.gather_with_gradient(local.transpose(0, 1)).transpose(0, 1)
+    others = [
+        torch.stack([local[u] for u in range(number) if u != v], dim=1) for v in range(number)
+    ]
+    offsets = torch.arange(number, device=local.device) * joined.shape[1]
+    excluded_columns = (own_columns(views[0]) + offsets).repeat(number, 1)
+    return BatchOfViews(
+        local.flatten(0, 1), torch.cat(others), joined.flatten(0, 1), excluded_columns
+    )
+
+
+def own_columns(rows: Tensor) -> Tensor:
+    """(N, 1) places of this process's N rows among those gathered from all processes."""
+    first = len(rows) * distributed.rank()
+    return torch.arange(first, first + len(rows), device=rows.device).unsqueeze(1)
+
+
+def two_view_terms(
+    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator = PLAIN
+) -> ContrastiveTerms:
+    """Each view of each image against its other view and all views of all other images.
+
+    As :func:`contrastive` of a :func:`batch_of_views`; in fewer operations where the batch is of
+    this process alone and small enough.
+
+    Args:
+        z1: (N, D) first view; normalised inside.
+        z2: (N, D) second view; normalised inside.
+        temperature: above 0.
+        estimator: of the mass of the negatives.
+
+    Raises:
+        ValueError: shapes differ or are not (N, D), or the temperature is not positive.
+
+    Example:
+        >>> two_view_terms(torch.randn(8, 4), torch.randn(8, 4), temperature=0.5).losses.shape
+        torch.Size([16, 1])
+    """
+    check_rows(z1=z1, z2=z2)
+    check_positive(temperature=temperature)
+    tau_plus, beta, detach_weights = estimator.tau_plus, estimator.beta, estimator.detach_weights
+    with full_precision_products(z1.device):
+        z1, z2 = full_precision(z1, z2)
+        if distributed.world_size() > 1 or not two_view_fits(z1, 1 / temperature, beta):
+            batch = batch_of_views((z1, z2))
+            return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
+        found = two_view_contrast(z1, z2, 1 / temperature, tau_plus, beta, detach_weights)
+    factor = math.log((1 - tau_plus) * (2 * len(z1) - 2))
+    hardness = found.mass.log().mean().mul_(temperature).add_(1 - temperature * factor)
+    floored = hardness.new_zeros(())
+    if found.kept is not None:
+        floored = 1 - found.kept.mean(dtype=hardness.dtype)
+    nan = hardness.new_full((), math.nan)
+    return ContrastiveTerms(found.loss, found.losses.view(-1, 1), floored, hardness, nan, nan)
+
+
+@LOSSES.register(
+    "nt_xent_loss_func",
+    paper="A Simple Framework for Contrastive Learning of Visual Representations",
+    year=2020,
+    arxiv="2002.05709",
+)
+def nt_xent_loss_func(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tensor:
+    """Normalised temperature-scaled cross-entropy of each view against all others.
+
+    ``-log(exp(s+) / (exp(s+) + sum_k exp(s_k)))``, s the cosine over the temperature, k over the
+    2N - 2 other samples of both views; mean over the 2N anchors (Eq. 1).
+
+    Args:
+        z1: (N, D) first view; normalised inside.
+        z2: (N, D) second view; normalised inside.
+        temperature: above 0.
+
+    Returns:
+        Scalar; zero that carries the graph for N = 1, where there is no negative.
+
+    Raises:
+        ValueError: shapes differ or are not (N, D), or the temperature is not positive.
+
+    Source:
+        Chen et al., ICML 2020, arXiv 2002.05709.
+
+    Example:
+        >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
+        >>> nt_xent_loss_func(z1, z2).allclose(
+        ...     plain_contrastive(*batch_of_views((z1, z2)), temperature=0.5)
+        ... )
+        True
+    """
+    return two_view_terms(z1, z2, temperature).loss
+
+
+@LOSSES.register(
+    "debiased_loss_func", paper="Debiased Contrastive Learning", year=2020, arxiv="2007.00224"
+)
+def debiased_loss_func(
+    z1: Tensor, z2: Tensor, temperature: float = 0.5, tau_plus: float = 0.1
+) -> Tensor:
+    """Contrastive loss whose negatives are corrected for those of the anchor's own class.
+
+    ``-log(exp(s+) / (exp(s+) + N g))`` with
+    ``g = max((mean_k exp(s_k) - tau_plus exp(s+)) / (1 - tau_plus), exp(-1 / T))``
+    (Eq. 7 and 8 with M = 1), s the cosine over the temperature T, k over the N = 2B - 2 other
+    samples of both views; mean over the 2B anchors. ``tau_plus=0`` is NT-Xent. For M > 1 give
+    :func:`contrastive` a :func:`batch_of_views` of more than two views.
+
+    Args:
+        z1: (B, D) first view; normalised inside.
+        z2: (B, D) second view; normalised inside.
+        temperature: above 0. The estimate was tuned for 0.5; at 0.2 and below most anchors of
+            ``tau_plus=0.1`` sit on the floor.
+        tau_plus: in [0, 1), the share of negatives that are of the anchor's class; 1 / number
+            of classes where these are balanced.
+
+    Returns:
+        Scalar; zero that carries the graph for B = 1, where there is no negative.
+
+    Raises:
+        ValueError: shapes do not fit, or a setting is out of range.
+
+    Source:
+        Chuang et al., NeurIPS 2020, arXiv 2007.00224.
+
+    Example:
+        >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
+        >>> debiased_loss_func(z1, z2, tau_plus=0.1).allclose(
+        ...     plain_contrastive(*batch_of_views((z1, z2)), temperature=0.5, tau_plus=0.1)
+        ... )
+        True
+    """
+    return two_view_terms(z1, z2, temperature, NegativeEstimator(tau_plus)).loss
+
+
+@LOSSES.register(
+    "hard_negative_loss_func",
+    paper="Contrastive Learning with Hard Negative Samples",
+    year=2021,
+    arxiv="2010.04592",
+)
+def hard_negative_loss_func(
+    z1: Tensor,
+    z2: Tensor,
+    temperature: float = 0.5,
+    tau_plus: float = 0.1,
+    beta: float = 1.0,
+    detach_weights: bool = False,
+) -> Tensor:
+    """Debiased contrastive loss whose negatives weigh the more the more similar they are.
+
+    ``-log(exp(s+) / (exp(s+) + N g))`` with
+    ``g = max((R - tau_plus exp(s+)) / (1 - tau_plus), exp(-1 / temperature))``,
+    ``R = sum_k exp((1 + beta) s_k) / sum_k exp(beta s_k)`` (Eq. 4, importance sampling from
+    ``exp(beta s)``) over the N = 2B - 2 other samples of both views, s the cosine over the
+    temperature; mean over the 2B anchors. ``beta=0`` is the debiased loss, ``beta=tau_plus=0``
+    NT-Xent.
+
+    Args:
+        z1: (B, D) first view; normalised inside.
+        z2: (B, D) second view; normalised inside.
+        temperature: above 0; beta multiplies similarities that are already divided by it.
+        tau_plus: in [0, 1), the share of negatives that are of the anchor's class.
+        beta: 0 or more, concentration on the hardest.
+        detach_weights: no gradient through the weights ``exp(beta s)``; by default there is one,
+            as in the official code. The value is the same.
+
+    Returns:
+        Scalar; zero that carries the graph for B = 1, where there is no negative.
+
+    Raises:
+        ValueError: shapes do not fit, or a setting is out of range.
+
+    Source:
+        Robinson et al., ICLR 2021, arXiv 2010.04592.
+
+    Example:
+        >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
+        >>> hard_negative_loss_func(z1, z2, tau_plus=0.1, beta=1.0).allclose(plain_contrastive(
+        ...     *batch_of_views((z1, z2)), temperature=0.5, tau_plus=0.1, beta=1.0
+        ... ))
+        True
+    """
+    estimator = NegativeEstimator(tau_plus, beta, detach_weights)
+    return two_view_terms(z1, z2, temperature, estimator).loss

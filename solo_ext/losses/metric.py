@@ -1,0 +1,361 @@
+"""Losses of metric learning: pairs, triplets, lifted structure, N pairs, soft neighbours."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from solo_ext.core import distributed
+from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.losses.common import (
+    LOSSES,
+    check_labelled,
+    check_not_negative,
+    check_positive,
+    check_rows,
+)
+from solo_ext.losses.contrastive import own_columns
+
+
+def row_distances(x: Tensor, y: Tensor) -> Tensor:
+    """(N,) distances of row i of ``x`` to row i of ``y``, both (N, D); gradient 0 at distance 0."""
+    distances: Tensor = torch.linalg.vector_norm(x - y, dim=1)
+    return distances
+
+
+def pairwise_distances(x: Tensor, y: Tensor) -> Tensor:
+    """Distances of every row of ``x`` to every row of ``y``.
+
+    Differences are taken before they are squared, so that close rows keep their distance; equal
+    rows have distance 0 and gradient 0. The backward pass needs no more than (N, M) either.
+
+    Args:
+        x: (N, D), fp32 or fp64.
+        y: (M, D), of the dtype of ``x``.
+
+    Returns:
+        (N, M).
+
+    Raises:
+        RuntimeError: it is differentiated twice.
+    """
+    return _PairwiseDistances.apply(x, y)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _PairwiseDistances(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+        ctx.save_for_backward(x, y, distances)
+        return distances
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, y, distances = ctx.saved_tensors
+        weights = torch.where(distances > 0, grad / distances, 0.0)
+        # Distances do not change under a shift, and rows that have collapsed to one place lose
+        # their digits in the products below unless that place is the origin.
+        centre = y.mean(0)
+        x, y = x - centre, y - centre
+        of_x = of_y = None
+        with full_precision_products(grad.device):
+            if ctx.needs_input_grad[0]:
+                of_x = weights.sum(1, keepdim=True) * x - weights @ y
+            if ctx.needs_input_grad[1]:
+                of_y = weights.sum(0).unsqueeze(1) * y - weights.T @ x
+        return of_x, of_y
+
+
+def own_pairs(rows: Tensor) -> Tensor:
+    """(N, G) bool, whether column j is local row i of N itself; G rows on all ranks together."""
+    columns = torch.arange(len(rows) * distributed.world_size(), device=rows.device)
+    return own_columns(rows) == columns
+
+
+def class_pairs(targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Which columns of the joined batch are of a local row's class.
+
+    Args:
+        targets: (N,) integers, the classes of the local rows.
+
+    Returns:
+        ``positive`` and ``negative``, (N, G) bool: of the same class without the row itself, and
+        of another class.
+    """
+    same = targets.unsqueeze(1) == distributed.gather(targets)
+    return same & ~own_pairs(targets), ~same
+
+
+def keep(values: Tensor, mask: Tensor) -> Tensor:
+    """Values for a maximum or log-sum-exp over the masked entries of each row.
+
+    Args:
+        values: (N, G).
+        mask: (N, G) bool.
+
+    Returns:
+        (N, G), minus infinity outside the mask. A row without any entry is 0 throughout and gets
+        no gradient; left at minus infinity it would pass NaN on, if only to where it is masked.
+    """
+    kept = values.masked_fill(~mask, float("-inf"))
+    return kept.masked_fill(~mask.any(1, keepdim=True), 0.0)
+
+
+def joined_mean(total: Tensor, count: Tensor) -> Tensor:
+    """This rank's share of a mean over the joined batch.
+
+    Args:
+        total: scalar sum over this rank's terms, with gradient.
+        count: scalar, number of these terms.
+
+    Returns:
+        Scalar whose mean over ranks, which DDP takes, is the sum of all terms over their number;
+        0 where there are none.
+    """
+    counts = distributed.gather(count.reshape(1)).sum().clamp(min=1)
+    return distributed.world_size() * total / counts
+
+
+@LOSSES.register(
+    "contrastive_loss_func",
+    paper="Dimensionality Reduction by Learning an Invariant Mapping",
+    year=2006,
+)
+def contrastive_loss_func(x: Tensor, y: Tensor, same: Tensor, margin: float = 1.0) -> Tensor:
+    """Pulls the pairs of one class together and pushes the others a margin apart.
+
+    ``d^2`` for a pair of one class, ``max(0, margin - d)^2`` for another, d the Euclidean
+    distance; mean over the pairs (Eq. 4 without its factor 1/2).
+
+    Args:
+        x: (N, D), any scale.
+        y: (N, D), any scale; row i is paired with row i of ``x``.
+        same: (N,) bool, whether the pair is of one class.
+        margin: distance that pairs of two classes shall have, at least 0.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: shapes do not fit, or the margin is negative.
+
+    Source:
+        Hadsell, Chopra and LeCun, CVPR 2006.
+
+    Example:
+        >>> x, y = torch.zeros(2, 2), torch.tensor([[0.6, 0.0], [0.6, 0.0]])
+        >>> contrastive_loss_func(x, y, same=torch.tensor([True, False]))  # (0.6^2 + 0.4^2) / 2
+        tensor(0.2600)
+    """
+    check_rows(x=x, y=y)
+    check_not_negative(margin=margin)
+    if same.shape != x.shape[:1]:
+        raise ValueError(f"same must be ({len(x)},), one per pair, got {tuple(same.shape)}")
+    x, y = full_precision(x, y)
+    distances = row_distances(x, y)
+    apart = (margin - distances).relu()
+    return torch.where(same.bool(), distances, apart).square().mean()
+
+
+@LOSSES.register(
+    "triplet_loss_func",
+    paper="FaceNet: A Unified Embedding for Face Recognition and Clustering",
+    year=2015,
+    arxiv="1503.03832",
+)
+def triplet_loss_func(
+    anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, squared: bool = True
+) -> Tensor:
+    """Wants the negative further from the anchor than the positive, by a margin.
+
+    ``max(0, d(a, p)^2 - d(a, n)^2 + margin)``, d the Euclidean distance, mean over the triplets
+    (section 3.1, where it is a sum).
+
+    Args:
+        anchor: (N, D), any scale.
+        positive: (N, D), any scale, of the anchors' classes.
+        negative: (N, D), any scale, of other classes.
+        margin: at least 0.
+        squared: whether distances are squared, as in the paper; many libraries do not.
+
+    Returns:
+        Scalar; the margin, with gradient 0, where all rows are equal.
+
+    Raises:
+        ValueError: shapes differ or are not (N, D), or the margin is negative.
+
+    Source:
+        Schroff et al., CVPR 2015, arXiv 1503.03832.
+
+    Example:
+        >>> anchor, positive = torch.zeros(1, 2), torch.tensor([[1.0, 0.0]])
+        >>> triplet_loss_func(anchor, positive, negative=torch.tensor([[0.0, 1.1]]))
+        tensor(0.7900)
+    """
+    check_rows(anchor=anchor, positive=positive, negative=negative)
+    check_not_negative(margin=margin)
+    anchor, positive, negative = full_precision(anchor, positive, negative)
+    near, far = row_distances(anchor, positive), row_distances(anchor, negative)
+    if squared:
+        near, far = near.square(), far.square()
+    return (near - far + margin).relu().mean()
+
+
+@LOSSES.register(
+    "lifted_structured_loss_func",
+    paper="Deep Metric Learning via Lifted Structured Feature Embedding",
+    year=2015,
+    arxiv="1511.06452",
+)
+def lifted_structured_loss_func(
+    x: Tensor, targets: Tensor, margin: float = 1.0, smooth: bool = True
+) -> Tensor:
+    """Compares every pair of one class with all negatives of both its ends.
+
+    ``1 / (2 P) sum_(i,j) max(0, J_ij)^2`` over the P unordered pairs of one class in the joined
+    batch, with ``J_ij = D_ij + log(sum_k exp(m - D_ik) + sum_l exp(m - D_jl))`` or, not smooth,
+    ``J_ij = D_ij + max(max_k (m - D_ik), max_l (m - D_jl))``; D the Euclidean distance, m the
+    margin, k and l over the rows of other classes.
+
+    Args:
+        x: (N, D), any scale, compared with the rows of all processes.
+        targets: (N,) integers, the classes.
+        margin: m, finite.
+        smooth: whether log-sum-exp takes the place of the maximum.
+
+    Returns:
+        Scalar; zero that carries the graph without positive pairs or without negatives.
+
+    Raises:
+        ValueError: shapes do not fit, or the margin is not finite.
+
+    Source:
+        Oh Song et al., CVPR 2016, arXiv 1511.06452.
+
+    Example:
+        >>> x, targets = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
+        >>> lifted_structured_loss_func(x, targets).shape
+        torch.Size([])
+    """
+    check_labelled(x, targets)
+    if not math.isfinite(margin):
+        raise ValueError(f"margin={margin}: must be finite")
+    (x,) = full_precision(x)
+    distances = pairwise_distances(x, distributed.gather_with_gradient(x))
+    positive, negative = class_pairs(targets)
+    pushes = keep(margin - distances, negative)
+    push = pushes.logsumexp(1) if smooth else pushes.amax(1)
+    both = torch.logaddexp if smooth else torch.maximum
+    push = both(push.unsqueeze(1), distributed.gather_with_gradient(push))
+    # Both ends of a positive pair have the same negatives, or both have none.
+    counted = positive & negative.any(1, keepdim=True)
+    cost = torch.where(counted, distances + push, 0.0).relu().square()
+    # Every unordered pair is counted from both its ends, in the sum and in the number.
+    return joined_mean(cost.sum(), positive.sum()) / 2
+
+
+@LOSSES.register(
+    "n_pair_loss_func",
+    paper="Improved Deep Metric Learning with Multi-class N-pair Loss Objective",
+    year=2016,
+)
+def n_pair_loss_func(anchor: Tensor, positive: Tensor, l2_reg: float = 0.0) -> Tensor:
+    """Softmax cross-entropy of each anchor's positive against those of the other pairs.
+
+    ``log(1 + sum_{j != i} exp(a_i.p_j - a_i.p_i))``, mean over the anchors, j over the pairs of
+    the joined batch; plus ``l2_reg / 4 (mean |a_i|^2 + mean |p_i|^2)``. Dot products are raw:
+    without ``l2_reg`` longer rows alone lower the loss.
+
+    Args:
+        anchor: (N, D), any scale.
+        positive: (N, D), any scale; pairs of one class count as each other's negatives.
+        l2_reg: weight of the squared norms, at least 0.
+
+    Returns:
+        Scalar; without ``l2_reg`` zero that carries the graph for a single pair.
+
+    Raises:
+        ValueError: shapes differ or are not (N, D), or the weight is negative.
+
+    Source:
+        Sohn, NIPS 2016.
+
+    Example:
+        >>> n_pair_loss_func(torch.zeros(4, 8), torch.zeros(4, 8))  # ln 4
+        tensor(1.3863)
+    """
+    check_rows(anchor=anchor, positive=positive)
+    check_not_negative(l2_reg=l2_reg)
+    anchor, positive = full_precision(anchor, positive)
+    with full_precision_products(anchor.device):
+        logits = anchor @ distributed.gather_with_gradient(positive).T
+        loss = F.cross_entropy(logits, own_columns(anchor).squeeze(1))
+        if l2_reg:
+            norms = anchor.square().sum(1) + positive.square().sum(1)
+            loss = loss + 0.25 * l2_reg * norms.mean()
+        return loss
+
+
+Distance = Literal["sqeuclidean", "cosine"]
+
+
+@LOSSES.register(
+    "soft_nearest_neighbor_loss_func",
+    paper="Analyzing and Improving Representations with the Soft Nearest Neighbor Loss",
+    year=2019,
+    arxiv="1902.01889",
+)
+def soft_nearest_neighbor_loss_func(
+    x: Tensor, targets: Tensor, temperature: float = 1.0, distance: Distance = "sqeuclidean"
+) -> Tensor:
+    """How unlikely a row's neighbour, drawn by distance, is of the row's own class.
+
+    ``-log(sum_{j in P(i)} exp(-f_ij / T) / sum_{k != i} exp(-f_ik / T))``, P(i) the other rows of
+    the class of i in the joined batch; mean over the rows whose P(i) is not empty (Eq. 1, in
+    which none is).
+
+    Args:
+        x: (N, D), any scale, compared with the rows of all processes.
+        targets: (N,) integers, the classes.
+        temperature: T, above 0.
+        distance: f; ``sqeuclidean``: the squared Euclidean distance of the raw rows;
+            ``cosine``: minus the cosine.
+
+    Returns:
+        Scalar; zero that carries the graph where no row has a positive, or none a negative.
+
+    Raises:
+        ValueError: shapes do not fit, or a setting is not one of the above.
+
+    Source:
+        Frosst et al., ICML 2019, arXiv 1902.01889.
+
+    Example:
+        >>> x, targets = torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])
+        >>> soft_nearest_neighbor_loss_func(x, targets)  # one of three equal neighbours is right
+        tensor(1.0986)
+    """
+    check_labelled(x, targets)
+    check_positive(temperature=temperature)
+    if distance not in get_args(Distance):
+        raise ValueError(f"distance={distance!r}: must be 'sqeuclidean' or 'cosine'")
+    (x,) = full_precision(x)
+    with full_precision_products(x.device):
+        if distance == "cosine":
+            x = F.normalize(x, dim=1)
+            logits = x @ distributed.gather_with_gradient(x).T / temperature
+        else:
+            distances = pairwise_distances(x, distributed.gather_with_gradient(x))
+            logits = -distances.square() / temperature
+        positive, negative = class_pairs(targets)
+        advantage = keep(logits, positive).logsumexp(1) - keep(logits, negative).logsumexp(1)
+        counted = positive.any(1)
+        # Without negatives the neighbour is certain to be of the class.
+        loss = torch.where(counted & negative.any(1), -F.logsigmoid(advantage), 0.0)
+        return joined_mean(loss.sum(), counted.sum())

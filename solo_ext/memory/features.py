@@ -1,0 +1,237 @@
+"""Past embeddings: a queue, a queue with labels to find neighbours in, a table by sample index."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.kernels.nearest_rows import nearest_rows
+from solo_ext.memory.state import State
+
+
+class FeatureQueue(State):
+    """First-in first-out ring of unit embeddings, written in place.
+
+    Starts as random directions. Takes batches of any size: one that does not fit the rest of the
+    ring goes on at its start, of one larger than the ring the last rows stay.
+
+    Attributes:
+        value: (K, D) unit rows.
+        pointer: row that the next embedding is written to.
+        written: embeddings taken since the start, those already overwritten included.
+        updates: calls of :meth:`update_` since the start.
+
+    Args:
+        size: K, above 0.
+        dim: D.
+
+    Example:
+        >>> queue = FeatureQueue(4, dim=2)
+        >>> queue.update_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))
+        >>> queue.value.shape, queue.pointer, queue.filled
+        (torch.Size([4, 2]), 3, 0.75)
+    """
+
+    value: Tensor
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("value", F.normalize(torch.randn(size, dim), dim=1))
+        self.pointer = self.written = self.updates = 0
+
+    @property
+    def filled(self) -> float:
+        """Share of the rows, in [0, 1], that hold embeddings rather than the random start."""
+        return min(self.written / self.value.shape[0], 1.0)
+
+    @property
+    def age(self) -> float:
+        """Mean age of the rows that hold embeddings, in updates; those of the last one have 0.
+
+        Exact for batches of equal size, which is taken to be ``written / updates``. A full queue
+        of m batches has ``(m - 1) / 2``; 0 where nothing was written.
+        """
+        if not self.written:
+            return 0.0
+        batch, held = self.written / self.updates, min(self.written, self.value.shape[0])
+        # Whole batches of age 0 to oldest - 1, and what is left of one of age oldest.
+        oldest = math.floor(held / batch)
+        total = batch * oldest * (oldest - 1) / 2 + (held - oldest * batch) * oldest
+        return total / held
+
+    @torch.no_grad()
+    def update_(self, keys: Tensor) -> None:
+        """Replaces the oldest rows.
+
+        Args:
+            keys: (N, D) unit rows, the same on every rank: gather them first.
+        """
+        for rows, part in self._advance(len(keys)):
+            self.value[rows] = keys[part]
+
+    def _advance(self, count: int) -> list[tuple[slice, slice]]:
+        """Moves on by a batch; where its parts go, as (rows of the ring, rows of the batch)."""
+        size = self.value.shape[0]
+        skipped = max(count - size, 0)
+        begin, kept = (self.pointer + skipped) % size, count - skipped
+        until_end = min(size - begin, kept)
+        self.pointer = (begin + kept) % size
+        self.written += count
+        self.updates += 1
+        first = slice(begin, begin + until_end), slice(skipped, skipped + until_end)
+        rest = slice(kept - until_end), slice(skipped + until_end, count)
+        return [first, rest]
+
+    def extra_state(self) -> list[int]:
+        return [self.pointer, self.written, self.updates]
+
+    def load_extra_state(self, numbers: list[int]) -> None:
+        self.pointer, self.written, self.updates = numbers
+
+
+class Neighbours(NamedTuple):
+    """Nearest neighbours of each query, most similar first, without gradient.
+
+    Attributes:
+        embeddings: (N, k, D), a copy: the set may be written to before they are used.
+        index: (N, k) their rows in the set.
+        similarity: (N, k) dot products with the query; minus infinity where fewer than k rows
+            were allowed, and the neighbour is then any row.
+        labels: (N, k) their labels, -1 where there is none.
+    """
+
+    embeddings: Tensor
+    index: Tensor  # type: ignore[assignment]  # in place of tuple's method of that name
+    similarity: Tensor
+    labels: Tensor
+
+
+class SupportSet(FeatureQueue):
+    """Queue of unit embeddings that knows which image each one is of, and its label.
+
+    Attributes:
+        indices: (K,) sample indices, -1 where there is none.
+        labels: (K,) labels, -1 where there is none.
+
+    Args:
+        size: K, above 0.
+        dim: D.
+
+    Example:
+        >>> support = SupportSet(8, dim=2)
+        >>> support.update_(torch.eye(2), indices=torch.tensor([5, 9]))
+        >>> found = support.nearest(torch.eye(2), k=1)
+        >>> found.embeddings.shape, support.indices[found.index].flatten()
+        (torch.Size([2, 1, 2]), tensor([5, 9]))
+
+    Source:
+        Dwibedi et al., ICCV 2021, arXiv 2104.14548.
+    """
+
+    indices: Tensor
+    labels: Tensor
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__(size, dim)
+        self.register_buffer("indices", torch.full((size,), -1))
+        self.register_buffer("labels", torch.full((size,), -1))
+
+    @torch.no_grad()
+    def update_(
+        self, keys: Tensor, indices: Tensor | None = None, labels: Tensor | None = None
+    ) -> None:
+        """Replaces the oldest rows.
+
+        Args:
+            keys: (N, D) unit rows, the same on every rank, as are the others: gather them first.
+            indices: (N,) sample indices, at least 0; by default -1, of no known image.
+            labels: (N,) labels; by default -1.
+
+        Raises:
+            ValueError: indices or labels are not one per key.
+        """
+        for name, given in (("indices", indices), ("labels", labels)):
+            if given is not None and given.shape != keys.shape[:1]:
+                raise ValueError(
+                    f"{name} must be ({len(keys)},), one per key, got {tuple(given.shape)}"
+                )
+        for rows, part in self._advance(len(keys)):
+            self.value[rows] = keys[part]
+            self.indices[rows] = -1 if indices is None else indices[part]
+            self.labels[rows] = -1 if labels is None else labels[part]
+
+    @torch.no_grad()
+    def nearest(self, query: Tensor, k: int = 1, ids: Tensor | None = None) -> Neighbours:
+        """Finds the rows with the largest dot product with each query, random start included.
+
+        Look up before the queries' own embeddings are written: those would be found.
+
+        Args:
+            query: (N, D), unit rows for similarities in [-1, 1].
+            k: neighbours to find, in [1, K].
+            ids: (N,) sample indices of the queries, at least 0; rows of the same image are left
+                out. By default an image may find its own earlier embedding.
+
+        Returns:
+            The neighbours.
+
+        Raises:
+            ValueError: shapes do not fit, or k is out of range.
+        """
+        index, similarity = nearest_rows(
+            query,
+            self.value,
+            k,
+            query_ids=ids,
+            table_ids=None if ids is None else self.indices,
+        )
+        return Neighbours(self.value[index], index, similarity, self.labels[index])
+
+
+class FeatureBank(State):
+    """Embeddings by sample index, for a clustering without a pass over the data set.
+
+    Attributes:
+        value: (n, D), zero where nothing was written.
+        filled: (n,) whether a row was written.
+
+    Args:
+        dim: D.
+
+    Example:
+        >>> bank = FeatureBank(dim=2)
+        >>> bank.resize_(3)
+        >>> bank.update_(torch.tensor([2, 0]), torch.eye(2))
+        >>> bank.filled
+        tensor([ True, False,  True])
+    """
+
+    value: Tensor
+    filled: Tensor
+    sized_by_data = ("value", "filled")
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.zeros(0, dim))
+        self.register_buffer("filled", torch.zeros(0, dtype=torch.bool))
+
+    def resize_(self, num_samples: int) -> None:
+        """Makes room for ``num_samples`` rows, all empty."""
+        self.value = self.value.new_zeros(num_samples, self.value.shape[1])
+        self.filled = self.filled.new_zeros(num_samples)
+
+    @torch.no_grad()
+    def update_(self, indices: Tensor, features: Tensor) -> None:
+        """Overwrites the rows of some samples.
+
+        Args:
+            indices: (N,) distinct sample indices, the same on every rank: gather them first, or
+                the ranks' banks, of which a checkpoint keeps one, drift apart.
+            features: (N, D).
+        """
+        self.value.index_copy_(0, indices, features.to(self.value.dtype))
+        self.filled.index_fill_(0, indices, True)

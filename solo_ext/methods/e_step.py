@@ -1,0 +1,455 @@
+"""The E-step of a method in training: embeddings of the training set to prototypes.
+
+:class:`EStep` is what a method owns: when it is due, the pass that embeds all images, k-means
+(:func:`solo_ext.clustering.e_step`), and what is logged. :class:`EStepKwargs` are its settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from annotated_types import MinLen
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from solo_ext.config.types import NonNegativeInt, PositiveFloat, PositiveInt, method_kwargs
+from solo_ext.core import distributed
+from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
+from solo_ext.core.draws import mix
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.memory.features import FeatureBank
+from solo_ext.memory.prototypes import ClusterPrototypes
+from solo_ext.memory.state import eval_mode
+from solo_ext.methods.registry import logger
+
+if TYPE_CHECKING:
+    from solo_ext.clustering import Features, Granularity
+
+PUBLISHED_CLUSTERS = 25000, 50000, 100000
+"""Of PCL for ImageNet."""
+_BATCHES_AT_ONCE = 4
+# Batches of the pass between barriers, each of which waits for the device.
+_BARRIER_EVERY = 16
+
+
+@method_kwargs
+class KMeansKwargs:
+    """How the prototypes are found.
+
+    Attributes:
+        backend: ``auto`` takes the fastest that is there; a resumed run keeps it.
+        iterations: Lloyd iterations of the first E-step.
+        warm_iterations: of the later ones, which start at the means of the one before.
+        restarts: cold starts of the first E-step, of which the best is kept.
+    """
+
+    backend: Literal["auto", "torch", "faiss", "flash"] = "auto"
+    iterations: PositiveInt = 20
+    warm_iterations: PositiveInt = 5
+    restarts: PositiveInt = 1
+
+
+@method_kwargs
+class EStepKwargs:
+    """When the embeddings of the training set are clustered, and into what.
+
+    Attributes:
+        num_prototypes: K of each granularity; null: in the paper's proportion to the images.
+        warmup_epochs: epochs without prototypes.
+        alpha: smooths the concentrations of small clusters.
+        e_step: ``exact`` embeds the training set anew, ``bank`` takes the embeddings of training.
+        e_step_every: epochs between E-steps.
+        e_step_sample: images that k-means finds the prototypes among, drawn anew in every epoch;
+            all images are then assigned to them. Null takes all.
+        e_step_features: where the embeddings of ``exact`` are during the E-step: ``memory`` (of
+            the device), or ``disk``, in a file of which a part at a time is in memory.
+        e_step_dir: folder of that file; null is the run directory.
+        kmeans: as :class:`KMeansKwargs`.
+    """
+
+    num_prototypes: Annotated[list[PositiveInt], MinLen(1)] | None = None
+    warmup_epochs: NonNegativeInt = 20
+    alpha: PositiveFloat = 10.0
+    e_step: Literal["exact", "bank"] = "exact"
+    e_step_every: PositiveInt = 1
+    e_step_sample: PositiveInt | None = None
+    e_step_features: Literal["memory", "disk"] = "memory"
+    e_step_dir: str | None = None
+    kmeans: KMeansKwargs = KMeansKwargs()
+
+
+def check_e_step(settings: Any, key: str) -> None:
+    """Refuses settings of the E-step that do not fit each other or this machine.
+
+    Args:
+        settings: :class:`EStepKwargs`, or the section of the config.
+        key: where they stand in the config.
+
+    Raises:
+        ConfigError: naming the first.
+    """
+    finest = max(settings.num_prototypes)
+    if settings.e_step_sample is not None and settings.e_step_sample < finest:
+        raise ConfigError(
+            f"{key}.e_step_sample",
+            settings.e_step_sample,
+            f"k-means cannot find {finest} prototypes among fewer images",
+            f"allowed: null, which takes all, or numbers from {finest} on",
+        )
+    if settings.e_step_features == "disk" and settings.e_step == "bank":
+        raise ConfigError(
+            f"{key}.e_step_features",
+            "disk",
+            f"with {key}.e_step=bank the embeddings are in memory, and in every checkpoint",
+            "take memory, or e_step=exact",
+        )
+    if settings.kmeans.backend != "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        _resolved(settings.kmeans.backend, device, settings, key)
+
+
+def check_prototypes(settings: Any, key: str, num_samples: int) -> None:
+    """Refuses more prototypes than samples.
+
+    Args:
+        settings: :class:`EStepKwargs`, or the section of the config.
+        key: where they stand in the config.
+        num_samples: of the training set.
+
+    Raises:
+        ConfigError: with both numbers.
+    """
+    if max(settings.num_prototypes) > num_samples:
+        raise ConfigError(
+            f"{key}.num_prototypes",
+            list(settings.num_prototypes),
+            f"the training set has {num_samples} images",
+            f"allowed: numbers up to {num_samples}",
+        )
+
+
+def warn_of_late_start(cfg: DictConfig, settings: Any, key: str) -> None:
+    """Says so where the run ends before the first E-step."""
+    if settings.warmup_epochs >= cfg.max_epochs:
+        logger.warning(
+            f"{key}.warmup_epochs={settings.warmup_epochs} of max_epochs={cfg.max_epochs}: "
+            "the prototypes will never be used"
+        )
+
+
+class Clustered(Protocol):
+    """A method in training whose embeddings can be clustered."""
+
+    cfg: DictConfig
+
+    @property
+    def embedder(self) -> list[nn.Module]:
+        """The networks behind :meth:`embed`."""
+        ...
+
+    def embed(self, X: Tensor) -> Tensor:
+        """Embeddings (N, D) of images, of any scale."""
+        ...
+
+    @property
+    def trainer(self) -> Any: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def current_epoch(self) -> int: ...
+
+
+class EStep:
+    """Clusters a method's embeddings of the training set before an epoch (PCL, Algorithm 1).
+
+    Args:
+        settings: when and how.
+        key: where they stand in the config, for messages.
+        prototypes: where the result goes; a module of the method, so that checkpoints hold it.
+        bank: the embeddings of training, with ``e_step: bank``; a module of the method, too.
+        temperature: mean of the concentrations.
+    """
+
+    def __init__(
+        self,
+        settings: EStepKwargs,
+        key: str,
+        prototypes: ClusterPrototypes,
+        bank: FeatureBank | None,
+        temperature: float = 1.0,
+    ) -> None:
+        self.settings, self.key, self.temperature = settings, key, temperature
+        self.prototypes, self.bank = prototypes, bank
+
+    def start(self, method: Clustered) -> None:
+        """Sizes the state by the training set and decides on a k-means backend.
+
+        Raises:
+            ConfigError: too few samples, a backend that is not there, or no room for the
+                embeddings.
+            UserError: a checkpoint of another training set.
+        """
+        from solo_ext.data.indexed import training_set
+
+        size = len(training_set(method.trainer, method.cfg))
+        # solo-learn's own script starts the run without our checks before it.
+        check_prototypes(self.settings, self.key, size)
+        for held in (self.prototypes.assignments.T, () if self.bank is None else self.bank.value):
+            if len(held) not in (0, size):
+                raise UserError(
+                    f"the checkpoint is of a training set of {len(held)} images, this one has "
+                    f"{size}; resume with the data of the checkpoint"
+                )
+        if self.bank is not None and not len(self.bank.value):
+            self.bank.resize_(size)
+        self.prototypes.backend = self.kept_backend(method.device)
+        if self.settings.e_step_features == "disk":
+            # Nodes share the run directory, but each has its own share of a folder of its own.
+            nodes = method.trainer.num_nodes if self.settings.e_step_dir else 1
+            self.check_room(self._folder(method), 4 * self._dim * -(-size // nodes))
+
+    def kept_backend(self, device: torch.device) -> str:
+        """The k-means backend that the config names, else the one the run began with.
+
+        Args:
+            device: where the features are.
+
+        Raises:
+            ConfigError: the config names one that is not there.
+        """
+        named, kept = self.settings.kmeans.backend, self.prototypes.backend
+        if named != "auto" or not kept:
+            return _resolved(named, device, self.settings, self.key)
+        try:
+            return _resolved(kept, device, self.settings, self.key)
+        except ConfigError as error:
+            taken = _resolved("auto", device, self.settings, self.key)
+            logger.warning(
+                f"k-means backend of this run, {kept!r}: {error.problem}; taking {taken!r}"
+            )
+            return taken
+
+    def check_room(self, folder: Path, num_bytes: int) -> None:
+        """Refuses a folder that cannot take the embeddings, before the epochs that lead to them.
+
+        Args:
+            folder: where the embeddings will be.
+            num_bytes: that those of this machine take.
+
+        Raises:
+            ConfigError: with the folder.
+        """
+        named, remedy = f"{self.key}.e_step_dir", "name a folder on a disk of this machine"
+        value, where = self.settings.e_step_dir, f"{str(folder)!r} on {platform.node()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                free = shutil.disk_usage(folder).free
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise ConfigError(named, value, f"{where}: {reason}", remedy) from error
+        if free < num_bytes:
+            raise ConfigError(
+                named,
+                value,
+                f"{where} has {free / 1e9:.1f} GB left, the embeddings take "
+                f"{num_bytes / 1e9:.1f} GB",
+                remedy,
+            )
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether ``epoch`` begins with an E-step."""
+        since = epoch - self.settings.warmup_epochs
+        fresh = self.prototypes.epoch < 0
+        return bool(since >= 0 and (fresh or since % self.settings.e_step_every == 0))
+
+    def run(self, method: Clustered) -> dict[str, float]:
+        """Embeds, clusters, and puts the result into the prototypes.
+
+        Every rank embeds, or takes from the bank, every world-size-th sample; k-means shares them
+        out likewise. An error on one rank ends all of them.
+
+        Returns:
+            What to log: per granularity objective, concentration, empty and singleton clusters,
+            and normalised mutual information with the labels where there are labels; seconds.
+
+        Raises:
+            UserError: there is no room for the embeddings on the disk.
+            RankError: another rank failed.
+        """
+        from solo_ext.clustering import e_step
+        from solo_ext.data.indexed import labels_of, training_set
+
+        state, settings, kmeans = self.prototypes, self.settings, self.settings.kmeans
+        begin, epoch = time.monotonic(), method.current_epoch
+        with propagate_rank_errors(method.device):
+            dataset = training_set(method.trainer, method.cfg)
+            ids = torch.arange(distributed.rank(), len(dataset), distributed.world_size())
+            seed, warm = method.cfg.get("seed") or 0, state.epoch >= 0
+            # V' = f'(X): momentum features of all training data.
+            with self._features(method, dataset, ids) as features:
+                embedded = time.monotonic()
+                # C^m = k-means(V', k_m), phi^m = concentration(C^m, V'), m = 1 .. M.
+                found = e_step(
+                    features,
+                    ids.to(method.device),
+                    len(dataset),
+                    state.num_prototypes,
+                    temperature=self.temperature,
+                    alpha=settings.alpha,
+                    init=state.means if warm else None,
+                    iterations=kmeans.warm_iterations if warm else kmeans.iterations,
+                    restarts=1 if warm else kmeans.restarts,
+                    seed=seed,
+                    backend=state.backend,
+                    sample=settings.e_step_sample,
+                    sample_seed=mix(seed, epoch),
+                )
+            state.update_(
+                [g.means for g in found],
+                [g.prototypes for g in found],
+                [g.concentration for g in found],
+                torch.stack([g.assignments for g in found]),
+            )
+            state.epoch = epoch
+            seconds = embedded - begin, time.monotonic() - embedded
+            seen = min(settings.e_step_sample or len(dataset), len(dataset))
+            metrics = _metrics(found, state.names, labels_of(dataset))
+            self._report(epoch, [g.objective for g in found], seconds, seen)
+            return metrics | {
+                "e_step/seconds_features": seconds[0],
+                "e_step/seconds_kmeans": seconds[1],
+            }
+
+    @contextlib.contextmanager
+    def _features(self, method: Clustered, dataset: Any, ids: Tensor) -> Iterator[Features]:
+        """(n_local, D) unit features of the samples ``ids``."""
+        rank_barrier(method.device)
+        # DDP brings buffers into line at its own forward pass only, which this one is not.
+        distributed.broadcast_buffers(*method.embedder)
+        if self.bank is not None:
+            yield self._banked(method, self.bank, dataset, ids)
+            return
+        with self._table(method, len(ids)) as features:
+            _embed(method, dataset, ids, features)
+            yield features
+
+    def _banked(self, method: Clustered, bank: FeatureBank, dataset: Any, ids: Tensor) -> Tensor:
+        own = ids.to(bank.value.device)
+        if bank.filled.all():
+            # One process owns all rows in order, and need not copy them.
+            return (bank.value if distributed.world_size() == 1 else bank.value[own]).float()
+        features = bank.value[own].float()
+        # Samples that training has not met: all before its first epoch, the remainder of a batch
+        # later.
+        missing = (~bank.filled[own]).nonzero().squeeze(1)
+        embedded = features.new_zeros(len(missing), self._dim)
+        _embed(method, dataset, ids[missing.cpu()], embedded)
+        features[missing] = embedded
+        return features
+
+    @contextlib.contextmanager
+    def _table(self, method: Clustered, count: int) -> Iterator[Features]:
+        """Zeros (count, D) for the embeddings, in memory or in a file."""
+        if self.settings.e_step_features == "memory":
+            yield torch.zeros(count, self._dim, device=method.device)
+            return
+        from solo_ext.clustering import FeatureFile
+
+        folder = self._folder(method)
+        try:
+            file = FeatureFile(folder, count, self._dim, method.device)
+        except OSError as error:
+            raise UserError(
+                f"embeddings for the E-step in {str(folder)!r} on {platform.node()}: "
+                f"{error.strerror or error}; make room there, or name another folder as e_step_dir"
+            ) from error
+        with contextlib.closing(file):
+            yield file
+
+    def _folder(self, method: Clustered) -> Path:
+        return Path(self.settings.e_step_dir or method.trainer.default_root_dir).expanduser()
+
+    @property
+    def _dim(self) -> int:
+        return self.prototypes.means[0].shape[1]
+
+    def _report(
+        self, epoch: int, objectives: list[float], seconds: tuple[float, float], seen: int
+    ) -> None:
+        if distributed.rank():
+            return
+        sizes = "+".join(str(k) for k in self.prototypes.num_prototypes)
+        logger.info(
+            f"E-step before epoch {epoch + 1}: {sizes} prototypes by {self.prototypes.backend} "
+            f"k-means of {seen:,} images, objective {', '.join(f'{o:.4f}' for o in objectives)}; "
+            f"features {seconds[0]:.1f} s, k-means {seconds[1]:.1f} s"
+        )
+
+
+def _resolved(name: str, device: torch.device | str, settings: Any, key: str) -> str:
+    """The k-means backend that ``name`` means on a device; ConfigErrors name the config's key."""
+    from solo_ext.clustering import resolve_backend
+
+    in_file = settings.e_step_features == "disk" and settings.e_step_sample is None
+    shared = distributed.world_size() > 1
+    try:
+        return resolve_backend(name, device, sharded=shared, in_file=in_file)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{key}.kmeans.backend", error.value, error.problem, error.remedy
+        ) from None
+
+
+@torch.no_grad()
+def _embed(method: Clustered, dataset: Any, ids: Tensor, features: Features) -> None:
+    """Fills ``features`` with those of the samples ``ids``, on all ranks at about one pace."""
+    from solo_ext.data.indexed import indexed_eval_loader
+
+    cfg: Any = OmegaConf.to_container(method.cfg, resolve=True)
+    batch_size = _BATCHES_AT_ONCE * cfg["optimizer"]["batch_size"]
+    loader = indexed_eval_loader(cfg, dataset, ids.tolist(), batch_size) if len(ids) else ()
+    place = torch.full((len(dataset),), -1)
+    place[ids] = torch.arange(len(ids))
+    rank_barrier(method.device)
+    most = torch.tensor(-(-len(ids) // batch_size), device=method.device)
+    barriers = int(distributed.max_over_ranks(most)) // _BARRIER_EVERY
+    with eval_mode(*method.embedder), method.trainer.precision_plugin.forward_context():
+        for number, (indices, images) in enumerate(loader, 1):
+            embedded = method.embed(images.to(method.device))
+            features[place[indices].to(features.device)] = F.normalize(embedded.float(), dim=1)
+            if number % _BARRIER_EVERY == 0:
+                # Without it a slower rank would keep the others in one collective for long.
+                rank_barrier(method.device)
+                barriers -= 1
+    for _ in range(barriers):
+        rank_barrier(method.device)
+
+
+def _metrics(found: list[Granularity], names: list[str], labels: Tensor | None) -> dict[str, float]:
+    from solo_ext.clustering.agreement import normalized_mutual_information
+
+    metrics: dict[str, float] = {}
+    for name, g in zip(names, found, strict=True):
+        metrics |= {
+            f"e_step/objective_{name}": g.objective,
+            f"e_step/concentration_min_{name}": float(g.concentration.min()),
+            f"e_step/concentration_mean_{name}": float(g.concentration.mean()),
+            f"e_step/concentration_max_{name}": float(g.concentration.max()),
+            f"e_step/empty_{name}": g.empty,
+            f"e_step/singletons_{name}": g.singletons,
+        }
+        if labels is not None:
+            metrics[f"e_step/nmi_{name}"] = normalized_mutual_information(g.assignments, labels)
+    return metrics
