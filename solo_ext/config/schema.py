@@ -35,7 +35,7 @@ OnlineProtocol = Literal[
     "neighbors",
     "transfer",
 ]
-"""The protocols of ``solo_ext.lab.evaluation``, which lies above this layer."""
+"""Names of the protocols in ``solo_ext.lab``, which this package may not import."""
 Batches = NonNegativeInt | Probability | None
 
 
