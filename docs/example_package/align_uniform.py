@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from solo_ext.config.types import PositiveFloat, PositiveInt
 from solo_ext.host import BaseMethod
 from solo_ext.losses import alignment_loss_func, uniformity_loss_func
+from solo_ext.methods.metric_criteria import PairCriterion, trains
 
 
 def align_uniform_loss_func(z1: Tensor, z2: Tensor, weight: float = 0.5) -> Tensor:
@@ -15,6 +16,10 @@ def align_uniform_loss_func(z1: Tensor, z2: Tensor, weight: float = 0.5) -> Tens
     z1, z2 = F.normalize(z1, dim=1), F.normalize(z2, dim=1)
     uniformity = uniformity_loss_func(z1) + uniformity_loss_func(z2)
     return alignment_loss_func(z1, z2) + weight * uniformity
+
+
+# With this the method `metric` trains the loss, too.
+trains("align_uniform_loss_func")(PairCriterion)
 
 
 @dataclass

@@ -163,7 +163,7 @@ def validate(cfg: DictConfig) -> DictConfig:
     positives, negatives = kwargs.positives, kwargs.negatives
     support, e_step = kwargs.support_set, kwargs.clusters
     check_num_hard(kwargs)
-    if kwargs.compute_dtype != "float32" and (mixes(kwargs.mixing) or negatives != "queue"):
+    if kwargs.compute_dtype != "float32" and (mixes(kwargs) or negatives != "queue"):
         raise ConfigError(
             "method_kwargs.compute_dtype",
             kwargs.compute_dtype,

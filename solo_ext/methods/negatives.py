@@ -59,7 +59,9 @@ class DrawnMixing:
 
     def active(self, epoch: int) -> bool:
         """Whether negatives are mixed in an epoch."""
-        return mixes(self._settings) > 0 and epoch >= self._settings.warmup_epochs
+        settings = self._settings
+        some = settings.num_pair_mixes + settings.num_query_mixes > 0
+        return bool(some and epoch >= settings.warmup_epochs)
 
     def begin(self, seed: int, epoch: int, batch_idx: int) -> None:
         """Starts the draws of a step of the run with this seed."""
@@ -86,9 +88,9 @@ class DrawnMixing:
         return Mixing(mined, draw_mixes(anchors, mined, *counts, generator), ranked=False)
 
 
-def mixes(settings: Any) -> int:
-    """Synthetic negatives of each anchor that :class:`MixingKwargs` ask for."""
-    return int(settings.num_pair_mixes + settings.num_query_mixes)
+def mixes(kwargs: Any) -> int:
+    """Synthetic negatives of each anchor that ``method_kwargs`` ask for."""
+    return int(kwargs.mixing.num_pair_mixes + kwargs.mixing.num_query_mixes)
 
 
 def fill_num_hard(cfg: DictConfig) -> None:
@@ -100,7 +102,7 @@ def fill_num_hard(cfg: DictConfig) -> None:
         cfg: the config; the queue has a size if there is one.
     """
     kwargs, mixing = cfg.method_kwargs, cfg.method_kwargs.mixing
-    if mixing.num_hard is not None or not mixes(mixing):
+    if mixing.num_hard is not None or not mixes(kwargs):
         return
     mixing.num_hard = 1024
     rows = kwargs.queue_size if kwargs.negatives == "queue" else None
@@ -117,7 +119,7 @@ def check_num_hard(kwargs: Any) -> None:
         ConfigError: with both numbers.
     """
     mined, rows = kwargs.mixing.num_hard, kwargs.queue_size
-    if mixes(kwargs.mixing) and kwargs.negatives == "queue" and mined > rows:
+    if mixes(kwargs) and kwargs.negatives == "queue" and mined > rows:
         raise ConfigError(
             "method_kwargs.mixing.num_hard",
             mined,
@@ -133,7 +135,7 @@ def idle_in_negatives(kwargs: Any) -> dict[str, str]:
         idle["queue_size"] = "negatives=batch has no queue"
     if not kwargs.beta:
         idle["detach_weights"] = "beta=0 has no weights"
-    if not mixes(kwargs.mixing):
+    if not mixes(kwargs):
         mining = ("mixing.num_hard", "mixing.warmup_epochs")
         idle |= dict.fromkeys(mining, "no mixtures are asked for")
     return idle
@@ -148,7 +150,7 @@ def report_mixing(cfg: DictConfig, all_crops: bool) -> None:
             each.
     """
     kwargs, mixing = cfg.method_kwargs, cfg.method_kwargs.mixing
-    if not mixes(mixing):
+    if not mixes(kwargs):
         return
     if mixing.warmup_epochs >= cfg.max_epochs:
         logger.warning(

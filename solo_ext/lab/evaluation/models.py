@@ -15,7 +15,7 @@ from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.host.backbones import PREFIX, build_backbone
 from solo_ext.lab.evaluation.run_settings import EvalRun
 from solo_ext.pretrained.files import state_digest
-from solo_ext.pretrained.layouts import image_side
+from solo_ext.pretrained.libraries import image_side
 from solo_ext.pretrained.runs import load_pretrained
 
 PIXELS = "pixels"
