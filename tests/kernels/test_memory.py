@@ -1,4 +1,4 @@
-"""What the losses of distillation hold at a time."""
+"""What the losses with many prototypes or a long queue hold at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.losses import protocpc_step, seed_loss_func
+from solo_ext.losses import proto_nce_loss_func, protocpc_step, seed_loss_func
 
 PeakBytes = Callable[[Callable[[], Any]], int]
 N, D = 256, 8
@@ -54,3 +54,29 @@ def test_memory_of_seed_does_not_grow_with_the_queue(peak_bytes: PeakBytes) -> N
         )
     assert peaks[1] < 1.1 * peaks[0]
     assert peaks[1] < 4 * N * 2**15 / 4
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("collisions", ["paper", "merge"])
+def test_proto_nce_does_not_grow_with_what_is_drawn(
+    peak_bytes: PeakBytes, dtype: torch.dtype | None, collisions: Any
+) -> None:
+    """But by the drawn ids and their concentrations, a few numbers for each."""
+    count, dim, size = 64, 128, 2**15
+    query = torch.randn(count, dim, requires_grad=True)
+    prototypes = F.normalize(torch.randn(size, dim), dim=1)
+    phi, positives, lots = (
+        0.1 + 0.2 * torch.rand(size),
+        torch.arange(count),
+        torch.randperm(size - count) + count,
+    )
+
+    def peak(drawn: int) -> int:
+        given = prototypes, phi, positives, lots[:drawn], collisions, dtype
+        return peak_bytes(lambda: proto_nce_loss_func(query, *given).backward())
+
+    small, large = peak(2**12), peak(size - count)
+    assert small > 2**20, "the tile itself must be seen"
+    assert large - small < 96 * size < 4 * dim * (size - count) / 4, (
+        "a quarter of a copy of their rows"
+    )

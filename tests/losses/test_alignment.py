@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solo_ext.losses import LOSSES, alignment_loss_func, uniformity_loss_func
+from solo_ext.losses import alignment_loss_func, uniformity_loss_func
 
 DRAWN = settings(deadline=None, max_examples=30)
 
@@ -94,12 +94,6 @@ def test_a_single_row_gives_zero_on_the_graph() -> None:
     assert not torch.autograd.grad(loss, x)[0].any()
 
 
-def test_defaults() -> None:
-    x, y = make(5, 0), make(5, 1)
-    assert torch.equal(alignment_loss_func(x, y), alignment_loss_func(x, y, 2))
-    assert torch.equal(uniformity_loss_func(x), uniformity_loss_func(x, 2))
-
-
 @pytest.mark.parametrize("value", [0, -1, math.nan])
 def test_refuses_settings(value: float) -> None:
     x = torch.ones(3, 2)
@@ -116,9 +110,3 @@ def test_refuses_shapes() -> None:
             alignment_loss_func(x, y)
     with pytest.raises(ValueError, match=r"x must be \(N, D\)"):
         uniformity_loss_func(x[0])
-
-
-def test_are_registered() -> None:
-    for loss in (alignment_loss_func, uniformity_loss_func):
-        assert LOSSES[loss.__name__].target is loss
-        assert LOSSES[loss.__name__].arxiv == "2005.10242"

@@ -1,17 +1,167 @@
-"""A contrastive loss between two views of a batch whose similarities fit into one block."""
+"""Contrastive losses whose candidates are rows of the batch and learn too.
+
+Gradients to anchors and candidates are made in the forward pass, so that no (N, K) matrix is kept
+for the backward pass: block by block of anchors in general (:func:`batch_contrast`), at once where
+two views of a batch on one process fit into one block (:func:`two_view_contrast`).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from solo_ext.kernels.tiles import tile_rows
+from solo_ext.kernels.tables import tile_rows, tiles_of
 
-_SAFE = 60.0
+Reduce = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From log-sum-exps (E, n) and logits of positives (n, P) to losses (n,) and notes (A, n)."""
+
+_SAFE = 80.0
+"""Exponents down to -80 stay normal numbers in fp32."""
+
+
+def batch_contrast(
+    anchors: Tensor,
+    candidates: Tensor,
+    excluded_columns: Tensor | None,
+    positives: Tensor,
+    inverse_temperature: float,
+    powers: Sequence[float],
+    reduce: Reduce,
+    extra: Tensor | None = None,
+    tile: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Mean over anchors of a loss that depends on their similarities through log-sum-exps.
+
+    ``loss = mean_i reduce(lse_i, s_i)``, ``lse_ei = log sum_k exp(p_e a_i . c_k / T)`` over the
+    candidates that are not excluded. A row's loss depends on its own similarities alone, so loss
+    and gradients to anchors, candidates and positives are made block of rows by block of rows.
+
+    Args:
+        anchors: (N, D), fp32 or fp64, rows of length at most 1.
+        candidates: (K, D), likewise.
+        excluded_columns: (N, m) columns that are no negatives of the anchor; none by default.
+        positives: (N, P) logits of the positives.
+        inverse_temperature: 1 / T.
+        powers: (E,) values of p, above 0.
+        reduce: differentiable, row by row; called once per block.
+        extra: (E, N) log-sum-exps of further negatives, joined to the candidates'.
+        tile: anchors at a time; by default what suits the device's cache.
+
+    Returns:
+        The scalar loss, and (A, N) what ``reduce`` notes beside it, without gradient.
+
+    Raises:
+        RuntimeError: it is differentiated twice.
+
+    Example:
+        InfoNCE of four anchors, each with one positive and eight candidates:
+
+        >>> anchors, candidates = torch.randn(4, 3), torch.randn(8, 3)
+        >>> positives = torch.randn(4, 1)
+        >>> def info_nce(lse, positives):
+        ...     losses = torch.nn.functional.softplus(lse[0] - positives[:, 0])
+        ...     return losses, losses.unsqueeze(0)
+        >>> loss, notes = batch_contrast(anchors, candidates, None, positives, 2.0, [1.0], info_nce)
+        >>> logits = torch.cat((positives, 2.0 * anchors @ candidates.T), dim=1)
+        >>> torch.allclose(loss, torch.nn.functional.cross_entropy(logits, torch.zeros(4).long()))
+        True
+        >>> notes.shape
+        torch.Size([1, 4])
+    """
+    if tile is None:
+        tile = tile_rows(anchors, len(candidates), 16, share=4)
+    if not torch.is_grad_enabled():
+        anchors, candidates, positives = (x.detach() for x in (anchors, candidates, positives))
+    settings = excluded_columns, inverse_temperature, tuple(powers), reduce, tile
+    return _BatchContrast.apply(anchors, candidates, positives, extra, *settings)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _BatchContrast(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchors: Tensor,
+        candidates: Tensor,
+        positives: Tensor,
+        extra: Tensor | None,
+        excluded_columns: Tensor | None,
+        inverse_temperature: float,
+        powers: tuple[float, ...],
+        reduce: Reduce,
+        tile: int,
+    ) -> tuple[Tensor, Tensor]:
+        gradients = [
+            torch.empty_like(x) if needed and x is not None else None
+            for x, needed in zip(
+                (anchors, candidates, positives, extra), ctx.needs_input_grad[:4], strict=True
+            )
+        ]
+        to_anchors, to_candidates, to_positives, to_extra = gradients
+        wanted = any(g is not None for g in gradients)
+        count, total, notes = len(anchors), anchors.new_zeros(()), []
+        # The known bound of the similarities is the shift of all exponentials where it serves.
+        bounded = 2 * inverse_temperature * max(powers) <= _SAFE
+        for part in tiles_of(count, tile):
+            scaled = anchors[part] * inverse_temperature
+            logits = scaled @ candidates.T
+            if excluded_columns is not None:
+                logits.scatter_(1, excluded_columns[part], float("-inf"))
+            shift = logits.new_full((1, 1), inverse_temperature)
+            if not bounded:
+                shift = logits.amax(1, keepdim=True)
+            logits -= shift
+            # The last power is the last to need the logits.
+            weights = [(logits * p).exp_() for p in powers[:-1]]
+            weights.append((logits if powers[-1] == 1 else logits.mul_(powers[-1])).exp_())
+            sums = [w.sum(1) for w in weights]
+            lse = torch.stack(
+                [s.log() + shift.squeeze(1) * p for s, p in zip(sums, powers, strict=True)]
+            )
+            inputs = [lse, positives[part], *([] if extra is None else [extra[:, part]])]
+            inputs = [x.detach().requires_grad_(wanted) for x in inputs]
+            with torch.enable_grad():
+                joined = inputs[0] if extra is None else torch.logaddexp(inputs[0], inputs[2])
+                losses, note = reduce(joined, inputs[1])
+                part_loss = losses.sum()
+            total += part_loss.detach()
+            notes.append(note.detach())
+            if not wanted:
+                continue
+            found = torch.autograd.grad(
+                part_loss, inputs, part_loss.new_full((), 1 / count), materialize_grads=True
+            )
+            if to_positives is not None:
+                to_positives[part] = found[1]
+            if to_extra is not None:
+                to_extra[:, part] = found[2]
+            # (n, K) gradient to the logits; the exponentials are overwritten.
+            for w, s, g, p in zip(weights, sums, found[0], powers, strict=True):
+                w *= (g * p / s.clamp(min=torch.finfo(s.dtype).tiny)).unsqueeze(1)
+            slopes = weights[0]
+            for w in weights[1:]:
+                slopes += w
+            if to_anchors is not None:
+                to_anchors[part] = (slopes @ candidates).mul_(inverse_temperature)
+            if to_candidates is not None:
+                # beta = 0 overwrites what is there before the first block.
+                to_candidates.addmm_(slopes.T, scaled, beta=1 if part.start else 0)
+        ctx.gradients = gradients
+        noted = torch.cat(notes, dim=1) if len(notes) > 1 else notes[0]
+        ctx.mark_non_differentiable(noted)
+        return total / count, noted
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return *(None if g is None else g * grad for g in ctx.gradients), *[None] * 5
+
+
+_SAFE_QUOTIENT = 60.0
 """Exponents between -60 and 0 leave room in fp32 for their quotients and sums."""
 _SHORTEST = 1e-12
 """What shorter rows are divided by, as ``torch.nn.functional.normalize`` does."""
@@ -51,7 +201,7 @@ def two_view_fits(z: Tensor, inverse_temperature: float, beta: float) -> bool:
     rows = 2 * z.shape[0]
     return (
         z.shape[0] > 1
-        and 2 * (1 + beta) * inverse_temperature <= _SAFE
+        and 2 * (1 + beta) * inverse_temperature <= _SAFE_QUOTIENT
         and rows <= tile_rows(z, rows, 16, share=4)
     )
 
@@ -68,7 +218,7 @@ def two_view_contrast(
 
     ``log(1 + M_i exp(-s_i))`` with s_i the similarity to the other view over the temperature and
     M_i the mass that :class:`solo_ext.losses.NegativeEstimator` estimates. The same as
-    :func:`solo_ext.kernels.batch_contrast` with that estimate, in the fewest operations: anchors
+    :func:`batch_contrast` with that estimate, in the fewest operations: anchors
     are the candidates, so that one product gives all similarities and one all gradients, and the
     similarities' bound is the shift of every exponential.
 
@@ -82,6 +232,15 @@ def two_view_contrast(
 
     Raises:
         RuntimeError: it is differentiated twice.
+
+    Example:
+        >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
+        >>> found = two_view_contrast(z1, z2, inverse_temperature=2.0)
+        >>> rows = torch.nn.functional.normalize(torch.cat((z1, z2)))
+        >>> logits = (2.0 * rows @ rows.T).fill_diagonal_(float("-inf"))
+        >>> other = torch.arange(16).roll(8)
+        >>> found.loss.allclose(torch.nn.functional.cross_entropy(logits, other))
+        True
     """
     if not torch.is_grad_enabled():
         z1, z2 = z1.detach(), z2.detach()
@@ -127,11 +286,11 @@ class _Weights:
             settings: of the loss.
         """
         if self.ratio is None:
-            return self.low.mul_(_of_both(of_mass))
+            return self.low.mul_(_outer_sum(of_mass))
         # Of exp((1 + beta) s) / sum exp(beta s): both of its sums depend on a similarity.
         held = settings.detach_weights
         slope = of_mass.div(self.sums).mul_(count * (1 if held else 1 + settings.beta))
-        found = _of_both(slope).mul_(self.low if self.high is None else self.high)
+        found = _outer_sum(slope).mul_(self.low if self.high is None else self.high)
         if not held:
             share = settings.beta / (1 + settings.beta)
             less = slope.mul_(self.ratio).mul_(share)
@@ -143,7 +302,8 @@ class _Weights:
         return found.mul_(self.low) if self.high is None else found
 
 
-def _of_both(x: Tensor) -> Tensor:
+def _outer_sum(x: Tensor) -> Tensor:
+    """(n, n) sums of every two entries."""
     return x.unsqueeze(1) + x
 
 
@@ -194,7 +354,7 @@ class _TwoViews(torch.autograd.Function):
             of_mass = torch.div(kept, total)
             of_positive.addcmul_(positive, of_mass, value=tau * count)
         slopes = weights.slopes(of_mass.view(-1), count, settings)
-        # A whole matrix, of no more use.
+        # Frees a (2N, 2N) matrix before the product.
         del similar, weights
         own, of_pair = _own(slopes), of_positive.sum(0).neg_()
         own[0, 1].copy_(of_pair)
