@@ -135,7 +135,7 @@ def main() -> None:
                 print(f"| {' | '.join(map(str, lines[-1].values()))} |", flush=True)
     if args.json:
         from solo_ext import host
-        from solo_ext.lab.training.records import environment
+        from solo_ext.lab.training.run_dir import environment
 
         record = {"unit": "MB", "rows": lines, "environment": environment(host.load().info)}
         args.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -35,8 +35,8 @@ from solo_ext.data.raw_batches import RawBatches
 from solo_ext.data.reading import load_image
 from solo_ext.data.transforms import FixedView
 from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import train_loader
-from solo_ext.lab.training.records import environment
+from solo_ext.lab.training.run_data import train_loader
+from solo_ext.lab.training.run_dir import environment
 
 BATCH = 64
 SQUARE = 160

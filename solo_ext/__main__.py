@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import importlib
 import logging
 import os
 import sys
@@ -78,13 +77,15 @@ def _prepare(script: str) -> None:
     from solo_ext.core.errors import show_messages
     from solo_ext.data.digits import add_resolvers
     from solo_ext.host import patches
+    from solo_ext.lab.training.lightning_internals import start_other_ranks_by
 
     show_messages()
     register()
     patches.IN_LAUNCHER = True
     # The args.json beside a checkpoint names the shipped configs' data by them.
     add_resolvers()
-    _launch_alike()
+    # Lightning starts further ranks as ``python SCRIPT.py``; they have to begin here, too.
+    start_other_ranks_by(lambda words: [words[0], "-m", "solo_ext", *words[1:]])
     hydra.main = _with_checks(hydra.main, script)
     if not torch.cuda.is_available():
         _stay_on_the_cpu()
@@ -126,7 +127,7 @@ def _check(cfg: Any) -> None:
     if "method" not in cfg or "augmentations" not in cfg:
         return
     from solo_ext import host
-    from solo_ext.lab.training.check_builtin import check_large_crops
+    from solo_ext.lab.training.builtin_methods import check_large_crops
 
     methods = host.load().methods
     if cfg.method not in methods:
@@ -136,27 +137,6 @@ def _check(cfg: Any) -> None:
     size = cfg.augmentations[0].crop_size
     check_large_crops(
         cfg.method, sum(a.num_crops for a in cfg.augmentations if a.crop_size == size)
-    )
-
-
-def _launch_alike() -> None:
-    """Lightning's further processes, which it starts as ``python SCRIPT.py``, begin here too."""
-    lightning = importlib.import_module("lightning.pytorch.strategies.launchers.subprocess_script")
-    basic, with_hydra = lightning._basic_subprocess_cmd, lightning._hydra_subprocess_cmd
-
-    def alike(command: Sequence[str]) -> list[str]:
-        python, *words = command
-        return [python, "-m", "solo_ext", *words]
-
-    def basic_alike() -> list[str]:
-        return alike(basic())
-
-    def with_hydra_alike(local_rank: int) -> tuple[list[str], str]:
-        command, folder = with_hydra(local_rank)
-        return alike(command), folder
-
-    vars(lightning).update(
-        _basic_subprocess_cmd=basic_alike, _hydra_subprocess_cmd=with_hydra_alike
     )
 
 

@@ -14,7 +14,7 @@ from benchmarks.speed.row import Measured
 from solo_ext import host
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import write_text
-from solo_ext.lab.training.records import environment, package_version
+from solo_ext.lab.training.run_dir import environment, package_version
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PEERS = ("solo-learn", "lightly", "kornia", "faiss-cpu", "faiss-gpu-cu12", "flash-kmeans", "timm")

@@ -68,6 +68,17 @@ def check_method_kwargs(kwargs_type: type, given: Mapping[str, Any]) -> dict[str
 
     Raises:
         ConfigError: as :func:`check_run`; a key and its synonym with two values.
+
+    >>> from solo_ext.config.types import method_kwargs
+    >>> @method_kwargs
+    ... class Kwargs:
+    ...     temperature: float = 0.2
+    >>> check_method_kwargs(Kwargs, {})
+    {'temperature': 0.2}
+    >>> check_method_kwargs(Kwargs, {"temperatur": 0.1})
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: method_kwargs.temperatur=0.1: unknown key; did you mean ...
     """
     named = _without_synonyms(given, getattr(kwargs_type, "SYNONYMS", {}))
     value = validated(_model_of(kwargs_type), named, prefix="method_kwargs")
@@ -269,6 +280,9 @@ def expected(annotation: Any) -> str:
 
     Returns:
         For example ``an integer above 0`` or ``a list, each a number from 0 to 1``.
+
+    >>> expected(Annotated[int, Gt(0)])
+    'an integer above 0'
     """
     bare, bounds = unwrapped(annotation)
     described = next((b.description for b in bounds if isinstance(b, FieldInfo)), None)
@@ -293,7 +307,11 @@ def expected(annotation: Any) -> str:
 
 
 def literal_choices(annotation: Any) -> list[str] | None:
-    """The values of an annotation that is nothing but literals and null, else ``None``."""
+    """The values of an annotation that is nothing but literals and null, else ``None``.
+
+    >>> literal_choices(Literal["step", "epoch"] | None)
+    ['step', 'epoch', 'null']
+    """
     bare, _ = unwrapped(annotation)
     members = [unwrapped(m)[0] for m in union_members(bare) or (bare,)]
     literals = [m for m in members if get_origin(m) is Literal]

@@ -54,6 +54,9 @@ def world_size(config: Mapping[str, Any]) -> int:
 
     Raises:
         ConfigError: text that is no number of devices.
+
+    >>> world_size({"devices": "0,1", "accelerator": "gpu", "num_nodes": 2})
+    4
     """
     devices = config["devices"]
     if isinstance(devices, list):

@@ -52,6 +52,11 @@ def refuse_interpolations(config: Mapping[str, Any]) -> None:
 
     Raises:
         ConfigError: there is one.
+
+    >>> refuse_interpolations({"name": "${oc.env:HOME}"})
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: name=...: an interpolation, which is not resolved here; ...
     """
     for key, value in _entries(config):
         if isinstance(value, str) and "${" in value:

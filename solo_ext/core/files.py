@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from solo_ext.core.errors import UserError, disk_errno
+
+CHECKPOINT_NAME = re.compile(r"-ep=(?P<epoch>\d+)(?:-step=(?P<step>\d+))?\.ckpt$")
+"""End of the name of a checkpoint: its epoch, and the step of one written within the epoch."""
 
 
 def config_root() -> Path:
@@ -38,7 +42,7 @@ def data_root() -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; none has a name that the system cannot have."""
+    """Whether there is such a file; a name that the system cannot have is no error."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -62,14 +66,13 @@ def refuse_link(path: Path) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Names a file in the error of a disk that does not take it.
+    """Puts the name of a file into the error of a disk that cannot take it.
 
     Args:
-        path: of the file; what writes through a handle or a library does not say it, or says that
-            of a temporary one.
+        path: of the file. A library's error does not name it, or names a temporary one.
 
     Raises:
-        OSError: in place of the library's error, too.
+        OSError: in place of the library's error.
     """
     try:
         yield
@@ -81,34 +84,42 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a whole file or none of it; several processes may write the same one.
+    """Writes a whole file or none of it; a crash of the machine leaves the old one or the new one.
+
+    Several processes may write the same file.
 
     Args:
         path: its folder exists.
         write: called with the path of a file to write, which then takes the place of ``path``.
     """
-    # The host too: processes of several may share the folder.
+    # The host is part of the name because processes of several hosts may share the folder.
     scratch = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.saving")
     try:
         # A link of that name would be written through.
         scratch.unlink(missing_ok=True)
         with writing(path):
             write(scratch)
+            _sync(scratch)
             os.replace(scratch, path)
+            _sync(path.parent)
     finally:
         scratch.unlink(missing_ok=True)
 
 
+def _sync(path: Path) -> None:
+    """Makes the disk hold what a file or a folder says; Windows opens no folder for that."""
+    if os.name == "nt" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_text(path: Path, text: str) -> None:
-    """As :func:`atomic_write`; a crash of the machine leaves the old text or the new one."""
-
-    def write(scratch: Path) -> None:
-        with scratch.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-
-    atomic_write(path, write)
+    """As :func:`atomic_write`, for a text."""
+    atomic_write(path, lambda scratch: scratch.write_text(text))
 
 
 def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
@@ -148,7 +159,7 @@ def read_jsonl(file: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def locked(file: Path, wait: float = -1) -> Iterator[None]:
-    """No other process is in a block of the same file.
+    """Keeps other processes out of blocks with the same lock file.
 
     Args:
         file: of the lock, made where it is missing; its folder exists.
@@ -166,7 +177,7 @@ def locked(file: Path, wait: float = -1) -> Iterator[None]:
             "another folder"
         ) from None
     except NotImplementedError:
-        # Some network file systems have no locks; writing there by two at once is up to the user.
+        # Some network file systems have no locks; there the user has to keep two runs apart.
         yield
         return
     try:

@@ -167,7 +167,11 @@ def _stratified(targets: Sequence[int], fraction: float, key: str = "data.fracti
 
 
 def class_names(images: Images) -> list[str]:
-    """Names of the classes in the order of their targets, as far as the data set knows them."""
+    """Names of the classes in the order of their targets, as far as the data set knows them.
+
+    >>> class_names([("an image", 2), ("another", 0)])
+    ['0', '2']
+    """
     source: Any = images
     while isinstance(source, Skipping | Subset):
         source = source.images if isinstance(source, Skipping) else source.dataset
@@ -176,7 +180,12 @@ def class_names(images: Images) -> list[str]:
 
 
 def targets_of(images: Images) -> Sequence[int]:
-    """Targets of all samples, without decoding an image."""
+    """Targets of all samples, without decoding an image.
+
+    >>> images = [("an image", 2), ("another", 0)]
+    >>> targets_of(images)
+    [2, 0]
+    """
     if isinstance(images, Skipping):
         return targets_of(images.images)
     if isinstance(images, Subset):

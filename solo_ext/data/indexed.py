@@ -53,6 +53,14 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
     Args:
         dataset: the training set of ``solo-ext pretrain`` or of solo-learn's own script.
         transform: without chance, in place of the data set's own.
+
+    >>> from PIL import Image
+    >>> from torchvision.transforms import ToTensor
+    >>> images = [(Image.new("RGB", (8, 8)), 3)] * 4
+    >>> views = IndexedViews(TrainingViews(images, MultiCrop([], []), 0), ToTensor())
+    >>> index, view = views[2]
+    >>> index, view.shape
+    (2, torch.Size([3, 8, 8]))
     """
 
     def __init__(self, dataset: Any, transform: Transform) -> None:
@@ -111,6 +119,9 @@ def labels_of(dataset: Any) -> Tensor | None:
 
     Args:
         dataset: as :class:`IndexedViews` takes it.
+
+    >>> labels_of(TrainingViews([("an image", 2), ("another", 0)], MultiCrop([], []), 0))
+    tensor([2, 0])
     """
     if isinstance(dataset, TrainingViews):
         found: Sequence[int] | None = targets_of(dataset.images)

@@ -40,6 +40,18 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
         batch_size: per process; the last, incomplete batch is dropped.
         num_workers: worker processes; batches do not depend on it.
         start_method: of the workers; ``None`` takes Python's default.
+
+    >>> from PIL import Image
+    >>> from solo_ext.data.transforms import MultiCrop
+    >>> from torchvision.transforms import ToTensor
+    >>> images = [(Image.new("RGB", (8, 8)), 3)] * 6
+    >>> views = TrainingViews(images, MultiCrop([ToTensor()], [2]), seed=5)
+    >>> loader = ResumableLoader(views, EpochSampler(6, seed=5), batch_size=2, num_workers=0)
+    >>> indices, crops, targets = next(iter(loader))
+    >>> indices.shape, [tuple(crop.shape) for crop in crops]
+    (torch.Size([2]), [(2, 3, 8, 8), (2, 3, 8, 8)])
+    >>> loader.state_dict()
+    {'epoch': 0, 'batches': 1}
     """
 
     def __init__(
@@ -97,6 +109,13 @@ class FixedLoader(WorkerLoader):
         batch_size: per process.
         num_workers: worker processes; batches do not depend on it.
         start_method: of the workers; ``None`` takes Python's default.
+
+    >>> from PIL import Image
+    >>> from torchvision.transforms import ToTensor
+    >>> images = [(Image.new("RGB", (8, 8)), 3)] * 5
+    >>> loader = FixedLoader(FixedViews(images, ToTensor()), batch_size=2)
+    >>> [tuple(views.shape) for views, targets in loader]
+    [(2, 3, 8, 8), (2, 3, 8, 8), (1, 3, 8, 8)]
     """
 
     def __init__(

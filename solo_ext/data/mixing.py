@@ -44,6 +44,11 @@ class ViewMixer:
     Args:
         settings: the section ``data.mix``.
         seed: seed of the run.
+
+    >>> mixer = ViewMixer({"name": "mixup", "min_share": 0.9, "prob": 1.0}, seed=5)
+    >>> draws = mixer.draw(epoch=0, indices=np.arange(4), views=2)
+    >>> [view.shape for view in mixer([torch.ones(4, 3, 8, 8)] * 2, draws)]
+    [torch.Size([4, 3, 8, 8]), torch.Size([4, 3, 8, 8])]
     """
 
     def __init__(self, settings: Mapping[str, Any], seed: int) -> None:

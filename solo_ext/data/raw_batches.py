@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,16 +33,6 @@ _PROBES = 16
 _BLOCK = 1000
 
 log = logging.getLogger(__name__)
-
-
-class Pixels(Protocol):
-    """Reads samples as indices (N,), images (N, 3, H, W), uint8, and targets (N,)."""
-
-    height: int
-    width: int
-    held: bool
-
-    def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 class DecodedPixels:
@@ -94,43 +84,43 @@ class DecodedPixels:
 
 
 class HeldPixels:
-    """Takes what is asked for from an array.
+    """Takes what is asked for from memory.
 
     Args:
-        pixels: (N, H, W, 3) or (N, 3, H, W), uint8; not copied.
-        targets: of all its images.
-        channels_last: which of the two shapes it has.
-        chosen: the samples, as places in the array; all by default.
-        served: the samples of the rows, where others stand in for unreadable ones.
+        pixels: (M, 3, H, W), uint8; not copied.
+        targets: of all its images (M,).
+        rows: the row of every sample (N,); all rows by default.
+        served: the sample that every row of ``rows`` is of (N,), where others stand in for
+            unreadable ones.
+
+    >>> pixels = HeldPixels(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), targets=[0, 1, 2, 3, 4])
+    >>> indices, images, targets = pixels.read([3, 1])
+    >>> indices.tolist(), images.shape, targets.tolist()
+    ([3, 1], torch.Size([2, 3, 8, 8]), [3, 1])
     """
 
     held = True
 
     def __init__(
         self,
-        pixels: NDArray[np.uint8],
-        targets: Sequence[int],
-        *,
-        channels_last: bool,
-        chosen: Sequence[int] | None = None,
+        pixels: Tensor,
+        targets: Sequence[int] | Tensor,
+        rows: Sequence[int] | None = None,
         served: Tensor | None = None,
     ) -> None:
-        self.served = served
         self.pixels, self.targets = pixels, torch.as_tensor(targets)
-        self.chosen = None if chosen is None else np.asarray(chosen)
-        self.channels_last = channels_last
-        self.height, self.width = pixels.shape[1:3] if channels_last else pixels.shape[2:]
+        self.rows = torch.arange(len(pixels)) if rows is None else torch.as_tensor(rows)
+        self.served = torch.arange(len(self.rows)) if served is None else served
+        self.height, self.width = pixels.shape[2:]
 
     def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Reads samples."""
-        places = np.asarray(samples) if self.chosen is None else self.chosen[list(samples)]
-        taken = torch.from_numpy(self.pixels[places])
-        if self.channels_last:
-            taken = taken.permute(0, 3, 1, 2).contiguous()
-        indices = torch.tensor(samples)
-        if self.served is not None:
-            indices = self.served[indices]
-        return indices, taken, self.targets[torch.from_numpy(places)]
+        """Reads samples, as :meth:`DecodedPixels.read`."""
+        asked = torch.as_tensor(samples)
+        rows = self.rows[asked]
+        return self.served[asked], self.pixels[rows].contiguous(), self.targets[rows]
+
+
+Pixels = DecodedPixels | HeldPixels
 
 
 def open_pixels(images: Images, in_memory: bool) -> Pixels:
@@ -148,12 +138,11 @@ def open_pixels(images: Images, in_memory: bool) -> Pixels:
     whole: Any = plain.dataset if isinstance(plain, Subset) else plain
     source: Any = whole.images if isinstance(whole, WithoutLabels) else whole
     if isinstance(source, datasets.CIFAR10 | datasets.STL10):
-        return HeldPixels(
-            source.data,
-            targets_of(whole),
-            channels_last=isinstance(source, datasets.CIFAR10),
-            chosen=plain.indices if isinstance(plain, Subset) else None,
-        )
+        pixels = torch.from_numpy(source.data)
+        if isinstance(source, datasets.CIFAR10):
+            pixels = pixels.permute(0, 3, 1, 2)
+        rows = plain.indices if isinstance(plain, Subset) else None
+        return HeldPixels(pixels, targets_of(whole), rows)
     decoded = DecodedPixels(images)
     return _hold(decoded) if in_memory else decoded
 
@@ -169,16 +158,14 @@ def _hold(decoded: DecodedPixels) -> HeldPixels:
             f"{size / 2**30:.1f} GiB per process, the bound is {MEMORY_BOUND / 2**30:.0f} GiB",
             "take false",
         )
-    pixels = np.empty((count, 3, decoded.height, decoded.width), dtype=np.uint8)
-    served, targets = torch.empty(count, dtype=torch.int64), list[int]()
+    pixels = torch.empty(count, 3, decoded.height, decoded.width, dtype=torch.uint8)
+    served, targets = torch.empty(2, count, dtype=torch.int64)
     for start in range(0, count, _BLOCK):
-        samples = range(start, min(start + _BLOCK, count))
-        served[start : samples.stop], block, labels = decoded.read(samples)
-        pixels[start : samples.stop] = block.numpy()
-        targets += labels.tolist()
-        if samples.stop == count or samples.stop % (10 * _BLOCK) == 0:
-            log.info("decoded %d of %d images into memory", samples.stop, count)
-    return HeldPixels(pixels, targets, channels_last=False, served=served)
+        block = slice(start, min(start + _BLOCK, count))
+        served[block], pixels[block], targets[block] = decoded.read(range(block.start, block.stop))
+        if block.stop == count or block.stop % (10 * _BLOCK) == 0:
+            log.info("decoded %d of %d images into memory", block.stop, count)
+    return HeldPixels(pixels, targets, served=served)
 
 
 class RawBatch(NamedTuple):

@@ -81,6 +81,12 @@ def decode_image(encoded: bytes, name: str) -> Image.Image:
 
     Raises:
         UnreadableImage: as :func:`load_image`.
+
+    >>> file = io.BytesIO()
+    >>> Image.new("L", (4, 3), 128).save(file, "PNG")
+    >>> image = decode_image(file.getvalue(), "a.png")
+    >>> image.mode, image.size
+    ('RGB', (4, 3))
     """
     return _read(encoded, name)
 
@@ -227,7 +233,11 @@ def read_sample(images: Images, index: int) -> tuple[int, Item]:
 
 
 def name_of(images: Any, index: int) -> str:
-    """Where a sample is kept: a path, or what its data set calls it."""
+    """Where a sample is kept: a path, or what its data set calls it.
+
+    >>> name_of([("an image", 0)], 0)
+    'sample 0'
+    """
     if isinstance(images, Skipping):
         return name_of(images.images, index)
     if isinstance(images, Subset):
@@ -249,5 +259,9 @@ def reason_of(images: Images, index: int) -> str:
 
 
 def passed_over(asked: int, served: int, size: int) -> list[int]:
-    """Indices of the samples that :meth:`Skipping.readable` left out on the way."""
+    """Indices of the samples that :meth:`Skipping.readable` left out on the way.
+
+    >>> passed_over(asked=22, served=1, size=24)
+    [22, 23, 0]
+    """
     return [(asked + step) % size for step in range((served - asked) % size)]

@@ -30,6 +30,10 @@ class EpochSampler(Sampler[SampleKey]):
         seed: seed of the run.
         num_replicas: number of processes; those of ``torch.distributed`` by default.
         rank: this process; that of ``torch.distributed`` by default.
+
+    >>> sampler = EpochSampler(5, seed=0, num_replicas=2, rank=0)
+    >>> [key.sample for key in sampler]
+    [2, 1]
     """
 
     def __init__(

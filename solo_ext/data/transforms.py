@@ -64,6 +64,9 @@ def statistics(dataset: str, augmentation: Mapping[str, Any]) -> Statistics:
     Args:
         dataset: ``data.dataset``.
         augmentation: an entry of ``augmentations``; its ``mean`` and ``std`` serve ``custom``.
+
+    >>> statistics("custom", {"mean": [0.5] * 3, "std": [0.2] * 3})
+    ([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
     """
     if dataset in STATISTICS:
         return STATISTICS[dataset]
@@ -83,6 +86,12 @@ def pretrain_transform(dataset: str, augmentations: Sequence[Mapping[str, Any]])
     Args:
         dataset: ``data.dataset``.
         augmentations: the config's list of pipelines.
+
+    >>> from solo_ext.config.schema import Augmentation
+    >>> pipeline = Augmentation(crop_size=8, num_crops=2).model_dump()
+    >>> crops = pretrain_transform("custom", [pipeline])(Image.new("RGB", (12, 12)))
+    >>> [tuple(crop.shape) for crop in crops]
+    [(3, 8, 8), (3, 8, 8)]
     """
     pipelines = [_pipeline(a, *statistics(dataset, a)) for a in augmentations]
     return MultiCrop(pipelines, [a["num_crops"] for a in augmentations])
@@ -128,6 +137,9 @@ def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Tr
         size: side of the large crops in pixels.
         mean: per channel.
         std: per channel.
+
+    >>> eval_transform(32, (0.5,) * 3, (0.5,) * 3)(Image.new("RGB", (50, 40))).shape
+    torch.Size([3, 32, 32])
     """
     return T.Compose(  # type: ignore[no-any-return]
         [FixedView(size), T.ToTensor(), T.Normalize(mean, std)]
@@ -135,7 +147,11 @@ def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Tr
 
 
 class FixedView:
-    """The geometry of :func:`eval_transform`, PIL image to PIL image."""
+    """The geometry of :func:`eval_transform`, PIL image to PIL image.
+
+    >>> FixedView(224)(Image.new("RGB", (400, 320))).size
+    (224, 224)
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -161,6 +177,10 @@ def first_random_setting(
     Returns:
         Its dotted key and value, for example ``augmentations.0.rrc.enabled=true``; ``None`` where
         every view is fixed.
+
+    >>> from solo_ext.config.schema import Augmentation
+    >>> first_random_setting([Augmentation(crop_size=8, num_crops=1).model_dump()])
+    'augmentations.0.rrc.enabled=true'
     """
     for place, pipeline in enumerate(augmentations):
         setting = _random_setting(pipeline)

@@ -22,6 +22,14 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
         images: the images.
         transform: gives the crops.
         seed: seed of the run.
+
+    >>> from PIL import Image
+    >>> from torchvision.transforms import ToTensor
+    >>> images = [(Image.new("RGB", (8, 8)), 3)] * 4
+    >>> views = TrainingViews(images, MultiCrop([ToTensor()], [2]), seed=5)
+    >>> index, crops, target = views[SampleKey(epoch=0, sample=1)]
+    >>> index, [tuple(crop.shape) for crop in crops], target
+    (1, [(3, 8, 8), (3, 8, 8)], 3)
     """
 
     def __init__(self, images: Images, transform: MultiCrop, seed: int) -> None:
@@ -45,6 +53,12 @@ class FixedViews(Dataset[tuple[Tensor, int] | None]):
     Args:
         images: the images.
         transform: of one image.
+
+    >>> from PIL import Image
+    >>> from torchvision.transforms import ToTensor
+    >>> view, target = FixedViews([(Image.new("RGB", (8, 8)), 3)], ToTensor())[0]
+    >>> view.shape, target
+    (torch.Size([3, 8, 8]), 3)
     """
 
     def __init__(self, images: Images, transform: Transform) -> None:

@@ -1,31 +1,35 @@
 """The seam to solo-learn: the only place that knows which generation is installed.
 
 ``BaseMethod`` and ``BaseMomentumMethod`` have the interface of solo-learn's main branch on both
-generations; taking either loads the host.
+generations; taking either loads the host. `patches` is what of an installed solo-learn is replaced,
+`backbones` adds timm's models to its table, `dali_loader` and `dali_main` read images through its
+DALI pipelines. `release_1_0_2` stands in for what the release lacks of main's interface, and
+nothing outside it knows more than that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 from solo_ext.core.errors import HostError
-from solo_ext.host.builtin_kwargs import BUILTIN_KWARGS, MOMENTUM_METHODS
-from solo_ext.host.detect import HostInfo, detect
 
 if TYPE_CHECKING:
-    from solo_ext.host.release_1_0_2.base import BaseMethod
-    from solo_ext.host.release_1_0_2.momentum import BaseMomentumMethod
+    from solo_ext.host.release_1_0_2.base import BaseMethod, BaseMomentumMethod
 
     initialize_momentum_params: Any
 
 __all__ = [
-    "BUILTIN_KWARGS",
-    "MOMENTUM_METHODS",
     "BaseMethod",
     "BaseMomentumMethod",
     "Host",
@@ -34,6 +38,30 @@ __all__ = [
     "detect",
     "load",
 ]
+
+
+INSTALL = (
+    "install the release with `pip install --no-deps solo-learn==1.0.2` (or `uv sync`), or take "
+    "the main branch: `git clone https://github.com/vturrisi/solo-learn` and put the checkout on "
+    "PYTHONPATH (`export PYTHONPATH=/path/to/solo-learn`)"
+)
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """An installed solo-learn.
+
+    Attributes:
+        generation: ``main`` or ``1.0.2``.
+        version: what it calls itself; every commit of main says 1.0.6.
+        path: folder of the package ``solo``.
+        fingerprint: first 12 hex digits of the SHA-256 of its Python files.
+    """
+
+    generation: Literal["main", "1.0.2"]
+    version: str
+    path: Path
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -51,6 +79,42 @@ class Host:
     methods: dict[str, type]
     backbones: dict[str, Any]
     solo: Any
+
+
+def detect() -> HostInfo:
+    """Finds solo-learn and tells its generation by what is there.
+
+    Raises:
+        HostError: none is installed, or one that is neither generation.
+    """
+    spec = importlib.util.find_spec("solo")
+    if spec is None or spec.origin is None:
+        raise HostError(f"solo-learn is not installed; {INSTALL}")
+    path = Path(spec.origin).resolve().parent
+    if (path / "backbones").is_dir() and (path / "data").is_dir():
+        return HostInfo("main", _version(path, "1.0.6"), path, fingerprint(path))
+    if (path / "utils" / "backbones.py").is_file():
+        return HostInfo("1.0.2", _version(path, "1.0.2"), path, fingerprint(path))
+    raise HostError(f"the package `solo` in {path} is no solo-learn that solo_ext knows; {INSTALL}")
+
+
+def fingerprint(package: Path) -> str:
+    """Digest of a package's Python files: names and contents, in sorted order."""
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(file.relative_to(package).as_posix().encode() + b"\0")
+        digest.update(file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _version(package: Path, otherwise: str) -> str:
+    """Version of the distribution that owns ``package``; a checkout belongs to none."""
+    try:
+        found = importlib.metadata.distribution("solo-learn")
+    except importlib.metadata.PackageNotFoundError:
+        return otherwise
+    owned = Path(str(found.locate_file("solo"))).resolve()
+    return found.version if owned == package else otherwise
 
 
 _loaded: Host | None = None
@@ -87,13 +151,9 @@ def load() -> Host:
     if _loaded is not None:
         return _loaded
     info = detect()
-    if info.generation == "main":
-        from solo_ext.host.main import load as load_generation
-    else:
-        from solo_ext.host.release_1_0_2 import load as load_generation
     try:
         with _timm_registry_kept():
-            solo = load_generation()
+            solo = _import_main() if info.generation == "main" else _import_release()
     except ImportError as error:
         raise HostError(
             f"solo-learn ({info.generation}) in {info.path} cannot be imported: {error}; install "
@@ -105,6 +165,20 @@ def load() -> Host:
     base = solo.methods.base
     _loaded = Host(info, solo.methods.METHODS, base.BaseMethod._BACKBONES, solo)
     return _loaded
+
+
+def _import_main() -> ModuleType:
+    """Imports ``solo`` with the submodules that the plugin touches."""
+    solo = importlib.import_module("solo")
+    for name in ("methods", "losses", "data.pretrain_dataloader", "data.classification_dataloader"):
+        importlib.import_module(f"solo.{name}")
+    return solo
+
+
+def _import_release() -> ModuleType:
+    from solo_ext.host import release_1_0_2
+
+    return release_1_0_2.load()
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import files_of, open_images, targets_of
-from solo_ext.host.dali_pass import DALIPass, open_reader
+from solo_ext.host.dali_loader import DALIPass, open_reader
 
 upstream: Any = importlib.import_module("solo.data.dali_dataloader")
 _crops: Any = importlib.import_module("solo.data.pretrain_dataloader")

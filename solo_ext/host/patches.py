@@ -1,7 +1,7 @@
 """What of an installed solo-learn is replaced while the plugin is loaded, and when.
 
-A patch names its symptom and yields the attributes that it replaces; it looks at the thing itself
-and yields nothing where there is nothing to repair. There are two kinds:
+A patch names its symptom and yields the attributes that it replaces, or nothing where the installed
+solo-learn does not have the defect. There are two kinds:
 
 - Those that only make something work that raised before are applied when the host is loaded. They
   change no number of a run that worked.
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch.utils.data import Dataset
 from torchvision import transforms
 
 from solo_ext.core.errors import ConfigError, UserError, nearest, show_messages
@@ -52,7 +52,6 @@ class Patch:
         replacements: yields (owner, attribute, value).
         undo: what was there before, while the patch is applied; ``_ABSENT`` where nothing was.
         error: why it could not be applied to this host; empty if it could.
-        held_back: inside :func:`unpatched`, where nothing applies it.
     """
 
     name: str
@@ -61,11 +60,10 @@ class Patch:
     replacements: Callable[[], Iterable[Replacement]]
     undo: list[Replacement] = field(default_factory=list)
     error: str = ""
-    held_back: bool = False
 
     def apply(self) -> None:
         """Puts the replacements in; a host that has changed is left alone, with a warning."""
-        if self.undo or self.held_back:
+        if self.undo:
             return
         try:
             for owner, attribute, value in list(self.replacements()):
@@ -89,8 +87,6 @@ class Patch:
 
 
 _ABSENT = object()
-PLUGIN_METHODS: list[Any] = []
-"""What plugins have put into the host's table of methods; all else there is a built-in."""
 PATCHES: dict[str, Patch] = {}
 
 
@@ -143,15 +139,16 @@ def select(names: Collection[str]) -> None:
         if PATCHES[name].error:
             problem = f"does not fit this solo-learn: {PATCHES[name].error}"
             raise ConfigError("patches", name, problem, "leave it out")
-        if not PATCHES[name].undo and not PATCHES[name].held_back:
+        if not PATCHES[name].undo:
             problem = "this solo-learn has nothing that it would replace"
             raise ConfigError("patches", name, problem, "leave it out")
 
 
 def repairs_for(method: str, data_format: str | None = None) -> list[str]:
-    """What runs of plugins' methods and of ``solo-ext`` have without asking for it.
+    """Patches that runs of plugins' methods and of ``solo-ext`` get without asking.
 
-    They change logged NaN, what follows an interruption and DALI's order on a GPU, no other number.
+    They change logged NaN, what follows an interruption and DALI's order on a GPU, and no other
+    number.
 
     Args:
         method: of the run.
@@ -197,27 +194,9 @@ def announce(applied: Collection[str]) -> None:
         logger.info(f"patches of solo-learn that change numbers: {', '.join(applied)}")
 
 
-@contextlib.contextmanager
-def unpatched(name: str) -> Iterator[None]:
-    """Puts the host's own code back inside the block; for tests."""
-    patch = PATCHES[name]
-    if not patch.undo:
-        raise ValueError(f"patch {name!r} is not applied on this host")
-    put_in = [(owner, attribute, vars(owner)[attribute]) for owner, attribute, _ in patch.undo]
-    undo = list(patch.undo)
-    patch.remove()
-    patch.held_back = True
-    try:
-        yield
-    finally:
-        patch.undo, patch.held_back = undo, False
-        for owner, attribute, value in put_in:
-            setattr(owner, attribute, value)
-
-
 def _of_a_plugin(cfg: DictConfig) -> bool:
     target = _module("solo.methods").METHODS.get(OmegaConf.select(cfg, "method"))
-    return any(target is known for known in PLUGIN_METHODS)
+    return not getattr(target, "__module__", "solo.").startswith("solo.")
 
 
 def _module(name: str) -> Any:
@@ -229,7 +208,7 @@ def _base() -> Any:
 
 
 def _own_base() -> bool:
-    """Whether the base classes are the host's, not those that stand in for 1.0.2's."""
+    """Whether the base classes are the host's own; on 1.0.2 they are replaced by ours."""
     return not _base().BaseMethod.__module__.startswith("solo_ext.")
 
 
@@ -254,7 +233,7 @@ def _begin(cfg: DictConfig) -> list[str]:
 
 @_patch("messages", "Hydra's `job_logging: disabled`, as in solo-learn's configs, silences loggers")
 def _messages() -> Iterator[Replacement]:
-    # Its scripts call this first of all that reads the composed config.
+    # Of all that reads the composed config, solo-learn's scripts call this first.
     owner = _module("solo.utils.checkpointer").Checkpointer
     original = getattr(owner, "add_and_assert_specific_cfg", None)
     if original is None:
@@ -266,7 +245,7 @@ def _messages() -> Iterator[Replacement]:
         try:
             announce(applied := _begin(cfg))
             if applied:
-                # What is recorded of a built-in without patches stays upstream's too.
+                # Without patches, what is recorded of a built-in stays exactly upstream's.
                 OmegaConf.set_struct(cfg, False)
                 cfg.patches = applied
         except UserError as error:
@@ -363,7 +342,7 @@ def _method_kwargs() -> Iterator[Replacement]:
         cfg = original(cfg)
         target = _module("solo.methods").METHODS.get(OmegaConf.select(cfg, "method"))
         kwargs_type = getattr(target, "kwargs_type", None)
-        # Ours check in a function of their own, after what they take from the other sections.
+        # Ours check in a function of their own, after they took what other sections say.
         ours = str(getattr(target, "__module__", "")).startswith("solo_ext.")
         if kwargs_type is not None and not ours:
             from solo_ext.config.check import check_method_kwargs
@@ -399,7 +378,7 @@ def _backbones() -> Iterator[Replacement]:
 
 @_patch("few-classes", "fewer than five classes: `selected index k out of range`")
 def _few_classes() -> Iterator[Replacement]:
-    from solo_ext.host.accuracy import accuracy_at_k
+    from solo_ext.host.classifier import accuracy_at_k
 
     for name in ("solo.utils.metrics", "solo.methods.base", "solo.methods.linear"):
         if hasattr(_module(name), "accuracy_at_k"):
@@ -412,7 +391,7 @@ def _few_classes() -> Iterator[Replacement]:
     changes_numbers=True,
 )
 def _no_labels() -> Iterator[Replacement]:
-    from solo_ext.host.class_loss import class_loss
+    from solo_ext.host.classifier import class_loss
 
     if not _own_base():
         return
@@ -421,7 +400,7 @@ def _no_labels() -> Iterator[Replacement]:
         @functools.wraps(original)
         def step(self: Any, X: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
             out: dict[str, Any] = original(self, X, targets)
-            # The momentum network's is without one where it has no classifier.
+            # The momentum network has no loss where it has no classifier.
             return {**out, "loss": class_loss(out["logits"], targets)} if "loss" in out else out
 
         return step
@@ -479,7 +458,7 @@ def _momentum_update() -> Iterator[Replacement]:
 
 
 def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
-    """Buffers that a method makes when training starts, too late for a checkpoint to fill."""
+    """Restores buffers that a method makes when training starts, after a checkpoint was read."""
     original = method.on_train_start
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
@@ -490,14 +469,14 @@ def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
             self.assignments = checkpoint["assignments"]
 
     def on_save_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
-        # DeepCluster v2's are no buffer; beside the weights they hinder nobody who reads those.
+        # DeepCluster v2's assignments are no buffer, so they lie beside the weights.
         if getattr(self, "assignments", None) is not None:
             checkpoint["assignments"] = self.assignments
 
     @functools.wraps(original)
     def on_train_start(self: Any) -> None:
         restored = {name: self._buffers[name] for name in names if name in self._buffers}
-        # The generator is left as it was: the fresh values are thrown away.
+        # The fresh values are thrown away, so drawing them must not move the generator.
         with torch.random.fork_rng(enabled=bool(restored)):
             original(self)
         for name, value in restored.items():
@@ -538,7 +517,7 @@ def _all4one_encoding() -> Iterator[Replacement]:
         return
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
-        # What it keeps of the last batch, in that batch's size, is made anew by the next.
+        # This buffer has the last batch's size, and the next batch makes it anew.
         checkpoint["state_dict"].pop("pos_enc.penc.penc.cached_penc", None)
 
     yield _module("solo.methods.all4one").All4One, "on_load_checkpoint", on_load_checkpoint
@@ -555,7 +534,7 @@ def _deepcluster_first_epoch() -> Iterator[Replacement]:
 
     @functools.wraps(original)
     def zero_without_targets(outputs: Any, assignments: Any, temperature: float = 0.1) -> Any:
-        # Nothing is assigned before the first clustering: a mean over no targets.
+        # Before the first clustering nothing is assigned, and the mean over no targets is NaN.
         loss = original(outputs, assignments, temperature)
         return torch.where((assignments >= 0).any(), loss, outputs.sum() * 0.0)
 
@@ -581,11 +560,47 @@ def _dino_epoch() -> Iterator[Replacement]:
 
 @_patch("index-dataset", "workers started by spawn or forkserver cannot pickle the data set")
 def _index_dataset() -> Iterator[Replacement]:
-    from solo_ext.host.index_dataset import dataset_with_index
-
     for name in ("solo.data.pretrain_dataloader", "solo.utils.pretrain_dataloader"):
         with contextlib.suppress(ModuleNotFoundError):
             yield _module(name), "dataset_with_index", dataset_with_index
+
+
+def dataset_with_index(dataset_class: type[Dataset[Any]]) -> type[Dataset[Any]]:
+    """Subclass whose items are ``(index, *item)``, and whose instances can be pickled.
+
+    Replaces solo-learn's function of this name, which returns a class that no spawned worker can
+    find again.
+
+    Args:
+        dataset_class: a map-style data set whose items are tuples.
+    """
+
+    def getitem(self: Any, index: int) -> tuple[Any, ...]:
+        return (index, *dataset_class.__getitem__(self, index))
+
+    def reduce(self: Any) -> tuple[Any, ...]:
+        return _rebuild, (_Release(), dataset_class), self.__dict__
+
+    body = {"__getitem__": getitem, "__reduce__": reduce, "__module__": dataset_class.__module__}
+    return type(f"{dataset_class.__name__}WithIndex", (dataset_class,), body)
+
+
+class _Release:
+    """Loads the release when it is unpickled, because its classes cannot be imported before."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load_release, ()
+
+
+def _load_release() -> None:
+    host = importlib.import_module("solo_ext.host")
+    if host.detect().generation == "1.0.2":
+        host.load()
+
+
+def _rebuild(_: None, dataset_class: type[Dataset[Any]]) -> Any:
+    indexed = dataset_with_index(dataset_class)
+    return indexed.__new__(indexed)
 
 
 _LARGE = 224
@@ -619,6 +634,8 @@ def _random_crop(side: int) -> Any:
 def _own_size() -> Iterator[Replacement]:
     if importlib.util.find_spec("solo.data") is None:
         return
+    from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
     end = [
         transforms.ToTensor(),
         transforms.Normalize(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD),
@@ -640,7 +657,7 @@ def _own_size() -> Iterator[Replacement]:
 
 
 def _dali_of_the_host() -> Any | None:
-    # Upstream imports it with `solo.data`, where DALI is installed.
+    # Upstream imports it with `solo.data` if DALI is installed.
     return sys.modules.get("solo.data.dali_dataloader")
 
 

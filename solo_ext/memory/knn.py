@@ -1,9 +1,8 @@
-"""Weighted k-nearest-neighbour classification of frozen features."""
+"""Weighted k-nearest-neighbour classification of frozen features (Wu et al., arXiv 1805.01978)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,15 +14,57 @@ from torchmetrics.utilities import rank_zero_warn
 Setting = tuple[int, float]
 """One (k, temperature) pair."""
 
-_Similarity = Callable[[Tensor, Tensor], Tensor]
-_Weights = dict[float, Callable[[Tensor], Tensor]]
-
 _MAX_ELEMENTS = 2**24
+_SMALLEST_NORM = 1e-12
 _DISTANCES = ("cosine", "euclidean")
 
 
+def cosines(queries: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
+    """Cosine similarities in fp32, under autocast too; rows of zeros have cosine 0.
+
+    Args:
+        queries: (B, D), of any norm and floating dtype.
+        rows: (m, D), likewise; as large as memory, and not copied: half precision is cast by parts.
+        scale: (m,) of :func:`inverse_norms` of ``rows``.
+
+    Returns:
+        (B, m).
+
+    Example:
+        >>> rows = torch.tensor([[2.0, 0.0], [0.0, 5.0]])
+        >>> cosines(torch.tensor([[3.0, 4.0]]), rows, inverse_norms(rows))
+        tensor([[0.6000, 0.8000]])
+    """
+    similarity = queries.new_empty(len(queries), len(rows), dtype=torch.float32)
+    queries = F.normalize(queries.float(), dim=-1)
+    # In half precision a cosine is off by about 1e-3, which T = 0.01 would turn into 10 %.
+    with torch.autocast(queries.device.type, enabled=False):
+        for start, part in _parts(rows):
+            torch.mm(queries, part.T, out=similarity[:, start : start + len(part)])
+    return similarity.mul_(scale)
+
+
+def inverse_norms(rows: Tensor) -> Tensor:
+    """(m,) reciprocal lengths of rows (m, D), in fp32.
+
+    Example:
+        >>> inverse_norms(torch.tensor([[3.0, 4.0]]))
+        tensor([0.2000])
+    """
+    norms = [torch.linalg.vector_norm(part, dim=-1) for _, part in _parts(rows)]
+    joined = torch.cat(norms) if norms else rows.new_empty(0, dtype=torch.float32)
+    return joined.clamp_min(_SMALLEST_NORM).reciprocal()
+
+
+def _parts(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The rows in fp32, by parts where that takes a copy."""
+    size = len(rows) if rows.dtype == torch.float32 else _MAX_ELEMENTS // rows.shape[-1]
+    for start in range(0, len(rows), max(1, size)):
+        yield start, rows[start : start + max(1, size)].float()
+
+
 @torch.no_grad()
-def knn_predict(
+def class_scores(
     features: Tensor,
     bank: Tensor,
     bank_targets: Tensor,
@@ -31,14 +72,15 @@ def knn_predict(
     ks: Sequence[int],
     temperatures: Sequence[float],
     num_classes: int,
-    chunk_size: int | None = None,
-) -> dict[Setting, Tensor]:
+    epsilon: float | None = None,
+    max_elements: int | None = None,
+) -> Iterator[dict[Setting, Tensor]]:
     """Scores every class for every query by the weighted votes of its nearest bank rows.
 
     ``score[c] = sum_{i in k nearest, y_i = c} exp((s_i - s_max) / T)`` with the cosine similarity
     ``s_i`` and its maximum ``s_max`` over the bank. Subtracting ``s_max`` scales all scores of a
-    query alike, so the ranking is that of ``exp(s_i / T)``, but nothing overflows. All settings
-    share one pass over the similarity matrix.
+    query alike, so the ranking is that of ``exp(s_i / T)``, but nothing overflows. With ``epsilon``
+    the votes are ``1 / (d_i + epsilon)`` of the Euclidean distance, and T has no effect.
 
     Args:
         features: Queries, (n_query, D), of any norm and floating dtype.
@@ -47,27 +89,54 @@ def knn_predict(
         ks: Numbers of neighbours, each >= 1; one beyond ``n_bank`` is clipped to it.
         temperatures: Temperatures T, each > 0.
         num_classes: Number of classes C.
-        chunk_size: Queries per similarity block; by default as many as keep the block within
-            2**24 elements.
+        epsilon: Added to the Euclidean distance; by default cosines are compared.
+        max_elements: Largest size of a block of similarities; by default 2**24.
 
-    Returns:
-        Per requested (k, temperature) the scores, (n_query, C), fp32, in [0, k], on the device of
-        ``features``. A class has score 0 exactly when none of the k neighbours votes for it.
+    Yields:
+        For consecutive blocks of queries, per (k, temperature) the scores, (B, C), in fp32. A class
+        has score 0 exactly when none of the k neighbours votes for it.
 
     Raises:
-        ValueError: On empty or mismatching inputs, a class outside [0, num_classes), or a k, a
-            temperature or a chunk size that is not positive.
+        ValueError: On empty or mismatching inputs, or a k, temperature or size that is not
+            positive.
 
-    Source:
-        Wu et al., CVPR 2018, arXiv 1805.01978, section 3.4.
+    Example:
+        >>> bank, classes = torch.eye(3), torch.tensor([0, 1, 1])
+        >>> (scores,) = class_scores(
+        ...     bank[:1], bank, classes, ks=[1], temperatures=[0.1], num_classes=2
+        ... )
+        >>> scores[1, 0.1]
+        tensor([[1., 0.]])
     """
-    blocks = list(
-        _cosine_blocks(features, bank, bank_targets, ks, temperatures, num_classes, chunk_size)
-    )
-    return {setting: torch.cat([block[setting] for block in blocks]) for setting in blocks[0]}
+    if features.ndim != 2 or bank.ndim != 2 or features.shape[1] != bank.shape[1]:
+        raise ValueError(
+            f"features and bank have the shapes {tuple(features.shape)} and {tuple(bank.shape)}; "
+            "pass (n, D) matrices with the same D."
+        )
+    _check_positive("ks", ks)
+    _check_positive("temperatures", temperatures)
+    bank, labels = bank.to(features.device), bank_targets.to(features.device).long()
+    inverse = inverse_norms(bank)
+    sizes = {k: min(k, len(bank)) for k in ks}
+    for block in torch.split(features, max(1, (max_elements or _MAX_ELEMENTS) // len(bank))):
+        if epsilon is not None:
+            similar = 1.0 / (torch.cdist(block, bank) + epsilon)
+        else:
+            similar = cosines(block, bank, inverse)
+        values, nearest = similar.topk(max(sizes.values()), dim=1)
+        votes, scores = labels[nearest], {}
+        for temperature in temperatures:
+            weight = values
+            if epsilon is None:
+                weight = ((values - values[:, :1]) / temperature).exp()
+                # An underflown vote must stay distinguishable from no vote.
+                weight = weight.clamp_min(torch.finfo(weight.dtype).tiny)
+            for k, size in sizes.items():
+                empty = weight.new_zeros(len(block), num_classes)
+                scores[k, temperature] = empty.scatter_add_(1, votes[:, :size], weight[:, :size])
+        yield scores
 
 
-@torch.no_grad()
 def knn_accuracy(
     features: Tensor,
     targets: Tensor,
@@ -78,12 +147,14 @@ def knn_accuracy(
     temperatures: Sequence[float] = (0.07,),
     topk: Sequence[int] = (1, 5),
     num_classes: int | None = None,
+    **options: Any,
 ) -> dict[Setting, dict[int, float]]:
-    """Computes the top-k accuracies of the weighted cosine kNN classifier of ``knn_predict``.
+    """Top-k accuracies of the weighted kNN classifier of :func:`class_scores`.
 
     A prediction counts only if at least one neighbour voted for the class: with fewer voted
     classes than ``topk``, the remaining places would otherwise be filled by class index. Rows
-    with target -1 (unlabelled) are dropped on both sides.
+    with target -1 (unlabelled) are dropped on both sides. All settings share one pass over the
+    similarities.
 
     Args:
         features: Queries, (n_query, D).
@@ -94,31 +165,52 @@ def knn_accuracy(
         temperatures: Temperatures, each > 0.
         topk: Ranks to report, each >= 1; clipped to the number of classes.
         num_classes: Number of classes; by default 1 + the largest target of both sides.
+        **options: ``epsilon`` and ``max_elements`` of :func:`class_scores`.
 
     Returns:
         Per requested (k, temperature), per requested top-k, the accuracy in percent, [0, 100].
 
     Raises:
         ValueError: If no labelled query or no labelled bank row is left, if a target is outside
-            its range, or on any error of ``knn_predict``.
+            its range, or on any error of :func:`class_scores`.
 
-    Source:
-        Wu et al., CVPR 2018, arXiv 1805.01978, section 3.4.
+    Example:
+        >>> rows, classes = torch.eye(4), torch.arange(4)
+        >>> knn_accuracy(rows, classes, rows, classes, ks=[1])
+        {(1, 0.07): {1: 100.0, 5: 100.0}}
     """
     features, targets = _labelled("features", features, targets)
     bank, bank_targets = _labelled("bank", bank, bank_targets)
-    num_classes = _count_classes(targets, bank_targets, num_classes)
-    blocks = _cosine_blocks(features, bank, bank_targets, ks, temperatures, num_classes)
-    return _accuracies(blocks, targets, topk)
+    _check_positive("topk", topk)
+    needed = 1 + max(int(targets.max()), int(bank_targets.max()))
+    if num_classes is not None and num_classes < needed:
+        raise ValueError(
+            f"num_classes is {num_classes} but the largest target is {needed - 1}; pass at least "
+            f"{needed}, or None."
+        )
+    settings = {"ks": ks, "temperatures": temperatures, "num_classes": num_classes or needed}
+    hits: dict[Setting, Tensor] = {}
+    start = 0
+    for block in class_scores(features, bank, bank_targets, **settings, **options):  # type: ignore[arg-type]
+        for setting, scores in block.items():
+            truth = targets[start : start + len(scores)].to(scores.device)
+            best, guess = scores.topk(min(max(topk), scores.shape[1]), dim=1)
+            hit = ((guess == truth[:, None]) & (best > 0)).sum(dim=0)
+            hits[setting] = hits[setting] + hit if setting in hits else hit
+        start += len(scores)
+    return {
+        setting: {rank: 100.0 * int(hit[:rank].sum()) / len(targets) for rank in topk}
+        for setting, hit in hits.items()
+    }
 
 
 class OnlineKNN(Metric):
     """Accumulates features during an epoch and classifies the test ones by weighted kNN.
 
     Drop-in for solo-learn's ``WeightedKNNClassifier``, whose constructor torchmetrics 1.x rejects.
-    Cosine: votes ``exp(s / T)`` as in ``knn_predict``. Euclidean: votes ``1 / (d + epsilon)`` of
-    the distance ``d`` of the raw features. Rows with target -1 are ignored. Unlike solo-learn's,
-    cosine normalises the features itself, and classes that only one side has are allowed.
+    Votes are those of :func:`class_scores`, by cosine or by Euclidean distance of the raw features.
+    Rows with target -1 are ignored. Unlike solo-learn's, cosine normalises the features itself, and
+    classes that only one side has are allowed.
 
     Args:
         k: Number of neighbours, >= 1; clipped to the number of train rows.
@@ -131,8 +223,12 @@ class OnlineKNN(Metric):
     Raises:
         ValueError: On an unknown ``distance_fx``, or a number outside its range.
 
-    Source:
-        Wu et al., CVPR 2018, arXiv 1805.01978, section 3.4.
+    Example:
+        >>> knn = OnlineKNN(k=1)
+        >>> knn(train_features=torch.eye(3), train_targets=torch.arange(3))
+        >>> knn(test_features=torch.eye(3), test_targets=torch.tensor([0, 1, 0]))
+        >>> [round(accuracy, 1) for accuracy in knn.compute()]
+        [66.7, 66.7]
     """
 
     is_differentiable = False
@@ -161,11 +257,9 @@ class OnlineKNN(Metric):
         if distance_fx == "cosine" or T is not None:
             _check_positive("T", [T or 0.0])
         _check_positive("max_distance_matrix_size", [max_distance_matrix_size])
-        self.k = k
-        self.T = 1.0 if T is None else T
+        self.k, self.T = k, 1.0 if T is None else T
         self.max_distance_matrix_size = max_distance_matrix_size
-        self.distance_fx = distance_fx
-        self.epsilon = epsilon
+        self.distance_fx, self.epsilon = distance_fx, epsilon
         for name in ("train_features", "train_targets", "test_features", "test_targets"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
@@ -210,19 +304,16 @@ class OnlineKNN(Metric):
                 "it needs both, so its accuracy is nan. Call update() with both before compute()."
             )
             return float("nan"), float("nan")
-        num_classes = _count_classes(targets, bank_targets, None)
-        rows = max(1, self.max_distance_matrix_size // len(bank))
-        if self.distance_fx == "cosine":
-            blocks = _cosine_blocks(
-                features, bank, bank_targets, [self.k], [self.T], num_classes, rows
-            )
-        else:
-            similarity = partial(_inverse_distance, epsilon=self.epsilon)
-            weights: _Weights = {self.T: lambda inverse_distance: inverse_distance}
-            blocks = _blocks(
-                features, bank, bank_targets, similarity, weights, [self.k], num_classes, rows
-            )
-        accuracy = _accuracies(blocks, targets, (1, 5))[self.k, self.T]
+        accuracy = knn_accuracy(
+            features,
+            targets,
+            bank,
+            bank_targets,
+            ks=[self.k],
+            temperatures=[self.T],
+            epsilon=self.epsilon if self.distance_fx == "euclidean" else None,
+            max_elements=self.max_distance_matrix_size,
+        )[self.k, self.T]
         return accuracy[1], accuracy[5]
 
     def reset(self) -> None:
@@ -243,82 +334,6 @@ class OnlineKNN(Metric):
             )
         getattr(self, f"{side}_features").append(features.detach())
         getattr(self, f"{side}_targets").append(targets.detach())
-
-
-def _cosine_blocks(
-    features: Tensor,
-    bank: Tensor,
-    bank_targets: Tensor,
-    ks: Sequence[int],
-    temperatures: Sequence[float],
-    num_classes: int,
-    chunk_size: int | None = None,
-) -> Iterator[dict[Setting, Tensor]]:
-    _check_positive("temperatures", temperatures)
-    weights: _Weights = {T: partial(_exponential, temperature=T) for T in temperatures}
-    _check_rows(features, bank, bank_targets, num_classes)
-    bank = bank.to(features.device)
-    similarity = partial(cosines, scale=inverse_norms(bank))
-    return _blocks(features, bank, bank_targets, similarity, weights, ks, num_classes, chunk_size)
-
-
-def _blocks(
-    features: Tensor,
-    bank: Tensor,
-    bank_targets: Tensor,
-    similarity: _Similarity,
-    weights: _Weights,
-    ks: Sequence[int],
-    num_classes: int,
-    chunk_size: int | None,
-) -> Iterator[dict[Setting, Tensor]]:
-    """Yields the class scores of every setting for consecutive blocks of queries."""
-    _check_rows(features, bank, bank_targets, num_classes)
-    _check_positive("ks", ks)
-    if chunk_size is None:
-        chunk_size = max(1, _MAX_ELEMENTS // len(bank))
-    _check_positive("chunk_size", [chunk_size])
-    bank = bank.to(features.device)
-    labels = bank_targets.to(features.device).long()
-    sizes = {k: min(k, len(bank)) for k in ks}
-    for block in torch.split(features, chunk_size):
-        values, nearest = similarity(block, bank).topk(max(sizes.values()), dim=1)
-        votes, scores = labels[nearest], {}
-        for temperature, weigh in weights.items():
-            weight = weigh(values)
-            for k, size in sizes.items():
-                empty = weight.new_zeros(len(block), num_classes)
-                scores[k, temperature] = empty.scatter_add_(1, votes[:, :size], weight[:, :size])
-        yield scores
-
-
-def _accuracies(
-    blocks: Iterable[dict[Setting, Tensor]], targets: Tensor, topk: Sequence[int]
-) -> dict[Setting, dict[int, float]]:
-    _check_positive("topk", topk)
-    hits: dict[Setting, Tensor] = {}
-    start = 0
-    for block in blocks:
-        for setting, scores in block.items():
-            truth = targets[start : start + len(scores)].to(scores.device)
-            best, guess = scores.topk(min(max(topk), scores.shape[1]), dim=1)
-            hit = ((guess == truth[:, None]) & (best > 0)).sum(dim=0)
-            hits[setting] = hits[setting] + hit if setting in hits else hit
-        start += len(scores)
-    return {
-        setting: {rank: 100.0 * int(hit[:rank].sum()) / len(targets) for rank in topk}
-        for setting, hit in hits.items()
-    }
-
-
-def _exponential(similarity: Tensor, temperature: float) -> Tensor:
-    weight = ((similarity - similarity[:, :1]) / temperature).exp()
-    # An underflown vote must stay distinguishable from no vote.
-    return weight.clamp_min(torch.finfo(weight.dtype).tiny)
-
-
-def _inverse_distance(queries: Tensor, bank: Tensor, epsilon: float) -> Tensor:
-    return 1.0 / (torch.cdist(queries, bank) + epsilon)
 
 
 def _joined(
@@ -354,72 +369,6 @@ def _labelled(name: str, features: Tensor, targets: Tensor) -> tuple[Tensor, Ten
     return features[labelled.to(features.device)], targets[labelled]
 
 
-def _count_classes(targets: Tensor, bank_targets: Tensor, num_classes: int | None) -> int:
-    needed = 1 + max(int(targets.max()), int(bank_targets.max()))
-    if num_classes is not None and num_classes < needed:
-        raise ValueError(
-            f"num_classes is {num_classes} but the largest target is {needed - 1}; pass at least "
-            f"{needed}, or None."
-        )
-    return num_classes or needed
-
-
-def _check_rows(features: Tensor, bank: Tensor, bank_targets: Tensor, num_classes: int) -> None:
-    if features.ndim != 2 or bank.ndim != 2 or features.shape[1] != bank.shape[1]:
-        raise ValueError(
-            f"features and bank have the shapes {tuple(features.shape)} and {tuple(bank.shape)}; "
-            "pass (n, D) matrices with the same D."
-        )
-    if not len(features) or not len(bank) or len(bank) != len(bank_targets):
-        raise ValueError(
-            f"features, bank and bank_targets have {len(features)}, {len(bank)} and "
-            f"{len(bank_targets)} rows; pass at least one query, and as many targets as bank rows."
-        )
-    low, high = int(bank_targets.min()), int(bank_targets.max())
-    if low < 0 or high >= num_classes:
-        raise ValueError(
-            f"bank_targets lie in [{low}, {high}]; they must lie in [0, {num_classes - 1}]. Drop "
-            "unlabelled rows or raise num_classes."
-        )
-
-
 def _check_positive(name: str, values: Sequence[float]) -> None:
     if not len(values) or not all(value > 0 for value in values):
         raise ValueError(f"{name} is {list(values)}; pass at least one number, each above 0.")
-
-
-_SMALLEST_NORM = 1e-12
-
-
-def cosines(queries: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
-    """Cosine similarities in fp32, under autocast too; rows of zeros have cosine 0.
-
-    Args:
-        queries: (B, D), of any norm and floating dtype.
-        rows: (m, D), likewise; half precision is cast by parts.
-        scale: (m,) of :func:`inverse_norms` of ``rows``.
-
-    Returns:
-        (B, m).
-    """
-    similarity = queries.new_empty(len(queries), len(rows), dtype=torch.float32)
-    queries = F.normalize(queries.float(), dim=-1)
-    # In half precision a cosine is off by about 1e-3, which T = 0.01 would turn into 10 %.
-    with torch.autocast(queries.device.type, enabled=False):
-        for start, part in _parts(rows):
-            torch.mm(queries, part.T, out=similarity[:, start : start + len(part)])
-    return similarity.mul_(scale)
-
-
-def inverse_norms(rows: Tensor) -> Tensor:
-    """(m,) reciprocal lengths of rows (m, D), in fp32."""
-    norms = [torch.linalg.vector_norm(part, dim=-1) for _, part in _parts(rows)]
-    joined = torch.cat(norms) if norms else rows.new_empty(0, dtype=torch.float32)
-    return joined.clamp_min(_SMALLEST_NORM).reciprocal()
-
-
-def _parts(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """The rows in fp32, by parts where that takes a copy."""
-    size = len(rows) if rows.dtype == torch.float32 else _MAX_ELEMENTS // rows.shape[-1]
-    for start in range(0, len(rows), max(1, size)):
-        yield start, rows[start : start + max(1, size)].float()

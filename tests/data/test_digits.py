@@ -14,7 +14,6 @@ from sklearn.datasets import load_digits
 from solo_ext.core.errors import UserError
 from solo_ext.data import digits
 from solo_ext.data.digits import add_resolvers, digits_folder
-from solo_ext.data.images import class_names, open_images
 
 COUNTS = {"train": 1400, "val": 397}
 
@@ -64,14 +63,6 @@ def test_images_are_scikit_learns(root: Path) -> None:
         original = bunch.images[number] * (255 / 16)
         assert np.corrcoef(back.ravel(), original.ravel())[0, 1] > 0.97
         assert abs(back.mean() - original.mean()) < 8
-
-
-def test_is_read_as_a_data_set(root: Path) -> None:
-    data = {"dataset": "custom", "format": "image_folder"}
-    for split in ("train", "val"):
-        images = open_images({**data, f"{split}_path": digits_folder(split, root)}, split)
-        assert len(images) == COUNTS[split]
-        assert class_names(images) == [str(d) for d in range(10)]
 
 
 def test_is_written_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,7 @@ from torch.utils.data import Subset
 
 from solo_ext.data.formats.huggingface import HuggingFaceImages
 from solo_ext.data.images import images_fingerprint, names_fingerprint, open_images
-
-DATA = {"dataset": "custom", "format": "image_folder"}
+from tests.data.making import section
 
 
 @pytest.fixture
@@ -25,13 +24,13 @@ def folder(images: Path, tmp_path: Path) -> Path:
 
 
 def fingerprint(folder: Path, **changes: Any) -> str:
-    found = images_fingerprint(open_images({**DATA, "train_path": str(folder), **changes}, "train"))
+    found = images_fingerprint(open_images(section(folder, **changes), "train"))
     assert found is not None
     return found
 
 
 def names(path: Path, **changes: Any) -> str:
-    found = names_fingerprint(open_images({**DATA, "train_path": str(path), **changes}, "train"))
+    found = names_fingerprint(open_images(section(path, **changes), "train"))
     assert found is not None
     return found
 
@@ -76,7 +75,7 @@ def test_images_that_may_be_skipped(changes: dict[str, Any], folder: Path) -> No
     given = {**changes, "unreadable": "skip"}
     skipping = names(folder, **given)
     assert skipping == names(folder, **given) != names(folder, **changes)
-    images = open_images({**DATA, "train_path": str(folder), **given}, "train")
+    images = open_images(section(folder, **given), "train")
     assert images_fingerprint(images) is None
     for file in sorted((folder / "1").iterdir()):
         file.rename(file.with_name(f"other-{file.name}"))

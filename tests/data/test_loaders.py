@@ -18,6 +18,7 @@ from solo_ext.data.reading import Images
 from solo_ext.data.sampler import EpochSampler
 from solo_ext.data.transforms import eval_transform
 from solo_ext.data.views import TrainingViews
+from tests.data.making import same
 
 SIZE, BATCH = 22, 4
 STEPS = SIZE // BATCH
@@ -57,16 +58,6 @@ def with_workers(images: Images) -> Iterator[ResumableLoader]:
 
 
 Batch = list[Any]
-
-
-def same(a: list[Batch], b: list[Batch]) -> bool:
-    """Compares batches bit by bit."""
-    return len(a) == len(b) and all(
-        torch.equal(x[0], y[0])
-        and torch.equal(x[2], y[2])
-        and all(torch.equal(c, d) for c, d in zip(x[1], y[1], strict=True))
-        for x, y in zip(a, b, strict=True)
-    )
 
 
 def go_on(loader: ResumableLoader, state: dict[str, int], epochs: int) -> list[Batch]:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import datasets as tv
 from torchvision.transforms import ToTensor
@@ -28,7 +27,8 @@ from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import pretrain_transform
 from solo_ext.data.views import FixedViews, TrainingViews
 from solo_ext.data.workers import outlive_signals, worker_context
-from solo_ext.host.index_dataset import dataset_with_index
+from solo_ext.host.patches import dataset_with_index
+from tests.data.making import same, section
 from tests.scripts import run_script
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -89,17 +89,13 @@ def _write_cifar10(folder: Path, pixels: Any) -> None:
 
 
 def sections(root: Path) -> dict[str, dict[str, Any]]:
-    def section(path: Path, format_: str, **given: Any) -> dict[str, Any]:
-        base = {"dataset": "custom", "format": format_, "fraction": -1, "no_labels": False}
-        return {**base, "train_path": str(path), "val_path": str(path), **given}
-
     return {
-        "folder, one image skipped": section(root / "folder", "image_folder", unreadable="skip"),
-        "flat": section(root / "flat", "image_folder", no_labels=True),
-        "a part": section(root / "images.h5", "h5", fraction=0.5),
-        "h5": section(root / "images.h5", "h5", no_labels=True),
-        "huggingface": section(root / "table", "huggingface"),
-        "cifar10": section(root, "image_folder", dataset="cifar10"),
+        "folder, one image skipped": section(root / "folder", unreadable="skip"),
+        "flat": section(root / "flat", no_labels=True),
+        "a part": section(root / "images.h5", format="h5", fraction=0.5),
+        "h5": section(root / "images.h5", format="h5", no_labels=True),
+        "huggingface": section(root / "table", format="huggingface"),
+        "cifar10": section(root, dataset="cifar10"),
     }
 
 
@@ -122,14 +118,6 @@ def parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[An
         ]
     indexed = dataset_with_index(tv.ImageFolder)(str(root / "folder"), ToTensor())
     return iter([*found, (indexed, [1]), (IndexedViews(indexed, ToTensor()), [1])])  # type: ignore[arg-type]
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)
 
 
 @pytest.mark.slow

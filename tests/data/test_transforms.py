@@ -1,7 +1,5 @@
 """Augmentations against torchvision, parameter by parameter."""
 
-import colorsys
-import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +12,13 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision import transforms as T
 
-from solo_ext.config.schema import Augmentation
+from solo_ext.config.schema import Augmentation, Mix
 from solo_ext.data.transforms import (
     STATISTICS,
     FixedView,
-    GaussianBlur,
     MultiCrop,
     eval_transform,
+    first_random_setting,
     pretrain_transform,
     statistics,
 )
@@ -52,123 +50,6 @@ def as_tensor(image: Image.Image) -> Tensor:
     return T.functional.to_tensor(image)  # type: ignore[no-any-return]
 
 
-CHANCES: dict[str, Callable[[Image.Image, Tensor], bool]] = {
-    "horizontal_flip": lambda image, view: torch.equal(view, as_tensor(ImageOps.mirror(image))),
-    "grayscale": lambda image, view: torch.equal(
-        view, as_tensor(image.convert("L").convert("RGB"))
-    ),
-    "solarization": lambda image, view: torch.equal(view, as_tensor(ImageOps.solarize(image, 128))),
-    "equalization": lambda image, view: torch.equal(view, as_tensor(ImageOps.equalize(image))),
-    "gaussian_blur": lambda image, view: not torch.equal(view, as_tensor(image)),
-    "color_jitter": lambda image, view: not torch.equal(view, as_tensor(image)),
-}
-"""How to tell that a transform was applied."""
-
-
-@pytest.mark.parametrize("prob", [0.0, 0.2, 0.5, 0.8, 1.0])
-@pytest.mark.parametrize("name", CHANCES)
-def test_applies_with_its_probability(name: str, prob: float) -> None:
-    image, count = make_image(), 400
-    extra = {"brightness": 0.4, "contrast": 0.4} if name == "color_jitter" else {}
-    views = draw(image, count, **{name: {"prob": prob, **extra}})
-    applied = [CHANCES[name](image, view) for view in views]
-    untouched = [torch.equal(view, as_tensor(image)) for view in views]
-    assert all(a != u for a, u in zip(applied, untouched, strict=True)), "neither or both"
-    bound = 4 * math.sqrt(prob * (1 - prob) / count)
-    assert abs(sum(applied) / count - prob) <= bound
-
-
-def test_chances_are_independent() -> None:
-    """Flip and solarisation fall together as often as their product says."""
-    image, count = make_image(), 800
-    views = draw(image, count, horizontal_flip={"prob": 0.5}, solarization={"prob": 0.4})
-    both = as_tensor(ImageOps.mirror(ImageOps.solarize(image)))
-    share = sum(torch.equal(view, both) for view in views) / count
-    assert abs(share - 0.2) <= 4 * math.sqrt(0.2 * 0.8 / count)
-
-
-def test_no_augmentation_leaves_the_image_alone() -> None:
-    image = make_image()
-    assert all(torch.equal(view, as_tensor(image)) for view in draw(image, 5))
-
-
-@pytest.mark.parametrize("strength", ["brightness", "contrast", "saturation", "hue"])
-def test_jitter_of_no_strength_changes_nothing(strength: str) -> None:
-    image = make_image()
-    views = draw(image, 10, color_jitter={"prob": 1.0, strength: 0.0})
-    assert all(torch.equal(view, as_tensor(image)) for view in views)
-    views = draw(image, 10, color_jitter={"prob": 0.0, strength: 0.4})
-    assert all(torch.equal(view, as_tensor(image)) for view in views)
-
-
-def _brightness(view: Tensor) -> float:
-    return view.mean().item() / (100 / 255)
-
-
-def _contrast(view: Tensor) -> float:
-    return (view.max() - view.min()).item() / (80 / 255)
-
-
-def _saturation(view: Tensor) -> float:
-    return (view[0, 0, 0] - view[1, 0, 0]).item() / (40 / 255)
-
-
-def _hue(view: Tensor) -> float:
-    hue = colorsys.rgb_to_hsv(*view[:, 0, 0].tolist())[0]
-    return hue - 1 if hue > 0.5 else hue
-
-
-GREY, RED, DULL = (100, 100, 100), (200, 0, 0), (120, 80, 80)
-JITTERS = {
-    "brightness": ((GREY, GREY), 0.4, _brightness, (0.6, 1.4)),
-    "contrast": (((60, 60, 60), (140, 140, 140)), 0.4, _contrast, (0.6, 1.4)),
-    "saturation": ((DULL, DULL), 0.8, _saturation, (0.2, 1.8)),
-    "hue": ((RED, RED), 0.1, _hue, (-0.1, 0.1)),
-}
-"""Colours of the image's halves, strength, what to measure, and its range."""
-
-
-@pytest.mark.parametrize("name", JITTERS)
-def test_jitter_spans_its_strength(name: str) -> None:
-    colours, strength, measure, (low, high) = JITTERS[name]
-    image = Image.new("RGB", (SIDE, SIDE), colours[0])
-    image.paste(colours[1], (0, 0, SIDE // 2, SIDE))
-    found = [measure(v) for v in draw(image, 400, color_jitter={"prob": 1.0, name: strength})]
-    span = high - low
-    assert low - 0.03 * span <= min(found) <= low + 0.08 * span
-    assert high - 0.08 * span <= max(found) <= high + 0.03 * span
-    assert np.mean(found) == pytest.approx((low + high) / 2, abs=0.07 * span)
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.08, 1.0), (0.2, 0.3), (0.5, 0.5), (1.0, 1.0)])
-def test_crop_covers_the_asked_area(low: float, high: float) -> None:
-    """The image is a ramp in both directions, so that a view tells where it was cut."""
-    side, size, count = 256, 64, 150
-    ramp = np.arange(side, dtype=np.uint8)
-    x, y = np.broadcast_to(ramp, (side, side)), np.broadcast_to(ramp[:, None], (side, side))
-    image = Image.fromarray(np.stack((x, y, np.zeros_like(x)), axis=-1))
-    rrc = {"enabled": True, "crop_min_scale": low, "crop_max_scale": high}
-    areas, lefts = [], []
-    for view in draw(image, count, size, rrc=rrc):
-        assert view.shape == (3, size, size)
-        # Centres of the inner columns and rows: bicubic resizing bends the outermost.
-        left, right = view[0].mean(0)[[2, -3]].tolist()
-        top, bottom = view[1].mean(1)[[2, -3]].tolist()
-        width, height = (
-            (b - a) * 255 * size / (size - 5) for a, b in ((left, right), (top, bottom))
-        )
-        if low < 1:
-            assert 0.95 * 3 / 4 <= width / height <= 1.05 * 4 / 3
-        areas.append(width * height / side**2)
-        lefts.append(left)
-    assert low * 0.95 <= min(areas)
-    assert max(areas) <= high * 1.05
-    if high < 1:
-        # Near the whole image torchvision's crop falls back where the drawn one does not fit.
-        assert np.mean(areas) == pytest.approx((low + high) / 2, rel=0.05)
-    assert (np.std(lefts) > 0.05) == (low < 1)
-
-
 def test_without_crop_the_middle_is_kept() -> None:
     image = make_image(48, 24)
     (view,) = draw(image, 1, 12)
@@ -182,64 +63,61 @@ def _blur(image: Image.Image) -> Image.Image:
     return image.filter(ImageFilter.GaussianBlur(torch.empty(()).uniform_(0.1, 2.0).item()))
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("size", [16, 20])
-def test_equals_torchvision_draw_by_draw(size: int, seed: int) -> None:
+EVERY_CHANCE: dict[str, Any] = {
+    "rrc": {"enabled": True, "crop_min_scale": 0.2, "crop_max_scale": 0.9},
+    "color_jitter": {
+        "prob": 0.7,
+        "brightness": 0.4,
+        "contrast": 0.3,
+        "saturation": 0.2,
+        "hue": 0.1,
+    },
+    "grayscale": {"prob": 0.3},
+    "gaussian_blur": {"prob": 0.5},
+    "solarization": {"prob": 0.4},
+    "equalization": {"prob": 0.45},
+    "horizontal_flip": {"prob": 0.6},
+}
+
+
+def reference(size: int, given: dict[str, Any]) -> Callable[[Image.Image], Tensor]:
     """solo-learn's order of steps, written out with torchvision's transforms."""
-    image = make_image(30, 24, seed)
-    settings = augmentation(
-        size,
-        3,
-        rrc={"enabled": True, "crop_min_scale": 0.2, "crop_max_scale": 0.9},
-        color_jitter={
-            "prob": 0.7,
-            "brightness": 0.4,
-            "contrast": 0.3,
-            "saturation": 0.2,
-            "hue": 0.1,
-        },
-        grayscale={"prob": 0.3},
-        gaussian_blur={"prob": 0.5},
-        solarization={"prob": 0.4},
-        equalization={"prob": 0.45},
-        horizontal_flip={"prob": 0.6},
-    )
     bicubic = T.InterpolationMode.BICUBIC
-    reference = T.Compose(
-        [
-            T.RandomResizedCrop(size, scale=(0.2, 0.9), interpolation=bicubic),
-            T.RandomApply([T.ColorJitter(0.4, 0.3, 0.2, 0.1)], p=0.7),
-            T.RandomGrayscale(0.3),
-            T.RandomApply([_blur], p=0.5),
-            T.RandomApply([lambda i: ImageOps.solarize(i, 128)], p=0.4),
-            T.RandomApply([ImageOps.equalize], p=0.45),
-            T.RandomHorizontalFlip(0.6),
-            T.ToTensor(),
-            T.Normalize(*STATISTICS["cifar10"]),
-        ]
-    )
-    torch.manual_seed(seed)
-    views = pretrain_transform("cifar10", [settings])(image)
-    torch.manual_seed(seed)
-    for view in views:
-        assert torch.equal(view, reference(image))
+    steps: list[Any] = [T.Resize(size, bicubic), T.CenterCrop(size)]
+    if "rrc" in given:
+        scale = (given["rrc"]["crop_min_scale"], given["rrc"]["crop_max_scale"])
+        steps = [T.RandomResizedCrop(size, scale=scale, interpolation=bicubic)]
+    if "color_jitter" in given:
+        strengths = [v for k, v in given["color_jitter"].items() if k != "prob"]
+        jitter = T.ColorJitter(*strengths)
+        steps.append(T.RandomApply([jitter], p=given["color_jitter"]["prob"]))
+    if "grayscale" in given:
+        steps.append(T.RandomGrayscale(given["grayscale"]["prob"]))
+    for name, change in (
+        ("gaussian_blur", _blur),
+        ("solarization", lambda image: ImageOps.solarize(image, 128)),
+        ("equalization", ImageOps.equalize),
+    ):
+        if name in given:
+            steps.append(T.RandomApply([change], p=given[name]["prob"]))
+    if "horizontal_flip" in given:
+        steps.append(T.RandomHorizontalFlip(given["horizontal_flip"]["prob"]))
+    return T.Compose([*steps, T.ToTensor(), T.Normalize(*STATISTICS["cifar10"])])  # type: ignore[no-any-return]
 
 
-def test_blur_draws_its_radius_uniformly(monkeypatch: pytest.MonkeyPatch) -> None:
-    radii: list[float] = []
-
-    def record(radius: float) -> ImageFilter.BoxBlur:
-        radii.append(radius)
-        return ImageFilter.BoxBlur(0)
-
-    monkeypatch.setattr(ImageFilter, "GaussianBlur", record)
-    blur, image = GaussianBlur(), make_image(2, 2)
-    torch.manual_seed(0)
-    for _ in range(1000):
-        blur(image)
-    assert 0.1 <= min(radii) < 0.12
-    assert 1.98 < max(radii) <= 2.0
-    assert np.mean(radii) == pytest.approx(1.05, abs=4 * 1.9 / math.sqrt(12 * 1000))
+@pytest.mark.parametrize("size", [16, 20])
+@pytest.mark.parametrize("names", ["", *EVERY_CHANCE, " ".join(EVERY_CHANCE)])
+def test_equals_torchvision_draw_by_draw(names: str, size: int) -> None:
+    """Every chance alone, which does not draw where it is not asked for, and all of them."""
+    given = {name: EVERY_CHANCE[name] for name in names.split()}
+    views = pretrain_transform("cifar10", [augmentation(size, 8, **given)])
+    expected = reference(size, given)
+    for seed in range(4):
+        image = make_image(30, 24, seed)
+        torch.manual_seed(seed)
+        found = views(image)
+        torch.manual_seed(seed)
+        assert all(torch.equal(view, expected(image)) for view in found)
 
 
 def test_crops_are_counted_and_sized() -> None:
@@ -371,3 +249,61 @@ def test_policies_follow_the_crop_and_draw_from_torch_alone(name: str) -> None:
     for view in views:
         expected = as_tensor(grey(policy(crop(image))))
         assert torch.equal(view, expected)
+
+
+def views_differ(pipeline: dict[str, Any]) -> bool:
+    transform, image = pretrain_transform("custom", [pipeline]), make_image(40, 40)
+    torch.manual_seed(0)
+    first, *others = (transform(image)[0] for _ in range(20))
+    return any(not torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, None),
+        ({"rrc": {}}, "rrc.enabled=true"),
+        ({"color_jitter": {"prob": 0.5}}, None),
+        ({"color_jitter": {"prob": 1.0, "hue": 0.1}}, "color_jitter.prob=1.0"),
+        ({"color_jitter": {"brightness": 0.4}}, None),
+        ({"gaussian_blur": {"prob": 1.0}}, "gaussian_blur.prob=1.0"),
+        *(
+            ({name: {"prob": prob}}, f"{name}.prob=0.5" if prob == 0.5 else None)
+            for name in ("grayscale", "solarization", "equalization", "horizontal_flip")
+            for prob in (0.0, 0.5, 1.0)
+        ),
+    ],
+)
+def test_which_setting_leaves_something_to_chance(
+    changes: dict[str, Any], says: str | None
+) -> None:
+    pipeline = augmentation(32, **changes)
+    found = first_random_setting([augmentation(32), pipeline])
+    assert found == (says and f"augmentations.1.{says}")
+    assert views_differ(pipeline) == (says is not None)
+
+
+def test_whole_images_may_lose_a_line() -> None:
+    found = first_random_setting([augmentation(32, rrc={"crop_min_scale": 1.0})])
+    assert found == "augmentations.0.rrc.enabled=true"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rand_augment": {}}, "augmentations.0.rand_augment={'num_ops': 2, 'magnitude': 9}"),
+        ({"auto_augment": {"policy": "svhn"}}, "augmentations.0.auto_augment={'policy': 'svhn'}"),
+    ],
+)
+def test_policies_are_chance(changes: dict[str, Any], says: str) -> None:
+    assert first_random_setting([augmentation(32, **changes)]) == says
+    assert views_differ(augmentation(32, **changes))
+
+
+@pytest.mark.parametrize(
+    ("prob", "says"), [(0.0, None), (0.5, "data.mix.prob=0.5"), (1.0, "data.mix.prob=1.0")]
+)
+def test_mixing_is_chance(prob: float, says: str | None) -> None:
+    assert (
+        first_random_setting([augmentation(32)], Mix(name="mixup", prob=prob).model_dump()) == says
+    )

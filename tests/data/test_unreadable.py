@@ -32,7 +32,8 @@ from solo_ext.data.reading import (
 )
 from solo_ext.data.sampler import EpochSampler, SampleKey
 from solo_ext.data.views import FixedViews, TrainingViews
-from solo_ext.lab.training.unreadable import UnreadableReport, add_lines
+from solo_ext.lab.training.watch import UnreadableReport, add_lines
+from tests.data.making import same, section
 
 PER_CLASS, BATCH = 8, 4
 SIZE = 3 * PER_CLASS
@@ -65,15 +66,7 @@ def config(folder: Path, policy: str = "skip", workers: int = 0, **data: Any) ->
     augmentation = Augmentation(crop_size=8, num_crops=2, horizontal_flip=chance)  # type: ignore[arg-type]
     return {
         "seed": 5,
-        "data": {
-            "dataset": "custom",
-            "format": "image_folder",
-            "train_path": str(folder),
-            "val_path": str(folder),
-            "num_workers": workers,
-            "unreadable": policy,
-            **data,
-        },
+        "data": section(folder, num_workers=workers, unreadable=policy, **data),
         "optimizer": {"batch_size": BATCH},
         "augmentations": [augmentation.model_dump()],
     }
@@ -142,15 +135,6 @@ def epochs(loader: ResumableLoader, count: int = 2) -> Batches:
         loader.order.set_epoch(epoch)
         served += loader
     return served
-
-
-def same(a: Batches, b: Batches) -> bool:
-    return len(a) == len(b) and all(
-        torch.equal(x[0], y[0])
-        and torch.equal(x[2], y[2])
-        and all(torch.equal(c, d) for c, d in zip(x[1], y[1], strict=True))
-        for x, y in zip(a, b, strict=True)
-    )
 
 
 @pytest.fixture(scope="module")

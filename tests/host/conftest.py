@@ -8,9 +8,25 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from solo_ext.host import Host, detect
-from solo_ext.host.patches import PATCHES, unpatched
+from solo_ext.host.patches import PATCHES
 
 Without = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def unpatched(name: str) -> Iterator[None]:
+    """Puts the host's own code back inside the block, where nothing applies the patch."""
+    patch = PATCHES[name]
+    put_in = [(owner, attribute, vars(owner)[attribute]) for owner, attribute, _ in patch.undo]
+    undo, replacements = list(patch.undo), patch.replacements
+    patch.remove()
+    patch.replacements = lambda: ()
+    try:
+        yield
+    finally:
+        patch.undo, patch.replacements = undo, replacements
+        for owner, attribute, value in put_in:
+            setattr(owner, attribute, value)
 
 
 @pytest.fixture

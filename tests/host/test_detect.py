@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from solo_ext.core.errors import UserError
-from solo_ext.host import Host, HostError, detect
-from solo_ext.host.detect import fingerprint
+from solo_ext.host import Host, HostError, detect, fingerprint
 
 MAIN = ("__init__.py", "backbones/__init__.py", "data/__init__.py", "utils/__init__.py")
 RELEASE = ("__init__.py", "utils/__init__.py", "utils/backbones.py")

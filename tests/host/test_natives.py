@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from solo_ext import host
 from solo_ext.core.errors import ConfigError
-from solo_ext.host import BUILTIN_KWARGS, MOMENTUM_METHODS, detect
+from solo_ext.host import detect
+from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 
@@ -37,6 +38,7 @@ BUILTINS = (
 MISSING = ("all4one", "mae", "mocov3", "supcon", "vibcreg")
 MULTICROP = ("byol", "simclr", "wmse")
 """Those that take small crops in the release; in main nearly all do."""
+MOMENTUM_METHODS = ("byol", "dino", "mocov2plus", "nnbyol", "ressl")
 builtins = pytest.mark.parametrize("name", BUILTINS)
 
 
@@ -198,10 +200,6 @@ def test_a_misspelt_argument_is_refused(make_config: Any, name: str) -> None:
     with pytest.raises(ConfigError, match="did you mean 'proj_output_dim'") as caught:
         prepare(config)
     assert caught.value.key == "method_kwargs.proj_output_dimm"
-    prepared = prepare(make_config(name))
-    prepared.cfg.method_kwargs.proj_output_dimm = 8
-    with pytest.raises(ConfigError, match="did you mean 'proj_output_dim'"):
-        prepared.method(prepared.cfg)
 
 
 @builtins

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from benchmarks.speed.counting import Counter
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.host import Host, detect
-from solo_ext.host.patches import PATCHES, apply_all, select, select_for_run, unpatched
+from solo_ext.host.patches import PATCHES, select, select_for_run
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 
@@ -504,28 +504,6 @@ def test_every_patch_has_a_test() -> None:
     found = re.findall(r'^@pytest\.mark\.patch\("(.+)"\)$', "\n".join(texts), re.MULTILINE)
     in_scripts = {"messages", "dali-validation", "method-kwargs"}
     assert set(found) == set(PATCHES) - in_scripts, "those are seen in solo-learn's own scripts"
-
-
-def attributes(name: str) -> list[Any]:
-    return [vars(owner).get(attribute) for owner, attribute, _ in PATCHES[name].undo]
-
-
-def test_taking_a_patch_away_lasts_for_the_block(loaded: Host) -> None:
-    """Even when the block fails; applying patches again changes nothing."""
-    patched, own = attributes("few-classes"), []
-
-    def fails() -> None:
-        with unpatched("few-classes"):
-            own.extend(vars(owner)[name] for owner, name, _ in undo)
-            raise Interrupted
-
-    undo = list(PATCHES["few-classes"].undo)
-    with pytest.raises(Interrupted):
-        fails()
-    assert own == [value for _, _, value in undo] != patched
-    assert attributes("few-classes") == patched
-    apply_all()
-    assert attributes("few-classes") == patched
 
 
 def test_what_changes_numbers_is_applied_for_the_run_that_asks(loaded: Host) -> None:

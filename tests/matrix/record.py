@@ -14,7 +14,7 @@ import torch
 
 from solo_ext import host
 from solo_ext.core.files import locked, write_text
-from solo_ext.lab.experiments.code_version import code_version
+from solo_ext.lab.experiments.records import code_version
 from tests.matrix.rows import methods
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "matrix"

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from solo_ext.memory.knn import OnlineKNN, knn_accuracy, knn_predict
+from solo_ext.memory.knn import OnlineKNN, Setting, class_scores, knn_accuracy
 
 CLASSES = 6
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -27,23 +28,12 @@ def make_data(queries: int = 23, bank: int = 41, dim: int = 8, seed: int = 0) ->
 
 
 def predict(
-    features: Tensor,
-    bank: Tensor,
-    bank_targets: Tensor,
-    k: int,
-    temperature: float,
-    chunk_size: int | None = None,
-) -> Tensor:
-    """Returns the scores of one setting."""
-    return knn_predict(
-        features,
-        bank,
-        bank_targets,
-        ks=[k],
-        temperatures=[temperature],
-        num_classes=CLASSES,
-        chunk_size=chunk_size,
-    )[k, temperature]
+    features: Tensor, bank: Tensor, bank_targets: Tensor, **options: Any
+) -> dict[Setting, Tensor]:
+    """The scores of all queries."""
+    options = {"ks": [5], "temperatures": [0.07], "num_classes": CLASSES, **options}
+    blocks = list(class_scores(features, bank, bank_targets, **options))
+    return {setting: torch.cat([block[setting] for block in blocks]) for setting in blocks[0]}
 
 
 def loop_votes(
@@ -80,7 +70,7 @@ def loop_accuracy(scores: list[list[float]], targets: list[int], topk: int) -> f
 @pytest.mark.parametrize("temperature", [0.05, 0.07, 0.5])
 def test_scores_equal_the_loop_up_to_a_factor_per_query(k: int, temperature: float) -> None:
     data = make_data()
-    found = predict(data[0], data[2], data[3], k, temperature)
+    found = predict(data[0], data[2], data[3], ks=[k], temperatures=[temperature])[k, temperature]
     loop = loop_votes(lambda a, b: math.exp(cosine(a, b) / temperature), cosine, data, k)
     expected = torch.tensor(loop, dtype=torch.float64)
     strongest = torch.tensor(
@@ -93,26 +83,19 @@ def test_scores_equal_the_loop_up_to_a_factor_per_query(k: int, temperature: flo
 
 
 def test_one_call_scores_every_setting_like_separate_calls() -> None:
+    """In blocks of any size; a k beyond the bank is the whole bank."""
     features, _, bank, bank_targets = make_data()
-    ks, temperatures = (10, 1, 3, 500), (0.07, 0.02)
-    together = knn_predict(
-        features, bank, bank_targets, ks=ks, temperatures=temperatures, num_classes=CLASSES
-    )
+    ks, temperatures = (10, 1, 3, 41, 500), (0.07, 0.02)
+    data = features, bank, bank_targets
+    together = predict(*data, ks=ks, temperatures=temperatures)
     assert set(together) == {(k, t) for k in ks for t in temperatures}
-    for (k, t), scores in together.items():
-        alone = predict(features, bank, bank_targets, k, t)
-        torch.testing.assert_close(scores, alone)
+    for k, t in together:
+        alone = predict(*data, ks=[k], temperatures=[t], max_elements=len(bank) * (1 + k % 4))
+        torch.testing.assert_close(together[k, t], alone[k, t])
+    torch.testing.assert_close(together[500, 0.07], together[41, 0.07], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 4, 22, 23, 1000])
-def test_chunk_size_changes_nothing(chunk_size: int) -> None:
-    features, _, bank, bank_targets = make_data()
-    whole = predict(features, bank, bank_targets, 5, 0.07)
-    chunked = predict(features, bank, bank_targets, 5, 0.07, chunk_size)
-    torch.testing.assert_close(chunked, whole)
-
-
-def test_default_chunks_bound_the_similarity_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_similarities_are_in_one_pass_of_bounded_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
 
     def spy(queries: Tensor, bank: Tensor, scale: Tensor) -> Tensor:
@@ -122,29 +105,14 @@ def test_default_chunks_bound_the_similarity_block(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("solo_ext.memory.knn._MAX_ELEMENTS", 200)
     monkeypatch.setattr("solo_ext.memory.knn.cosines", spy)
     features, _, bank, bank_targets = make_data()
-    knn_predict(
-        features, bank, bank_targets, ks=[1, 5], temperatures=[0.1, 1.0], num_classes=CLASSES
-    )
+    predict(features, bank, bank_targets, ks=[1, 5], temperatures=[0.1, 1.0])
     assert sum(sizes) == len(features) * len(bank), "more than one pass"
     assert max(sizes) <= 200
 
 
-def test_k_beyond_the_bank_uses_the_whole_bank() -> None:
-    features, _, bank, bank_targets = make_data()
-    scores = knn_predict(
-        features, bank, bank_targets, ks=[41, 42, 10**6], temperatures=[0.1], num_classes=CLASSES
-    )
-    torch.testing.assert_close(scores[42, 0.1], scores[41, 0.1], rtol=0, atol=0)
-    torch.testing.assert_close(scores[10**6, 0.1], scores[41, 0.1], rtol=0, atol=0)
-
-
 def test_low_temperature_neither_overflows_nor_loses_votes() -> None:
-    query = torch.tensor([[1.0, 0.0]])
-    bank = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-    scores = knn_predict(
-        query, bank, torch.tensor([2, 1]), ks=[2], temperatures=[0.01, 1e-4], num_classes=3
-    )
-    for row in scores.values():
+    bank, classes = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([2, 1])
+    for row in predict(bank[:1], bank, classes, ks=[2], temperatures=[0.01, 1e-4]).values():
         assert row.isfinite().all()
         assert row[0, 2] == 1.0
         assert row[0, 1] > 0.0
@@ -153,11 +121,11 @@ def test_low_temperature_neither_overflows_nor_loses_votes() -> None:
 
 def test_norm_and_half_precision_autocast_do_not_matter() -> None:
     features, _, bank, bank_targets = make_data()
-    expected = predict(features, bank, bank_targets, 5, 0.01)
-    scaled = predict(features * 64, bank / 32, bank_targets, 5, 0.01)
+    expected = predict(features, bank, bank_targets, temperatures=[0.01])
+    scaled = predict(features * 64, bank / 32, bank_targets, temperatures=[0.01])
     torch.testing.assert_close(scaled, expected)
     with torch.autocast("cpu", torch.bfloat16):
-        cast = predict(features, bank, bank_targets, 5, 0.01)
+        cast = predict(features, bank, bank_targets, temperatures=[0.01])
     torch.testing.assert_close(cast, expected)
 
 
@@ -242,30 +210,6 @@ def test_accuracy_rejects(change: dict[str, object], message: str) -> None:
     arguments: dict[str, object] = dict(zip(names, make_data(), strict=True)) | change
     with pytest.raises(ValueError, match=message):
         knn_accuracy(**arguments)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("targets", "classes", "chunk_size", "message"),
-    [
-        ([0, 3], 3, None, "raise num_classes"),
-        ([0, -1], 3, None, "Drop unlabelled"),
-        ([0], 3, None, "as many targets"),
-        ([0, 1], 3, 0, "chunk_size is"),
-    ],
-)
-def test_predict_rejects(
-    targets: list[int], classes: int, chunk_size: int | None, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        knn_predict(
-            torch.eye(2),
-            torch.eye(2),
-            torch.tensor(targets),
-            ks=[1],
-            temperatures=[0.1],
-            num_classes=classes,
-            chunk_size=chunk_size,
-        )
 
 
 def feed(metric: OnlineKNN, data: Data, parts: int = 3) -> None:
@@ -407,7 +351,7 @@ def test_online_rejects_features_without_their_targets(side: str, targets: Tenso
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cuda_equals_cpu() -> None:
     features, _, bank, bank_targets = make_data()
-    expected = predict(features, bank, bank_targets, 5, 0.07)
-    found = predict(features.cuda(), bank, bank_targets, 5, 0.07)
+    expected = predict(features, bank, bank_targets)[5, 0.07]
+    found = predict(features.cuda(), bank, bank_targets)[5, 0.07]
     assert found.is_cuda
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-5)

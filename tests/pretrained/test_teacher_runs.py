@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from solo_ext import host
 from solo_ext.core.errors import UserError
+from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.plugin import register
 from solo_ext.pretrained.run_teacher import _GELU, _RELU
@@ -83,7 +84,7 @@ def test_a_run_of_swav(teacher: Path) -> None:
     "method", ["simclr", "simsiam", "mocov3", "barlow_twins", "vibcreg", "nnclr", "debiased"]
 )
 def test_projectors(method: str, saved: Callable[..., Any], loaded: host.Host) -> None:
-    if method not in loaded.methods and method in host.BUILTIN_KWARGS:
+    if method not in loaded.methods and method in BUILTIN_KWARGS:
         pytest.skip(f"solo-learn {loaded.info.generation} has no {method}")
     kwargs = {"iternorm": False} if method == "vibcreg" else {}
     module, run = saved(method, method_kwargs=kwargs)

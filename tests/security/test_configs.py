@@ -18,7 +18,7 @@ from solo_ext.config.compose import compose
 from solo_ext.config.untrusted import ALLOW
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.cli.main import main
-from solo_ext.lab.experiments.read import read_benchmark
+from solo_ext.lab.experiments.settings import read_benchmark
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import CONFIG, read_config

@@ -15,7 +15,7 @@ from solo_ext.config.check import check_run
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.config.schema import Run
 from solo_ext.core.errors import UserError
-from solo_ext.lab.experiments.read import read_benchmark
+from solo_ext.lab.experiments.settings import read_benchmark
 from solo_ext.lab.training.run_dir import CONFIG, read_config
 from tests.config.test_compose import MINE
 from tests.security.fuzzing import fuzzed

@@ -19,7 +19,7 @@ from solo_ext.lab.experiments.records import RECORDS, append_records
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS
-from solo_ext.lab.training.unreadable import add_lines
+from solo_ext.lab.training.watch import add_lines
 
 MakeConfig = Callable[..., dict[str, Any]]
 PRECIOUS = "not to be touched"

@@ -12,7 +12,6 @@ import pytest
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.evaluation.suite_page import render_suite
 from solo_ext.lab.evaluation.svg import svg_open, svg_text
-from solo_ext.lab.experiments.reporting.charts import Line, line_chart
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from tests.page_tree import Node, parse
@@ -93,13 +92,6 @@ def test_pictures_of_other_folders_are_not_shown(
     entry = {**record["entries"][0], "results": [{"picture": name}], "files": {name: None}}
     page = render_suite({**record, "entries": [entry]}, folder)
     assert not parse(page).all("img")
-
-
-def test_curves() -> None:
-    line = Line(HOSTILE, [(0.0, 1.0), (1.0, 2.0)], 0)
-    page = line_chart(HOSTILE, [line], [(HOSTILE, 1.5)], HOSTILE, HOSTILE)
-    assert_harmless(page)
-    assert "<script" not in page
 
 
 def test_text_of_pictures() -> None:

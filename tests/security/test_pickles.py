@@ -29,7 +29,7 @@ from solo_ext.lab.cli.main import main
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.store import FeatureStore
 from solo_ext.lab.experiments.records import RECORDS, read_records
-from solo_ext.lab.experiments.reporting.results import read_results
+from solo_ext.lab.experiments.results import read_results
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import CONFIG, METRICS, read_config

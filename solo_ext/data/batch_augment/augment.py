@@ -49,6 +49,14 @@ class BatchAugment(nn.Module):
 
     Raises:
         ConfigError: the matrices of its crops would take too much memory.
+
+    >>> from solo_ext.config.schema import Augmentation
+    >>> pipeline = Augmentation(crop_size=8, num_crops=2).model_dump()
+    >>> augment = BatchAugment("custom", [pipeline], height=12, width=12, seed=5)
+    >>> draws = augment.draw(epoch=0, indices=np.arange(4))
+    >>> views = augment(torch.zeros(4, 3, 12, 12, dtype=torch.uint8), draws)
+    >>> [tuple(view.shape) for view in views]
+    [(4, 3, 8, 8), (4, 3, 8, 8)]
     """
 
     def __init__(

@@ -169,6 +169,9 @@ def crop_boxes(
 
     Returns:
         (N, 4): top, left, height, width.
+
+    >>> crop_boxes(np.full((1, 22), 0.5), height=32, width=32, scale=(0.25, 0.25))
+    array([[ 8,  8, 16, 16]])
     """
     area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:, :_TRIES])
     low, high = (math.log(r) for r in _RATIO)

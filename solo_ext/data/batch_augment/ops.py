@@ -82,6 +82,9 @@ def bicubic_matrix(length: int, size: int) -> Tensor:
     Output pixel o samples around (o + 1/2) length / size with the cubic of a = -1/2 (Keys,
     "Cubic convolution interpolation for digital image processing", 1981), widened by length / size
     where pixels become fewer; weights end at the image's edge and sum to 1.
+
+    >>> bicubic_matrix(length=12, size=8).shape
+    torch.Size([8, 12])
     """
     scale = length / size
     centre = (torch.arange(size, dtype=torch.float64) + 0.5) * scale
@@ -107,6 +110,9 @@ def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
     Returns:
         (N, C, S, T).
+
+    >>> resample(torch.ones(2, 3, 12, 10), torch.ones(2, 8, 12), torch.ones(2, 6, 10)).shape
+    torch.Size([2, 3, 8, 6])
     """
     n, channels, height, width = images.shape
     across = torch.bmm(images.reshape(n, channels * height, width), columns.transpose(1, 2))
@@ -120,6 +126,9 @@ def blur(images: Tensor, radius: Tensor) -> Tensor:
     Args:
         images: (N, C, H, W).
         radius: standard deviation in pixels (N,).
+
+    >>> blur(torch.ones(2, 3, 8, 6), radius=torch.tensor([0.5, 2.0])).shape
+    torch.Size([2, 3, 8, 6])
     """
     height, width = images.shape[-2:]
     rows = blur_matrices(radius, height)
@@ -193,6 +202,11 @@ def mix_channels(images: Tensor, matrices: Tensor, bias: Tensor) -> Tensor:
         images: (N, 3, H, W).
         matrices: (N, 3, 3).
         bias: (N, 3), (N, 1) or (3,).
+
+    >>> grey = towards_grey(keep=torch.zeros(1), grey=torch.ones(1))
+    >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
+    >>> mix_channels(red, grey, torch.zeros(3)).flatten()
+    tensor([0.2990, 0.2990, 0.2990])
     """
     flat = images.flatten(2)
     return torch.baddbmm(bias.unsqueeze(-1), matrices, flat).view_as(images)
@@ -214,6 +228,10 @@ def shift_hue_(images: Tensor, turns: Tensor) -> Tensor:
     Args:
         images: (N, 3, H, W), changed in place.
         turns: (N,) in [-0.5, 0.5].
+
+    >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
+    >>> shift_hue_(red, turns=torch.tensor([1 / 3])).flatten().round()
+    tensor([0., 1., 0.])
     """
     red, green, blue = images.unbind(1)
     low = images.amin(1)

@@ -16,11 +16,11 @@ def load() -> ModuleType:
     Returns:
         The module ``solo``; ``solo.methods.METHODS`` holds the adapted classes.
     """
-    from solo_ext.host.release_1_0_2 import base, momentum
+    from solo_ext.host.release_1_0_2 import base
 
     replacement: Any = ModuleType("solo.methods.base")
     replacement.BaseMethod = base.BaseMethod
-    replacement.BaseMomentumMethod = momentum.BaseMomentumMethod
+    replacement.BaseMomentumMethod = base.BaseMomentumMethod
     # Whoever imported solo before us got a half-made package; start afresh.
     for name in [n for n in sys.modules if n == "solo" or n.startswith("solo.")]:
         del sys.modules[name]

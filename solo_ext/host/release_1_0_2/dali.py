@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from solo_ext.data.transforms import statistics
-from solo_ext.host.dali_pass import DALIPass, open_reader
+from solo_ext.host.dali_loader import DALIPass, open_reader
 
 upstream: Any = importlib.import_module("solo.utils.dali_dataloader")
 _wrappers: Any = importlib.import_module("solo.methods.dali")

@@ -9,13 +9,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from solo_ext.host.builtin_kwargs import BUILTIN_KWARGS
 from solo_ext.host.release_1_0_2.base import BaseMethod
 
-ONLY_IN_MAIN = ("all4one", "mae", "mocov3", "supcon", "vibcreg")
-"""Built-ins of main that the release lacks."""
-
-_NOT_ITS_OWN = {
+_OF_MAIN_ALONE = {
     "simsiam": {"temperature"},
     "ressl": {"base_tau_momentum", "final_tau_momentum", "momentum_classifier"},
 }
@@ -32,13 +28,9 @@ class Native:
     method_name: str
 
     def __init__(self, cfg: DictConfig) -> None:
-        # pydantic is not needed to register a method.
-        from solo_ext.config.check import check_method_kwargs
-
-        given = OmegaConf.to_container(cfg, resolve=True).get("method_kwargs")  # type: ignore
-        kwargs = check_method_kwargs(BUILTIN_KWARGS[self.method_name], given or {})
-        for name in _NOT_ITS_OWN.get(self.method_name, ()):
-            kwargs.pop(name)
+        kwargs: Any = OmegaConf.to_container(cfg.method_kwargs, resolve=True)
+        for name in _OF_MAIN_ALONE.get(self.method_name, ()):
+            kwargs.pop(name, None)
         super().__init__(cfg=cfg, **kwargs, **_ARGUMENTS.get(self.method_name, {}))  # type: ignore[call-arg]
 
     def base_training_step(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
@@ -85,10 +77,9 @@ def natives(methods: dict[str, type]) -> dict[str, type]:
         methods: ``solo.methods.METHODS`` of the release.
     """
     made = {}
-    for name in BUILTIN_KWARGS:
-        if name not in methods:
+    for name, own in methods.items():
+        if name in ("base", "linear"):
             continue
-        own = methods[name]
         hooks: dict[str, Any] = {"method_name": name, "__module__": own.__module__}
         if "clip_gradients" not in vars(own):
             hooks["clip_gradients"] = pl.LightningModule.clip_gradients

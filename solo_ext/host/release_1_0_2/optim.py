@@ -11,8 +11,6 @@ import torch
 from timm.optim.lars import Lars
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
-from solo_ext.core.errors import ConfigError, nearest
-
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "lars": Lars,
@@ -34,17 +32,10 @@ def configure_optimizers(module: Any) -> Any:
 
     Returns:
         An optimiser, or one and its schedule as Lightning takes them.
-
-    Raises:
-        ConfigError: an optimiser or schedule that does not exist.
     """
     groups = [dict(group, params=list(group["params"])) for group in module.learnable_params]
     if module.exclude_bias_n_norm_wd:
         groups = split_by_dimension(groups, weight_decay=0.0)
-    if module.optimizer not in OPTIMIZERS:
-        raise ConfigError(
-            "optimizer.name", module.optimizer, "unknown", nearest(module.optimizer, OPTIMIZERS)
-        )
     kwargs = dict(module.extra_optimizer_args)
     if module.optimizer == "lars":
         groups, kwargs = _lars_arguments(groups, kwargs)
@@ -108,25 +99,11 @@ def _schedule(module: Any, optimizer: torch.optim.Optimizer, static: list[bool])
         ]
         scheduler = LambdaLR(optimizer, factors)
         return {"scheduler": scheduler, "interval": module.scheduler_interval, "frequency": 1}
-    if module.scheduler == "step":
-        if not module.lr_decay_steps:
-            raise ConfigError(
-                "scheduler.lr_decay_steps",
-                module.lr_decay_steps,
-                "scheduler.name=step needs the epochs at which the rate decays",
-                "give a list such as [60, 80]",
-            )
-        if not any(static):
-            return MultiStepLR(optimizer, list(module.lr_decay_steps))
-        milestones = sorted(module.lr_decay_steps)
-        return LambdaLR(
-            optimizer, [_constant if fixed else partial(_decayed, milestones) for fixed in static]
-        )
-    raise ConfigError(
-        "scheduler.name",
-        module.scheduler,
-        "unknown",
-        nearest(str(module.scheduler), ["warmup_cosine", "step", "none"]),
+    if not any(static):
+        return MultiStepLR(optimizer, list(module.lr_decay_steps))
+    milestones = sorted(module.lr_decay_steps)
+    return LambdaLR(
+        optimizer, [_constant if fixed else partial(_decayed, milestones) for fixed in static]
     )
 
 

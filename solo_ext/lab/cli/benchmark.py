@@ -62,7 +62,7 @@ def run_command(args: argparse.Namespace) -> Any:
 
 
 def _run(args: argparse.Namespace) -> Any:
-    from solo_ext.lab.experiments.read import read_benchmark
+    from solo_ext.lab.experiments.settings import read_benchmark
 
     settings = read_benchmark(args.config, args.overrides)
     out = Path(args.out or Path("benchmark_runs") / Path(args.config).stem)
@@ -73,7 +73,7 @@ def _run(args: argparse.Namespace) -> Any:
 
 
 def _tune(args: argparse.Namespace) -> Any:
-    from solo_ext.lab.experiments.read import read_benchmark
+    from solo_ext.lab.experiments.settings import read_benchmark
     from solo_ext.lab.experiments.tuning import trial_settings, tunable, write_tuned
 
     settings = read_benchmark(args.config, args.overrides)
@@ -92,9 +92,8 @@ def _run_settings(
     args: argparse.Namespace, settings: BenchmarkSettings, rows: list[str] | None, out: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What to print, and the records by row (of its last seed)."""
-    from solo_ext.lab.experiments.live import LiveTable
     from solo_ext.lab.experiments.plan import make_plan
-    from solo_ext.lab.experiments.run import run_benchmark
+    from solo_ext.lab.experiments.run import Progress, run_benchmark
 
     plan = make_plan(settings, rows, args.devices)
     console = Console(stderr=True, highlight=False)
@@ -103,8 +102,8 @@ def _run_settings(
             console.print(Text(planned.folder), soft_wrap=True)
         return {"out": str(out), "runs": [planned.folder for planned in plan]}, {}
     launcher = _launcher(args, settings.threads, settings.memory, out)
-    with LiveTable(plan, console) as table:
-        result = run_benchmark(settings, plan, out, launcher, table)
+    with Progress(plan, console) as watch:
+        result = run_benchmark(settings, plan, out, launcher, watch)
     for outcome in result.failed:
         line = f"failed  {outcome.folder.name}: {outcome.reason}"
         console.print(Text(line), soft_wrap=True)
@@ -117,8 +116,7 @@ def _run_settings(
 
 
 def _launcher(args: argparse.Namespace, threads: int, memory: float, out: Path) -> Any:
-    from solo_ext.lab.experiments.launchers import LocalLauncher, SlurmLauncher
-    from solo_ext.lab.experiments.launchers.local import GIGABYTE
+    from solo_ext.lab.experiments.launchers import GIGABYTE, LocalLauncher, SlurmLauncher
 
     for name in ("parallel", "devices"):
         value = getattr(args, name)
@@ -149,7 +147,7 @@ def _report(args: argparse.Namespace) -> Any:
 
 
 def _write_report(args: argparse.Namespace, folders: list[Path], out: Path | None) -> Any:
-    from solo_ext.lab.experiments.reporting.report import write_report
+    from solo_ext.lab.experiments.report import write_report
 
     files = write_report(folders, out)
     if not args.json:

@@ -231,7 +231,7 @@ def _show_suite(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, A
 
 
 def _keep_record(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
-    from solo_ext.lab.training.run_dir import write_text
+    from solo_ext.core.files import write_text
 
     if not record["results"]:
         # A process that helped to extract features.

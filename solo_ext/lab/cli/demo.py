@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from solo_ext.lab.experiments.launchers import LocalLauncher
-from solo_ext.lab.experiments.launchers.local import GIGABYTE
-from solo_ext.lab.experiments.live import LiveTable
+from solo_ext.lab.experiments.launchers import GIGABYTE, LocalLauncher
 from solo_ext.lab.experiments.plan import make_plan
-from solo_ext.lab.experiments.read import read_benchmark
-from solo_ext.lab.experiments.reporting.report import write_report
-from solo_ext.lab.experiments.reporting.results import Results
-from solo_ext.lab.experiments.reporting.statistics import Estimate, estimate, paired_differences
-from solo_ext.lab.experiments.reporting.wording import mean_and_deviation, mean_and_interval
-from solo_ext.lab.experiments.run import run_benchmark
+from solo_ext.lab.experiments.report import write_report
+from solo_ext.lab.experiments.results import Results
+from solo_ext.lab.experiments.run import Progress, run_benchmark
+from solo_ext.lab.experiments.settings import read_benchmark
+from solo_ext.lab.experiments.statistics import Estimate, estimate
+from solo_ext.lab.experiments.tables import difference, mean_and_deviation, mean_and_interval
 
 
 def run_demo(out: Path, *, epochs: int | None = None, quiet: bool = False) -> dict[str, Any]:
@@ -49,12 +47,26 @@ def run_demo(out: Path, *, epochs: int | None = None, quiet: bool = False) -> di
     progress.print(Text(settings.about))
     plan = make_plan(settings)
     launcher = LocalLauncher(None, settings.threads, settings.memory * GIGABYTE, reuse=True)
-    with LiveTable(plan, progress) as table:
-        done = run_benchmark(settings, plan, out, launcher, table)
+    with Progress(plan, progress) as watch:
+        done = run_benchmark(settings, plan, out, launcher, watch)
     for outcome in done.failed:
         progress.print(Text(f"failed  {outcome.folder.name}: {outcome.reason}"), soft_wrap=True)
     results = Results(settings, done.records)
-    scores, differences = _scores(results), _differences(results)
+    scores: _Lines = {}
+    differences: _Lines = {}
+    for place in results.places():
+        for row in results.rows(place):
+            label = results.label(row)
+            scores[label] = _known(
+                {
+                    m: estimate(list(results.scores(place, row, m).values()))
+                    for m in results.measures
+                }
+            )
+            for base in results.settings.rows[row].bases:
+                differences[f"{label} minus {results.label(base)}"] = _known(
+                    {m: difference(results, place, row, base, m) for m in results.measures}
+                )
     page = str(write_report([out])[-1]) if done.records else None
     seconds = time.monotonic() - begin
     if not quiet:
@@ -79,35 +91,8 @@ _Lines = dict[str, dict[str, Estimate]]
 """Estimates by name of the row or the difference, and by measure."""
 
 
-def _scores(results: Results) -> _Lines:
-    return {
-        results.label(row): _estimates(
-            {m: results.scores(place, row, m).values() for m in results.measures}
-        )
-        for place in results.places()
-        for row in results.rows(place)
-    }
-
-
-def _differences(results: Results) -> _Lines:
-    return {
-        f"{results.label(row)} minus {results.label(base)}": _estimates(
-            {
-                m: paired_differences(
-                    results.scores(place, row, m), results.scores(place, base, m)
-                ).values()
-                for m in results.measures
-            }
-        )
-        for place in results.places()
-        for row in results.rows(place)
-        for base in results.settings.rows[row].bases
-    }
-
-
-def _estimates(values: Mapping[str, Iterable[float]]) -> dict[str, Estimate]:
-    found = {measure: estimate(list(held)) for measure, held in values.items()}
-    return {measure: one for measure, one in found.items() if one is not None}
+def _known(estimates: Mapping[str, Estimate | None]) -> dict[str, Estimate]:
+    return {measure: found for measure, found in estimates.items() if found is not None}
 
 
 def _plain(lines: _Lines) -> dict[str, dict[str, dict[str, Any]]]:

@@ -14,7 +14,7 @@ from solo_ext.data.dali import INSTALL, nvidia_dali
 from solo_ext.host import detect, load
 from solo_ext.host.patches import PATCHES
 from solo_ext.lab.cli.advisories import ADVISORIES, known_bad
-from solo_ext.lab.training.records import PACKAGES, package_version
+from solo_ext.lab.training.run_dir import PACKAGES, package_version
 
 _EXTRAS = {
     "faiss": ("faiss", "k-means by faiss", "pip install 'solo-ext[faiss]'"),

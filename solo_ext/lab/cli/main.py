@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 from solo_ext import __version__
 from solo_ext.core.errors import UserError, in_one_line, nearest
-from solo_ext.lab.cli.benchmark import add_parsers
 
 USER_MISTAKE = UserError.exit_code
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -111,7 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", action="store_true", help="print one JSON document")
 
     benchmark = commands.add_parser("benchmark", help="compare methods over data sets and seeds")
-    add_parsers(benchmark)
+    _add_benchmark(benchmark)
 
     export = commands.add_parser("export", help="write the backbone of a run for use elsewhere")
     export.add_argument("run", metavar="RUN_DIR")
@@ -126,6 +125,47 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument("--out", help="the folder or file; without it, in the run directory")
     export.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
+
+
+def _add_benchmark(parser: argparse.ArgumentParser) -> None:
+    """Adds ``run``, ``tune`` and ``report``."""
+    actions = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
+    _add_run_words(actions.add_parser("run", help="run what a benchmark lacks"))
+    tune = actions.add_parser("tune", help="choose settings on held-out training images")
+    _add_run_words(tune)
+
+    report = actions.add_parser("report", help="tables and a page of records")
+    report.add_argument("records", nargs="+", metavar="RECORDS", help="folders of records")
+    report.add_argument("--out", help="folder of the report; the first RECORDS by default")
+    report.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _add_run_words(parser: argparse.ArgumentParser) -> None:
+    """What ``run`` and ``tune`` have in common."""
+    parser.add_argument("config", metavar="CONFIG", help="digits, cifar10-cpu, ..., or a YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the benchmark")
+    parser.add_argument(
+        "--out", help="folder of records and runs; benchmark_runs/CONFIG if left out"
+    )
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
+    parser.add_argument("--parallel", type=int, help="runs at once; as many as fit if left out")
+    parser.add_argument("--devices", type=int, default=1, help="devices of one run")
+    parser.add_argument(
+        "--launcher",
+        default="local",
+        choices=("local", "slurm"),
+        metavar="local|slurm",
+        help="processes of this machine, or an array of SLURM jobs",
+    )
+    parser.add_argument(
+        "--slurm",
+        nargs="+",
+        default=[],
+        metavar="key=value",
+        help="for submitit, such as slurm_partition=gpu timeout_min=600",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the runs, start none")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

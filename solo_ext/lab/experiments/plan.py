@@ -16,9 +16,9 @@ from solo_ext.config.check import check_run
 from solo_ext.config.compose import compose
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.images import names_fingerprint, open_images
-from solo_ext.lab.experiments.measures import check_measures
 from solo_ext.lab.experiments.records import Kind
 from solo_ext.lab.experiments.settings import BenchmarkSettings, Row
+from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 
 
@@ -80,7 +80,6 @@ def make_plan(
         ConfigError: an unknown row, two rows that are alike, a score that the evaluation does not
             give, or a config that would not start.
     """
-    check_measures(settings)
     names = list(rows if rows is not None else settings.default_rows or settings.rows)
     for name in names:
         if name not in settings.rows:
@@ -138,7 +137,7 @@ def _runs(
         kind = "baseline"
     elif is_teacher:
         kind = "teacher"
-    elif config["method"] not in host.BUILTIN_KWARGS:
+    elif config["method"] not in BUILTIN_KWARGS:
         kind = "plugin"
     _check(config, of is not None)
     for seed in seeds:

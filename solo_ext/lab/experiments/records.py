@@ -1,16 +1,25 @@
-"""Records of a benchmark: one line of JSON for each finished run."""
+"""The files of a benchmark's folder: records of runs, and when each hypothesis was written.
+
+``records.jsonl`` has one line for each finished run, ``hypotheses.jsonl`` one for each hypothesis
+that is new or changed, ``benchmark.yaml`` the settings.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
+from solo_ext import __version__
 from solo_ext.core.errors import UserError
-from solo_ext.core.files import append_lines
+from solo_ext.core.files import append_lines, read_jsonl
+from solo_ext.lab.experiments.settings import BenchmarkSettings, Hypothesis
 
-RECORDS, SETTINGS, LOCK = "records.jsonl", "benchmark.yaml", ".lock"
+RECORDS, SETTINGS, CLAIMS = "records.jsonl", "benchmark.yaml", "hypotheses.jsonl"
 Kind = Literal["plugin", "host", "baseline", "teacher"]
 
 
@@ -93,7 +102,7 @@ _REQUIRED = Record.__annotations__.keys() - {"parts", "losses"}
 
 
 def read_records(folder: Path) -> list[Record]:
-    """Records of a folder, the last one of each key; a half-written last line is passed over.
+    """Records of a folder, the last one of each key; a half-written last line is skipped.
 
     Raises:
         UserError: no records there, or a line that is none.
@@ -123,5 +132,68 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def append_records(folder: Path, records: Iterable[Record]) -> None:
-    """Adds lines; what a killed process left half written is removed first."""
+    """Appends lines; a half-written last line of a killed process is removed first."""
     append_lines(folder / RECORDS, records)
+
+
+def code_version() -> dict[str, Any]:
+    """``version``; in a git checkout also ``commit``, and ``changed``: it differs from that.
+
+    >>> code_version()["version"]
+    '0.1.0'
+    """
+    root = Path(__file__).resolve().parents[3]
+    found: dict[str, Any] = {"version": __version__}
+    if not (root / ".git").exists():
+        return found
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", "solo_ext", "configs")
+        return {**found, "commit": git("rev-parse", "HEAD"), "changed": bool(changed)}
+    except (OSError, subprocess.CalledProcessError):
+        return found
+
+
+def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
+    """Appends a line for every hypothesis that is new or changed, before any run is started.
+
+    A line holds the name, the digest of what decides the verdict, the hypothesis and the time
+    (UTC, ISO 8601). The note, written afterwards, decides nothing.
+    """
+    held = {line.get("name"): line.get("digest") for line in read_jsonl(folder / CLAIMS)}
+    written = datetime.now(UTC).isoformat(timespec="seconds")
+    lines = [
+        {
+            "name": name,
+            "digest": _digest(hypothesis),
+            "hypothesis": hypothesis.model_dump(exclude={"note"}),
+            "written": written,
+        }
+        for name, hypothesis in settings.hypotheses.items()
+        if held.get(name) != _digest(hypothesis)
+    ]
+    if lines:
+        append_lines(folder / CLAIMS, lines)
+
+
+def times_written(settings: BenchmarkSettings, folder: Path) -> dict[str, str]:
+    """When each hypothesis was last changed; those without a line are left out."""
+    last = {line.get("name"): line for line in read_jsonl(folder / CLAIMS)}
+    return {
+        name: str(last[name]["written"])
+        for name, hypothesis in settings.hypotheses.items()
+        if name in last and last[name].get("digest") == _digest(hypothesis)
+    }
+
+
+def _digest(hypothesis: Hypothesis) -> str:
+    deciding = hypothesis.model_dump(exclude={"note", "claim", "source"})
+    # A given margin is a float, but 0 is left out of the settings that a folder keeps.
+    deciding["margin"] = deciding["margin"] or 0
+    text = json.dumps(deciding, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

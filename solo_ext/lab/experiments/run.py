@@ -8,26 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from rich.console import Console
+from rich.text import Text
 
 from solo_ext.core.errors import StoppedBySignal, UserError
 from solo_ext.core.files import locked, write_text
-from solo_ext.lab.experiments.claims import note_claims
-from solo_ext.lab.experiments.launchers.base import Launcher, Outcome
+from solo_ext.lab.experiments.launchers import Launcher, Outcome
 from solo_ext.lab.experiments.plan import PlannedRun
 from solo_ext.lab.experiments.records import (
-    LOCK,
     RECORDS,
     SETTINGS,
     Record,
     append_records,
+    note_claims,
     read_records,
 )
 from solo_ext.lab.experiments.settings import BenchmarkSettings
-from solo_ext.lab.experiments.work import PLANNED, RECORD
+from solo_ext.lab.experiments.work import EPOCHS, PLANNED, RECORD, read_epochs
 from solo_ext.lab.training.run_dir import checkpoints
-from solo_ext.lab.training.stop_signals import StopSignals
+from solo_ext.lab.training.signals import StopSignals
 
-RUNS = "runs"
+LOCK, RUNS = ".lock", "runs"
 Watch = Callable[[Path, Mapping[str, Record]], None]
 """Called with the folder of the run directories, and the records by key."""
 
@@ -182,3 +183,51 @@ def _collect(out: Path, held: dict[str, Record], folders: Sequence[str]) -> None
     if fresh:
         append_records(out, fresh.values())
         held |= fresh
+
+
+class Progress:
+    """A line for every run that finishes; on a terminal also where the runs at work are.
+
+    Args:
+        plan: all runs.
+        console: where to.
+    """
+
+    def __init__(self, plan: Sequence[PlannedRun], console: Console) -> None:
+        self.plan, self.console = plan, console
+        self._status = console.status("starting")
+        self._known: set[str] | None = None
+
+    def __enter__(self) -> Progress:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def __call__(self, runs: Path, records: Mapping[str, Record]) -> None:
+        """Looks at the run directories again."""
+        done = {run.key for run in self.plan if run.key in records}
+        if self._known is None:
+            if done:
+                self._print(f"{len(done)} of {len(self.plan)} runs were finished before")
+            self._known = done
+        for run in self.plan:
+            if run.key in done - self._known:
+                self._known.add(run.key)
+                numbers = "  ".join(f"{k} {v:.2f}" for k, v in records[run.key]["scores"].items())
+                self._print(f"{len(self._known)}/{len(self.plan)}  {_name(run)}  {numbers}")
+        at_work = [
+            f"{_name(run)}: epoch {epochs} of {run.config.get('max_epochs')}"
+            for run in self.plan
+            if run.key not in done and (epochs := len(read_epochs(runs / run.folder / EPOCHS)))
+        ]
+        count = f"{len(done)} of {len(self.plan)} runs"
+        self._status.update(Text("; ".join([count, *at_work])))
+
+    def _print(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+
+def _name(run: PlannedRun) -> str:
+    return f"{run.dataset} {run.budget} {run.row} seed {run.seed}"

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt, MinLen
-from pydantic import Field, field_validator
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import Field, TypeAdapter, field_validator
 
+from solo_ext.config.check import validated
+from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.config.schema import Free, Section, Seed
 from solo_ext.config.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from solo_ext.config.untrusted import read_yaml
+from solo_ext.core.errors import ConfigError, UserError, nearest
+from solo_ext.core.files import config_root, is_file
+from solo_ext.data.digits import add_resolvers
 
 Name = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", description="a name without spaces")
 ]
-BASELINES = ("random-backbone", "raw-pixels")
-"""Rows that train nothing; every benchmark may name them."""
 
 
 class Row(Section):
@@ -159,3 +167,137 @@ class BenchmarkSettings(Section):
     tuning: Tuning | None = None
     hypotheses: dict[Name, Hypothesis] = {}
     config_path: str | None = None
+
+
+def shipped_benchmarks() -> list[str]:
+    """Names of the shipped benchmarks.
+
+    >>> shipped_benchmarks()[:3]
+    ['cifar10', 'cifar10-cpu', 'cifar100']
+    """
+    folder = config_root() / "solo_ext" / "benchmark"
+    return sorted(p.stem for p in folder.glob("*.yaml"))
+
+
+def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSettings:
+    """Reads a shipped benchmark, or a YAML file of one's own.
+
+    Args:
+        name: of a shipped one such as ``digits``, or the path of a file.
+        overrides: ``key=value`` in Hydra's grammar.
+
+    Raises:
+        ConfigError: no such benchmark, or settings that contradict each other.
+        UserError: a file that cannot be read.
+
+    >>> read_benchmark("demo", ["seeds=[1,2]"]).seeds
+    [1, 2]
+    """
+    file = Path(name).expanduser()
+    if file.suffix not in (".yaml", ".yml"):
+        file = config_root() / "solo_ext" / "benchmark" / f"{name}.yaml"
+    if not is_file(file):
+        raise ConfigError(
+            "CONFIG", name, "no such benchmark", nearest(name, shipped_benchmarks(), show=40)
+        )
+    given = read_yaml(file)
+    if not isinstance(given, dict):
+        raise UserError(f"{file}: not a mapping; give the keys of a benchmark")
+    try:
+        cfg = OmegaConf.create(given)
+    except Exception as error:
+        # OmegaConf raises errors of many kinds for odd keys, a parser's among them.
+        raise UserError(f"{file}: {(str(error).splitlines() or [''])[0]}") from None
+    apply_overrides(cfg, parse(overrides))
+    # Interpolations are kept as written: paths of a machine are not part of a benchmark.
+    plain = OmegaConf.to_container(cfg)
+    assert isinstance(plain, dict)
+    return checked_benchmark({str(k): v for k, v in plain.items()})
+
+
+def checked_benchmark(given: Mapping[str, Any]) -> BenchmarkSettings:
+    """Validates settings, and that the rows and scores which they name exist.
+
+    Raises:
+        ConfigError: an unknown key, row or score, or a value out of range.
+
+    >>> rows = {"simclr": {"config": "simclr"}}
+    >>> checked_benchmark({"title": "mine", "datasets": {"digits": {}}, "rows": rows}).seeds
+    [1]
+    """
+    settings = settings_of(given)
+    for name, row in settings.rows.items():
+        if (row.config is None) == (row.baseline is None):
+            raise ConfigError(
+                f"rows.{name}", row.config, "a row has a config or a baseline", "give one of them"
+            )
+    _check_rows(settings, "default_rows", settings.default_rows or [])
+    _check_rows(settings, "teacher", [settings.teacher] if settings.teacher else [])
+    suite_settings(settings.evaluation)
+    for measure in settings.headline or ():
+        check_measure("headline", measure, settings)
+    for name, hypothesis in settings.hypotheses.items():
+        check_measure(f"hypotheses.{name}.measure", hypothesis.measure, settings)
+        if hypothesis.row == hypothesis.base:
+            raise ConfigError(
+                f"hypotheses.{name}.base", hypothesis.base, "is the row itself", "name another"
+            )
+    return settings
+
+
+def settings_of(given: Mapping[str, Any]) -> BenchmarkSettings:
+    """Settings as a folder of records keeps them: scores may be of protocols since renamed.
+
+    Raises:
+        ConfigError: an unknown key, a value out of range, or a comparison with an unknown row.
+    """
+    settings: BenchmarkSettings = validated(TypeAdapter(BenchmarkSettings), dict(given))
+    for name, row in settings.rows.items():
+        _check_rows(settings, f"rows.{name}.bases", row.bases)
+    for name, claim in settings.hypotheses.items():
+        _check_rows(settings, f"hypotheses.{name}.row", [claim.row])
+        _check_rows(settings, f"hypotheses.{name}.base", [claim.base])
+    return settings
+
+
+def check_measure(key: str, measure: str, settings: BenchmarkSettings) -> None:
+    """Refuses a score that no protocol of the evaluation can give.
+
+    A score is called after its protocol, and what it is of: ``knn``, ``lowshot_10_per_class``.
+
+    Raises:
+        ConfigError: naming the protocols.
+    """
+    protocols = settings.evaluation
+    if not any(measure == p or measure.startswith(f"{p}_") for p in protocols):
+        raise ConfigError(
+            key, measure, "no protocol of the evaluation gives it", nearest(measure, protocols)
+        )
+
+
+def suite_settings(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``solo-ext eval suite`` takes, of the section ``evaluation``, interpolations resolved.
+
+    Raises:
+        ConfigError: an unknown protocol or a wrong setting of one.
+        UserError: an interpolation that leads nowhere.
+    """
+    # The protocols import torch, which a report does not need.
+    from solo_ext.lab.evaluation.suite import read_suite_settings
+
+    own = {name: value for name, value in evaluation.items() if value is not None}
+    add_resolvers()
+    try:
+        given: Any = OmegaConf.to_container(
+            OmegaConf.create({"protocols": list(evaluation), **own}), resolve=True
+        )
+    except OmegaConfBaseException as error:
+        raise UserError(f"benchmark: {str(error).splitlines()[0]}") from None
+    read_suite_settings(given)
+    return {str(k): v for k, v in given.items()}
+
+
+def _check_rows(settings: BenchmarkSettings, key: str, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in settings.rows:
+            raise ConfigError(key, name, "no such row", nearest(name, settings.rows, show=40))

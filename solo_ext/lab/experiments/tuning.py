@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import warnings
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from scipy.stats import qmc
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import write_text
-from solo_ext.lab.experiments.measures import check_measure
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.settings import (
     BenchmarkSettings,
@@ -20,17 +20,17 @@ from solo_ext.lab.experiments.settings import (
     Dimension,
     Row,
     Tuning,
+    check_measure,
 )
 
 TRIALS, TUNED = "trials.json", "tuned.yaml"
-_DRAWN = "row {row}, trial {trial}"
 
 
 def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> BenchmarkSettings:
     """A benchmark whose rows are the trials, ``<row>.<number>``; number 0 is the row as it stands.
 
-    Trial n of a row is drawn by a scrambled Sobol sequence (Optuna's ``QMCSampler``), whatever the
-    trials before it scored: they can run side by side, and a stopped search goes on as it was.
+    Trial n of a row is the n-th point of a scrambled Sobol sequence, whatever the trials before it
+    scored: they can run side by side, and a stopped search goes on as it was.
 
     Args:
         settings: what to tune.
@@ -39,7 +39,6 @@ def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> Benchmar
     Raises:
         ConfigError: no section ``tuning``, several data sets or budgets, a measure that the
             evaluation does not give, or a space that cannot be drawn from.
-        UserError: Optuna is not installed.
     """
     tuning = _tuning(settings)
     if len(settings.datasets) * len(settings.budgets) > 1:
@@ -113,15 +112,16 @@ def write_tuned(
     trials = []
     tuned = dict(settings.rows)
     for name in rows:
-        row, found = settings.rows[name], []
+        row = settings.rows[name]
+        found: list[dict[str, Any]] = []
         for number, drawn in enumerate(_draws(tuning, name, row)):
             record = records.get(f"{name}.{number}")
             if record is None:
                 raise UserError(
-                    f"{_DRAWN.format(row=name, trial=number)} has no record; run the same command "
-                    "again"
+                    f"row {name}, trial {number} has no record; run the same command again"
                 )
-            found.append({**drawn_entry(name, number, drawn), "score": _score(record, tuning)})
+            score = _score(record, tuning)
+            found.append({"row": name, "trial": number, "settings": drawn, "score": score})
         best = max(found, key=lambda trial: (trial["score"], -trial["trial"]))
         trials += found
         own = [f"{key}={json.dumps(value)}" for key, value in best["settings"].items()]
@@ -135,11 +135,6 @@ def write_tuned(
     text = yaml.safe_dump(of_best.model_dump(exclude_defaults=True), sort_keys=False)
     write_text(file, text)
     return file
-
-
-def drawn_entry(row: str, number: int, drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of ``trials.json``, without its score."""
-    return {"row": row, "trial": number, "settings": dict(drawn)}
 
 
 def _score(record: Record, tuning: Tuning) -> float:
@@ -161,56 +156,43 @@ def _tuning(settings: BenchmarkSettings) -> Tuning:
 
 def _draws(tuning: Tuning, name: str, row: Row) -> list[dict[str, Any]]:
     """Settings of every trial of a row; the first changes nothing."""
-    try:
-        import optuna
-    except ImportError:
-        raise UserError(
-            "tuning needs optuna, which is not installed: pip install 'solo-ext[benchmark]'"
-        ) from None
-    space = {
-        key: _distribution(optuna, f"space of {name}: {key}", dimension)
-        for key, dimension in (tuning.space | row.space).items()
-    }
+    space = tuning.space | row.space
     if not space:
         raise ConfigError("tuning.space", {}, f"nothing to tune of {name}", "name settings")
-    held = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.QMCSampler(
-            qmc_type="sobol",
-            scramble=True,
-            seed=tuning.seed,
-            independent_sampler=optuna.samplers.RandomSampler(seed=tuning.seed),
-            warn_asynchronous_seeding=False,
-            warn_independent_sampling=False,
-        )
-        study = optuna.create_study(sampler=sampler, direction="maximize")
-        drawn: list[dict[str, Any]] = [{}]
-        # The sequence begins once a trial has shown Optuna which settings there are.
-        while len(drawn) < tuning.trials:
-            trial = study.ask(space)
-            study.tell(trial, 0.0)
-            drawn.append({key: _short(value) for key, value in trial.params.items()})
-    optuna.logging.set_verbosity(held)
-    return drawn
+    for key, dimension in space.items():
+        _check(f"space of {name}: {key}", dimension)
+    # A whole power of 2 is drawn, without which the sequence is not balanced.
+    power = max(0, math.ceil(math.log2(max(tuning.trials - 1, 1))))
+    points = qmc.Sobol(len(space), scramble=True, seed=tuning.seed).random_base2(power)
+    drawn = [
+        {
+            key: _value(dimension, x)
+            for (key, dimension), x in zip(space.items(), point, strict=True)
+        }
+        for point in points[: tuning.trials - 1].tolist()
+    ]
+    return [{}, *drawn]
 
 
-def _short(value: Any) -> Any:
-    """Four digits: more of them would be read as meant."""
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def _distribution(optuna: Any, what: str, dimension: Dimension) -> Any:
-    kinds = optuna.distributions
+def _value(dimension: Dimension, x: float) -> Any:
+    """What a point between 0 and 1 stands for; of numbers four digits."""
     if dimension.choices is not None:
-        return kinds.CategoricalDistribution(tuple(dimension.choices))
+        return dimension.choices[int(x * len(dimension.choices))]
     low, high = dimension.low, dimension.high
-    if low is None or high is None or not low < high or (dimension.log and low <= 0):
+    assert low is not None
+    assert high is not None
+    value = low * (high / low) ** x if dimension.log else low + x * (high - low)
+    return float(f"{value:.4g}")
+
+
+def _check(what: str, dimension: Dimension) -> None:
+    low, high = dimension.low, dimension.high
+    if dimension.choices is None and (
+        low is None or high is None or not low < high or (dimension.log and low <= 0)
+    ):
         raise ConfigError(
             what,
             dimension.model_dump(exclude_none=True),
             "not a range",
             "give choices, or low and high with low < high, above 0 if log is true",
         )
-    return kinds.FloatDistribution(low, high, log=dimension.log)

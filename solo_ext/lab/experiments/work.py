@@ -13,12 +13,15 @@ import re
 import resource
 import shutil
 import sys
+import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import Callback
 from omegaconf import OmegaConf
 
 from solo_ext import host
@@ -30,19 +33,17 @@ from solo_ext.lab.evaluation.models import PIXELS, Model, RawPixels
 from solo_ext.lab.evaluation.protocols import headline
 from solo_ext.lab.evaluation.subject import EvalContext, open_subject, subject_of
 from solo_ext.lab.evaluation.suite import read_suite_settings
-from solo_ext.lab.experiments.code_version import code_version
-from solo_ext.lab.experiments.epoch_times import EPOCHS, EpochTimes, read_epochs
-from solo_ext.lab.experiments.orphans import end_with_parent
 from solo_ext.lab.experiments.plan import PlannedRun
-from solo_ext.lab.experiments.read import suite_settings
-from solo_ext.lab.experiments.records import Curves, Memory, Record
+from solo_ext.lab.experiments.records import Curves, Memory, Record, code_version
+from solo_ext.lab.experiments.settings import suite_settings
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.lab.training.records import environment, read_metrics
-from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, run_digest
+from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, environment, run_digest
 
 PLANNED, RECORD, PEAK = "planned.json", "record.json", "peak_memory.json"
-STARTS, LOG, _LOCK = "starts.jsonl", "work.log", ".work.lock"
+EPOCHS, STARTS, LOG, _LOCK = "epochs.jsonl", "starts.jsonl", "work.log", ".work.lock"
+PARENT = "SOLO_EXT_BENCHMARK_PARENT"
+"""Environment variable: the process that started this one."""
 _WAIT = 30.0
 # Built-ins log theirs by step and by epoch, which Lightning tells apart by an ending.
 _LOSS = re.compile(r"train_(?!class_)(\w*loss|neg_cos_sim)(_epoch)?")
@@ -78,6 +79,47 @@ def work(folder: Path) -> Record | None:
             write_text(file, json.dumps(record, indent=1))
         found: Record = json.loads(file.read_text())
         return found
+
+
+class EpochTimes(Callback):
+    """Writes a line for every epoch: its number from 0, its images, its seconds of training.
+
+    From the start of the epoch, an E-step included, to its last batch: validation, evaluation and
+    checkpoints come after it. An epoch that a killed run repeats has a second line, which counts.
+
+    Args:
+        file: the file.
+        batch_size: of one process.
+    """
+
+    def __init__(self, file: Path, batch_size: int) -> None:
+        self.file, self.batch_size = file, batch_size
+        self._begin = self._end = 0.0
+        self._batches = 0
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begin = self._end = time.monotonic()
+        self._batches = 0
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self._end = time.monotonic()
+        self._batches += 1
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        line = {
+            "epoch": trainer.current_epoch,
+            "images": self._batches * self.batch_size * trainer.world_size,
+            "seconds": round(self._end - self._begin, 4),
+        }
+        append_lines(self.file, [line])
+
+
+def read_epochs(file: Path) -> list[dict[str, Any]]:
+    """One entry for each finished epoch, in order; none where there is no file."""
+    found = {entry["epoch"]: entry for entry in read_jsonl(file) if "epoch" in entry}
+    return [found[epoch] for epoch in sorted(found)]
 
 
 def _config(planned: PlannedRun, folder: Path) -> dict[str, Any]:
@@ -234,7 +276,7 @@ def _curves(folder: Path, epochs: list[dict[str, Any]]) -> Curves | None:
     file = folder / METRICS
     if not file.is_file():
         return None
-    lines = {m["epochs_done"]: m for m in read_metrics(file) if "epochs_done" in m}
+    lines = {m["epochs_done"]: m for m in read_jsonl(file) if "epochs_done" in m}
     if not lines:
         return None
     done = sorted(int(e) for e in lines)
@@ -258,7 +300,7 @@ def _losses(folder: Path) -> dict[str, list[float | None]]:
     """Every loss that the method logged, by epoch."""
     found: dict[str, dict[int, float | None]] = {}
     file = folder / METRICS
-    for line in read_metrics(file) if file.is_file() else ():
+    for line in read_jsonl(file) if file.is_file() else ():
         for key, value in line.items():
             if match := _LOSS.fullmatch(key):
                 found.setdefault(match[1], {})[int(line["epoch"])] = value
@@ -266,6 +308,23 @@ def _losses(folder: Path) -> dict[str, list[float | None]]:
         name: [values.get(epoch) for epoch in range(max(values) + 1)]
         for name, values in sorted(found.items())
     }
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it is gone, killed or not."""
+    if PARENT not in os.environ:
+        return
+    parent = os.getppid()
+    # Lightning starts further ranks from the first one.
+    if "LOCAL_RANK" not in os.environ and parent != int(os.environ[PARENT]):
+        os._exit(1)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _one_after_another() -> None:
@@ -279,7 +338,7 @@ def _one_after_another() -> None:
 
 def main() -> int:
     """Runs the folder that the command line names, or those that standard input does."""
-    end_with_parent()
+    _end_with_parent()
     show_messages()
 
     def command() -> int:

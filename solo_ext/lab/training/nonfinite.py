@@ -1,10 +1,12 @@
-"""Losses and gradients that are not finite."""
+"""Losses and gradients that are not finite: found, named, and stopped at or left out."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -15,37 +17,40 @@ from torch import Tensor, nn
 
 from solo_ext.core import distributed
 from solo_ext.core.errors import UserError
-from solo_ext.lab.training.bad_batches import BadBatches, Batch
-from solo_ext.lab.training.kept_state import BufferSnapshot
-from solo_ext.lab.training.late_reading import AsyncHostCopy
+from solo_ext.core.files import append_lines, locked, read_jsonl
+from solo_ext.data.reading import name_of
+from solo_ext.lab.training.lightning_internals import after_own_hook, remove_hooks
 from solo_ext.lab.training.run_dir import checkpoints
+from solo_ext.lab.training.watch import AsyncHostCopy
+from solo_ext.memory.state import Unsynchronised
 
 logger = logging.getLogger(__name__)
+NONFINITE = "nonfinite.jsonl"
 EVERY = 16
-"""Batches between two looks where a look costs something."""
+"""Batches between two looks of the host, where looking costs time."""
 MOST_IN_A_ROW = 32
-"""So many bad steps in a row are no bad luck: the weights or the data are spoilt."""
+"""Bad steps in a row after which `skip` stops, too: the weights or the data are spoilt."""
 MOST_BEFORE_SAVING = 4
-"""Likewise, just before the weights are to be saved in the place of good ones."""
+"""The same, just before a checkpoint replaces the last good one."""
 
 
 class NonFiniteWatch(Callback):
     """Stops at, or leaves out, batches whose loss or gradients are not finite.
 
-    A step only sets a flag on the device. The host looks at it every :data:`EVERY` batches, on a
-    GPU through a copy that it does not wait for, on a CPU after every batch; and always before
-    validation, at the end of an epoch and before a checkpoint is written, which therefore never
-    holds the weights after a bad batch. Several processes look at the same batches, together.
+    A step only sets a flag on the device. The host reads the flag every :data:`EVERY` batches on a
+    GPU, through a copy that it does not wait for, and after every batch on a CPU. It always reads
+    it before validation, at the end of an epoch and before a checkpoint is written, so that no
+    checkpoint holds the weights after a bad batch. All processes read it at the same batches.
 
-    ``skip`` zeroes the gradients of the optimiser step and puts all buffers back to where they
-    were before it, without a look. With a gradient scaler, whose first gradients are infinite as
-    a matter of course, only losses count as bad.
+    ``skip`` zeroes the gradients of the optimiser step and restores all buffers to their values
+    before it, on the device. With a gradient scaler only losses count as bad, because the first
+    scaled gradients are infinite as a rule.
 
     Args:
         run_dir: the run directory; :class:`BadBatches` writes there.
         images: the training images, by sample index.
         action: what to do.
-        every: batches between two looks; by default as said above.
+        every: batches between two looks, instead of the above.
 
     Raises:
         UserError: in training, at a bad batch, at too many in a row, or at weights that are not
@@ -79,17 +84,10 @@ class NonFiniteWatch(Callback):
         keep = 4 * (self._looks_every + trainer.accumulate_grad_batches)
         self._batches = BadBatches(self.run_dir, self.images, keep)
         self._late = AsyncHostCopy()
-        # Lightning calls callbacks before the method's own hook, which writes queues and priors.
-        own = pl_module.on_train_batch_end
-
-        def own_then_watch(outputs: Any, batch: Any, batch_idx: int) -> None:
-            own(outputs, batch, batch_idx)
-            self._note(trainer, outputs, batch)
-
-        pl_module.on_train_batch_end = own_then_watch  # type: ignore[method-assign]
+        after_own_hook(pl_module, lambda outputs, batch, _: self._note(trainer, outputs, batch))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        pl_module.__dict__.pop("on_train_batch_end", None)
+        remove_hooks(trainer, pl_module)
         self._bad = self._kept = None
 
     def on_exception(
@@ -109,8 +107,8 @@ class NonFiniteWatch(Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
-        # An infinite loss may have finite gradients. Made NaN, they reach every process through
-        # the mean over processes: all of them leave the step out, or none does.
+        # An infinite loss may have finite gradients. They are made NaN, which reaches every process
+        # through the mean over processes, so that all of them leave the step out.
         if self.action == "skip" and loss.requires_grad:
             loss.register_hook(nan_where(not_finite(loss)))  # type: ignore[no-untyped-call]
 
@@ -145,10 +143,9 @@ class NonFiniteWatch(Callback):
             )
 
     def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Looks now, at the weights too, and waits for the device.
+        """Reads the flag and checks the weights now, waiting for the device.
 
-        Every process has to call it at the same place. Nothing happens outside training.
-        :data:`MOST_BEFORE_SAVING` bad steps in a row up to here are too many.
+        Every process has to call it at the same place; outside training it does nothing.
 
         Raises:
             UserError: as the class says.
@@ -167,7 +164,7 @@ class NonFiniteWatch(Callback):
             self._stop_in_a_row(trainer, MOST_BEFORE_SAVING)
 
     def _note(self, trainer: pl.Trainer, outputs: Any, batch: Any) -> None:
-        """Flags the batch and keeps what it needs to be named; looks where it is time to."""
+        """Sets the flag for a bad batch, and keeps what is needed to name the batch later."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if self._bad is None or not isinstance(loss, Tensor):
             return
@@ -182,7 +179,7 @@ class NonFiniteWatch(Callback):
         self._bad.logical_or_(bad_loss)
         if bad_gradients is not None:
             self._bad.logical_or_(bad_gradients)
-        # Lightning has divided it.
+        # Lightning divided the loss by the number of batches that accumulate.
         loss = loss.detach() * trainer.accumulate_grad_batches
         place = trainer.current_epoch, self._step
         self._batches.add(Batch(*place, batch[0].detach(), loss, bad_gradients))
@@ -191,11 +188,11 @@ class NonFiniteWatch(Callback):
             self._look(trainer)
 
     def _look(self, trainer: pl.Trainer) -> None:
-        """Reads the flag of the look before this one, where it is there."""
+        """Reads the flag that the last look sent, if it has arrived, and sends it again."""
         assert self._bad is not None
         if self._late.pending:
-            # Alone, the host looks again later. Several have to find it at the same batch, and
-            # wait for a copy that was begun many batches ago.
+            # A single process can look again later. Several have to find the flag at the same
+            # batch, so they wait for a copy that began many batches ago.
             arrived = self._late.take(wait=distributed.world_size() > 1)
             if arrived is None:
                 return
@@ -206,7 +203,7 @@ class NonFiniteWatch(Callback):
             self._answer(trainer)
 
     def _answer(self, trainer: pl.Trainer) -> None:
-        """Has the bad batches written down, and stops or goes on."""
+        """Writes the bad batches down, then stops or goes on."""
         assert self._bad is not None
         self._bad.zero_()
         self._late.drop()
@@ -228,10 +225,10 @@ class NonFiniteWatch(Callback):
             )
 
     def _stop(self, trainer: pl.Trainer, problem: str) -> NoReturn:
-        # All of them are here; the first that ends may end the others, who still write.
+        # The first process that ends may end the others, so all finish writing before that.
         trainer.strategy.barrier("not finite")
         found = checkpoints(self.run_dir)
-        # Of steps that were left out in a row, some may have come before it.
+        # With `skip` some of the steps that were left out may be older than the checkpoint.
         last = "the last good checkpoint" if self.action == "stop" else "the last checkpoint"
         kept = f"{last} is {str(found[-1].path)!r}" if found else "there is no checkpoint yet"
         remedies = ["a lower optimizer.lr"]
@@ -254,7 +251,7 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
     tensors = [x for x in tensors if x.numel()]
     if tensors[0].device.type != "cpu":
         return nn.utils.get_total_norm(tensors, norm_type=math.inf)
-    # 20 times faster than that norm there.
+    # On a CPU this is 20 times faster than the norm.
     bounds = [bound for x in tensors for bound in x.aminmax()]
     return torch.stack([bound.float() for bound in bounds]).abs().max()
 
@@ -262,3 +259,198 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
 def nan_where(bad: Tensor) -> Callable[[Tensor], Tensor]:
     """A hook that makes a gradient NaN if ``bad``, a scalar on the device, is true."""
     return lambda gradient: gradient.masked_fill(bad, math.nan)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is needed to name a batch later. Tensors stay on the device.
+
+    Attributes:
+        epoch: from 0.
+        step: optimiser step that the batch was for, from 0, as in ``metrics.jsonl``.
+        indices: (N,) sample indices.
+        loss: scalar.
+        bad_gradients: scalar of bool, whether the step's gradients were not finite; ``None``
+            before the last batch of a step, and where that means nothing.
+    """
+
+    epoch: int
+    step: int
+    indices: Tensor
+    loss: Tensor
+    bad_gradients: Tensor | None
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """An optimiser step of which a loss, or else the gradients, were not finite in any process."""
+
+    epoch: int
+    step: int
+    by_loss: bool
+
+    def __str__(self) -> str:
+        what = "the loss is" if self.by_loss else "gradients are"
+        return f"{what} not finite in epoch {self.epoch}, optimiser step {self.step} (from 0)"
+
+
+class BadBatches:
+    """Keeps the last batches, and finds and writes down the bad ones among them.
+
+    Lines of ``nonfinite.jsonl`` hold epoch, step, rank, ``what`` (``loss`` or ``gradients``), the
+    loss, ``then`` (``stopped`` or ``skipped``), the indices and what the data set calls them. A
+    loss names its own batch, gradients name all batches of the step. Each process writes its own.
+
+    Attributes:
+        file: ``nonfinite.jsonl`` of the run directory.
+        in_a_row: bad optimiser steps up to the last batch that was looked at.
+
+    Args:
+        run_dir: the run directory.
+        images: the training images, by sample index.
+        keep: number of batches that are kept.
+    """
+
+    def __init__(self, run_dir: Path, images: Any, keep: int) -> None:
+        self.file, self.images = run_dir / NONFINITE, images
+        self.in_a_row = 0
+        self._recent: deque[Batch] = deque(maxlen=keep)
+        self._unread = 0
+        self._known: set[int] = set()
+
+    def add(self, batch: Batch) -> None:
+        """Keeps a batch; the tensors must not be written to later."""
+        self._recent.append(batch)
+        self._unread += 1
+
+    def find(self, then: str) -> list[BadStep]:
+        """Reads the batches since the last call, and writes down the bad ones.
+
+        Waits for the device. Every process has to call it at the same batch.
+
+        Args:
+            then: ``stopped``, which is about the first bad step alone, or ``skipped``.
+
+        Returns:
+            The bad steps that were not known before, the same for every process.
+        """
+        unread, self._unread = self._unread, 0
+        if unread > len(self._recent):
+            # Batches were dropped unread, so they were good.
+            self.in_a_row = 0
+        recent = list(self._recent)[-unread:] if unread else []
+        steps: dict[int, list[tuple[Batch, float, bool, bool]]] = {}
+        for entry in zip(recent, *_read(recent), strict=True):
+            steps.setdefault(entry[0].step, []).append(entry)
+        found: list[BadStep] = []
+        lines: list[dict[str, Any]] = []
+        for step, batches in steps.items():
+            by_loss = any(bad_loss for _, _, bad_loss, _ in batches)
+            by_gradients = any(bad_gradients for *_, bad_gradients in batches)
+            known = step in self._known
+            # Bad gradients of a step that is known to be bad say nothing new.
+            if not by_loss and (known or not by_gradients):
+                self.in_a_row = self.in_a_row if known else 0
+                continue
+            what = "loss" if by_loss else "gradients"
+            named = [(b, v) for b, v, *_ in batches if not by_loss or not math.isfinite(v)]
+            lines += [self._line(batch, value, what, then) for batch, value in named]
+            if not known:
+                self._known.add(step)
+                self.in_a_row += 1
+                found.append(BadStep(batches[0][0].epoch, step, by_loss))
+            if then == "stopped":
+                break
+        self._write(lines)
+        return found
+
+    @property
+    def read(self) -> bool:
+        """Whether all batches were looked at."""
+        return not self._unread
+
+    def _line(self, batch: Batch, loss: float, what: str, then: str) -> dict[str, Any]:
+        indices = batch.indices.tolist()
+        return {
+            "epoch": batch.epoch,
+            "step": batch.step,
+            "rank": distributed.rank(),
+            "what": what,
+            "loss": loss if math.isfinite(loss) else str(loss),
+            "then": then,
+            "indices": indices,
+            "images": [name_of(self.images, i) for i in indices if 0 <= i < len(self.images)],
+        }
+
+    def _write(self, given: Sequence[dict[str, Any]]) -> None:
+        if not given:
+            return
+        with locked(self.file.with_name(f".{NONFINITE}.lock")):
+            # A resumed run meets the same batches again, and must not name them twice.
+            known = read_jsonl(self.file)
+            append_lines(self.file, [line for line in given if line not in known])
+
+
+def _read(batches: Sequence[Batch]) -> tuple[list[float], list[bool], list[bool]]:
+    """For each batch: its loss here, and whether any process had a bad loss or bad gradients."""
+    if not batches:
+        return [], [], []
+    losses = torch.stack([batch.loss.reshape(()).float() for batch in batches])
+    none = torch.zeros_like(losses[0], dtype=torch.bool)
+    gradients = torch.stack([none if b.bad_gradients is None else b.bad_gradients for b in batches])
+    flags = distributed.max_over_ranks(torch.stack([~losses.isfinite(), gradients]).int())
+    bad_losses, bad_gradients = flags.bool().tolist()
+    return losses.tolist(), bad_losses, bad_gradients
+
+
+class BufferSnapshot:
+    """A copy of all buffers (running statistics, queues, priors, memories) from before a step.
+
+    Parameters are left out, because a step with zeroed gradients does not spoil them.
+
+    Args:
+        root: the method; its frozen subtrees are left out.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self._held: dict[tuple[nn.Module, str], Tensor] = {}
+
+    @torch.no_grad()
+    def hold(self) -> None:
+        """Copies the buffers as they are now."""
+        found = dict(self._buffers())
+        known = {k for k, v in self._held.items() if k in found and _alike(v, found[k])}
+        self._held = {k: self._held[k] if k in known else v.clone() for k, v in found.items()}
+        if known:
+            held, now = ([side[k] for k in known] for side in (self._held, found))
+            torch._foreach_copy_(held, now)
+
+    @torch.no_grad()
+    def restore(self, bad: Tensor) -> None:
+        """Puts the copy back where ``bad`` is true, without the host reading it.
+
+        Args:
+            bad: scalar of bool.
+        """
+        # Buffers are found by name, because some methods replace the tensor itself.
+        for key, now in self._buffers():
+            held = self._held.get(key)
+            if held is not None and _alike(held, now):
+                torch.where(bad, held, now, out=now)
+
+    def _buffers(self) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
+        frozen = {
+            part
+            for module in self._root.modules()
+            if isinstance(module, Unsynchronised) and module.frozen
+            for part in module.modules()
+        }
+        for module in self._root.modules():
+            if module not in frozen:
+                for name, buffer in module.named_buffers(recurse=False):
+                    yield (module, name), buffer.detach()
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device

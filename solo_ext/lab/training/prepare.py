@@ -1,30 +1,40 @@
-"""Everything that is checked and filled in before a run starts."""
+"""From a config to images and a method: everything that is checked and filled in before a run."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import TypeAdapter
 
 from solo_ext import host
-from solo_ext.config.check import check_method_kwargs, check_run, validated
+from solo_ext.config.check import check_method_kwargs, check_run
 from solo_ext.config.hardware import check_hardware, world_size
-from solo_ext.config.schema import DALI, OPTIMIZER_KWARGS, Momentum
+from solo_ext.config.schema import DALI, Momentum
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.images import class_names, open_images
 from solo_ext.data.reading import Images
 from solo_ext.data.transforms import STATISTICS
 from solo_ext.host.dali_loader import check_dali
-from solo_ext.host.patches import OF_SCRIPTS, check_names
 from solo_ext.lab.evaluation.classes import same_classes
-from solo_ext.lab.training.check_augmentation import check_augmentation
-from solo_ext.lab.training.check_backbone import check_backbone
-from solo_ext.lab.training.check_builtin import check_builtin, check_large_crops
+from solo_ext.lab.training.builtin_methods import (
+    BUILTIN_KWARGS,
+    check_builtin,
+    check_large_crops,
+)
+from solo_ext.lab.training.checks import (
+    check_augmentation,
+    check_backbone,
+    check_batch_size,
+    check_patches,
+    check_scheduler,
+    check_supported,
+    check_validation_interval,
+    checked_optimizer_kwargs,
+)
 from solo_ext.plugin import Unavailable, register
 
 logger = logging.getLogger(__name__)
@@ -67,15 +77,15 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     register()
     loaded = host.load()
     method = _method(loaded, given["method"])
-    _patches(given["patches"])
+    check_patches(given["patches"])
     given["method_kwargs"] = _method_kwargs(given, method)
     given["momentum"] = _momentum(given, method)
     check_backbone(loaded, given)
-    _refuse_the_unsupported(given)
-    given["optimizer"]["kwargs"] = _optimizer_kwargs(given["optimizer"])
-    _scheduler(given["scheduler"])
-    _count_crops(given)
+    check_supported(given)
+    given["optimizer"]["kwargs"] = checked_optimizer_kwargs(given["optimizer"])
+    check_scheduler(given["scheduler"])
     check_augmentation(given)
+    _count_crops(given)
     check_folder("checkpoint.dir", given["checkpoint"]["dir"])
     if given["data"]["format"] == "dali":
         given["dali"] = given["dali"] or DALI().model_dump()
@@ -88,15 +98,15 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     numbered = given["data"]["dataset"] in STATISTICS
     if val is not None and not numbered and not given["data"]["no_labels"]:
         same_classes(train, val, given["data"]["val_path"])
-    _fill_a_batch(given, len(train))
+    check_batch_size(given, len(train))
     check_builtin(given, len(train))
-    _validation_interval(given, len(train))
+    check_validation_interval(given, len(train))
     cfg = _as_methods_take_it(given)
     if hasattr(method, "fill_sizes"):
         method.fill_sizes(cfg, len(train))
         given["method_kwargs"] = OmegaConf.to_container(cfg.method_kwargs, resolve=True)
     if hasattr(method, "kwargs_type"):
-        # What the method itself refuses, before anything is built.
+        # The method itself refuses what it cannot take, before anything is built.
         cfg = method.add_and_assert_specific_cfg(cfg)
     if hasattr(method, "check_size"):
         method.check_size(cfg, len(train))
@@ -124,7 +134,7 @@ def _as_methods_take_it(given: dict[str, Any]) -> DictConfig:
     if given["momentum"] is None:
         del cfg["momentum"]
     for aug in cfg.augmentations:
-        # main reads these with a default of its own, which a null would hide.
+        # main has a default of its own for these, which a null would hide.
         for key in ("mean", "std"):
             if aug[key] is None:
                 del aug[key]
@@ -137,7 +147,7 @@ def _method(loaded: host.Host, name: str) -> type[Any]:
         if isinstance(usable[name], Unavailable):
             usable[name]()
         return usable[name]
-    if name in host.BUILTIN_KWARGS:
+    if name in BUILTIN_KWARGS:
         raise ConfigError(
             "method",
             name,
@@ -148,7 +158,7 @@ def _method(loaded: host.Host, name: str) -> type[Any]:
 
 
 def _method_kwargs(given: dict[str, Any], method: type[Any]) -> dict[str, Any]:
-    kwargs_type = getattr(method, "kwargs_type", None) or host.BUILTIN_KWARGS.get(given["method"])
+    kwargs_type = getattr(method, "kwargs_type", None) or BUILTIN_KWARGS.get(given["method"])
     if kwargs_type is None:
         return dict(given["method_kwargs"])
     return check_method_kwargs(kwargs_type, given["method_kwargs"])
@@ -162,7 +172,7 @@ def _momentum(given: dict[str, Any], method: type[Any]) -> dict[str, Any] | None
         momentum = issubclass(method, host.BaseMomentumMethod)
     if not momentum:
         if section is not None:
-            # solo-learn's own configs have the section for such methods too.
+            # solo-learn's own configs have the section for such methods, too.
             logger.warning(f"momentum: {given['method']} has no momentum backbone to read it")
         return None
     section = section or Momentum().model_dump()
@@ -174,28 +184,6 @@ def _momentum(given: dict[str, Any], method: type[Any]) -> dict[str, Any] | None
             "the average may only slow down: base_tau <= final_tau",
         )
     return section
-
-
-def _refuse_the_unsupported(given: Mapping[str, Any]) -> None:
-    if (given["auto_umap"] or {}).get("enabled"):
-        raise ConfigError(
-            "auto_umap.enabled",
-            True,
-            "maps are not drawn while training here",
-            "use solo-learn's own main_pretrain.py for them, or remove it",
-        )
-
-
-def _patches(names: Sequence[str]) -> None:
-    check_names(names)
-    for name in names:
-        if name in OF_SCRIPTS:
-            raise ConfigError(
-                "patches",
-                name,
-                "it concerns solo-learn's own scripts",
-                "leave it out: images are read by loaders of our own here",
-            )
 
 
 def _count_classes(data: Mapping[str, Any], train: Images) -> int:
@@ -210,76 +198,9 @@ def _count_classes(data: Mapping[str, Any], train: Images) -> int:
     return known or found
 
 
-def _optimizer_kwargs(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    name, known = optimizer["name"], host.BaseMethod._OPTIMIZERS
-    if name not in known:
-        raise ConfigError("optimizer.name", name, "unknown optimiser", nearest(name, known))
-    if name not in OPTIMIZER_KWARGS:
-        # One that a fork of solo-learn has added.
-        return dict(optimizer["kwargs"])
-    adapter = TypeAdapter(OPTIMIZER_KWARGS[name])
-    checked = validated(adapter, optimizer["kwargs"], prefix="optimizer.kwargs")
-    kwargs: dict[str, Any] = checked.model_dump(exclude_none=True)
-    if kwargs.get("nesterov") and (not kwargs["momentum"] or kwargs.get("dampening")):
-        raise ConfigError(
-            "optimizer.kwargs.nesterov",
-            True,
-            "it needs a momentum above 0 and no dampening",
-            "set momentum, or leave nesterov out",
-        )
-    return kwargs
-
-
-def _scheduler(scheduler: Mapping[str, Any]) -> None:
-    if scheduler["name"] == "step" and not scheduler["lr_decay_steps"]:
-        raise ConfigError(
-            "scheduler.lr_decay_steps",
-            scheduler["lr_decay_steps"],
-            "scheduler.name=step needs the epochs at which the rate decays",
-            "give a list such as [60, 80]",
-        )
-
-
-def _fill_a_batch(given: Mapping[str, Any], images: int) -> None:
-    # The loaders, made before the other processes are there, see one process only.
-    processes, size = world_size(given), given["optimizer"]["batch_size"]
-    if images // processes < size:
-        raise ConfigError(
-            "optimizer.batch_size",
-            size,
-            f"the training set has {images // processes} images per process"
-            + (f", {images} for {processes} processes" if processes > 1 else ""),
-            "take a smaller batch",
-        )
-
-
-def _validation_interval(given: Mapping[str, Any], images: int) -> None:
-    every, limit = given.get("val_check_interval"), given.get("limit_train_batches")
-    batches = images // world_size(given) // given["optimizer"]["batch_size"]
-    if limit is not None:
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-    if isinstance(every, int) and every > batches and given.get("check_val_every_n_epoch", 1):
-        raise ConfigError(
-            "val_check_interval",
-            every,
-            f"an epoch has {batches} batches",
-            "take no more than that, a share of the epoch such as 0.5, or "
-            "check_val_every_n_epoch=null",
-        )
-
-
 def _count_crops(given: dict[str, Any]) -> None:
     sizes = [a["crop_size"] for a in given["augmentations"]]
     counts = [a["num_crops"] for a in given["augmentations"]]
-    for place, a in enumerate(given["augmentations"]):
-        low, high = a["rrc"]["crop_min_scale"], a["rrc"]["crop_max_scale"]
-        if low > high:
-            raise ConfigError(
-                f"augmentations.{place}.rrc.crop_min_scale",
-                low,
-                f"above crop_max_scale={high}",
-                f"allowed: a number above 0, up to {high}",
-            )
     large = sum(c for s, c in zip(sizes, counts, strict=True) if s == sizes[0])
     given["data"]["num_large_crops"] = large
     given["data"]["num_small_crops"] = sum(counts) - large

@@ -29,53 +29,56 @@ from solo_ext.core.errors import (
     UserError,
     disk_trouble,
 )
-from solo_ext.core.files import locked
-from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.dali import DALIViews
-from solo_ext.data.loaders import FixedLoader, ResumableLoader, fixed_loader, pretrain_loader
-from solo_ext.data.mixing import ViewMixer
-from solo_ext.data.raw_batches import RawBatches
-from solo_ext.data.reading import Images
+from solo_ext.core.files import locked, write_text
+from solo_ext.data.loaders import ResumableLoader, fixed_loader
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.host.patches import announce, repairs_for, select_for_run
 from solo_ext.lab.evaluation.online import OnlineEvaluation, online_protocols
-from solo_ext.lab.training.agreed_dir import RUN_DIR, agreed_run_dir
-from solo_ext.lab.training.collapse import CollapseWatch
-from solo_ext.lab.training.identity import Identity
-from solo_ext.lab.training.lost_process import lost_process_named
+from solo_ext.lab.training.checkpoints import RunCheckpoint
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.lab.training.prepare import Prepared, prepare
-from solo_ext.lab.training.progress import progress_callback
-from solo_ext.lab.training.records import JsonLines, environment
 from solo_ext.lab.training.resume_point import resume_point
-from solo_ext.lab.training.run_checkpoint import RunCheckpoint
-from solo_ext.lab.training.run_data import RunData
+from solo_ext.lab.training.run_data import run_data, train_loader
 from solo_ext.lab.training.run_dir import (
     ARGS,
     CONFIG,
     ENVIRONMENT,
     LOCK,
+    LOGGED,
     METRICS,
+    RUN_DIR,
     TIMING,
     Checkpoint,
+    agreed_run_dir,
     checkpoints,
+    environment,
     file_name,
     how_to_go_on,
     read_config,
-    write_text,
 )
-from solo_ext.lab.training.run_state import RunState
+from solo_ext.lab.training.run_state import Identity, RunState
 from solo_ext.lab.training.trainer import (
-    LOGGED,
+    JsonLines,
     make_loggers,
     make_trainer,
+    progress_callback,
     quiet,
     torch_flags_kept,
 )
-from solo_ext.lab.training.unreadable import UNREADABLE, UnreadableReport
+from solo_ext.lab.training.watch import UNREADABLE, CollapseWatch, UnreadableReport
 
 logger = logging.getLogger(__name__)
 _DOES_NOT_FIT = ("Error(s) in loading state_dict", "loaded state dict")
+# Backends have no class of error for a process that is gone. A taken port, processes that never
+# met and a collective that does not fit another's are left out on purpose.
+_GONE = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "remote process exited",
+    "timed out waiting",
+)
+_LONGEST = 160
 
 
 @dataclass(frozen=True)
@@ -126,22 +129,21 @@ def pretrain(
     given, cfg = prepared.given, prepared.cfg
     if run_dir is None:
         run_dir = agreed_run_dir(given)
-    # Checkpoints bear the folder's name, which `.` does not tell.
+    # Checkpoints are named after the folder, so a path such as `.` has to be spelled out.
     run_dir = Path(os.path.abspath(run_dir))
     identity = Identity.of(given, prepared.train)
     held = checkpoints(run_dir)
     resume = resume_point(run_dir, given["resume_from_checkpoint"], identity, force=force)
     loader: Any = train_loader(given, prepared.train)
     val_loader = None if prepared.val is None else fixed_loader(given, prepared.val)
-    data = _run_data(given, loader, val_loader)
+    data = run_data(given, loader, val_loader)
 
     quiet()
     pl.seed_everything(given["seed"], workers=True, verbose=False)
     patched = select_for_run(given["patches"], repairs_for(given["method"]))
     model = prepared.method(cfg)
-    model.to(
-        memory_format=torch.channels_last if _channels_last(given) else torch.contiguous_format
-    )
+    if not given["performance"]["disable_channel_last"]:
+        model.to(memory_format=torch.channels_last)
     start = 0 if resume is None else resume.step
     name = file_name(given["name"])
     stem = run_dir.name if run_dir.name.startswith(f"{name}-") else f"{name}-{run_dir.name}"
@@ -192,11 +194,8 @@ def pretrain(
     try:
         with (
             _announced(run_dir),
-            _alone(run_dir, trainer),
-            _as_it_was(run_dir, trainer, held),
-            _fitting(ckpt_path),
-            lost_process_named(run_dir, trainer, state),
-            _ended_early(run_dir),
+            _alone(run_dir, trainer, held),
+            _errors_explained(run_dir, trainer, state, ckpt_path),
         ):
             trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     except (StoppedBySignal, ProcessLost):
@@ -206,32 +205,6 @@ def pretrain(
     return PretrainResult(
         run_dir, found[-1].path if found else None, trainer.current_epoch, **timing()
     )
-
-
-def train_loader(given: dict[str, Any], images: Images) -> ResumableLoader | DALILoader:
-    """The loader that ``data.format`` names; see :func:`pretrain_loader`.
-
-    Args:
-        given: the checked config.
-        images: the training images.
-    """
-    make = DALILoader if given["data"]["format"] == "dali" else pretrain_loader
-    return make(given, images)
-
-
-def _run_data(
-    given: dict[str, Any],
-    loader: ResumableLoader | DALILoader,
-    val_loader: FixedLoader | DALIViews | None,
-) -> RunData:
-    views, augment = loader.dataset, None
-    if isinstance(views, RawBatches):
-        sides = views.pixels.height, views.pixels.width
-        named = given["data"]["dataset"], given["augmentations"]
-        augment = BatchAugment(*named, *sides, given["seed"])
-    mix = given["data"]["mix"]
-    mixer = None if mix is None else ViewMixer(mix, given["seed"])
-    return RunData(loader, val_loader, augment, mixer)
 
 
 @contextlib.contextmanager
@@ -248,87 +221,102 @@ def _announced(run_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ended_early(run_dir: Path) -> Iterator[None]:
-    """Says how to go on after Ctrl-C where nobody waits to save, and after a full disk.
-
-    Nobody waits before the first batch, after the last one, or without checkpoints.
-    """
+def _errors_explained(
+    run_dir: Path, trainer: pl.Trainer, state: RunState, checkpoint: str | None
+) -> Iterator[None]:
+    """Turns errors that a user can do something about into one line that says what."""
     try:
         yield
     except UserError:
         raise
     except SystemExit as left:
-        # Lightning's answer to it is to leave without a word.
+        # Lightning exits without a message on Ctrl-C. That happens where no checkpoint callback
+        # listens: before the first batch, after the last one, or with checkpoints turned off.
         if not isinstance(left.__context__, KeyboardInterrupt):
             raise
         raise StoppedBySignal(
             f"stopped by SIGINT; {how_to_go_on(run_dir)}", signal.SIGINT
         ) from None
     except Exception as error:
-        trouble = disk_trouble(error, how_to_go_on(run_dir))
-        if trouble is None:
+        explained = disk_trouble(error, how_to_go_on(run_dir))
+        # Before the state is restored, the processes may never have met.
+        if explained is None and trainer.world_size > 1 and state.restored:
+            explained = _lost_process(error, run_dir, trainer)
+        if explained is None and checkpoint is not None:
+            explained = _does_not_fit(error, checkpoint)
+        if explained is None:
             raise
-        raise trouble from error
+        raise explained from error
+
+
+def _lost_process(error: Exception, run_dir: Path, trainer: pl.Trainer) -> UserError | None:
+    """What to do where a collective failed because another process is gone, or hangs."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, RuntimeError) or not any(words in text.lower() for words in _GONE):
+        return None
+    # gloo begins with the path of its source in brackets.
+    what = text.partition("] ")[2] if text.startswith("[") else text
+    return ProcessLost(
+        f"another process of this run is gone or hangs, at epoch {trainer.current_epoch}, "
+        f"optimiser step {trainer.global_step} ({what[:_LONGEST]}); why is in what it printed "
+        f"or in its node's log; {how_to_go_on(run_dir)}"
+    )
+
+
+def _does_not_fit(error: Exception, checkpoint: str) -> UserError | None:
+    """What to do where a checkpoint's weights or its optimiser are not of this run."""
+    first, *rest = str(error).splitlines() or [""]
+    if not isinstance(error, RuntimeError | ValueError) or not first.startswith(_DOES_NOT_FIT):
+        return None
+    return UserError(
+        f"checkpoint {checkpoint!r} does not fit this method or its settings "
+        f"({rest[0].strip()[:200] if rest else first}); give one of this run"
+    )
 
 
 @contextlib.contextmanager
-def _fitting(checkpoint: str | None) -> Iterator[None]:
-    """Says of a checkpoint that its weights or its optimiser are not of this run."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        first, *rest = str(error).splitlines() or [""]
-        if checkpoint is None or not first.startswith(_DOES_NOT_FIT):
-            raise
-        raise UserError(
-            f"checkpoint {checkpoint!r} does not fit this method or its settings "
-            f"({rest[0].strip()[:200] if rest else first}); give one of this run"
-        ) from error
+def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> Iterator[None]:
+    """Keeps other runs out of the directory; the first of several processes holds the lock.
 
-
-@contextlib.contextmanager
-def _alone(run_dir: Path, trainer: pl.Trainer) -> Iterator[None]:
-    """No other run is at work in the directory; of several processes the first one sees to it."""
+    Args:
+        run_dir: of the run.
+        trainer: of the run.
+        held: the checkpoints that were there when this run chose which one to resume from.
+    """
     if not trainer.is_global_zero:
         yield
         return
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
             made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
             run_dir.mkdir(parents=True, exist_ok=True)
             was_empty = {file.name for file in run_dir.iterdir()} <= {LOCK}
-            held.enter_context(locked(run_dir / LOCK, 0))
+            stack.enter_context(locked(run_dir / LOCK, 0))
             if was_empty:
-                held.callback(_leave_nothing, run_dir, made)
-            # The lock may be there already, in a folder that takes no other file.
+                stack.callback(_leave_nothing, run_dir, made)
+            # The lock may exist already in a folder that takes no further file.
             tempfile.TemporaryFile(dir=run_dir).close()
         except OSError as error:
             raise UserError(
                 f"run directory {str(run_dir)!r}: {error.strerror or type(error).__name__}; name "
                 "one that can be written with --run-dir"
             ) from error
+        if checkpoints(run_dir) != held:
+            raise UserError(
+                f"run directory {str(run_dir)!r}: another process, which has ended by now, wrote "
+                "a checkpoint while this one started; start it again to go on from there"
+            )
         yield
 
 
-@contextlib.contextmanager
-def _as_it_was(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> Iterator[None]:
-    """What this run goes on from was chosen before it was alone in the directory."""
-    if trainer.is_global_zero and checkpoints(run_dir) != held:
-        raise UserError(
-            f"run directory {str(run_dir)!r}: another process, which has ended by now, wrote a "
-            "checkpoint while this one started; start it again to go on from there"
-        )
-    yield
-
-
 def _leave_nothing(run_dir: Path, made: Sequence[Path]) -> None:
-    """Clears a directory that was empty, of a run that failed before its first batch."""
+    """Clears a directory that was empty where the run failed before its first batch."""
     if not {file.name for file in run_dir.iterdir()} <= {LOCK, *LOGGED}:
         return
     for name in LOGGED:
         shutil.rmtree(run_dir / name, ignore_errors=True)
     (run_dir / LOCK).unlink(missing_ok=True)
-    # Another run may have come to stand beside it.
+    # Another run may have begun in the same parent folder.
     with contextlib.suppress(OSError):
         for folder in made:
             folder.rmdir()
@@ -404,10 +392,6 @@ def _online(prepared: Prepared, run_dir: Path) -> list[Callback]:
             run_dir / "online",
         )
     ]
-
-
-def _channels_last(given: dict[str, Any]) -> bool:
-    return not given["performance"]["disable_channel_last"]
 
 
 def _write_records(run_dir: Path, prepared: Prepared, patched: list[str]) -> None:

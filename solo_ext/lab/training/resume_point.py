@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.lab.training.identity import Identity, listed
 from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints
-from solo_ext.lab.training.run_state import unlogged_in
+from solo_ext.lab.training.run_state import Identity, listed, unlogged_in
 from solo_ext.pretrained.files import check_archive
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ class ResumePoint:
     Attributes:
         path: the file.
         step: optimiser steps done there.
-        unlogged: what the log may lack; see :func:`solo_ext.lab.training.run_state.unlogged`.
+        unlogged: what the log may lack; see :func:`solo_ext.lab.training.run_state.unlogged_in`.
         unusable: further ones that are not of this run or damaged: file, what it is, why.
     """
 
@@ -40,9 +39,9 @@ class ResumePoint:
     unusable: tuple[tuple[Path, str, str], ...] = ()
 
     def set_unusable_aside(self) -> None:
-        """Renames them, with a warning; the caller is alone in the directory.
+        """Renames those files, with a warning; under their names they would count as this run's.
 
-        Under their names they would count as checkpoints of this run, and be replaced in turn.
+        The caller holds the lock of the directory.
 
         Raises:
             UserError: one cannot be renamed.
@@ -56,11 +55,11 @@ def resume_point(
 ) -> ResumePoint | None:
     """The most advanced checkpoint of a run directory that is whole and of this run.
 
-    Where one is torn the one before it is taken, likewise where one of another run lies among this
-    one's. Nothing is changed.
+    Torn checkpoints, and those of another run that lie among this one's, are passed over. No file
+    is changed.
 
     Args:
-        run_dir: of the run; need not be there.
+        run_dir: of the run; need not exist.
         named: ``resume_from_checkpoint``, a file to begin with where the directory has none.
         identity: of the run that is to go on.
         force: go on although it is another one.
@@ -88,7 +87,7 @@ def resume_point(
             continue
         unusable = [(path, UNREADABLE, why) for path, why in damaged.items()]
         unusable += [(p, STRANGE, f"checkpoint {str(p)!r} is of another run") for p, _ in strange]
-        # A run that began with another's checkpoint has come further than that by now.
+        # This also holds for a run that began from another run's checkpoint.
         point = _of_this_run(held.path, state, identity, force)
         return replace(point, unusable=tuple(unusable))
     if strange:
@@ -153,7 +152,7 @@ def _of_this_run(path: Path, state: dict[str, Any], identity: Identity, force: b
 
 
 def _is_of_the_system(error: BaseException | None) -> bool:
-    """Whether the file may be as good as ever."""
+    """Whether the system refused to read the file now, which says nothing about the file."""
     if isinstance(error, OSError):
         return error.errno in _NOT_NOW
     return isinstance(error, MemoryError)

@@ -1,4 +1,4 @@
-"""What Lightning trains on, augmentation on the training device included."""
+"""What Lightning trains on: loaders, and augmentation on the training device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,42 @@ from solo_ext.core.errors import UserError
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.batch_augment.draws import ViewDraws
 from solo_ext.data.dali import DALIViews
-from solo_ext.data.loaders import FixedLoader, ResumableLoader
+from solo_ext.data.loaders import FixedLoader, ResumableLoader, pretrain_loader
 from solo_ext.data.mixing import MixDraws, ViewMixer
-from solo_ext.data.raw_batches import RawBatch
+from solo_ext.data.raw_batches import RawBatch, RawBatches
+from solo_ext.data.reading import Images
 from solo_ext.host.dali_loader import DALILoader
 
 
+def train_loader(given: dict[str, Any], images: Images) -> ResumableLoader | DALILoader:
+    """The loader that ``data.format`` names; see :func:`pretrain_loader`.
+
+    Args:
+        given: the checked config.
+        images: the training images.
+    """
+    make = DALILoader if given["data"]["format"] == "dali" else pretrain_loader
+    return make(given, images)
+
+
+def run_data(
+    given: dict[str, Any],
+    loader: ResumableLoader | DALILoader,
+    val_loader: FixedLoader | DALIViews | None,
+) -> RunData:
+    """The loaders, with the augmentation and the mixing that the config asks for."""
+    views, augment = loader.dataset, None
+    if isinstance(views, RawBatches):
+        sides = views.pixels.height, views.pixels.width
+        named = given["data"]["dataset"], given["augmentations"]
+        augment = BatchAugment(*named, *sides, given["seed"])
+    mix = given["data"]["mix"]
+    mixer = None if mix is None else ViewMixer(mix, given["seed"])
+    return RunData(loader, val_loader, augment, mixer)
+
+
 class DrawnBatch(NamedTuple):
-    """A batch with what chance decides of it.
+    """A batch with the random draws that decide how its crops are made and mixed.
 
     Attributes:
         indices: (N,).
@@ -39,8 +67,8 @@ class DrawnBatch(NamedTuple):
 class RunData(pl.LightningDataModule):
     """Gives methods batches ``[indices, [crops], targets]``, wherever the crops are made.
 
-    Chance is drawn on the CPU before a batch is moved, the crops are computed after it: no step
-    waits for the device.
+    Random numbers are drawn on the CPU before a batch is moved to the device, and the crops are
+    computed after it, so that no step waits for the device.
 
     Args:
         loader: of training.
@@ -59,7 +87,7 @@ class RunData(pl.LightningDataModule):
         super().__init__()
         self.loader, self.augment, self.mixer = loader, augment, mixer
         if val_loader is not None:
-            # Lightning validates where this method is, and warns of a loader without batches.
+            # Lightning takes the mere existence of this method for a wish to validate.
             self.val_dataloader = lambda: val_loader  # type: ignore[method-assign]
 
     def train_dataloader(self) -> ResumableLoader | DALILoader:
@@ -83,7 +111,7 @@ class RunData(pl.LightningDataModule):
         if self.mixer is not None:
             mixes = self.mixer.draw(epoch, samples, len(images if views is None else views))
         if self.trainer.strategy.root_device.type == "cuda":
-            # A copy from other memory would wait for the device.
+            # A copy from memory that is not pinned would wait for the device.
             views, mixes = apply_to_collection((views, mixes), Tensor, Tensor.pin_memory)
         return DrawnBatch(indices, images, targets, views, mixes)
 
@@ -96,5 +124,5 @@ class RunData(pl.LightningDataModule):
         if self.mixer is not None and batch.mixes is not None:
             crops = self.mixer(crops, batch.mixes)
         assert self.trainer is not None
-        # Lightning does this to the crops of workers before the batch is moved.
+        # Lightning converts the crops that workers make before it moves them.
         return [batch.indices, self.trainer.precision_plugin.convert_input(crops), batch.targets]

@@ -1,29 +1,55 @@
-"""Run directories: what they hold, under the names that upstream's scripts read."""
+"""Run directories: where they are, and what they hold under names that upstream's scripts read."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
+import platform
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
+from solo_ext import __version__
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.files import write_text as write_text
-from solo_ext.lab.training.trainer import LOGGED
+from solo_ext.core.files import CHECKPOINT_NAME
+from solo_ext.host import HostInfo
+from solo_ext.lab.training.signals import slurm_job
 
+RUN_DIR = "SOLO_EXT_RUN_DIR"
+"""Environment variable by which a process names the directory to those that it starts."""
 CONFIG, ARGS = "config.yaml", "args.json"
 LOCK = ".lock"
 METRICS, ENVIRONMENT, TIMING = "metrics.jsonl", "environment.json", "timing.json"
-_CHECKPOINT = re.compile(r"-ep=(?P<epoch>\d+)(?:-step=(?P<step>\d+))?\.ckpt$")
+CSV, TENSORBOARD = "csv", "tensorboard"
+LOGGED = (CSV, TENSORBOARD)
+"""Folders of a run directory that loggers make before there is anything to log."""
 PREVIOUS = ".previous"
-"""Ending of the checkpoint before the last one; scripts that take any ``.ckpt`` pass it over."""
+"""Ending of the checkpoint before the last one, which scripts that look for ``.ckpt`` ignore."""
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "lightning",
+    "torchmetrics",
+    "timm",
+    "hydra-core",
+    "omegaconf",
+    "numpy",
+    "scikit-learn",
+)
+_WAIT = timedelta(minutes=10)
+_calls = itertools.count()
 _NOT_OF_THE_RUN = {
     "resume_from_checkpoint",
     "auto_resume",
@@ -80,7 +106,7 @@ def _relevant(given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def numbers_alike(value: Any) -> Any:
-    """10 and 10.0 are one setting; which of them a file holds depends on who wrote it."""
+    """Makes all numbers floats: 10 and 10.0 are the same setting, whoever wrote the file."""
     if isinstance(value, dict):
         return {k: numbers_alike(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -89,7 +115,7 @@ def numbers_alike(value: Any) -> Any:
 
 
 def file_name(name: str) -> str:
-    """The name of a run as part of the name of a file: it leads to no other folder."""
+    """The name of a run as part of a file name, without what would lead to another folder."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
 
 
@@ -104,7 +130,7 @@ def numberless_run_dir(given: Mapping[str, Any]) -> Path:
 
 
 def choose_run_dir(given: Mapping[str, Any]) -> Path:
-    """As :func:`numberless_run_dir`; numbered on where that is taken.
+    """As :func:`numberless_run_dir`, with a number added where that is taken.
 
     With ``auto_resume.enabled`` the latest directory of the config is taken again, unless its
     last checkpoint is older than ``auto_resume.max_hours``.
@@ -124,17 +150,54 @@ def choose_run_dir(given: Mapping[str, Any]) -> Path:
     return path
 
 
+def agreed_run_dir(given: Mapping[str, Any]) -> Path:
+    """The directory of a run that names none.
+
+    It is that of :func:`choose_run_dir`, with three exceptions, so that all processes of a run and
+    every start of its job take the same one:
+
+    - processes that Lightning starts take the directory of the process that started them;
+    - those of ``torchrun`` take what the first one chose, after a restart too;
+    - a batch job of SLURM adds its number, so that it goes on once it is requeued.
+
+    Args:
+        given: the checked config.
+    """
+    if RUN_DIR in os.environ:
+        return Path(os.environ[RUN_DIR])
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return _of_torchrun(given)
+    job = slurm_job()
+    if job is not None and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        path = numberless_run_dir(given)
+        return path.with_name(f"{path.name}-job-{job}")
+    return choose_run_dir(given)
+
+
+def _of_torchrun(given: Mapping[str, Any]) -> Path:
+    stores: Any = dist
+    # The store is that of the agent which started the processes, and outlives them.
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = stores.PrefixStore(
+        "solo_ext", stores.TCPStore(address, port, is_master=False, timeout=_WAIT)
+    )
+    key = f"run_dir/{next(_calls)}"
+    if int(os.environ["RANK"]) == 0 and not store.check([key]):
+        store.set(key, os.fspath(choose_run_dir(given).absolute()))
+    return Path(store.get(key).decode())
+
+
 def checkpoints(run_dir: Path, *, previous: bool = False) -> list[Checkpoint]:
     """Checkpoints of a run directory, the most advanced last.
 
     Args:
         run_dir: the folder.
-        previous: take the one that was kept as the previous one in.
+        previous: include the one that was kept as the previous one.
     """
     found = []
     for path in run_dir.glob("*.ckpt*"):
         held_back = path.name.endswith(PREVIOUS)
-        match = _CHECKPOINT.search(path.name.removesuffix(PREVIOUS))
+        match = CHECKPOINT_NAME.search(path.name.removesuffix(PREVIOUS))
         if match and (previous or not held_back):
             step = match["step"]
             found.append(Checkpoint(path, int(match["epoch"]), int(step) if step else None))
@@ -142,7 +205,7 @@ def checkpoints(run_dir: Path, *, previous: bool = False) -> list[Checkpoint]:
 
 
 def _progress(checkpoint: Checkpoint) -> tuple[int, bool, int]:
-    # Within an epoch its end comes last.
+    # The checkpoint at the end of an epoch comes after those within it.
     return checkpoint.epoch, checkpoint.step is None, checkpoint.step or 0
 
 
@@ -173,9 +236,9 @@ def check_run_dir(run_dir: Path) -> None:
     """
     names: set[str] = set()
     with contextlib.suppress(OSError):
-        # None where it is not there; one that cannot be read is refused as a run begins.
+        # A folder that cannot be read is refused when the run begins.
         names = {file.name for file in run_dir.iterdir()}
-    # A run that died before its first batch left its lock and what its loggers had begun.
+    # A run that died before its first batch left its lock and its loggers' folders.
     if names <= {LOCK, *LOGGED} or _is_a_runs(run_dir / ENVIRONMENT):
         return
     raise ConfigError(
@@ -187,7 +250,7 @@ def check_run_dir(run_dir: Path) -> None:
 
 
 def _is_a_runs(file: Path) -> bool:
-    """Whether this is a record that a run wrote; copies of a run may be without hidden files."""
+    """Whether a run wrote this record. A copy of a run may lack hidden files such as the lock."""
     try:
         held = json.loads(file.read_text())
     except (OSError, ValueError):
@@ -216,3 +279,52 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise UserError(f"{file}: not a config; the file was changed or cut short")
     return loaded
+
+
+def package_version(name: str) -> str | None:
+    """Version of an installed distribution, ``None`` where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def environment(info: HostInfo, patches: Sequence[str] = ()) -> dict[str, Any]:
+    """What a run ran on: host, versions, processor, accelerators.
+
+    Args:
+        info: the host.
+        patches: those that change numbers of the host's, as far as they were applied.
+    """
+    return {
+        "solo_ext": __version__,
+        "host": {
+            "generation": info.generation,
+            "version": info.version,
+            "fingerprint": info.fingerprint,
+            "patches": list(patches),
+        },
+        "python": platform.python_version(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": _cores(),
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,30 +1,135 @@
-"""The place in the data, the random generators and the identity of a run, in its checkpoints."""
+"""What our checkpoints hold beside the weights: which run they are of, and where it stood."""
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 import lightning.pytorch as pl
-from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
+import numpy as np
+import torch
 from lightning.pytorch.callbacks import Callback
 
+from solo_ext.config.check import check_run
 from solo_ext.core import distributed
 from solo_ext.core.distributed import gather_objects
+from solo_ext.core.errors import UserError
+from solo_ext.data.images import names_fingerprint
+from solo_ext.data.reading import Images
 from solo_ext.data.sampler import StatefulLoader
-from solo_ext.lab.training.identity import Identity
-from solo_ext.lab.training.random_state import random_state, set_random_state
+from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
+from solo_ext.lab.training.run_dir import changes_numbers, numbers_alike
 
+_IDENTITY = "solo_ext"
+"""Key of a checkpoint under which its :class:`Identity` lies."""
+_PATHS = ("data.train_path", "data.val_path", "method_kwargs.teacher.path")
+"""A copy elsewhere is the same; a teacher's weights have a digest in the checkpoint."""
+_SHOWN = 8
 _AT_START = "on_train_epoch_start."
 _AT_BATCH_END = "on_train_batch_end."
 
 
-class RunState(Callback):
-    """Keeps in checkpoints what Lightning leaves out, of every process.
+@dataclass(frozen=True)
+class Identity:
+    """What a run trains, on what.
 
-    The place in the data: Lightning restores a loader's within an epoch only, and would draw the
-    next epoch in the order of the first. The random generators. The sums that the epoch's means
-    are taken of. What Lightning logs only after the checkpoint. And which run it is.
+    Attributes:
+        config: the checked config, as JSON.
+        images: digest of the names, order and classes of the training images, ``None`` where
+            nothing tells.
+        count: how many there are.
+    """
+
+    config: str
+    images: str | None
+    count: int
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], images: Images) -> Identity:
+        """That of a checked config and its training images."""
+        text = json.dumps(given, sort_keys=True, default=str)
+        return cls(text, names_fingerprint(images), len(images))
+
+    @classmethod
+    def read(cls, checkpoint: Mapping[str, Any]) -> Identity | None:
+        """That which a checkpoint holds; ``None`` for one that was not written here."""
+        held = checkpoint.get(_IDENTITY)
+        try:
+            return cls(str(held["config"]), held["images"], int(held["count"]))  # type: ignore[index]
+        except (TypeError, KeyError, ValueError):
+            return None
+
+    def write(self, checkpoint: dict[str, Any]) -> None:
+        """Puts it into a checkpoint."""
+        checkpoint[_IDENTITY] = asdict(self)
+
+    def differences(self, other: Identity) -> list[str]:
+        """What is not the same in another run, and changes its numbers.
+
+        Returns:
+            For example ``["optimizer.lr: 0.3 -> 0.1"]``.
+        """
+        mine, theirs = (_flat(_completed(json.loads(one.config))) for one in (self, other))
+        named = self.images is not None and other.images is not None
+        found = [
+            f"{key}: {_shown(mine, key)} -> {_shown(theirs, key)}"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key) and not (named and key in _PATHS)
+        ]
+        if self.count != other.count:
+            found.append(f"training images: {self.count:,} -> {other.count:,}")
+        elif named and self.images != other.images:
+            found.append("training images: as many, of other names, order or classes")
+        return found
+
+
+def listed(differences: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(differences) - _SHOWN
+    return "; ".join(differences[:_SHOWN]) + (f"; {more} more" if more > 0 else "")
+
+
+def _completed(config: dict[str, Any]) -> dict[str, Any]:
+    """With what a run of an earlier version had no settings for, where it is valid still."""
+    try:
+        return check_run(config)
+    except UserError:
+        return config
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+
+    def walk(value: Any, key: str) -> None:
+        if isinstance(value, Mapping) and value:
+            for name, inner in value.items():
+                walk(inner, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, list) and any(isinstance(v, Mapping | list) for v in value):
+            for number, inner in enumerate(value):
+                walk(inner, f"{key}.{number}")
+        elif changes_numbers(key):
+            flat[key] = numbers_alike(value)
+
+    walk(config, "")
+    return flat
+
+
+def _shown(flat: Mapping[str, Any], key: str) -> str:
+    return json.dumps(flat[key]) if key in flat else "not there"
+
+
+class RunState(Callback):
+    """Keeps in checkpoints what Lightning leaves out, for every process.
+
+    - The place in the data. Lightning restores it within an epoch only, and would draw the next
+      epoch in the order of the first.
+    - The random generators.
+    - The sums from which the means over the epoch are computed.
+    - What Lightning logs only after it wrote the checkpoint.
+    - Which run it is.
 
     Args:
         loader: the training loader.
@@ -104,7 +209,7 @@ class RunState(Callback):
     ) -> None:
         if not self._sums:
             return
-        for name, metric in self._results().items():
+        for name, metric in epoch_means(trainer).items():
             if name in self._sums:
                 value, size = self._sums.pop(name)
                 metric.value = value.to(metric.value.device) + metric.value
@@ -122,21 +227,11 @@ class RunState(Callback):
         self._sums = {}
         self._logged_again = set()
 
-    def _results(self) -> dict[str, Any]:
-        """Lightning's means over the epoch."""
-        assert self._trainer is not None
-        held = self._trainer.fit_loop.epoch_loop._results
-        return {
-            name: metric
-            for name, metric in held.items()
-            if metric.is_tensor and metric.meta.on_epoch and metric.meta.is_mean_reduction
-        }
-
     def _epoch_sums(self) -> dict[str, tuple[Any, ...]]:
         if self._trainer is None or self.loader.state_dict()["batches"] == 0:
             return {}
         sums = dict(self._sums)
-        for name, metric in self._results().items():
+        for name, metric in epoch_means(self._trainer).items():
             if name in self._logged_again:
                 # The epoch may be resumed once more.
                 name = _AT_START + name.removeprefix(_AT_BATCH_END)
@@ -144,7 +239,7 @@ class RunState(Callback):
         return sums
 
     def _restore(self) -> None:
-        """Late, because a method's own start of training may draw numbers."""
+        """Restores late, because a method's own start of training may draw numbers."""
         state, self._pending = self._pending, None
         if state is None:
             return
@@ -154,7 +249,10 @@ class RunState(Callback):
 
 
 def unlogged_in(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What :func:`unlogged` was when a checkpoint was written; ``None`` where nothing tells."""
+    """The metrics that were not logged yet when a checkpoint was written, and their step.
+
+    ``None`` where the checkpoint does not say, or there were none.
+    """
     try:
         held = checkpoint["callbacks"][RunState.__qualname__]["unlogged"]
         metrics = {str(name): float(value) for name, value in held["metrics"].items()}
@@ -163,18 +261,29 @@ def unlogged_in(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def unlogged(trainer: pl.Trainer) -> dict[str, Any] | None:
-    """The metrics that Lightning will log after the hooks which write checkpoints, if any.
+def random_state() -> dict[str, Any]:
+    """State of the generators of torch, of this process's device, of Python and of NumPy."""
+    version, keys, gauss = random.getstate()
+    name, words, place, has_gauss, cached = cast(
+        Any,
+        np.random.get_state(legacy=True),  # noqa: NPY002 (others may draw from it)
+    )
+    words = torch.from_numpy(words.astype(np.int64))
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "python": (version, list(keys), gauss),
+        "numpy": (str(name), words, place, has_gauss, cached),
+    }
 
-    A process that is killed in between has done the step or the epoch, and would never log it.
-    """
-    connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
-    step = loop._batches_that_stepped
-    if connector._first_loop_iter is None:
-        # At the end of an epoch: its means, under its last step.
-        step -= 1
-    elif trainer.fit_loop._should_accumulate() or not connector.should_update_logs:
-        return None
-    metrics = dict(convert_tensors_to_scalars(connector.metrics["log"]))
-    step = int(metrics.pop("step", step))
-    return {"step": step, "metrics": {"epoch": trainer.current_epoch, **metrics}}
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Puts back what :func:`random_state` gave; a device's, where there is one."""
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, words, place, has_gauss, cached = state["numpy"]
+    words = words.numpy().astype(np.uint32)
+    np.random.set_state((name, words, place, has_gauss, cached))  # noqa: NPY002

@@ -1,31 +1,37 @@
-"""The Trainer of a run, its loggers, and what they set for the whole process."""
+"""The Trainer of a run, its loggers, its display, and what they set for the whole process."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import logging
+import math
 import os
+import sys
+import time
 import warnings
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
+from rich.console import Console
 
 from solo_ext.config.check import trainer_arguments
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.lab.training.checkpoint_io import DirectCheckpointIO
-from solo_ext.lab.training.records import package_version
+from solo_ext.core.files import read_jsonl, refuse_link, write_text, writing
+from solo_ext.lab.training.run_dir import CSV, TENSORBOARD, package_version
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-CSV, TENSORBOARD = "csv", "tensorboard"
-LOGGED = (CSV, TENSORBOARD)
-"""Folders of a run directory that loggers make before there is anything to log."""
 
 
 def make_trainer(
@@ -48,7 +54,7 @@ def make_trainer(
         given["accelerator"] == "auto" and not torch.cuda.is_available()
     )
     if on_cpu:
-        # Upstream's configs list GPU ids and ask for synchronised batch norm.
+        # Upstream's configs list GPU ids and ask for synchronised batch norm, on a CPU too.
         if isinstance(arguments["devices"], list):
             arguments["devices"] = len(arguments["devices"])
         arguments.pop("sync_batchnorm", None)
@@ -72,6 +78,20 @@ def make_trainer(
         )
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise UserError(f"the Trainer refuses the config: {str(error).splitlines()[0]}") from error
+
+
+class DirectCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint to its path at once.
+
+    Lightning's own holds the whole file in memory and moves it from the system's folder for
+    temporary files: that takes twice the memory, can fill a small disk, and leaves a file there
+    of every process that is killed meanwhile. Our caller makes the file appear whole.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        torch.save(checkpoint, path)
 
 
 def make_loggers(given: dict[str, Any], run_dir: Path, start: int) -> list[Any]:
@@ -118,9 +138,108 @@ def make_loggers(given: dict[str, Any], run_dir: Path, start: int) -> list[Any]:
     return made
 
 
+class JsonLines(Logger):
+    """Appends every logged set of metrics as one line of JSON, at once.
+
+    Args:
+        file: the file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = refuse_link(file)
+        self._begin = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        return "jsonl"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        values = {k: _plain(v) for k, v in metrics.items()}
+        line = {"step": step, "seconds": round(time.monotonic() - self._begin, 3), **values}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with writing(self.file), self.file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    @rank_zero_only
+    def go_on(self, step: int, unlogged: Mapping[str, Any] | None) -> None:
+        """Makes the file what it was when a checkpoint was written.
+
+        No other process may be at work in the folder.
+
+        Args:
+            step: optimiser steps done there; lines of later ones are dropped, the run repeats
+                them. Steps are counted from 0, as Lightning does.
+            unlogged: what a killed process may not have come to log, of
+                :func:`solo_ext.lab.training.run_state.unlogged_in`; added where it is missing.
+        """
+        kept: list[dict[str, Any]] = []
+        if self.file.is_file():
+            kept = [line for line in read_jsonl(self.file) if (line.get("step") or 0) < step]
+            write_text(self.file, "".join(json.dumps(line) + "\n" for line in kept))
+        if unlogged is None:
+            return
+        metrics, last = unlogged["metrics"], unlogged["step"]
+        if not any(k["step"] == last and metrics.keys() <= k.keys() for k in kept):
+            self.log_metrics(metrics, last)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
+        """The config is a file of its own."""
+
+
+def _plain(value: Any) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+class EpochLines(Callback):
+    """One line per epoch, for logs and pipes.
+
+    Args:
+        label: what is trained.
+        console: where to write.
+    """
+
+    def __init__(self, label: str, console: Console) -> None:
+        self.label, self.console = label, console
+        self._begin = 0.0
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begin = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Every rank reads the metrics, because reading reduces them over the processes.
+        metrics = trainer.callback_metrics
+        if not trainer.is_global_zero:
+            return
+        shown = {
+            key.removesuffix("_epoch"): float(value)
+            for key, value in metrics.items()
+            if key.endswith("_epoch") or key.startswith("val_")
+        }
+        seconds = f"  {time.monotonic() - self._begin:.1f} s" if self._begin else ""
+        text = "  ".join(f"{k}={v:.4g}" for k, v in shown.items() if not k.endswith("acc5"))
+        epoch = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
+        self.console.print(f"{self.label}  epoch {epoch}  {text}{seconds}", soft_wrap=True)
+
+
+def progress_callback(label: str) -> Callback:
+    """The progress display that suits standard error."""
+    if sys.stderr.isatty():
+        options: dict[str, Any] = {"stderr": True}
+        return RichProgressBar(leave=False, console_kwargs=options)
+    return EpochLines(label, Console(stderr=True, highlight=False))
+
+
 @contextlib.contextmanager
 def torch_flags_kept() -> Iterator[None]:
-    """Puts back what a Trainer's ``deterministic`` and ``benchmark`` set for the whole process."""
+    """Restores the flags of torch that a Trainer sets for the whole process."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
@@ -136,7 +255,7 @@ def torch_flags_kept() -> Iterator[None]:
 
 
 def quiet() -> None:
-    """Lightning's hints about things that are as intended here."""
+    """Silences Lightning's hints about things that are intended here."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     root = logging.getLogger()
     if _not_about_intervals not in root.filters:
@@ -157,5 +276,5 @@ def quiet() -> None:
 
 
 def _not_about_intervals(record: logging.LogRecord) -> bool:
-    """main doubts that a schedule per step can be resumed; it can, and is tested."""
+    """Drops main's warning that a schedule per step cannot be resumed; here it can be."""
     return "Using scheduler_interval=step" not in record.getMessage()

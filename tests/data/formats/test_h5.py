@@ -27,6 +27,7 @@ from solo_ext.data.images import class_names, open_images, targets_of
 from solo_ext.data.loaders import FixedLoader
 from solo_ext.data.reading import UnreadableImage, name_of
 from solo_ext.data.views import FixedViews
+from tests.data import making
 
 h5py = pytest.importorskip("h5py")
 Content = dict[str, dict[str, Any]]
@@ -62,8 +63,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def section(path: Path, **given: Any) -> dict[str, Any]:
-    base = {"dataset": "custom", "format": "h5", "fraction": -1, "no_labels": False}
-    return {**base, "train_path": str(path), "val_path": str(path), **given}
+    return making.section(path, format="h5", **given)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

@@ -18,8 +18,14 @@ import torch
 from PIL import Image
 
 from solo_ext.lab.cli.main import main
-from tests.lab.cli.mistakes import TINY
 
+TINY = (
+    "accelerator=cpu",
+    "backbone.kwargs.channels=[8,8,8,8]",
+    "data.fraction=0.2",
+    "optimizer.batch_size=64",
+    "max_epochs=1",
+)
 LOGGERS = ("", "lightning", "lightning.pytorch", "lightning.fabric", "pytorch_lightning")
 
 

@@ -85,7 +85,7 @@ def test_record_that_cannot_be_written_is_not_lost(
     def full(path: Path, text: str) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("solo_ext.lab.training.run_dir.write_text", full)
+    monkeypatch.setattr("solo_ext.core.files.write_text", full)
     result = command("eval", "knn", str(own_run), "k=[3]", "--json")
     assert result.code == 2
     assert len(json.loads(result.out)["results"]) == 2

@@ -12,13 +12,13 @@ from torch import nn
 
 from solo_ext.config.schema import OnlineProtocol
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.files import read_jsonl
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.protocols import headline
 from solo_ext.lab.evaluation.run_settings import EvalRun
 from solo_ext.lab.evaluation.subject import open_subject
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.lab.training.records import read_metrics
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -35,7 +35,7 @@ def test_online_equals_offline_and_leaves_training_alone(
         run_dir=tmp_path / "watched",
         show_progress=False,
     )
-    records = read_metrics(watched.run_dir / "metrics.jsonl")
+    records = read_jsonl(watched.run_dir / "metrics.jsonl")
     seen = {r["epochs_done"]: r for r in records if "online_knn_acc1" in r}
     assert sorted(seen) == [0, 2, 3]
     for protocol in ("knn", "linear"):
@@ -74,7 +74,7 @@ def test_every_protocol_runs_while_training_and_leaves_it_alone(
     run = pretrain(
         prepare({**config, "online_eval": online}), run_dir=tmp_path / "run", show_progress=False
     )
-    records = read_metrics(run.run_dir / "metrics.jsonl")
+    records = read_jsonl(run.run_dir / "metrics.jsonl")
     logged = {k: v for r in records if r.get("epochs_done") == 1 for k, v in r.items()}
     for name in names:
         assert any(k.startswith(f"online_{name}_") for k in logged), name
@@ -142,7 +142,7 @@ def test_measured_after_the_last_of_max_steps(
     data = {"val_path": str(images)}
     config = make_config("simclr", data=data, online_eval=online, max_epochs=9, max_steps=4)
     result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
-    records = read_metrics(result.run_dir / "metrics.jsonl")
+    records = read_jsonl(result.run_dir / "metrics.jsonl")
     assert [r["epochs_done"] for r in records if "online_knn_acc1" in r] == [0, 2]
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from solo_ext.lab.experiments import claims
-from solo_ext.lab.experiments.claims import CLAIMS, note_claims, times_written
-from solo_ext.lab.experiments.launchers.base import Launcher, Outcome
-from solo_ext.lab.experiments.reporting.results import Results, read_results
-from solo_ext.lab.experiments.reporting.verdicts import verdicts
+from solo_ext.lab.experiments import records
+from solo_ext.lab.experiments.launchers import Launcher, Outcome
+from solo_ext.lab.experiments.records import CLAIMS, note_claims, times_written
+from solo_ext.lab.experiments.results import Results, read_results
 from solo_ext.lab.experiments.run import run_benchmark
-from tests.lab.experiments.reporting.report_records import rows_of, settings, write_folder
+from solo_ext.lab.experiments.verdicts import verdicts
+from tests.lab.experiments.report_records import rows_of, settings, write_folder
 
 SCORES = {"a": [45.0, 47.2, 46.1], "b": [40.0, 42.0, 41.0]}
 """Of seeds that finished on the 2nd, 3rd and 4th of March 2026, at 10."""
@@ -53,7 +53,7 @@ def test_a_changed_hypothesis_has_a_new_time(
     assert times_written(made(), tmp_path) == {"h": lines(tmp_path)[0]["written"]}
     # Settings that were edited since are not those that were noted.
     assert times_written(made(measure="linear"), tmp_path) == {}
-    monkeypatch.setattr(claims, "datetime", _Later)
+    monkeypatch.setattr(records, "datetime", _Later)
     note_claims(made(measure="linear"), tmp_path)
     note_claims(made(), tmp_path)
     assert times_written(made(), tmp_path) == {"h": "2999-01-01T00:00:00+00:00"}
@@ -68,7 +68,7 @@ def test_it_is_noted_before_anything_is_started(tmp_path: Path) -> None:
     assert run_benchmark(made(), [], tmp_path, Looks()).failed
 
 
-class _Later(claims.datetime):
+class _Later(records.datetime):
     @classmethod
     def now(cls, tz: Any = None) -> Any:
         return cls(2999, 1, 1, tzinfo=tz)

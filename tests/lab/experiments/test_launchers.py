@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.lab.experiments.launchers import LocalLauncher, SlurmLauncher, local
-from solo_ext.lab.experiments.live import LiveTable
+from solo_ext.lab.experiments import launchers
+from solo_ext.lab.experiments.launchers import LocalLauncher, SlurmLauncher
 from solo_ext.lab.experiments.plan import make_plan
-from solo_ext.lab.experiments.read import checked_benchmark
-from solo_ext.lab.experiments.run import run_benchmark
+from solo_ext.lab.experiments.run import Progress, run_benchmark
+from solo_ext.lab.experiments.settings import checked_benchmark
 
 
 def quick(tiny: dict[str, Any]) -> Any:
@@ -45,12 +45,12 @@ def test_memory_decides_how_many_run(monkeypatch: pytest.MonkeyPatch) -> None:
         pid = 0
 
     def room(free: float, resident: float) -> bool:
-        monkeypatch.setattr(local, "_available", lambda: free)
-        monkeypatch.setattr(local, "_resident", lambda pid: resident)
+        monkeypatch.setattr(launchers, "_available", lambda: free)
+        monkeypatch.setattr(launchers, "_resident", lambda pid: resident)
         return launcher._room(running)
 
     assert room(0.0, 0.0), "one run is always started"
-    running.append(local._Running(Path(), Process(), 0))  # type: ignore[arg-type]
+    running.append(launchers._Running(Path(), Process(), 0))  # type: ignore[arg-type]
     assert not room(3.9e9, 0.0), "what has begun will take its part"
     assert room(2.1e9, 2e9)
     running *= 4
@@ -60,7 +60,7 @@ def test_memory_decides_how_many_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lines_where_nobody_looks(tmp_path: Path, tiny: dict[str, Any]) -> None:
     plan = make_plan(quick(tiny))
     out = io.StringIO()
-    with LiveTable(plan, Console(file=out)) as table:
+    with Progress(plan, Console(file=out)) as table:
         table(tmp_path, {})
         record: Any = {"key": plan[0].key, "scores": {"knn": 12.345}}
         table(tmp_path, {plan[0].key: record})
@@ -68,22 +68,16 @@ def test_lines_where_nobody_looks(tmp_path: Path, tiny: dict[str, Any]) -> None:
     assert out.getvalue().splitlines() == ["1/1  digits default raw-pixels seed 1  knn 12.35"]
 
 
-def test_a_table_on_a_terminal(tmp_path: Path, tiny: dict[str, Any]) -> None:
-    settings = checked_benchmark(tiny)
-    plan = make_plan(settings)
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    done = [run for run in plan if run.row == "simclr"]
-    records: Any = {
-        run.key: {"key": run.key, "scores": {"knn": 80.0 + 2 * run.seed}} for run in done
-    }
+def test_what_is_at_work_on_a_terminal(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    plan = make_plan(checked_benchmark(tiny))
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
     (tmp_path / plan[1].folder).mkdir()
     (tmp_path / plan[1].folder / "epochs.jsonl").write_text('{"epoch": 0}\n')
-    out = Console(file=io.StringIO(), width=100)
-    out.print(LiveTable(plan, console)._table(tmp_path, records))
-    text = out.file.getvalue()  # type: ignore[attr-defined]
-    assert "2 of 8 runs" in text
-    assert "knn 83.00 ± 1.41" in text
-    assert "seed 1: 1/3" in text
+    done: Any = {plan[0].key: {"key": plan[0].key, "scores": {"knn": 80.0}}}
+    watch = Progress(plan, console)
+    watch(tmp_path, done)
+    said = str(watch._status.status)
+    assert said == "1 of 8 runs; digits default debiased seed 1: epoch 1 of 3"
 
 
 def test_students_wait_for_their_teacher_and_others_do_not(
@@ -112,11 +106,11 @@ def test_students_wait_for_their_teacher_and_others_do_not(
 
     def start(self: LocalLauncher, folder: Path, slot: int) -> Any:
         started.append(folder.name)
-        return local._Running(folder, Process(folder), slot)  # type: ignore[arg-type]
+        return launchers._Running(folder, Process(folder), slot)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LocalLauncher, "_start", start)
-    monkeypatch.setattr(local, "_available", lambda: 1e12)
-    monkeypatch.setattr(local, "TICK", 0.0)
+    monkeypatch.setattr(launchers, "_available", lambda: 1e12)
+    monkeypatch.setattr(launchers, "TICK", 0.0)
     folders = [places[name] for name in ("teacher", "student", "other")]
     needs = {places["student"]: places["teacher"]}
     leaves = True

@@ -13,8 +13,12 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.data.digits import digits_folder
 from solo_ext.lab.experiments import plan as planning
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
-from solo_ext.lab.experiments.read import checked_benchmark, read_benchmark, shipped_benchmarks
-from solo_ext.lab.experiments.settings import BenchmarkSettings
+from solo_ext.lab.experiments.settings import (
+    BenchmarkSettings,
+    checked_benchmark,
+    read_benchmark,
+    shipped_benchmarks,
+)
 
 Planned = Callable[..., list[PlannedRun]]
 Shipped = tuple[BenchmarkSettings, list[PlannedRun]]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from solo_ext.core.errors import UserError
-from solo_ext.lab.experiments.epoch_times import read_epochs
 from solo_ext.lab.experiments.records import RECORDS, Record, append_records, read_records
+from solo_ext.lab.experiments.work import read_epochs
 
 
 def record(key: str, **more: Any) -> Any:

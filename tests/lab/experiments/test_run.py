@@ -17,12 +17,11 @@ import yaml
 
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import locked, read_jsonl
-from solo_ext.lab.experiments.launchers import LocalLauncher
-from solo_ext.lab.experiments.launchers.base import Launcher, Outcome
+from solo_ext.lab.experiments.launchers import Launcher, LocalLauncher, Outcome
 from solo_ext.lab.experiments.plan import make_plan
-from solo_ext.lab.experiments.read import checked_benchmark
-from solo_ext.lab.experiments.records import LOCK, read_records
-from solo_ext.lab.experiments.run import run_benchmark
+from solo_ext.lab.experiments.records import read_records
+from solo_ext.lab.experiments.run import LOCK, run_benchmark
+from solo_ext.lab.experiments.settings import checked_benchmark
 from solo_ext.lab.experiments.work import work
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 

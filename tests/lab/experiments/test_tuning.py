@@ -9,12 +9,10 @@ import yaml
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.experiments.plan import make_plan
-from solo_ext.lab.experiments.read import checked_benchmark, read_benchmark
 from solo_ext.lab.experiments.records import read_records
-from solo_ext.lab.experiments.settings import BenchmarkSettings
+from solo_ext.lab.experiments.settings import BenchmarkSettings, checked_benchmark, read_benchmark
 from solo_ext.lab.experiments.tuning import TRIALS, trial_settings, tunable, write_tuned
 
-pytest.importorskip("optuna")
 SPACE = {
     "optimizer.lr": {"low": 0.01, "high": 1.0, "log": True},
     "optimizer.weight_decay": {"choices": [1e-5, 1e-4]},

@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from solo_ext.config.check import check_run
-from solo_ext.lab.training.agreed_dir import agreed_run_dir
-from solo_ext.lab.training.run_dir import choose_run_dir
+from solo_ext.lab.training.run_dir import agreed_run_dir, choose_run_dir
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -24,7 +23,7 @@ import os, sys, time
 from pathlib import Path
 import yaml
 from solo_ext.config.check import check_run
-from solo_ext.lab.training.agreed_dir import agreed_run_dir
+from solo_ext.lab.training.run_dir import agreed_run_dir
 
 rank, again = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 given = check_run(yaml.safe_load(Path(sys.argv[1]).read_text()))

@@ -16,10 +16,10 @@ from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from torch import Tensor
 
-from solo_ext.lab.training.collapse import COLLAPSED, METRIC, RECOVERED
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS
+from solo_ext.lab.training.watch import COLLAPSED, METRIC, RECOVERED
 
 MakeConfig = Callable[..., dict[str, Any]]
 Found = tuple[dict[int, float], list[str]]

@@ -23,16 +23,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext.core.errors import UserError
-from solo_ext.host.class_loss import class_loss
+from solo_ext.host.classifier import class_loss
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.training import nonfinite
 from solo_ext.lab.training import pretrain as pretraining
-from solo_ext.lab.training.bad_batches import NONFINITE
-from solo_ext.lab.training.late_reading import AsyncHostCopy
-from solo_ext.lab.training.nonfinite import NonFiniteWatch, largest
+from solo_ext.lab.training.nonfinite import NONFINITE, NonFiniteWatch, largest
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import PretrainResult, pretrain, resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints, run_digest
+from solo_ext.lab.training.watch import AsyncHostCopy
 
 MakeConfig = Callable[..., dict[str, Any]]
 Seldom = Callable[[int], None]

@@ -14,10 +14,10 @@ import pytest
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.files import read_jsonl
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
-from solo_ext.lab.training.records import JsonLines, read_metrics
 from solo_ext.lab.training.run_dir import (
     ENVIRONMENT,
     LOCK,
@@ -27,6 +27,7 @@ from solo_ext.lab.training.run_dir import (
     read_config,
     run_digest,
 )
+from solo_ext.lab.training.trainer import JsonLines
 
 MakeConfig = Callable[..., dict[str, Any]]
 KillAt = Callable[[int], Callback]
@@ -176,7 +177,7 @@ def test_files_of_a_run(make_config: MakeConfig, images: Path, tmp_path: Path) -
     assert args["data"]["num_classes"] == 3
     assert args["data"]["num_large_crops"] == 2
     assert args["optimizer"]["lr"] == pytest.approx(0.3 * 24 / 256)
-    validated = [r for r in read_metrics(result.run_dir / "metrics.jsonl") if "val_acc1" in r]
+    validated = [r for r in read_jsonl(result.run_dir / "metrics.jsonl") if "val_acc1" in r]
     assert len(validated) == 2
     environment = json.loads((result.run_dir / "environment.json").read_text())
     assert environment["host"]["generation"] in ("main", "1.0.2")
@@ -231,10 +232,10 @@ def test_half_written_lines_are_passed_over(tmp_path: Path) -> None:
     JsonLines(file).log_metrics({"a": 1.0, "b": float("nan")}, step=3)
     with file.open("a") as handle:
         handle.write('{"step": 4, "a"')
-    (record,) = read_metrics(file)
+    (record,) = read_jsonl(file)
     assert (record["step"], record["a"], record["b"]) == (3, 1.0, None)
     JsonLines(file).go_on(2, None)
-    assert read_metrics(file) == []
+    assert read_jsonl(file) == []
 
 
 def test_lines_of_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -245,7 +246,7 @@ def test_lines_of_a_run_that_goes_on(tmp_path: Path) -> None:
     last = {"step": 1, "metrics": {"b": 7.0}}
 
     def held() -> list[tuple[int, set[str]]]:
-        found = read_metrics(lines.file)
+        found = read_jsonl(lines.file)
         return [(line["step"], line.keys() - {"step", "seconds"}) for line in found]
 
     for _ in range(2):

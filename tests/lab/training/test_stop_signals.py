@@ -23,7 +23,7 @@ from solo_ext.core.errors import StoppedBySignal
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
-from solo_ext.lab.training.stop_signals import SIGNALS
+from solo_ext.lab.training.signals import SIGNALS
 from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]

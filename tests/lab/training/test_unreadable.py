@@ -19,7 +19,7 @@ from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import PretrainResult, pretrain, resume
 from solo_ext.lab.training.run_dir import checkpoints
-from solo_ext.lab.training.unreadable import UNREADABLE
+from solo_ext.lab.training.watch import UNREADABLE
 
 MakeConfig = Callable[..., dict[str, Any]]
 BROKEN = {"0/3.png": "it is empty", "0/15.png": "no image", "1/0.png": "a link", "2/9.png": "trunc"}

@@ -1,0 +1,42 @@
+"""Loss and accuracy of the online classifier, for any number of classes and missing labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy, the mean over images with a label; 0 where none has one.
+
+    Args:
+        logits: (N, C).
+        targets: (N,) classes, -1 for none.
+    """
+    loss = F.cross_entropy(logits, targets, ignore_index=-1)
+    # The mean over no labels is NaN. The sum that replaces it has the same gradient, zero.
+    return torch.where((targets != -1).any(), loss, 0 * logits.sum())
+
+
+@torch.no_grad()
+def accuracy_at_k(outputs: Tensor, targets: Tensor, top_k: Sequence[int] = (1, 5)) -> list[Tensor]:
+    """Share of rows, in percent, whose target is among the k highest outputs.
+
+    solo-learn asks for top 5 wherever it trains a classifier and fails on fewer classes; here k
+    is bounded by the number of classes.
+
+    Args:
+        outputs: (N, C) scores.
+        targets: (N,) class indices; -1 never matches.
+        top_k: the values of k.
+
+    Returns:
+        One tensor of shape (1,) for each k, as solo-learn's own.
+    """
+    widest = min(max(top_k), outputs.size(1))
+    hits = outputs.topk(widest, dim=1).indices == targets.unsqueeze(1)
+    counts = hits.cumsum(dim=1).float().sum(dim=0) * (100.0 / targets.size(0))
+    return [counts[min(k, widest) - 1].reshape(1) for k in top_k]

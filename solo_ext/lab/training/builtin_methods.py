@@ -1,0 +1,282 @@
+"""Solo-learn's own methods: their ``method_kwargs``, and what else they need to be able to train.
+
+Main fills in defaults without looking at unknown keys, the release takes the settings as arguments
+of its constructors. Both are checked here, with the defaults of main.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import field
+from typing import Any
+
+from solo_ext import host
+from solo_ext.config.hardware import world_size
+from solo_ext.config.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    method_kwargs,
+)
+from solo_ext.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+_QUEUED = ("all4one", "mocov2plus", "nnbyol", "nnclr", "nnsiam", "ressl")
+
+
+@method_kwargs
+class Projected:
+    proj_hidden_dim: PositiveInt
+    proj_output_dim: PositiveInt
+
+
+@method_kwargs
+class Contrastive(Projected):
+    temperature: PositiveFloat
+
+
+@method_kwargs
+class Predicted(Projected):
+    pred_hidden_dim: PositiveInt
+
+
+@method_kwargs
+class SimSiam(Predicted):
+    # Upstream's own config sets it; its method never reads it.
+    temperature: PositiveFloat = 0.2
+
+
+@method_kwargs
+class Queued(Contrastive):
+    queue_size: PositiveInt = 65536
+
+
+@method_kwargs
+class NNCLR(Queued):
+    pred_hidden_dim: PositiveInt
+
+
+@method_kwargs
+class NearestPredicted(Predicted):
+    queue_size: PositiveInt = 65536
+
+
+@method_kwargs
+class ReSSL(Projected):
+    temperature_q: PositiveFloat
+    temperature_k: PositiveFloat
+    queue_size: PositiveInt = 65536
+    # Upstream's own configs set these, which are read from the section `momentum`.
+    base_tau_momentum: Probability | None = None
+    final_tau_momentum: Probability | None = None
+    momentum_classifier: bool | None = None
+
+
+@method_kwargs
+class SwAV(Contrastive):
+    queue_size: NonNegativeInt = 65536
+    num_prototypes: PositiveInt = 3000
+    sk_epsilon: PositiveFloat = 0.05
+    sk_iters: PositiveInt = 3
+    freeze_prototypes_epochs: NonNegativeInt = 1
+    epoch_queue_starts: NonNegativeInt = 15
+
+
+@method_kwargs
+class DeepClusterV2(Projected):
+    temperature: PositiveFloat = 0.1
+    num_prototypes: list[PositiveInt] = field(default_factory=lambda: [3000, 3000, 3000])
+    kmeans_iters: PositiveInt = 10
+
+
+@method_kwargs
+class DINO(Projected):
+    num_prototypes: PositiveInt
+    clip_grad: NonNegativeFloat = 0
+    freeze_last_layer: NonNegativeInt = 1
+    norm_last_layer: bool = True
+    use_bn_in_head: bool = False
+    student_temperature: PositiveFloat = 0.1
+    teacher_temperature: PositiveFloat = 0.07
+    warmup_teacher_temperature: PositiveFloat = 0.04
+    warmup_teacher_temperature_epochs: NonNegativeInt = 0
+
+
+@method_kwargs
+class BarlowTwins(Projected):
+    lamb: PositiveFloat = 0.0051
+    scale_loss: PositiveFloat = 0.024
+
+
+@method_kwargs
+class VICReg(Projected):
+    sim_loss_weight: NonNegativeFloat = 25.0
+    var_loss_weight: NonNegativeFloat = 25.0
+    cov_loss_weight: NonNegativeFloat = 1.0
+
+
+@method_kwargs
+class VIbCReg(Projected):
+    sim_loss_weight: NonNegativeFloat = 25.0
+    var_loss_weight: NonNegativeFloat = 25.0
+    cov_loss_weight: NonNegativeFloat = 200.0
+    iternorm: bool = False
+
+
+@method_kwargs
+class WMSE(Projected):
+    whitening_iters: PositiveInt = 1
+    whitening_size: PositiveInt = 256
+    whitening_eps: NonNegativeFloat = 0.0
+
+
+@method_kwargs
+class MAE:
+    decoder_embed_dim: PositiveInt
+    decoder_depth: PositiveInt
+    decoder_num_heads: PositiveInt
+    mask_ratio: Probability = 0.75
+    norm_pix_loss: bool = False
+
+
+@method_kwargs
+class MoCoV3(Contrastive):
+    pred_hidden_dim: PositiveInt
+
+
+BUILTIN_KWARGS: dict[str, type] = {
+    "all4one": NNCLR,
+    "barlow_twins": BarlowTwins,
+    "byol": Predicted,
+    "deepclusterv2": DeepClusterV2,
+    "dino": DINO,
+    "mae": MAE,
+    "mocov2plus": Queued,
+    "mocov3": MoCoV3,
+    "nnbyol": NearestPredicted,
+    "nnclr": NNCLR,
+    "nnsiam": NearestPredicted,
+    "ressl": ReSSL,
+    "simclr": Contrastive,
+    "simsiam": SimSiam,
+    "supcon": Contrastive,
+    "swav": SwAV,
+    "vibcreg": VIbCReg,
+    "vicreg": VICReg,
+    "wmse": WMSE,
+}
+_NO_SMALL_CROPS = {
+    "main": {"all4one"},
+    "1.0.2": set(BUILTIN_KWARGS) - {"byol", "simclr", "wmse"},
+}
+
+
+def check_builtin(given: dict[str, Any], images: int) -> None:
+    """Refuses settings with which a built-in method would fail after it has started.
+
+    Args:
+        given: the checked config; a queue that is no multiple of the batch is shortened to one.
+        images: number of training images.
+
+    Raises:
+        ConfigError: for example a queue that is smaller than the batch.
+    """
+    method, kwargs = given["method"], given["method_kwargs"]
+    _small_crops(method, given["data"]["num_small_crops"])
+    batch = given["optimizer"]["batch_size"]
+    joined = batch * world_size(given)
+
+    def refuse(key: str, problem: str, remedy: str) -> None:
+        raise ConfigError(f"method_kwargs.{key}", kwargs[key], problem, remedy)
+
+    if method in _QUEUED and kwargs["queue_size"] % joined:
+        size = kwargs["queue_size"]
+        if size < joined:
+            refuse("queue_size", f"smaller than the batch, {joined} over all processes", "")
+        kwargs["queue_size"] -= size % joined
+        logger.warning(
+            f"method_kwargs.queue_size: {kwargs['queue_size']} instead of {size}, since {method} "
+            f"takes a multiple of the batch, {joined} over all processes"
+        )
+    if method == "swav" and 0 < kwargs["queue_size"] < joined:
+        refuse("queue_size", f"smaller than the batch, {joined} over all processes", "or take 0")
+    if method == "wmse":
+        if given["data"]["num_large_crops"] < 2:
+            raise ConfigError("augmentations", "1 large crop", "wmse compares two or more", "")
+        size = kwargs["whitening_size"]
+        if batch % size:
+            refuse("whitening_size", f"does not divide the batch of {batch}", "take a divisor")
+        if size <= kwargs["proj_output_dim"] and not kwargs["whitening_eps"]:
+            refuse(
+                "whitening_size",
+                f"too few to whiten {kwargs['proj_output_dim']} dimensions",
+                "take more than method_kwargs.proj_output_dim, or a whitening_eps above 0",
+            )
+    if method == "deepclusterv2":
+        dali = given["dali"] if given["data"]["format"] == "dali" else None
+        if dali and not dali["encode_indexes_into_labels"]:
+            raise ConfigError(
+                "dali.encode_indexes_into_labels",
+                False,
+                "deepclusterv2 looks samples up by index, which DALI's batches then lack",
+                "set it to true",
+            )
+        clustered = images // joined * batch
+        if not kwargs["num_prototypes"] or max(kwargs["num_prototypes"]) > clustered > 0:
+            refuse(
+                "num_prototypes",
+                f"{clustered} images of each process are clustered",
+                f"give a list of numbers up to {clustered}",
+            )
+    if method == "dino" and kwargs["warmup_teacher_temperature_epochs"] > given["max_epochs"]:
+        refuse(
+            "warmup_teacher_temperature_epochs",
+            f"longer than the run, max_epochs={given['max_epochs']}",
+            f"allowed: up to {given['max_epochs']}",
+        )
+    if method == "mae" and not given["backbone"]["name"].startswith("vit_"):
+        raise ConfigError(
+            "backbone.name",
+            given["backbone"]["name"],
+            "mae needs solo-learn's own vision transformers",
+            "allowed: vit_tiny, vit_small, vit_base, vit_large",
+        )
+    if method == "supcon" and given["data"]["no_labels"]:
+        raise ConfigError(
+            "data.no_labels", True, "supcon learns from labels", "give class folders, or simclr"
+        )
+
+
+def check_large_crops(method: str, count: int) -> None:
+    """Refuses any number of large crops but two for a method that is made for two.
+
+    Those are solo-learn's own methods, except W-MSE and MAE, and others' that declare no settings.
+
+    Args:
+        method: a registered name.
+        count: crops of the size of the first.
+
+    Raises:
+        ConfigError: the method takes two.
+    """
+    own = getattr(host.load().methods[method], "kwargs_type", None)
+    if count != 2 and method not in ("wmse", "mae") and own is None:
+        raise ConfigError(
+            "augmentations",
+            f"{count} large crops",
+            f"{method} of solo-learn takes two",
+            "give num_crops: 2 in all, of one crop_size",
+        )
+
+
+def _small_crops(method: str, count: int) -> None:
+    generation = host.load().info.generation
+    if count and method in _NO_SMALL_CROPS[generation]:
+        raise ConfigError(
+            "augmentations",
+            f"{count} small crops",
+            f"{method} of solo-learn {generation} takes large crops only",
+            "give every entry the same crop_size",
+        )

@@ -1,0 +1,187 @@
+"""Checkpoints that continue the same run, at the end of an epoch or within it."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import signal
+import time
+from pathlib import Path
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Checkpoint
+
+from solo_ext.core.errors import OF_TORCH, ProcessLost, StoppedBySignal, UserError
+from solo_ext.core.files import atomic_write
+from solo_ext.lab.training.lightning_internals import (
+    ignore_sigterm_of_rank_0,
+    remove_hooks,
+    when_step_is_complete,
+)
+from solo_ext.lab.training.run_dir import checkpoints, outdate
+from solo_ext.lab.training.signals import Agreement, StopSignals, requeue
+
+
+class RunCheckpoint(Checkpoint):
+    """Writes ``<stem>-ep=<epoch>.ckpt``, and ``-step=<n>`` within an epoch.
+
+    A file appears whole or not at all; the one before it is kept as ``....ckpt.previous``. A
+    signal that asks the run to end, and the loss of a data worker, are answered after the next
+    optimiser step, with a checkpoint. A validation that is due after the step comes first, for a
+    resumed run does not repeat it.
+
+    Args:
+        run_dir: the run directory.
+        stem: first part of the names.
+        frequency: epochs between checkpoints; the last epoch always has one.
+        keep_prev: keep those of earlier epochs.
+        every_n_steps: optimiser steps between checkpoints within an epoch; 0 is none.
+        every_n_minutes: minutes from one checkpoint to the next, at most; 0 is none.
+
+    Raises:
+        StoppedBySignal: in training, once the checkpoint is there.
+        ProcessLost: likewise.
+        UserError: in training, a checkpoint that cannot be written; those before it are kept.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        stem: str,
+        *,
+        frequency: int,
+        keep_prev: bool,
+        every_n_steps: int,
+        every_n_minutes: float,
+    ) -> None:
+        self.run_dir, self.stem = run_dir, stem
+        self.frequency, self.keep_prev = frequency, keep_prev
+        self.every_n_steps, self.every_n_minutes = every_n_steps, every_n_minutes
+        self.signals = StopSignals(
+            "Ctrl-C: what is at hand is finished and saved first, which may take a while"
+        )
+        self._lost: str | None = None
+        self._agreement: Agreement | None = None
+        self._saved_at = time.monotonic()
+
+    def note_lost(self, what: str) -> None:
+        """Has the run end after the next optimiser step, because a data worker is gone.
+
+        Args:
+            what: what happened, for the message.
+        """
+        self._lost = what
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            for torn in self.run_dir.glob(f".{glob.escape(self.stem)}-ep=*.saving"):
+                torn.unlink(missing_ok=True)
+        self._agreement = Agreement(pl_module.device)
+        self._saved_at = time.monotonic()
+        self.signals.listen()
+        ignore_sigterm_of_rank_0(trainer)
+        # A checkpoint that was written before the method's own hook would lack one step of its
+        # momentum networks and queues.
+        when_step_is_complete(trainer, pl_module, lambda i: self._save_within_epoch(trainer, i))
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        remove_hooks(trainer, pl_module)
+        self.signals.leave()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self.on_train_end(trainer, pl_module)
+
+    def _save_within_epoch(self, trainer: pl.Trainer, batch_idx: int) -> None:
+        stepped = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if not stepped or batch_idx + 1 >= trainer.num_training_batches:
+            return
+        received, lost, due = self._agreed(trainer)
+        every = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
+        if every or due or lost or received:
+            self._save(trainer, f"-step={trainer.global_step}")
+        self._stop_for(trainer, received, lost)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        reached = 0 <= trainer.max_steps <= trainer.global_step
+        # An epoch that max_time or max_steps cut short ends here too.
+        whole = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        final = reached or trainer.should_stop or _last_epoch(trainer)
+        received, lost, due = self._agreed(trainer, now=True)
+        if final or received or lost or due or trainer.current_epoch % self.frequency == 0:
+            self._save(trainer, "" if whole else f"-step={trainer.global_step}")
+        if not final:
+            self._stop_for(trainer, received, lost)
+
+    def _agreed(self, trainer: pl.Trainer, *, now: bool = False) -> list[int]:
+        """The signal that any process received, whether one lost a worker, whether time is up."""
+        assert self._agreement is not None
+        waited = time.monotonic() - self._saved_at
+        due = 0 < 60 * self.every_n_minutes <= waited
+        wishes = [
+            self.signals.received or 0,
+            int(self._lost is not None),
+            int(due and trainer.is_global_zero),
+        ]
+        return self._agreement.any_of(wishes, trainer.global_step, now=now)
+
+    def _stop_for(self, trainer: pl.Trainer, received: int, lost: int) -> None:
+        if not received and not lost:
+            return
+        again = received and trainer.is_global_zero and requeue(signal.Signals(received))
+        # Launchers kill the other processes once one has ended, so all wait for the first here.
+        trainer.strategy.barrier("stopped")
+        command = f"`solo-ext pretrain --resume {self.run_dir}` goes on"
+        then = "the job is requeued" if again else command
+        if not received:
+            what = self._lost or "another process of this run lost a data worker"
+            raise ProcessLost(
+                f"{what}; optimiser step {trainer.global_step} is saved; {command}; a smaller "
+                "data.num_workers needs less memory"
+            )
+        raise StoppedBySignal(
+            f"stopped by {signal.Signals(received).name} after optimiser step "
+            f"{trainer.global_step}, which is saved; {then}",
+            received,
+        )
+
+    def _save(self, trainer: pl.Trainer, place: str) -> None:
+        target = self.run_dir / f"{self.stem}-ep={trainer.current_epoch}{place}.ckpt"
+        try:
+            if trainer.is_global_zero:
+                atomic_write(target, trainer.save_checkpoint)
+                self._outdate_others(target)
+            else:
+                # Lightning collects the state of all processes, and writes on the first alone.
+                trainer.save_checkpoint(target)
+        except (OSError, RuntimeError) as error:
+            if not isinstance(error, OSError) and not OF_TORCH.search(str(error)):
+                raise
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            remedy = "give it permission to write" if _is_denied(reason) else "make room"
+            raise UserError(
+                f"checkpoint {str(target)!r} cannot be written ({reason}); those before it are "
+                f"kept: {remedy}, then `solo-ext pretrain --resume {self.run_dir}` goes on"
+            ) from error
+        self._saved_at = time.monotonic()
+
+    def _outdate_others(self, newest: Path) -> None:
+        """Looks at the folder, because a process that was killed may have left more than one."""
+        others = [
+            held
+            for held in checkpoints(self.run_dir)
+            if held.path.name.startswith(f"{self.stem}-ep=") and held.path != newest
+        ]
+        outdate(self.run_dir, [h for h in others if h.step is not None or not self.keep_prev])
+
+
+def _is_denied(reason: str) -> bool:
+    """Whether the system's words, which torch's own errors quote, say that it is forbidden."""
+    return any(os.strerror(code) in reason for code in (errno.EACCES, errno.EPERM, errno.EROFS))
+
+
+def _last_epoch(trainer: pl.Trainer) -> bool:
+    # Without a number of epochs, -1, the steps decide.
+    return trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.current_epoch + 1

@@ -1,0 +1,273 @@
+"""Settings that would fail only after a run has started; every refusal is a `ConfigError`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from pydantic import TypeAdapter
+from torch import nn
+
+from solo_ext import host
+from solo_ext.config.check import validated
+from solo_ext.config.hardware import world_size
+from solo_ext.config.schema import OPTIMIZER_KWARGS
+from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.host.backbones import (
+    PREFIX,
+    build_backbone,
+    is_timm,
+    small_image_kwargs,
+    unknown_backbone,
+)
+from solo_ext.host.patches import OF_SCRIPTS, check_names
+
+A = TypeVar("A")
+R = TypeVar("R")
+_FIXED = {"device", "dtype", "num_classes"}
+"""Arguments of models that a config may not set."""
+_PER_IMAGE = ("rand_augment", "auto_augment")
+
+
+def check_supported(given: Mapping[str, Any]) -> None:
+    """Refuses what only solo-learn's own scripts do."""
+    if (given["auto_umap"] or {}).get("enabled"):
+        raise ConfigError(
+            "auto_umap.enabled",
+            True,
+            "maps are not drawn while training here",
+            "use solo-learn's own main_pretrain.py for them, or remove it",
+        )
+
+
+def check_patches(names: Sequence[str]) -> None:
+    """Refuses unknown patches, and those of solo-learn's own scripts."""
+    check_names(names)
+    for name in names:
+        if name in OF_SCRIPTS:
+            raise ConfigError(
+                "patches",
+                name,
+                "it concerns solo-learn's own scripts",
+                "leave it out: images are read by loaders of our own here",
+            )
+
+
+def checked_optimizer_kwargs(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """``optimizer.kwargs`` with what the optimiser of that name takes."""
+    name, known = optimizer["name"], host.BaseMethod._OPTIMIZERS
+    if name not in known:
+        raise ConfigError("optimizer.name", name, "unknown optimiser", nearest(name, known))
+    if name not in OPTIMIZER_KWARGS:
+        # A fork of solo-learn has added this one.
+        return dict(optimizer["kwargs"])
+    adapter = TypeAdapter(OPTIMIZER_KWARGS[name])
+    checked = validated(adapter, optimizer["kwargs"], prefix="optimizer.kwargs")
+    kwargs: dict[str, Any] = checked.model_dump(exclude_none=True)
+    if kwargs.get("nesterov") and (not kwargs["momentum"] or kwargs.get("dampening")):
+        raise ConfigError(
+            "optimizer.kwargs.nesterov",
+            True,
+            "it needs a momentum above 0 and no dampening",
+            "set momentum, or leave nesterov out",
+        )
+    return kwargs
+
+
+def check_scheduler(scheduler: Mapping[str, Any]) -> None:
+    """Refuses a stepwise schedule without steps."""
+    if scheduler["name"] == "step" and not scheduler["lr_decay_steps"]:
+        raise ConfigError(
+            "scheduler.lr_decay_steps",
+            scheduler["lr_decay_steps"],
+            "scheduler.name=step needs the epochs at which the rate decays",
+            "give a list such as [60, 80]",
+        )
+
+
+def check_augmentation(given: Mapping[str, Any]) -> None:
+    """Refuses settings that contradict each other, or that the chosen pipeline would leave out."""
+    data = given["data"]
+    on_batch, dali = data["augmentation"] == "batch", data["format"] == "dali"
+    for place, pipeline in enumerate(given["augmentations"]):
+        low, high = pipeline["rrc"]["crop_min_scale"], pipeline["rrc"]["crop_max_scale"]
+        if low > high:
+            raise ConfigError(
+                f"augmentations.{place}.rrc.crop_min_scale",
+                low,
+                f"above crop_max_scale={high}",
+                f"allowed: a number above 0, up to {high}",
+            )
+        for name in _PER_IMAGE:
+            if pipeline[name] and (on_batch or dali):
+                raise ConfigError(
+                    f"augmentations.{place}.{name}",
+                    pipeline[name],
+                    "it works on single images, through torchvision",
+                    "remove it, or take data.augmentation=image and a data.format other than dali",
+                )
+    if dali and on_batch:
+        raise ConfigError(
+            "data.augmentation", "batch", "DALI makes the crops itself", "take image with dali"
+        )
+    if dali and data["mix"]:
+        raise ConfigError(
+            "data.mix",
+            data["mix"],
+            "DALI's batches are not mixed",
+            "remove it, or take another data.format",
+        )
+    if data["in_memory"] and not on_batch:
+        raise ConfigError(
+            "data.in_memory",
+            True,
+            "only data.augmentation=batch reads from memory",
+            "take false, or data.augmentation=batch",
+        )
+
+
+def check_batch_size(given: Mapping[str, Any], images: int) -> None:
+    """Refuses a batch that the images of a process do not fill.
+
+    The loaders cannot tell: they are made before the other processes exist.
+    """
+    processes, size = world_size(given), given["optimizer"]["batch_size"]
+    if images // processes < size:
+        raise ConfigError(
+            "optimizer.batch_size",
+            size,
+            f"the training set has {images // processes} images per process"
+            + (f", {images} for {processes} processes" if processes > 1 else ""),
+            "take a smaller batch",
+        )
+
+
+def check_validation_interval(given: Mapping[str, Any], images: int) -> None:
+    """Refuses ``val_check_interval`` above the number of batches of an epoch."""
+    every, limit = given.get("val_check_interval"), given.get("limit_train_batches")
+    batches = images // world_size(given) // given["optimizer"]["batch_size"]
+    if limit is not None:
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    if isinstance(every, int) and every > batches and given.get("check_val_every_n_epoch", 1):
+        raise ConfigError(
+            "val_check_interval",
+            every,
+            f"an epoch has {batches} batches",
+            "take no more than that, a share of the epoch such as 0.5, or "
+            "check_val_every_n_epoch=null",
+        )
+
+
+def check_backbone(loaded: host.Host, given: dict[str, Any]) -> None:
+    """Builds the backbone on the meta device and runs it on every crop size.
+
+    Args:
+        loaded: the host.
+        given: the checked config; ``backbone.kwargs`` is completed for small images.
+
+    Raises:
+        ConfigError: unknown name or argument, or a crop size that the backbone cannot take.
+    """
+    name = given["backbone"]["name"]
+    if name not in loaded.backbones:
+        raise unknown_backbone(name, loaded.backbones)
+    sizes = [a["crop_size"] for a in given["augmentations"]]
+    given["backbone"]["kwargs"] = small_image_kwargs(name, given["backbone"]["kwargs"], sizes[0])
+    # Without `pretrained`, so that weights are not downloaded twice.
+    kwargs = {k: v for k, v in given["backbone"]["kwargs"].items() if k != "pretrained"}
+
+    def build(kwargs: Mapping[str, Any]) -> nn.Module:
+        backbone, _ = build_backbone(
+            loaded.backbones,
+            name,
+            kwargs,
+            method=given["method"],
+            dataset=given["data"]["dataset"],
+        )
+        return backbone.eval()
+
+    def run(size: int) -> None:
+        build(kwargs)(torch.zeros(2, 3, size, size))
+
+    try:
+        built = _dry(build, kwargs)
+    except Exception as error:
+        raise _backbone_mistake(name, kwargs, build, error) from error
+    # Some of solo-learn's own backbones accept any argument and ignore it.
+    for key in kwargs if not is_timm(name) else ():
+        if key not in _arguments(built):
+            raise _unknown_argument(name, built, key, kwargs[key])
+    for place, size in enumerate(sizes):
+        try:
+            _dry(run, size)
+        except Exception as error:
+            raise ConfigError(
+                f"augmentations.{place}.crop_size",
+                size,
+                f"{name} cannot take it: {_first_line(error)}",
+                "give another, or make the backbone fit with backbone.kwargs",
+            ) from error
+
+
+def _dry(run: Callable[[A], R], argument: A) -> R:
+    """Calls ``run`` on the meta device if it can, silently, and leaves the random state alone."""
+    held = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
+            warnings.simplefilter("ignore")
+            # Some models read values while they are built, which meta tensors lack.
+            with contextlib.suppress(Exception), torch.device("meta"):
+                return run(argument)
+            return run(argument)
+    finally:
+        logging.disable(held)
+
+
+def _backbone_mistake(
+    name: str,
+    kwargs: Mapping[str, Any],
+    build: Callable[[Mapping[str, Any]], nn.Module],
+    error: Exception,
+) -> ConfigError:
+    """Names the argument without which the backbone can be built."""
+    text = _first_line(error.__cause__ or error)
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
+    for key in [unknown[1]] if unknown and unknown[1] in kwargs else list(kwargs):
+        with contextlib.suppress(Exception):
+            model = _dry(build, {k: v for k, v in kwargs.items() if k != key})
+            if not unknown:
+                return ConfigError(
+                    f"backbone.kwargs.{key}",
+                    kwargs[key],
+                    f"{name} refuses it: {text}",
+                    "change or remove it",
+                )
+            return _unknown_argument(name, model, key, kwargs[key])
+    if unknown:
+        return ConfigError(
+            f"backbone.kwargs.{unknown[1]}", kwargs.get(unknown[1]), f"{name} does not take it"
+        )
+    see = f"timm's {name.removeprefix(PREFIX)}" if is_timm(name) else name
+    return ConfigError("backbone.kwargs", kwargs, text, f"see what {see} takes")
+
+
+def _unknown_argument(name: str, model: nn.Module, key: str, value: Any) -> ConfigError:
+    valid = {n for n, p in _arguments(model).items() if p.default is not p.empty}
+    valid |= {"small_stem"} if is_timm(name) else set()
+    remedy = nearest(key, valid - _FIXED, show=40)
+    return ConfigError(f"backbone.kwargs.{key}", value, "unknown key", remedy)
+
+
+def _arguments(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(type(model).__init__).parameters
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0] or type(error).__name__

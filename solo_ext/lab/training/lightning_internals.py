@@ -1,0 +1,146 @@
+"""The one file that touches Lightning's private attributes.
+
+Lightning has no public way to read the running means of an epoch, to learn what it is about to
+log, or to act after a method's own hook. Where a new version of Lightning breaks the resumption of
+runs, this is the file to repair.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
+
+AfterBatch = Callable[[Any, Any, int], None]
+
+
+def after_own_hook(pl_module: pl.LightningModule, then: AfterBatch) -> None:
+    """Calls ``then(outputs, batch, batch_idx)`` after the method's own ``on_train_batch_end``.
+
+    Lightning calls callbacks before that hook, which moves momentum networks and writes queues.
+
+    Args:
+        pl_module: the method; :func:`remove_hooks` undoes it.
+        then: called after every training batch.
+    """
+    own = pl_module.on_train_batch_end
+
+    def own_then(outputs: Any, batch: Any, batch_idx: int) -> None:
+        own(outputs, batch, batch_idx)
+        then(outputs, batch, batch_idx)
+
+    pl_module.on_train_batch_end = own_then  # type: ignore[method-assign]
+
+
+def when_step_is_complete(
+    trainer: pl.Trainer, pl_module: pl.LightningModule, then: Callable[[int], None]
+) -> None:
+    """Calls ``then(batch_idx)`` when all that belongs to a batch is done.
+
+    That is after the method's own hook, and after the validation that follows the batch, if one
+    does: a run resumed from here would not repeat it.
+
+    Args:
+        trainer: of the run; :func:`remove_hooks` undoes it.
+        pl_module: the method.
+        then: called after every training batch.
+    """
+    loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
+    validate = loop.val_loop.run
+    validates_first = False
+
+    def after_batch(outputs: Any, batch: Any, batch_idx: int) -> None:
+        nonlocal validates_first
+        validates_first = _validates_next(trainer)
+        if not validates_first:
+            then(batch_idx)
+
+    # In a hook of validation, metrics and the stage would be those of validation.
+    def after_validation() -> Any:
+        nonlocal validates_first
+        first_loop_iter = connector._first_loop_iter
+        found = validate()
+        if validates_first:
+            validates_first = False
+            # Lightning sets the same two next.
+            trainer.training, connector._first_loop_iter = True, first_loop_iter
+            then(loop.batch_idx)
+        return found
+
+    after_own_hook(pl_module, after_batch)
+    loop.val_loop.__dict__["run"] = after_validation
+
+
+def ignore_sigterm_of_rank_0(trainer: pl.Trainer) -> None:
+    """Leaves signals to :class:`~solo_ext.lab.training.checkpoints.RunCheckpoint`.
+
+    Before every batch Lightning would ask the first process whether it received SIGTERM, and wait
+    for the device to answer.
+    """
+    trainer.fit_loop.epoch_loop.__dict__["_broadcast_sigterm_tensor"] = lambda: None
+
+
+def remove_hooks(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    """Undoes the three functions above; does nothing where none was called."""
+    loop = trainer.fit_loop.epoch_loop
+    pl_module.__dict__.pop("on_train_batch_end", None)
+    loop.__dict__.pop("_broadcast_sigterm_tensor", None)
+    loop.val_loop.__dict__.pop("run", None)
+
+
+def _validates_next(trainer: pl.Trainer) -> bool:
+    """Whether Lightning validates after this batch, and would not in a run resumed from here."""
+    by_clock = getattr(trainer, "_val_check_time_interval", None) is not None
+    if by_clock or (trainer.should_stop and trainer.fit_loop._can_stop_early):
+        # The clock starts again with the run; and a run that is to stop is saved at its end.
+        return False
+    fetcher = trainer.fit_loop._data_fetcher
+    assert fetcher is not None
+    return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def epoch_means(trainer: pl.Trainer) -> dict[str, Any]:
+    """Lightning's running means over the epoch, by name; each holds a sum and a batch size."""
+    return {
+        name: metric
+        for name, metric in trainer.fit_loop.epoch_loop._results.items()
+        if metric.is_tensor and metric.meta.on_epoch and metric.meta.is_mean_reduction
+    }
+
+
+def unlogged(trainer: pl.Trainer) -> dict[str, Any] | None:
+    """The metrics that Lightning will log after the hooks which write checkpoints, if any.
+
+    A process that is killed in between has done the step or the epoch, and would never log it.
+    """
+    connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
+    step = loop._batches_that_stepped
+    if connector._first_loop_iter is None:
+        # At the end of an epoch: its means, under its last step.
+        step -= 1
+    elif trainer.fit_loop._should_accumulate() or not connector.should_update_logs:
+        return None
+    metrics = dict(convert_tensors_to_scalars(connector.metrics["log"]))
+    step = int(metrics.pop("step", step))
+    return {"step": step, "metrics": {"epoch": trainer.current_epoch, **metrics}}
+
+
+def start_other_ranks_by(command: Callable[[Sequence[str]], list[str]]) -> None:
+    """Changes how Lightning starts the processes of further ranks.
+
+    Args:
+        command: makes the words of the command line from Lightning's ``[python, script, ...]``.
+    """
+    launcher = importlib.import_module("lightning.pytorch.strategies.launchers.subprocess_script")
+    basic, with_hydra = launcher._basic_subprocess_cmd, launcher._hydra_subprocess_cmd
+
+    def changed_hydra(local_rank: int) -> tuple[list[str], str]:
+        words, folder = with_hydra(local_rank)
+        return command(words), folder
+
+    vars(launcher).update(
+        _basic_subprocess_cmd=lambda: command(basic()), _hydra_subprocess_cmd=changed_hydra
+    )

@@ -1,0 +1,228 @@
+"""Callbacks that report what goes wrong and let the run go on: collapse, unreadable images."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from solo_ext.core.files import locked, refuse_link, writing
+from solo_ext.core.geometry import spread
+from solo_ext.data.reading import name_of, reason_of
+
+logger = logging.getLogger(__name__)
+METRIC = "train_embedding_spread"
+COLLAPSED, RECOVERED = 0.02, 0.05
+"""Spreads below which embeddings have collapsed, and above which they have recovered."""
+LOOKS = 3
+"""Measurements in a row before either is reported."""
+UNREADABLE = "unreadable.txt"
+
+
+class AsyncHostCopy:
+    """One tensor on its way to the host.
+
+    From a GPU it is copied into pinned memory and read once the copy is done, some steps later;
+    from elsewhere it is there at once.
+
+    Attributes:
+        pending: whether a tensor was sent and not taken.
+        immediate: whether the last one sent could be taken at once.
+    """
+
+    def __init__(self) -> None:
+        self.pending = self.immediate = False
+        self._value: Tensor | None = None
+        self._done: torch.cuda.Event | None = None
+
+    def send(self, value: Tensor) -> None:
+        """Begins the copy, in place of one that was not taken.
+
+        Args:
+            value: of one shape and type for all calls.
+        """
+        value = value.detach()
+        self.pending, self.immediate = True, value.device.type != "cuda"
+        if self.immediate:
+            self._value = value.cpu().clone()
+            return
+        if self._value is None:
+            self._value = torch.empty_like(value, device="cpu", pin_memory=True)
+        self._value.copy_(value, non_blocking=True)
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done.record(torch.cuda.current_stream(value.device))
+
+    def take(self, *, wait: bool = False) -> Tensor | None:
+        """The tensor that was sent, ``None`` where there is none or it is still on its way.
+
+        Args:
+            wait: until it is there.
+        """
+        if not self.pending:
+            return None
+        if self._done is not None and not self._done.query():  # type: ignore[no-untyped-call]
+            if not wait:
+                return None
+            self._done.synchronize()
+        self.pending = False
+        return self._value
+
+    def drop(self) -> None:
+        """Forgets what was sent."""
+        self.pending = False
+
+
+class CollapseWatch(Callback):
+    """Logs how the embeddings of a batch spread over the sphere, and warns when they collapse.
+
+    Every ``log_every_n_steps`` optimiser steps, ``train_embedding_spread`` of the first crop's
+    embeddings (:func:`solo_ext.core.geometry.spread`): of the projector's, or of the
+    backbone's where there is no projector. Computed on the device and read one look later on a GPU.
+
+    Warns once when three looks in a row are below 0.02, and once when three are above 0.05 again.
+    """
+
+    def __init__(self) -> None:
+        self._hook: RemovableHandle | None = None
+        self._value: Tensor | None = None
+        self._late = AsyncHostCopy()
+        self._sent_at = self._low = self._high = 0
+        self._collapsed = False
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if (trainer.global_step + 1) % (every or 10) == 0:
+            layer: Any = getattr(pl_module, "projector", None) or pl_module.backbone
+            self._hook = layer.register_forward_hook(self._measure)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        self._remove_hook()
+        value, self._value = self._value, None
+        if value is None:
+            return
+        pl_module.log(METRIC, value, on_step=True, on_epoch=False)
+        if not trainer.is_global_zero:
+            return
+        self._judge()
+        # While a value is still on its way from a slow GPU, no other one is sent.
+        if not self._late.pending:
+            self._sent_at = trainer.global_step
+            self._late.send(value)
+            if self._late.immediate:
+                self._judge()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._judge(wait=True)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self._remove_hook()
+
+    def _measure(self, module: Any, args: Any, output: Any) -> None:
+        if self._value is None:
+            # Some of solo-learn's backbones return further tensors after the features.
+            found = output if isinstance(output, Tensor) else output[0]
+            self._value = spread(found.detach().flatten(1))
+
+    def _remove_hook(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _judge(self, *, wait: bool = False) -> None:
+        arrived = self._late.take(wait=wait)
+        if arrived is None:
+            return
+        value = float(arrived)
+        # NaN resets both counters.
+        self._low = self._low + 1 if value < COLLAPSED else 0
+        self._high = self._high + 1 if value > RECOVERED else 0
+        found = f"{value:.2g} of 1 at optimiser step {self._sent_at}"
+        if not self._collapsed and self._low == LOOKS:
+            self._collapsed = True
+            logger.warning(
+                f"collapse: embeddings are nearly constant (their spread is {found}); if it stays "
+                "so, nothing is learned: look whether the images differ, lower optimizer.lr, take "
+                "a larger batch, or turn up what the method has against it; "
+                f"metrics.jsonl has {METRIC}"
+            )
+        elif self._collapsed and self._high == LOOKS:
+            self._collapsed = False
+            logger.warning(f"no more collapse: embeddings spread again ({found})")
+
+
+class UnreadableReport(Callback):
+    """Lists the images that were skipped in a file, one line ``<name> TAB <reason>`` for each.
+
+    A line is added as soon as a batch lacked the image. Every process adds its own, and a resumed
+    run adds to the same file. Warns once, after the first epoch that skipped any.
+
+    Args:
+        file: ``unreadable.txt`` of the run directory.
+        loaders: of training and validation, :class:`~solo_ext.data.loaders.ResumableLoader` and
+            :class:`~solo_ext.data.loaders.FixedLoader`.
+    """
+
+    def __init__(self, file: Path, loaders: list[Any]) -> None:
+        self.file, self.loaders = file, loaders
+        self._written: list[set[int]] = [set() for _ in loaders]
+        self._warned = False
+
+    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        self._write()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write()
+        if self._warned:
+            return
+        trainer.strategy.barrier("unreadable images")
+        count = len(_lines(self.file))
+        # All ranks decide by the count of the first one, so that they all warn or none does.
+        count = int(trainer.strategy.broadcast(count))
+        self._warned = count > 0
+        if count and trainer.is_global_zero:
+            logger.warning(
+                f"{count} {'image' if count == 1 else 'images'} cannot be read and "
+                f"{'is' if count == 1 else 'are'} left out, named in {self.file}"
+            )
+
+    def _write(self) -> None:
+        for loader, written in zip(self.loaders, self._written, strict=True):
+            # The count does not tell: each pass of validation begins a list of its own.
+            new = [index for index in loader.skipped if index not in written]
+            if not new:
+                continue
+            views: Any = loader.dataset
+            written.update(new)
+            names = {name_of(views.images, i): reason_of(views.images, i) for i in new}
+            add_lines(self.file, names)
+
+
+def add_lines(file: Path, names: dict[str, str]) -> None:
+    """Adds a line for every name that the file lacks; several processes may do so at once."""
+    with locked(file.with_name(f".{file.name}.lock")), writing(file):
+        known = {line.partition("\t")[0] for line in _lines(file)}
+        lines = {" ".join(name.split()): reason for name, reason in names.items()}
+        # A name on disk need not be UTF-8.
+        with refuse_link(file).open("a", encoding="utf-8", errors="surrogateescape") as held:
+            held.writelines(f"{n}\t{reason}\n" for n, reason in lines.items() if n not in known)
+
+
+def _lines(file: Path) -> list[str]:
+    if not file.is_file():
+        return []
+    return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

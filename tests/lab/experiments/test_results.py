@@ -1,0 +1,150 @@
+"""Records against settings: what is kept, missing, left out, averaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.experiments.results import Place, Results, read_results
+from tests.lab.experiments.report_records import (
+    record,
+    results,
+    rows_of,
+    settings,
+    write_folder,
+)
+
+DIGITS = Place("digits", "default")
+
+
+def test_scores_by_seed() -> None:
+    found = results({"a": [50.0, 51.0, 52.0], "b": [40.0]})
+    assert found.places() == [DIGITS]
+    assert found.rows(DIGITS) == ["a", "b"]
+    assert found.scores(DIGITS, "a", "knn") == {1: 50.0, 2: 51.0, 3: 52.0}
+    assert found.scores(DIGITS, "b", "linear") == {1: 50.0}
+    assert found.scores(DIGITS, "b", "nothing") == {}
+    assert found.left_out == []
+
+
+def test_missing_runs_are_those_of_expected_rows() -> None:
+    found = results({"b": [40.0, 41.0]})
+    assert found.missing(DIGITS) == {"a": [1, 2, 3], "b": [3], "pixels": [1, 2, 3]}
+    found = results({"b": [40.0, 41.0]}, default_rows=["b"])
+    assert found.missing(DIGITS) == {"b": [3]}
+    # One run of raw pixels is all of them.
+    found = results({"pixels": [40.0], "b": [1.0] * 3, "a": [1.0] * 3})
+    assert found.missing(DIGITS) == {}
+
+
+def test_teacher_has_a_seed_of_its_own() -> None:
+    rows = {"teacher": {"config": "teacher"}, "b": {"config": "simclr"}}
+    made = settings(rows=rows, teacher="teacher", teacher_seed=0)
+    found = Results(made, [record("teacher", 0, kind="teacher"), *rows_of({"b": [1.0, 2.0, 3.0]})])
+    assert found.missing(DIGITS) == {}
+    assert found.left_out == []
+    assert found.ranked(DIGITS) == ["b"]
+
+
+def test_what_the_settings_do_not_name_is_left_out_and_said() -> None:
+    records = [
+        *rows_of({"a": [1.0, 2.0, 3.0], "strange": [1.0, 2.0]}),
+        record("a", 9),
+        record("a", 1, dataset="elsewhere"),
+        record("a", 1, budget="long"),
+    ]
+    found = Results(settings(), records)
+    assert len(found.records) == 3
+    said = " ".join(found.left_out)
+    for part in ("strange (2 records)", "elsewhere (1 record)", "long (1 record)", "a (1 record)"):
+        assert part in said
+
+
+def test_of_two_runs_of_a_place_the_later_one_counts() -> None:
+    late = record("a", 1, 70.0, key="other", finished="2026-05-01T00:00:00+00:00")
+    found = Results(settings(), [late, *rows_of({"a": [50.0]})])
+    assert found.scores(DIGITS, "a", "knn") == {1: 70.0}
+    assert "finished later" in found.left_out[0]
+
+
+def test_scores_that_are_no_numbers_are_no_scores() -> None:
+    broken = record("a", 2, scores={"knn": float("nan"), "linear": 60.0})
+    found = Results(settings(), [record("a", 1), broken])
+    assert found.scores(DIGITS, "a", "knn") == {1: 50.0}
+    assert found.scores(DIGITS, "a", "linear") == {1: 60.0, 2: 60.0}
+
+
+def test_measures_without_a_headline_follow_the_protocols() -> None:
+    evaluation = {"linear": None, "knn": None}
+    found = Results(settings(headline=None, evaluation=evaluation), rows_of({"a": [1.0]}))
+    assert found.measures == ["linear", "knn"]
+    assert Results(settings(headline=["knn"]), []).measures == ["knn"]
+
+
+def test_curve_is_of_epochs_that_all_seeds_measured() -> None:
+    first = record("a", 1, 50.0)
+    second = record(
+        "a",
+        2,
+        curves={"epochs": [0, 4], "seconds": [0.0, 80.0], "scores": {"knn": [20.0, 60.0]}},
+    )
+    third = record("a", 3, curves=None)
+    found = Results(settings(), [first, second, third])
+    assert found.curve(DIGITS, "a", "knn") == [(0, 0.0, 25.0), (4, 70.0, 55.0)]
+    assert found.curve_seeds(DIGITS, "a", "knn") == 2
+    assert found.curve(DIGITS, "a", "nothing") == []
+    assert Results(settings(), [third]).curve(DIGITS, "a", "knn") == []
+
+
+def test_a_null_in_a_curve_is_no_point() -> None:
+    curves = {"epochs": [0, 2], "seconds": [0.0, 9.0], "scores": {"knn": [None, 60.0]}}
+    found = Results(settings(), [record("a", 1, curves=curves)])
+    assert found.curve(DIGITS, "a", "knn") == [(2, 9.0, 60.0)]
+
+
+def test_seeds_of_different_settings_are_noticed() -> None:
+    other = record("a", 2)
+    other["config"] = {**other["config"], "max_epochs": 8, "data": {"train_path": "/elsewhere"}}
+    found = Results(settings(), [record("a", 1), other])
+    assert found.differing(DIGITS, "a") == ["max_epochs"]
+    assert results({"a": [1.0, 2.0]}).differing(DIGITS, "a") == []
+
+
+def test_folder_is_read(tmp_path: Path) -> None:
+    made = settings(
+        hypotheses={"h": {"claim": "c", "source": "s", "row": "a", "base": "b", "measure": "knn"}},
+        rows={"a": {"space": {"optimizer.lr": {"low": 0.1, "high": 1.0}}}, "b": {}},
+        tuning={"trials": 2},
+    )
+    folder = write_folder(tmp_path / "one", made, rows_of({"a": [1.0, 2.0, 3.0]}))
+    found = read_results(folder)
+    assert found.settings == made
+    assert found.scores(DIGITS, "a", "knn") == {1: 1.0, 2: 2.0, 3: 3.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (None, "no benchmark.yaml"),
+        ("{", "not YAML"),
+        ("- 1", "holds no settings"),
+        ("title: 3", "title=3"),
+    ],
+)
+def test_settings_that_are_none(tmp_path: Path, text: str | None, problem: str) -> None:
+    folder = write_folder(tmp_path, settings(), rows_of({"a": [1.0]}))
+    (folder / "benchmark.yaml").unlink()
+    if text is not None:
+        (folder / "benchmark.yaml").write_text(text)
+    with pytest.raises(UserError, match=problem):
+        read_results(folder)
+
+
+def test_comparing_with_a_row_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"rows.a.bases='simclr': no such row"):
+        results({}, rows={"a": {"bases": ["simclr"]}})
+    entry = {"claim": "c", "source": "s", "row": "a", "base": "bb", "measure": "knn"}
+    with pytest.raises(ConfigError, match=r"hypotheses.h.base='bb'.*did you mean 'b'"):
+        results({}, hypotheses={"h": entry})

@@ -1,0 +1,116 @@
+"""Reading a benchmark, and what is refused of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.experiments.settings import (
+    checked_benchmark,
+    read_benchmark,
+    shipped_benchmarks,
+    suite_settings,
+)
+from solo_ext.lab.experiments.tables import selected
+
+
+@pytest.mark.parametrize("name", shipped_benchmarks())
+def test_shipped_benchmarks_are_valid(name: str) -> None:
+    settings = read_benchmark(name)
+    assert settings.title == name
+    measured = set(settings.headline or ())
+    for claim in settings.hypotheses.values():
+        assert claim.measure in measured, "a hypothesis of a number that the table does not show"
+        assert claim.base in settings.rows[claim.row].bases
+
+
+def test_overrides(tiny_file: Path) -> None:
+    settings = read_benchmark(str(tiny_file), ["seeds=[7]", "rows.simclr.changes=['seed=3']"])
+    assert settings.seeds == [7]
+    assert settings.rows["simclr"].changes == ["seed=3"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sedes": [1]}, "did you mean 'seeds'"),
+        ({"rows": {"a": {"config": "simclr", "baseline": "raw-pixels"}}}, "rows.a"),
+        ({"rows": {"a": {}}}, "rows.a"),
+        ({"rows": {"a": {"config": "simclr", "bases": ["b"]}}}, "rows.a.bases='b': no such row"),
+        ({"teacher": "techer"}, "teacher='techer': no such row"),
+        ({"evaluation": {"knm": None}}, "knm"),
+        ({"evaluation": {"knn": {"k": [0]}}}, "k"),
+        ({"seeds": []}, "seeds"),
+        ({"threads": 0}, "threads"),
+        (
+            {
+                "hypotheses": {
+                    "h": {
+                        "claim": "",
+                        "source": "",
+                        "row": "pcl",
+                        "base": "simclr",
+                        "measure": "knn",
+                    }
+                }
+            },
+            "hypotheses.h.row='pcl': no such row",
+        ),
+    ],
+)
+def test_mistakes(tiny: dict[str, Any], change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        checked_benchmark(tiny | change)
+    assert says in str(caught.value)
+
+
+def test_no_such_benchmark() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'digits'"):
+        read_benchmark("digit")
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n", "\x00"])
+def test_no_benchmark_in_a_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"mine\.yaml"):
+        read_benchmark(str(file))
+
+
+def test_python_in_a_file_is_not_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"title: !!python/object/apply:os.mkdir ['{mark}']\n")
+    with pytest.raises(UserError):
+        read_benchmark(str(file))
+    assert not mark.exists()
+
+
+def test_paths_of_this_machine_are_resolved_late(
+    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "${oc.env:SOLO_EXT_TEST_PLACE}/train"
+    of = {"datasets": {"other": {"train_path": path, "val_path": path}}}
+    tiny["evaluation"] = {"transfer": of}
+    with pytest.raises(UserError, match="SOLO_EXT_TEST_PLACE"):
+        checked_benchmark(tiny)
+    monkeypatch.setenv("SOLO_EXT_TEST_PLACE", "/here")
+    settings = checked_benchmark(tiny)
+    assert settings.evaluation["transfer"] == of
+    given = suite_settings(settings.evaluation)
+    assert given["transfer"]["datasets"]["other"]["train_path"] == "/here/train"
+
+
+def test_settings_survive_a_file(tiny: dict[str, Any]) -> None:
+    settings = checked_benchmark(tiny)
+    text = yaml.safe_dump(settings.model_dump(exclude_defaults=True))
+    assert checked_benchmark(yaml.safe_load(text)) == settings
+
+
+@pytest.mark.parametrize("name", shipped_benchmarks())
+def test_published_numbers_beside_shipped_benchmarks_are_there(name: str) -> None:
+    for entry in read_benchmark(name).datasets.values():
+        for reported in entry.reported:
+            assert selected(reported, name)
