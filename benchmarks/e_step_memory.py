@@ -1,6 +1,6 @@
 """Memory, time and objective of the E-step: features in memory or on disk, all or a sample.
 
-    python benchmarks/e_step_memory.py [--rows 250000 1000000] [--width 128] [--json FILE]
+    python -m benchmarks.e_step_memory [--rows 250000 1000000] [--width 128] [--json FILE]
 
 Each line is a fresh process that writes unit rows around 2,000 directions part by part, as the
 network would, and then clusters them. Numbers are in MB (10^6 bytes): the peak of what is resident
@@ -135,10 +135,11 @@ def main() -> None:
                 print(f"| {' | '.join(map(str, lines[-1].values()))} |", flush=True)
     if args.json:
         from solo_ext import host
+        from solo_ext.core.files import append_lines
         from solo_ext.lab.training.run_dir import environment
 
-        record = {"unit": "MB", "rows": lines, "environment": environment(host.load().info)}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        about = {"unit": "MB", "environment": environment(host.load().info)}
+        append_lines(args.json, [about, *lines])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time of the E-step's clustering, shared out to processes of one thread each.
 
-    python benchmarks/e_step_ranks.py [--ranks 1 2] [--rows 100000] [--rounds 3] [--json FILE]
+    python -m benchmarks.e_step_ranks [--ranks 1 2] [--rows 100000] [--rounds 3] [--json FILE]
 
 Unit rows around 2,000 directions, K = 250 + 500 + 1,000: a cold E-step, then a warm one. Groups of
 processes take turns; each time is that of the slowest process, its median over the rounds. Cores
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, multiprocessing
 
 from solo_ext.clustering import e_step
+from solo_ext.core.files import append_lines
 
 WIDTH, DIRECTIONS, SIZES = 128, 2000, [250, 500, 1000]
 
@@ -73,14 +74,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rounds = [{n: measured(n, args.rows) for n in args.ranks} for _ in range(args.rounds)]
-    found = {}
+    found = []
     for ranks in args.ranks:
         cold, warm = (statistics.median(r[ranks][i] for r in rounds) for i in range(2))
-        found[ranks] = {"cold": round(cold, 3), "warm": round(warm, 3)}
+        found.append({"ranks": ranks, "cold": round(cold, 3), "warm": round(warm, 3)})
         print(f"{ranks} processes  cold {cold:8.2f} s  warm {warm:8.2f} s")
     if args.json:
-        record = {"rows": args.rows, "rounds": args.rounds, "cores": os.cpu_count()}
-        args.json.write_text(json.dumps({**record, "seconds": found}, indent=1) + "\n")
+        about = {"rows": args.rows, "rounds": args.rounds, "cores": os.cpu_count()}
+        append_lines(args.json, [about, *found])
 
 
 if __name__ == "__main__":

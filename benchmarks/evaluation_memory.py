@@ -1,6 +1,6 @@
 """Peak memory of evaluation and of PCL's E-step as the data set grows.
 
-    python benchmarks/evaluation_memory.py DATA [--json FILE] [--sizes 5000 20000 50000]
+    python -m benchmarks.evaluation_memory DATA [--json FILE] [--sizes 5000 20000 50000]
 
 DATA holds class folders of images in ``train`` and ``test``, such as CIFAR-10's as JPEGs; parts of
 it are linked into a temporary folder. Each number is the peak resident memory of a fresh process,
@@ -154,10 +154,11 @@ def main() -> None:
         print(f"| {' | '.join('' if v is None else str(v) for v in line.values())} |")
     if args.json:
         from solo_ext import host
+        from solo_ext.core.files import append_lines
         from solo_ext.lab.training.run_dir import environment
 
-        record = {"unit": "MB", "rows": lines, "environment": environment(host.load().info)}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        about = {"unit": "MB", "environment": environment(host.load().info)}
+        append_lines(args.json, [about, *lines])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Images per second of the ways to load and augment JPEG files: torchvision, DALI, on the batch.
 
-    python benchmarks/loading.py --data FOLDER --out results/loading
+    python -m benchmarks.loading --data FOLDER --json results/speed/loading.jsonl
 
 FOLDER holds class folders, for example Imagenette-160's `train`. Its images are first cut to
 squares of 160 pixels, since augmentation on the batch wants images of one size. All sources give
@@ -14,7 +14,6 @@ much of a ratio is noise. Add a source by an entry of `SOURCES`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from interleaved import race
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from benchmarks.interleaved import race
 from solo_ext import host
 from solo_ext.config.compose import compose
+from solo_ext.core.files import append_lines
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.dali import dali_installed
 from solo_ext.data.raw_batches import RawBatches
@@ -135,72 +135,63 @@ def squares(data: Path, count: int, folder: Path) -> None:
         view(load_image(path)).save(out, quality=90)
 
 
-def write(args: argparse.Namespace, total: int, rows: list[dict[str, Any]]) -> None:
-    """Writes what there is so far."""
-    if args.out is None:
-        return
-    args.out.mkdir(parents=True, exist_ok=True)
-    record = {
-        "images": total,
-        "batch_size": BATCH,
-        "rounds": args.rounds,
-        "load_average": os.getloadavg(),
-        "note": args.note,
-        "environment": environment(host.load().info),
-        "rows": rows,
-    }
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    (args.out / f"{kind}.json").write_text(json.dumps(record, indent=1) + "\n")
-
-
 def main() -> None:
     """Races the sources at every size, and prints and writes what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="class folders of JPEG files")
-    parser.add_argument("--out", type=Path, help="folder of the record")
+    parser.add_argument("--json", type=Path, help="file of the record, to which lines are added")
     parser.add_argument("--images", type=int, default=2048, help="about as many a pass")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--note", default="", help="what else the machine did; kept in the record")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         squares(args.data, args.images, Path(folder))
-        compare(args, Path(folder), rows)
-
-
-def compare(args: argparse.Namespace, data: Path, rows: list[dict[str, Any]]) -> None:
-    """Races the sources at every size and writes after each."""
-    total = sum(1 for _ in data.glob("*/*"))
-    for name, blur in AUGMENTATIONS.items():
-        for size in args.sizes:
-            made = {
-                key: work(source, data, size, blur)
-                for key, source in SOURCES.items()
-                if source.there()
+        if args.json:
+            about = {
+                "images": sum(1 for _ in Path(folder).glob("*/*")),
+                "batch_size": BATCH,
+                "rounds": args.rounds,
+                "load_average": os.getloadavg(),
+                "note": args.note,
+                "environment": environment(host.load().info),
             }
-            found = race({key: run for key, (_, run) in made.items()}, args.rounds, warm=1)
-            images = next(iter(made.values()))[0]
-            print(f"{size} px, {name}, {images} images, two crops", flush=True)
-            for key, row in found.items():
-                rate = images / row["ms"] * 1e3  # type: ignore[operator]
-                # Of speed, not of time: higher is faster.
-                low, high = (1 / q for q in reversed(row["quartiles"]))  # type: ignore[arg-type]
-                speed = 1 / row["ratio"]  # type: ignore[operator]
-                print(f"  {key:24} {rate:8.0f} images/s {speed:6.2f} x ({low:.2f} to {high:.2f})")
-                rows.append(
-                    {
-                        "size": size,
-                        "augmentation": name,
-                        "source": key,
-                        "images": images,
-                        "images_per_second": rate,
-                        "speed_ratio": speed,
-                        "quartiles": [low, high],
-                    }
-                )
-            write(args, total, rows)
+            append_lines(args.json, [about])
+        for name, blur in AUGMENTATIONS.items():
+            for size in args.sizes:
+                rows = compare(Path(folder), size, name, blur, args.rounds)
+                if args.json:
+                    append_lines(args.json, rows)
+
+
+def compare(data: Path, size: int, name: str, blur: float, rounds: int) -> list[dict[str, Any]]:
+    """Races the sources at a size; prints and returns what was found."""
+    made = {
+        key: work(source, data, size, blur) for key, source in SOURCES.items() if source.there()
+    }
+    found = race({key: run for key, (_, run) in made.items()}, rounds, warm=1)
+    images = next(iter(made.values()))[0]
+    print(f"{size} px, {name}, {images} images, two crops", flush=True)
+    rows = []
+    for key, row in found.items():
+        rate = images / row["ms"] * 1e3  # type: ignore[operator]
+        # Of speed, not of time: higher is faster.
+        low, high = (1 / q for q in reversed(row["quartiles"]))  # type: ignore[arg-type]
+        speed = 1 / row["ratio"]  # type: ignore[operator]
+        print(f"  {key:24} {rate:8.0f} images/s {speed:6.2f} x ({low:.2f} to {high:.2f})")
+        rows.append(
+            {
+                "size": size,
+                "augmentation": name,
+                "source": key,
+                "images": images,
+                "images_per_second": rate,
+                "speed_ratio": speed,
+                "quartiles": [low, high],
+            }
+        )
+    return rows
 
 
 if __name__ == "__main__":

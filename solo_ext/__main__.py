@@ -62,7 +62,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     sys.argv = [script, *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(script))
-    # Hydra, pickle and processes that are spawned look at the module of that name.
+    # Hydra, pickle and spawned processes look for the script in the module `__main__`.
     module = sys.modules["__main__"] = ModuleType("__main__")
     vars(module).update(__file__=path, __builtins__=__builtins__)
     _prepare(script)
@@ -82,7 +82,7 @@ def _prepare(script: str) -> None:
     show_messages()
     register()
     patches.IN_LAUNCHER = True
-    # The args.json beside a checkpoint names the shipped configs' data by them.
+    # The data paths of shipped configs use these resolvers, also in the args.json of a checkpoint.
     add_resolvers()
     # Lightning starts further ranks as ``python SCRIPT.py``; they have to begin here, too.
     start_other_ranks_by(lambda words: [words[0], "-m", "solo_ext", *words[1:]])
@@ -92,7 +92,7 @@ def _prepare(script: str) -> None:
 
 
 class _AnyNumberOfCrops(ast.NodeTransformer):
-    """Leaves out the assertion of two large crops; :func:`_check` refuses what it is meant for."""
+    """Removes the assertion of two large crops; :func:`_check` refuses where two are needed."""
 
     def visit_If(self, node: ast.If) -> ast.stmt:
         self.generic_visit(node)
@@ -110,7 +110,7 @@ def _with_checks(hydra_main: Callable[..., Any], script: str) -> Callable[..., A
         def decorate(task: Callable[[Any], Any]) -> Any:
             @functools.wraps(task)
             def checked(cfg: Any) -> Any:
-                # Hydra would print their traceback.
+                # Caught here, because Hydra would print a traceback.
                 with _mistakes_in_one_line(script):
                     _check(cfg)
                     return task(cfg)
@@ -141,7 +141,7 @@ def _check(cfg: Any) -> None:
 
 
 def _stay_on_the_cpu() -> None:
-    """Makes ``cuda()`` and ``to("cuda:0")`` of tensors, so of modules, leave them on the CPU."""
+    """Makes ``cuda()`` and ``to("cuda:0")`` leave tensors, and so modules, on the CPU."""
     import torch
 
     to = torch.Tensor.to
@@ -186,9 +186,9 @@ def _mistakes_in_one_line(script: str) -> Iterator[None]:
 
 
 def _missing_package(error: ModuleNotFoundError) -> UserError | None:
-    """What to install; ``None`` where the package is there and a part of it is not."""
+    """What to install; ``None`` where the package is installed but lacks a module."""
     if error.name is None:
-        # Lightning's own checks, which say what to install.
+        # Lightning's own checks say what to install.
         return UserError(str(error))
     name = error.name.partition(".")[0]
     if find_spec(name) is not None:

@@ -20,9 +20,8 @@ from rich.console import Console
 
 import benchmarks.speed
 from benchmarks.speed.effort import QUICK, Effort
-from benchmarks.speed.record import Record
+from benchmarks.speed.record import Record, markdown, table
 from benchmarks.speed.rows import ROWS
-from benchmarks.speed.table import markdown, table
 from solo_ext.core.errors import UserError, nearest
 from solo_ext.core.files import write_text
 
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--device cuda: torch sees no GPU; use --device cpu")
     effort = replace(QUICK if args.quick else Effort(), device=device)
     folder = Path("runs") if args.quick else Path("results") / "speed"
-    out = args.json or folder / f"{'speed-quick' if args.quick else device}.json"
+    out = args.json or folder / f"{'speed-quick' if args.quick else device}.jsonl"
     torch.set_num_threads(1)
     # A quick table is soon made again.
     record = Record(out, effort, args.fresh or (args.quick and args.json is None))

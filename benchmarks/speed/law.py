@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.interleaved import Work, peak_mib, take_turns
 from benchmarks.speed.effort import Effort
-from benchmarks.speed.finding import Finding
-from benchmarks.speed.row import Measured
-from benchmarks.speed.target import Target, at_most
+from benchmarks.speed.target import Finding, Measured, Target, at_most
 
 LEAST_SIZES = 4
 

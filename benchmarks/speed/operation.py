@@ -20,10 +20,8 @@ from benchmarks.interleaved import (
 )
 from benchmarks.speed.counting import counted
 from benchmarks.speed.effort import Effort
-from benchmarks.speed.finding import Finding
 from benchmarks.speed.law import Law
-from benchmarks.speed.row import Measured
-from benchmarks.speed.target import Target, at_most
+from benchmarks.speed.target import Finding, Measured, Target, at_most
 
 OURS, AGAIN = "ours", "again"
 NEEDS_GPU, OF_CPU = "needs a GPU", "a target on a CPU"

@@ -11,16 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
+from PIL import Image
 
 from benchmarks.speed.effort import Effort
-from benchmarks.speed.made_images import write_folders
 from solo_ext.config.compose import compose
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 
 BATCH, STEPS_PER_EPOCH = 256, 9
+CLASSES, _GRID = 10, 8
 TEACHERS = "SOLO_EXT_TEACHERS"
 """Names the folder in which configs look for teachers."""
 ON_GPU = (
@@ -177,6 +179,27 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
         callbacks = [] if callback is None else [callback]
         pretrain(run, run_dir=run_dir or Path(folder), callbacks=callbacks, show_progress=False)
+
+
+def made_images(count: int, side: int, seed: int = 0) -> list[Image.Image]:
+    """Smooth random images, whose JPEG files are about as large as photographs of their size.
+
+    Args:
+        count: how many.
+        side: of each, in pixels.
+        seed: of what they show.
+    """
+    draw = np.random.default_rng(seed)
+    coarse = draw.integers(0, 256, (count, _GRID, _GRID, 3), dtype=np.uint8)
+    return [Image.fromarray(c).resize((side, side), Image.Resampling.BICUBIC) for c in coarse]
+
+
+def write_folders(root: Path, count: int, side: int) -> None:
+    """Writes them as JPEG files in class folders, ``<root>/<class>/<number>.jpg``."""
+    for number, image in enumerate(made_images(count, side)):
+        folder = root / str(number % CLASSES)
+        folder.mkdir(parents=True, exist_ok=True)
+        image.save(folder / f"{number}.jpg", quality=85)
 
 
 def training_images(effort: Effort, root: Path, steps: int = STEPS_PER_EPOCH) -> Path:

@@ -32,6 +32,10 @@ def match_clusters(old_assignments: Tensor, new_assignments: Tensor, num_classes
 
     Raises:
         ValueError: shapes differ, or a cluster number or C is out of range.
+
+    Example:
+        >>> match_clusters(torch.tensor([0, 0, 1, 2]), torch.tensor([2, 2, 0, 1]), 3)
+        tensor([1, 2, 0])
     """
     _check(old_assignments, new_assignments, num_classes)
     device = old_assignments.device
@@ -85,6 +89,10 @@ def normalized_mutual_information(assignments: Tensor, labels: Tensor) -> float:
 
     Raises:
         RankError: Another rank failed.
+
+    Example:
+        >>> normalized_mutual_information(torch.tensor([1, 1, 0]), torch.tensor([0, 0, 1]))
+        1.0
     """
     sizes, classes = torch.bincount(assignments).cpu().numpy(), torch.bincount(labels).numpy()
     if (sizes > 0).sum() == (classes > 0).sum() == 1:

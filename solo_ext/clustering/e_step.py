@@ -1,4 +1,4 @@
-"""The E-step of prototypical contrastive learning."""
+"""The E-step of PCL (Algorithm 1): k-means at every granularity, and the concentrations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.clustering.concentration import concentration_of_sums
 from solo_ext.clustering.feature_file import Features
 from solo_ext.clustering.k_means import Clustering, multi_granularity_kmeans
 from solo_ext.clustering.rows import exact_scale, on_grid
 from solo_ext.core import distributed
 from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
+
+_FLOOR = 1 / 100
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,12 @@ class Granularity:
         objective: mean squared distance of the samples to their means.
         empty: number of clusters without a sample.
         singletons: number of clusters of one sample.
+
+    Example:
+        >>> x = F.normalize(torch.randn(30, 4), dim=1)
+        >>> (found,) = e_step(x, torch.arange(30), 30, [3], temperature=0.2)
+        >>> found.prototypes.shape, found.concentration.shape, found.assignments.shape
+        (torch.Size([3, 4]), torch.Size([3]), torch.Size([30]))
     """
 
     means: Tensor
@@ -72,36 +79,34 @@ def e_step(
         ValueError: features are not finite, or there are fewer samples than prototypes.
         RankError: another rank failed.
 
+    Example:
+        >>> x = F.normalize(torch.randn(100, 8), dim=1)
+        >>> coarse, fine = e_step(x, torch.arange(100), 100, [4, 20], temperature=0.2)
+        >>> fine.prototypes.shape, fine.assignments.shape
+        (torch.Size([20, 8]), torch.Size([100]))
+
     Source:
         Li et al., ICLR 2021, arXiv 2005.04966.
     """
     shared = distributed.world_size() > 1
+    options = {"init": init, "sharded": shared, "row_ids": sample_ids, **kmeans_options}
     with propagate_rank_errors(features.device):
-        clusterings = multi_granularity_kmeans(
-            features,
-            num_prototypes,
-            init=init,
-            sharded=shared,
-            row_ids=sample_ids,
-            **kmeans_options,
-        )
         return [
             _granularity(found, sample_ids, num_samples, temperature, alpha)
-            for found in clusterings
+            for found in multi_granularity_kmeans(features, num_prototypes, **options)
         ]
 
 
 def _granularity(
     found: Clustering, sample_ids: Tensor, num_samples: int, temperature: float, alpha: float
 ) -> Granularity:
-    means, size = found.means, len(found.means)
+    means, distances, size = found.means, found.distances, len(found.means)
     # Every sample is on one rank: the others add zeros, which is exact.
     assignments = found.assignments.new_zeros(num_samples)
     assignments[sample_ids] = found.assignments
     assignments = _of_all(assignments, distributed.sum_over_ranks)
     sizes = torch.bincount(assignments, minlength=size)
     # Sums that do not depend on which rank adds what.
-    distances = found.distances
     largest = distances.amax() if len(distances) else distances.new_zeros(())
     scale = exact_scale(float(_of_all(largest, distributed.max_over_ranks)), num_samples)
     sums = torch.zeros(size, dtype=torch.float64, device=means.device)
@@ -110,7 +115,7 @@ def _granularity(
     return Granularity(
         means,
         F.normalize(means, dim=1),
-        concentration_of_sums(sums, sizes, temperature, alpha).to(distances.dtype),
+        _concentration(sums, sizes, temperature, alpha).to(distances.dtype),
         assignments,
         found.objective,
         int((sizes == 0).sum()),
@@ -121,3 +126,80 @@ def _granularity(
 def _of_all(values: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
     rank_barrier(values.device)
     return reduce(values)
+
+
+@torch.no_grad()
+def cluster_concentration(
+    distances: Tensor,
+    assignments: Tensor,
+    num_clusters: int,
+    temperature: float,
+    alpha: float = 10.0,
+) -> Tensor:
+    """Concentration phi of every cluster, the larger the looser and the smaller the cluster.
+
+    ``raw_c = (sum_{i in c} d_i / n_c) / ln(n_c + alpha)`` (Eq. 12) for clusters of two rows or
+    more; the others get the largest raw value. All are clipped to their own 10th and 90th
+    percentile (linear interpolation) and multiplied by ``temperature / mean``. No value is below
+    temperature / 100: a cluster of copies of one image would have 0, and the loss divides by it.
+    Where the floor acts, the mean is up to 1 % above the temperature. Where there is no spread to
+    go by (only clusters of one row, or a clipped mean of 0), every value is the temperature.
+
+    Args:
+        distances: (n,) Euclidean distances of the rows to their means, >= 0; not squared.
+        assignments: (n,) integers in [0, num_clusters).
+        num_clusters: K, >= 1; includes the empty ones.
+        temperature: Mean of the result, > 0.
+        alpha: Smoothing for small clusters, >= 0.
+
+    Returns:
+        (K,) in the dtype of ``distances``, computed in fp64.
+
+    Raises:
+        ValueError: Shapes, a cluster number or a setting as described are not.
+
+    Example:
+        >>> tight, loose = torch.full((50,), 0.1), torch.full((50,), 0.3)
+        >>> clusters = torch.arange(100) // 50
+        >>> cluster_concentration(torch.cat((tight, loose)), clusters, 2, temperature=0.2)
+        tensor([0.1200, 0.2800])
+
+    Source:
+        Li et al., ICLR 2021, arXiv 2005.04966, section 3.3; clipping and the rule for small
+        clusters as in the authors' code.
+    """
+    if distances.ndim != 1 or distances.shape != assignments.shape:
+        raise ValueError(
+            f"distances and assignments have the shapes {tuple(distances.shape)} and "
+            f"{tuple(assignments.shape)}; pass one of each per row, (n,)"
+        )
+    if num_clusters < 1:
+        raise ValueError(f"num_clusters={num_clusters}: must be at least 1")
+    if len(assignments):
+        low, high = int(assignments.min()), int(assignments.max())
+        if low < 0 or high >= num_clusters:
+            raise ValueError(
+                f"assignments lie in [{low}, {high}]; they must lie in [0, {num_clusters - 1}], "
+                "the numbers of the clusters"
+            )
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}: must be above 0")
+    if not alpha >= 0:
+        raise ValueError(f"alpha={alpha}: must be at least 0")
+    sizes = torch.bincount(assignments, minlength=num_clusters)
+    sums = torch.zeros(num_clusters, dtype=torch.float64, device=distances.device)
+    sums.index_add_(0, assignments, distances.double())
+    return _concentration(sums, sizes, temperature, alpha).to(distances.dtype)
+
+
+def _concentration(sums: Tensor, sizes: Tensor, temperature: float, alpha: float) -> Tensor:
+    """phi (K,) in fp64, from sums (K,) of distances in fp64 and numbers (K,) of rows."""
+    several = sizes >= 2
+    raw = sums / sizes.clamp_min(1) / (sizes.clamp_min(2).double() + alpha).log()
+    raw = raw.masked_fill(~several, 0.0)
+    raw = torch.where(several, raw, raw.max())
+    low, high = raw.quantile(raw.new_tensor([0.1, 0.9]))
+    clipped = raw.clamp(low, high)
+    mean = clipped.mean()
+    phi = (temperature * clipped / mean).clamp_min(_FLOOR * temperature)
+    return torch.where(mean > 0, phi, temperature)

@@ -37,6 +37,13 @@ class FeatureFile:
 
     Raises:
         OSError: the folder cannot be written, or has no room.
+
+    Example:
+        >>> rows = FeatureFile(Path(tempfile.gettempdir()), 5, 3)
+        >>> rows[torch.tensor([4, 1])] = torch.ones(2, 3)
+        >>> rows[:].sum(1)
+        tensor([0., 3., 0., 0., 3.])
+        >>> rows.close()
     """
 
     dtype = torch.float32

@@ -29,6 +29,11 @@ class Clustering(NamedTuple):
         objective: Mean squared distance over the rows of all ranks.
         iterations: Steps done; fewer than asked for where nothing changed any more.
         backend: Name of the backend that ran.
+
+    Example:
+        >>> found = kmeans(torch.randn(50, 3), 4)
+        >>> found.means.shape, found.assignments.shape, found.backend
+        (torch.Size([4, 3]), torch.Size([50]), 'torch')
     """
 
     means: Tensor

@@ -11,161 +11,58 @@ from solo_ext.clustering.relocation import Relocation
 from solo_ext.clustering.rows import Rows, exact_scale, on_grid, tile_rows
 from solo_ext.core.precision import Precision, matmul_precision
 
-# Scores that are first looked at together. A maximum without its place is several times faster on a
-# CPU than one with it.
+# Half the distance of the two means of a split cluster, relative to each coordinate.
+_PERTURBATION = 1 / 1024
+# If more means than this share moved, a search among all is no slower.
+_MOST_MOVED = 0.5
+# Scores whose maximum is taken first: on a CPU a maximum without its place is several times faster
+# than one with it.
 _GROUP = 32
 
 
-def assign(features: Features, means: Tensor) -> Tensor:
-    """Index of the nearest mean of every row.
+def lloyd(
+    rows: Rows,
+    means: Tensor,
+    iterations: int,
+    precision: Precision = "highest",
+    relocate: bool = False,
+) -> tuple[Tensor, int]:
+    """Moves the means until no row changes its cluster, or for ``iterations`` steps.
+
+    A step assigns every row to its nearest mean and takes the mean of each cluster, in sums that
+    round nothing (:func:`solo_ext.clustering.rows.exact_scale`): the result is the same bits for
+    any order of the rows and any way of dealing them out to ranks, but for rows that are as near
+    to two means as the product can tell. Of an empty cluster and a largest one the two means are
+    set to ``m (1 + e)`` and ``m (1 - e)``, e = 1/1024 in even coordinates and -1/1024 in odd ones;
+    every empty cluster has a donor of its own, of two rows or more.
+
+    With ``relocate`` every step ends with :class:`solo_ext.clustering.relocation.Relocation`, which
+    goes on where the steps alone would stop, and takes empty clusters first.
 
     Args:
-        features: (n, D), floating.
-        means: (K, D), fp32 or fp64; the dtype of the products.
+        rows: The rows.
+        means: (K, D) first means, in the dtype of ``rows``, the same on every rank.
+        iterations: Most steps, >= 1.
+        precision: Of the products.
+        relocate: Whether to move prototypes to where they lower the objective more.
 
     Returns:
-        (n,) int64; of equally near means the first.
+        The means (K, D) and the number of steps done.
+
+    Source:
+        Lloyd, IEEE Transactions on Information Theory 28 (2), 1982.
     """
-    return search(features, means, means.double().mean(0))[1]
-
-
-def search(
-    features: Features, means: Tensor, centre: Tensor, wanted: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Largest score of every row and the mean that has it, which is the nearest.
-
-    ``max_k x . (m_k - c) - |m_k - c|^2 / 2 - c . (m_k - c)`` is at ``argmin_k |x - m_k|^2`` for any
-    centre c; one amid the means keeps the rounding of the product in proportion to the spread of
-    the means instead of to their distance from the origin.
-
-    Args:
-        features: (n, D), floating.
-        means: (K, D), fp32 or fp64; the dtype of the products.
-        centre: (D,) fp64. Scores with the same one can be compared.
-        wanted: (m,) int64 numbers of the rows to look at; by default all.
-
-    Returns:
-        The scores (m,) and the means (m,), int64; of equal scores the first.
-    """
-    n = len(features) if wanted is None else len(wanted)
-    centred = means.double() - centre
-    bias = -(centred.square().sum(1) / 2 + centred @ centre).to(means.dtype)
-    weight = centred.to(means.dtype)
-    if features.device.type == "cpu" and len(means) > 2 * _GROUP:
-        fill = -len(means) % _GROUP
-        weight = F.pad(weight, (0, 0, 0, fill))
-        bias = F.pad(bias, (0, fill), value=-torch.inf)
-    rows = tile_rows(len(weight), features.device)
-    scores = means.new_empty(rows, len(weight))
-    best = means.new_empty(n)
-    found = torch.empty(n, dtype=torch.int64, device=features.device)
-    # The library may sum in another order for another number of rows. All tiles have the same
-    # number, so that a row's nearest mean does not depend on how many rows are beside it.
-    padded = means.new_zeros(rows, features.shape[1])
-    for start in range(0, n, rows):
-        own = slice(start, start + rows)
-        tile = features[own] if wanted is None else features.index_select(0, wanted[own])
-        tile = tile.to(means.dtype)
-        count = len(tile)
-        if count < rows:
-            padded[:count] = tile
-            tile = padded
-        torch.addmm(bias, tile, weight.T, out=scores)
-        value, index = _first_largest(scores)
-        best[own], found[own] = value[:count], index[:count]
-    return best, found
-
-
-def _first_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
-    width = scores.shape[1]
-    if scores.device.type != "cpu" or width <= 2 * _GROUP or width % _GROUP:
-        best, found = scores.max(dim=1)
-        return best, found
-    grouped = scores.view(len(scores), -1, _GROUP)
-    best, group = grouped.amax(2).max(dim=1)
-    place = group[:, None, None].expand(-1, 1, _GROUP)
-    within = grouped.gather(1, place)[:, 0].max(dim=1).indices
-    return best, group * _GROUP + within
-
-
-def distances_to(features: Features, means: Tensor, assignments: Tensor) -> Tensor:
-    """Euclidean distance of every row to the mean it is assigned to.
-
-    ``|x_i - m_{a_i}|``, as the norm of a difference: exactly 0 for a row that is a mean.
-
-    Args:
-        features: (n, D), floating.
-        means: (K, D), fp32 or fp64.
-        assignments: (n,) int64 in [0, K).
-
-    Returns:
-        (n,) of the dtype of ``means``, in the unit of the features.
-    """
-    rows = tile_rows(features.shape[1], features.device)
-    found = means.new_empty(len(features))
-    for start in range(0, len(features), rows):
-        own = slice(start, start + rows)
-        difference = features[own].to(means.dtype) - means.index_select(0, assignments[own])
-        found[own] = torch.linalg.vector_norm(difference, dim=1)
-    return found
-
-
-# Above this share of moved means a search among all is no slower.
-_MOST_MOVED = 0.5
-
-
-class Nearest:
-    """Keeps every row's nearest mean up to date.
-
-    A row whose mean stands still is compared with the means that moved only: the others were
-    farther away and still are.
-    """
-
-    def __init__(self, features: Features) -> None:
-        """Knows nothing yet.
-
-        Args:
-            features: (n, D), floating.
-        """
-        self._features = features
-        self._means: Tensor | None = None
-
-    def __call__(self, means: Tensor) -> Tensor:
-        """Index of the nearest mean of every row.
-
-        Args:
-            means: (K, D), fp32 or fp64, K as before.
-
-        Returns:
-            (n,) int64; of equally near means the first.
-        """
-        old, self._means = self._means, means
-        if old is not None:
-            moved = (means != old).any(1)
-            which = moved.nonzero()[:, 0]
-            if len(which) <= _MOST_MOVED * len(means):
-                self._found = self._updated(means, moved, which)
-                return self._found
-        self._centre = means.double().mean(0)
-        self._best, self._found = search(self._features, means, self._centre)
-        return self._found
-
-    def _updated(self, means: Tensor, moved: Tensor, which: Tensor) -> Tensor:
-        found = self._found.clone()
-        left = moved.index_select(0, found)
-        lost, kept = left.nonzero()[:, 0], (~left).nonzero()[:, 0]
-        if len(which):
-            score, place = search(self._features, means[which], self._centre, kept)
-            mean = which[place]
-            best, now = self._best[kept], found[kept]
-            nearer = (score > best) | ((score == best) & (mean < now))
-            self._best[kept] = torch.where(nearer, score, best)
-            found[kept] = torch.where(nearer, mean, now)
-        self._best[lost], found[lost] = search(self._features, means, self._centre, lost)
-        return found
-
-
-_PERTURBATION = 1 / 1024
+    done = 0
+    moving = True
+    with matmul_precision(precision), torch.autocast(means.device.type, enabled=False):
+        nearest, sums = Nearest(rows.features), _Sums(rows, len(means), relocate)
+        while moving and done < iterations:
+            done += 1
+            settled = sums.move(nearest(means)) == 0
+            updated = sums.means(means, settled)
+            moving = not torch.equal(updated, means)
+            means = updated
+    return means, done
 
 
 class _Sums:
@@ -236,46 +133,150 @@ def _refilled(means: Tensor, sizes: Tensor) -> Tensor:
     return means
 
 
-def lloyd(
-    rows: Rows,
-    means: Tensor,
-    iterations: int,
-    precision: Precision = "highest",
-    relocate: bool = False,
-) -> tuple[Tensor, int]:
-    """Moves the means until no row changes its cluster, or for ``iterations`` steps.
+class Nearest:
+    """Keeps every row's nearest mean up to date.
 
-    A step assigns every row to its nearest mean and takes the mean of each cluster, in sums that
-    round nothing (:func:`solo_ext.clustering.rows.exact_scale`): the result is the same bits for
-    any order of the rows and any way of dealing them out to ranks, but for rows that are as near
-    to two means as the product can tell. Of an empty cluster and a largest one the two means are
-    set to ``m (1 + e)`` and ``m (1 - e)``, e = 1/1024 in even coordinates and -1/1024 in odd ones;
-    every empty cluster has a donor of its own, of two rows or more.
+    A row whose mean stands still is compared with the means that moved only: the others were
+    farther away and still are.
+    """
 
-    With ``relocate`` every step ends with :class:`solo_ext.clustering.relocation.Relocation`, which
-    goes on where the steps alone would stop, and takes empty clusters first.
+    def __init__(self, features: Features) -> None:
+        self._features = features
+        self._means: Tensor | None = None
+
+    def __call__(self, means: Tensor) -> Tensor:
+        """Index of the nearest mean of every row.
+
+        Args:
+            means: (K, D), fp32 or fp64, K as before.
+
+        Returns:
+            (n,) int64; of equally near means the first.
+        """
+        old, self._means = self._means, means
+        if old is not None:
+            moved = (means != old).any(1)
+            which = moved.nonzero()[:, 0]
+            if len(which) <= _MOST_MOVED * len(means):
+                self._found = self._updated(means, moved, which)
+                return self._found
+        self._centre = means.double().mean(0)
+        self._best, self._found = search(self._features, means, self._centre)
+        return self._found
+
+    def _updated(self, means: Tensor, moved: Tensor, which: Tensor) -> Tensor:
+        found = self._found.clone()
+        left = moved.index_select(0, found)
+        lost, kept = left.nonzero()[:, 0], (~left).nonzero()[:, 0]
+        if len(which):
+            score, place = search(self._features, means[which], self._centre, kept)
+            mean = which[place]
+            best, now = self._best[kept], found[kept]
+            nearer = (score > best) | ((score == best) & (mean < now))
+            self._best[kept] = torch.where(nearer, score, best)
+            found[kept] = torch.where(nearer, mean, now)
+        self._best[lost], found[lost] = search(self._features, means, self._centre, lost)
+        return found
+
+
+def assign(features: Features, means: Tensor) -> Tensor:
+    """Index of the nearest mean of every row.
 
     Args:
-        rows: The rows.
-        means: (K, D) first means, in the dtype of ``rows``, the same on every rank.
-        iterations: Most steps, >= 1.
-        precision: Of the products.
-        relocate: Whether to move prototypes to where they lower the objective more.
+        features: (n, D), floating.
+        means: (K, D), fp32 or fp64; the dtype of the products.
 
     Returns:
-        The means (K, D) and the number of steps done.
+        (n,) int64; of equally near means the first.
 
-    Source:
-        Lloyd, IEEE Transactions on Information Theory 28 (2), 1982.
+    Example:
+        >>> assign(torch.tensor([[0.1], [0.9]]), torch.tensor([[0.0], [1.0]]))
+        tensor([0, 1])
     """
-    done = 0
-    moving = True
-    with matmul_precision(precision), torch.autocast(means.device.type, enabled=False):
-        nearest, sums = Nearest(rows.features), _Sums(rows, len(means), relocate)
-        while moving and done < iterations:
-            done += 1
-            settled = sums.move(nearest(means)) == 0
-            updated = sums.means(means, settled)
-            moving = not torch.equal(updated, means)
-            means = updated
-    return means, done
+    return search(features, means, means.double().mean(0))[1]
+
+
+def search(
+    features: Features, means: Tensor, centre: Tensor, wanted: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Largest score of every row and the mean that has it, which is the nearest.
+
+    ``max_k x . (m_k - c) - |m_k - c|^2 / 2 - c . (m_k - c)`` is at ``argmin_k |x - m_k|^2`` for any
+    centre c; one amid the means keeps the rounding of the product in proportion to the spread of
+    the means instead of to their distance from the origin.
+
+    Args:
+        features: (n, D), floating.
+        means: (K, D), fp32 or fp64; the dtype of the products.
+        centre: (D,) fp64. Scores with the same one can be compared.
+        wanted: (m,) int64 numbers of the rows to look at; by default all.
+
+    Returns:
+        The scores (m,) and the means (m,), int64; of equal scores the first.
+    """
+    n = len(features) if wanted is None else len(wanted)
+    centred = means.double() - centre
+    bias = -(centred.square().sum(1) / 2 + centred @ centre).to(means.dtype)
+    weight = centred.to(means.dtype)
+    if features.device.type == "cpu" and len(means) > 2 * _GROUP:
+        fill = -len(means) % _GROUP
+        weight = F.pad(weight, (0, 0, 0, fill))
+        bias = F.pad(bias, (0, fill), value=-torch.inf)
+    rows = tile_rows(len(weight), features.device)
+    scores = means.new_empty(rows, len(weight))
+    best = means.new_empty(n)
+    found = torch.empty(n, dtype=torch.int64, device=features.device)
+    # The library may sum in another order for another number of rows. All tiles have the same
+    # number, so that a row's nearest mean does not depend on how many rows are beside it.
+    padded = means.new_zeros(rows, features.shape[1])
+    for start in range(0, n, rows):
+        part = slice(start, start + rows)
+        tile = features[part] if wanted is None else features.index_select(0, wanted[part])
+        tile = tile.to(means.dtype)
+        count = len(tile)
+        if count < rows:
+            padded[:count] = tile
+            tile = padded
+        torch.addmm(bias, tile, weight.T, out=scores)
+        value, index = _first_largest(scores)
+        best[part], found[part] = value[:count], index[:count]
+    return best, found
+
+
+def _first_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    width = scores.shape[1]
+    if scores.device.type != "cpu" or width <= 2 * _GROUP or width % _GROUP:
+        best, found = scores.max(dim=1)
+        return best, found
+    grouped = scores.view(len(scores), -1, _GROUP)
+    best, group = grouped.amax(2).max(dim=1)
+    place = group[:, None, None].expand(-1, 1, _GROUP)
+    within = grouped.gather(1, place)[:, 0].max(dim=1).indices
+    return best, group * _GROUP + within
+
+
+def distances_to(features: Features, means: Tensor, assignments: Tensor) -> Tensor:
+    """Euclidean distance of every row to the mean it is assigned to.
+
+    ``|x_i - m_{a_i}|``, as the norm of a difference: exactly 0 for a row that is a mean.
+
+    Args:
+        features: (n, D), floating.
+        means: (K, D), fp32 or fp64.
+        assignments: (n,) int64 in [0, K).
+
+    Returns:
+        (n,) of the dtype of ``means``, in the unit of the features.
+
+    Example:
+        >>> x, means = torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.zeros(1, 2)
+        >>> distances_to(x, means, torch.tensor([0, 0]))
+        tensor([5., 1.])
+    """
+    rows = tile_rows(features.shape[1], features.device)
+    found = means.new_empty(len(features))
+    for start in range(0, len(features), rows):
+        part = slice(start, start + rows)
+        difference = features[part].to(means.dtype) - means.index_select(0, assignments[part])
+        found[part] = torch.linalg.vector_norm(difference, dim=1)
+    return found

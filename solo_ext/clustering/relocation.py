@@ -7,13 +7,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from solo_ext.clustering.rows import Rows, exact_scale, on_grid, tile_rows
+from solo_ext.clustering.rows import Rows, exact_scale, on_grid, tile_rows, tiles
 from solo_ext.core.distributed import rank
 
 # Clusters that are split on trial at a time: enough that five steps get round a few hundred, few
-# enough to cost less than a step does. And by how much a relocation must pay.
+# enough to cost less than a step does.
 _CANDIDATES = 96
+# The gain must exceed the cost by this share, so that rounding alone moves nothing.
 _MARGIN = 1e-6
+# Steps of 2-means when a cluster is split. Two steps find nearly what many find.
+_STEPS = 2
 
 
 class Relocation:
@@ -25,24 +28,23 @@ class Relocation:
     (:func:`solo_ext.clustering.relocation.halves`); of an empty cluster the prototype is free. Gain
     and cost are those of the sum of squares, so that it falls by their difference.
 
+    Args:
+        rows: The rows.
+        num_clusters: K.
+        scale: Of the grid of the sums.
+
     Source:
         In the manner of Fritzke, The k-means-u* algorithm, arXiv 1706.09059, with Ward's cost for
         what he estimates.
     """
 
     def __init__(self, rows: Rows, num_clusters: int, scale: float) -> None:
-        """Takes the squared norms of the rows.
-
-        Args:
-            rows: The rows.
-            num_clusters: K.
-            scale: Of the grid of the sums.
-        """
         self._rows, self._scale, self._draw = rows, scale, 0
         width = rows.features.shape[1]
         self._square_scale = exact_scale(rows.largest * rows.largest * width, rows.total)
-        self._squares = torch.cat([self._squared(part) for part in rows.parts()])
-        # What a trial found; unknown where the cluster has not been tried since it was made.
+        self._squares = torch.cat([self._squared(part) for part in tiles(rows.features)])
+        # The gain that the last trial found; infinite for a cluster that was never tried, or was
+        # changed since.
         self._tried = torch.full((num_clusters,), torch.inf, dtype=torch.float64)
         self._tried = self._tried.to(rows.features.device)
 
@@ -63,7 +65,8 @@ class Relocation:
         self._draw += 1
         self._tried[chosen] = split.gains
         cost, partner = merge_costs(means, sizes, self._rows)
-        # More than there are candidates: a relocation blocks all that share a cluster with it.
+        # More removals than candidates, because a relocation uses up three clusters and every
+        # removal that names one of them is then out.
         cheap = cost.argsort(stable=True)[: 9 * len(chosen)]
         plan = _matched(chosen, split.gains, cheap, cost[cheap], partner[cheap])
         plan = self._rows.from_first(plan.to(sums.device))
@@ -89,7 +92,7 @@ class Relocation:
         within = torch.zeros_like(means[:, 0]).index_add_(0, assignments, self._squares)
         within = self._rows.sum(within) / self._square_scale
         within = (within - sizes * means.square().sum(1)).clamp_min_(0)
-        # No split gains more than there is.
+        # A split cannot gain more than the cluster's sum of squares.
         bound = torch.minimum(self._tried, within)
         chosen = bound.argsort(descending=True, stable=True)[:_CANDIDATES]
         return self._rows.from_first(chosen.contiguous())
@@ -114,10 +117,6 @@ def _matched(chosen: Tensor, gains: Tensor, freed: Tensor, costs: Tensor, joined
         used |= {cluster, *fit[:2]}
         found += 1
     return plan
-
-
-# The first halves are drawn; two steps from there find nearly what many find.
-_STEPS = 2
 
 
 class Halves(NamedTuple):

@@ -19,23 +19,20 @@ _TILE = {"cpu": 2**19, "cuda": 2**24}
 _MOST_ROWS = {"cpu": 2**12, "cuda": 2**15}
 _FEWEST_ROWS = 256
 _ROW_BLOCK = 64
-# Row numbers that are hashed at a time.
-_HASHED = 2**18
 
 
 def tile_rows(width: int, device: torch.device) -> int:
-    """Number of rows of a tile of ``width`` columns.
-
-    Args:
-        width: Number of columns, >= 1.
-        device: Where the tile lives.
-
-    Returns:
-        A multiple of 64, at least 256.
-    """
+    """Number of rows of a tile of ``width`` >= 1 columns: a multiple of 64, at least 256."""
     kind = "cpu" if device.type == "cpu" else "cuda"
     rows = min(_TILE[kind] // width, _MOST_ROWS[kind]) // _ROW_BLOCK * _ROW_BLOCK
     return max(rows, _FEWEST_ROWS)
+
+
+def tiles(features: Features) -> Iterator[Tensor]:
+    """The rows (n, D) in order, in tiles; an empty one where there are none."""
+    size = tile_rows(max(1, features.shape[1]), features.device)
+    for start in range(0, max(1, len(features)), size):
+        yield features[start : start + size]
 
 
 @dataclass(frozen=True)
@@ -65,12 +62,6 @@ class Rows:
     def dtype(self) -> torch.dtype:
         """What is computed in: fp64 for fp64 features, else fp32."""
         return torch.float64 if self.features.dtype == torch.float64 else torch.float32
-
-    def parts(self) -> Iterator[Tensor]:
-        """Tiles of the rows of this process, in order; an empty one where there are none."""
-        size = tile_rows(max(1, self.features.shape[1]), self.features.device)
-        for start in range(0, max(1, len(self.features)), size):
-            yield self.features[start : start + size]
 
     def sum(self, x: Tensor) -> Tensor:
         """Adds up ``x`` of all ranks, in place."""
@@ -142,7 +133,8 @@ class Rows:
         features = self.features[:].contiguous()
         if not self.shared:
             return torch.empty_like(features).index_copy_(0, self.ids, features)
-        # What needs memory comes first: a rank that fails here can say so.
+        # Memory is allocated before the first message: a rank that fails here can still tell the
+        # others.
         first = rank() == 0
         joined = features.new_empty(self.total if first else 0, features.shape[1])
         rest = max(self.counts[1:]) if first else 0
@@ -186,19 +178,19 @@ def rows_of(features: Features, row_ids: Tensor | None, sharded: bool) -> Rows:
     shared = sharded and world_size() > 1
     counts = _counts(features, shared)
     first = sum(counts[: rank()]) if shared else 0
-    in_order = ids = torch.arange(first, first + len(features), device=features.device)
+    ids = torch.arange(first, first + len(features), device=features.device)
     if row_ids is not None:
         if row_ids.shape != ids.shape or row_ids.is_floating_point():
             raise ValueError(
                 f"row_ids have the shape {tuple(row_ids.shape)} and the dtype {row_ids.dtype}; "
                 f"pass one integer for each of the {len(features)} rows of features"
             )
-        ids = row_ids.to(in_order)
+        ids = row_ids.to(ids)
     if isinstance(features, Tensor):
         features = features.detach()
     rows = Rows(features, ids, counts, _largest(features, shared), shared)
     if row_ids is not None:
-        _check_ids(rows, in_order)
+        _check_ids(rows)
     return rows
 
 
@@ -211,14 +203,13 @@ def _counts(features: Features, shared: bool) -> tuple[int, ...]:
 
 
 def _largest(features: Features, shared: bool) -> float:
-    size = tile_rows(max(1, features.shape[1]), features.device)
     largest = torch.zeros((), dtype=torch.float64, device=features.device)
     broken = torch.zeros((), dtype=torch.int64, device=features.device)
-    for start in range(0, len(features), size):
-        tile = features[start : start + size].abs().amax(1)
-        broken += (~tile.isfinite()).sum()
-        largest = torch.maximum(largest, tile.amax().double())
-    # NaN has no place in a maximum over ranks.
+    for tile in tiles(features) if len(features) else ():
+        of_rows = tile.abs().amax(1)
+        broken += (~of_rows.isfinite()).sum()
+        largest = torch.maximum(largest, of_rows.amax().double())
+    # A NaN would make the maximum over ranks a NaN.
     largest = largest.nan_to_num(0.0, posinf=0.0)
     if shared:
         rank_barrier(features.device)
@@ -232,30 +223,18 @@ def _largest(features: Features, shared: bool) -> float:
     return float(largest)
 
 
-def _check_ids(rows: Rows, in_order: Tensor) -> None:
-    # Hashes that add up to those of all numbers in order are theirs: others do so by a chance of
-    # one in 2**64. To count every number takes a sum of 8 bytes per row.
-    if not int(rows.sum(_hashed(rows.ids) - _hashed(in_order))):
-        return
+def _check_ids(rows: Rows) -> None:
     valid = rows.ids[(rows.ids >= 0) & (rows.ids < rows.total)]
     seen = rows.sum(torch.bincount(valid, minlength=rows.total))
     missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
+    # As many numbers as rows: what is out of range leaves another one missing.
+    if not missing:
+        return
     raise ValueError(
         f"row_ids: of the numbers 0 to {rows.total - 1}, {missing} are missing and {repeated} "
         "occur more than once; number all rows once, over all ranks. A sampler that repeats rows "
         "to fill up the last batch does not"
     )
-
-
-def _hashed(numbers: Tensor) -> Tensor:
-    """Sum modulo 2**64 of a hash of each number: splitmix64."""
-    total = numbers.new_zeros(())
-    for part in torch.split(numbers, _HASHED):
-        x = (part + 1) * -0x61C8864680B583EB
-        x = (x ^ (x >> 30 & 2**34 - 1)) * -0x40A7B892E31B1A47
-        x = (x ^ (x >> 27 & 2**37 - 1)) * -0x6B2FB644ECCEEE15
-        total += (x ^ (x >> 31 & 2**33 - 1)).sum()
-    return total
 
 
 # An fp64 holds every integer up to 2**53; two bits are kept for sums of twice as many terms, which
@@ -278,6 +257,13 @@ def exact_scale(largest: float, terms: int) -> float:
 
     Returns:
         The scale; 1.0 if there is nothing to sum.
+
+    Example:
+        >>> x = torch.rand(1000)
+        >>> scale = exact_scale(1.0, 1000)
+        >>> grid = on_grid(x, scale)
+        >>> bool(grid.sum() == grid.flip(0).cumsum(0)[-1])
+        True
     """
     if largest == 0 or terms == 0:
         return 1.0

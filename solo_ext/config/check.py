@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from solo_ext.config.schema import TRAINER, Run, Section
+from solo_ext.config.schema import TRAINER, RunConfig, Section
 from solo_ext.config.untrusted import refuse_interpolations, refuse_targets
 from solo_ext.core.errors import ConfigError, nearest
 
@@ -50,12 +50,20 @@ def check_run(config: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: an unknown key, a missing one, or a value of the wrong type or range; a
             ``_target_``, which names code; an interpolation.
     """
+    run = run_config(config)
+    passed = run.model_fields_set - RunConfig.model_fields.keys()
+    return run.model_dump(include=RunConfig.model_fields.keys() | passed)
+
+
+def run_config(config: Mapping[str, Any]) -> RunConfig:
+    """The typed form of a composed config, with the Trainer's arguments as further fields.
+
+    Raises:
+        ConfigError: as :func:`check_run`.
+    """
     refuse_targets(config)
     refuse_interpolations(config)
-    run = validated(_run_model(), config)
-    passed = run.model_fields_set - Run.model_fields.keys()
-    filled: dict[str, Any] = run.model_dump(include=Run.model_fields.keys() | passed)
-    return filled
+    return validated(_run_model(), config)  # type: ignore[no-any-return]
 
 
 def check_method_kwargs(kwargs_type: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,18 +122,18 @@ def _without_synonyms(given: Mapping[str, Any], synonyms: Mapping[str, str]) -> 
 
 @functools.cache
 def _run_model() -> TypeAdapter[Any]:
-    """:class:`Run` and the Trainer's arguments, as far as YAML can write their values."""
+    """:class:`RunConfig` and the Trainer's arguments, as far as YAML can write their values."""
     from lightning.pytorch import Trainer
 
     hints = {**get_type_hints(Trainer.__init__), **TRAINER}
     fields: dict[str, Any] = {
         name: (_of_yaml(hints[name]), None)
         for name in trainer_arguments()
-        if name not in Run.model_fields
+        if name not in RunConfig.model_fields
     }
-    precision = Run.model_fields["precision"].default
+    precision = RunConfig.model_fields["precision"].default
     fields["precision"] = (_of_yaml(hints["precision"]), precision)
-    return TypeAdapter(create_model("Run", __base__=Run, **fields))
+    return TypeAdapter(create_model("RunConfig", __base__=RunConfig, **fields))
 
 
 def _of_yaml(hint: Any) -> Any:

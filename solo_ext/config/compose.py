@@ -16,7 +16,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from solo_ext.config.schema import Run
+from solo_ext.config.schema import RunConfig
 from solo_ext.config.untrusted import check_aliases, refuse_hydra_section
 from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.core.files import config_root, is_file
@@ -73,7 +73,7 @@ def compose(
     OmegaConf.set_struct(cfg, False)
     apply_overrides(cfg, values)
     folder = full.partition("/")[0] if config_path is not None and "/" in full else None
-    if folder in cfg and folder not in Run.model_fields:
+    if folder in cfg and folder not in RunConfig.model_fields:
         raise UserError(
             f"--config-name {config_name}: a config in a folder needs the first line "
             f"`# @package _global_`, or its keys land under {folder!r}"

@@ -35,7 +35,7 @@ OnlineProtocol = Literal[
     "neighbors",
     "transfer",
 ]
-"""The protocols of ``solo_ext.lab.evaluation.protocols``, which lies above this layer."""
+"""The protocols of ``solo_ext.lab.evaluation``, which lies above this layer."""
 Batches = NonNegativeInt | Probability | None
 
 
@@ -97,7 +97,7 @@ class Data(Section):
 class DALI(Section):
     """``dali``: read where ``data.format`` is ``dali``.
 
-    solo-learn main's names; there the second is false unless it is set.
+    The names are solo-learn main's, where ``encode_indexes_into_labels`` is false by default.
     """
 
     device: Literal["cpu", "gpu"] = "gpu"
@@ -115,8 +115,8 @@ class RandomResizedCrop(Section):
 class Chance(Section):
     """A transform that is applied with a probability.
 
-    ``enabled``, which solo-learn's own configs write and nothing reads, is an unknown key only
-    where it would be wrong: false beside a probability above 0.
+    solo-learn's own configs also write ``enabled`` here, which nothing reads. It is dropped, unless
+    it contradicts the probability: false beside a probability above 0 is refused as unknown.
     """
 
     prob: Probability = 0.0
@@ -140,7 +140,7 @@ class ColorJitter(Chance):
 
 
 class RandAugment(Section):
-    """``rand_augment``: operations per view, and their strength of 30."""
+    """``rand_augment``: operations per view, and their strength from 0 to 30."""
 
     num_ops: PositiveInt = 2
     magnitude: Annotated[int, Ge(0), Le(30)] = 9
@@ -286,7 +286,7 @@ class OnlineEval(Section):
 
 
 class Performance(Section):
-    """``performance``."""
+    """``performance``: channels-last memory layout, unless it is disabled."""
 
     disable_channel_last: bool = False
 
@@ -317,10 +317,10 @@ TRAINER: dict[str, Any] = {
     "reload_dataloaders_every_n_epochs": NonNegativeInt,
     "val_check_interval": PositiveInt | Share | Duration | dict[str, int] | None,
 }
-"""Arguments of the ``Trainer`` whose own annotations say less than what it takes."""
+"""Types of the ``Trainer``'s arguments whose own annotations allow values that it refuses."""
 
 
-class Run(Section):
+class RunConfig(Section):
     """A pretraining run. Every further key must be an argument of Lightning's ``Trainer``."""
 
     name: str
@@ -351,7 +351,7 @@ class Run(Section):
     resume_from_checkpoint: str | None = None
     debug_augmentations: bool = False
     patches: list[str] = []
-    # One of solo-learn's own configs has these two, of an earlier version; nothing reads them.
+    # One of solo-learn's own configs has these two keys of an earlier version; nothing reads them.
     augmentations_cfg: str | None = None
     wandb_cfg: str | None = None
     dali: DALI | None = None

@@ -14,7 +14,7 @@ NonNegativeInt = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 LearningRate = Annotated[float, Gt(0), Le(1e30)]
-"""Beyond it single precision overflows."""
+"""Learning rates above 1e30 overflow in single precision."""
 Probability = Annotated[float, Ge(0), Le(1)]
 ProbabilityBelowOne = Annotated[float, Ge(0), Lt(1)]
 

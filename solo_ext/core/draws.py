@@ -87,7 +87,7 @@ def uniforms(keys: Keys, first: int, count: int) -> Floats:
 
 
 def _hashed(state: Any) -> Any:
-    """The output function of SplitMix64, modulo 2**64."""
+    """The output function of SplitMix64 for an ``int`` or an array of ``uint64``."""
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
     return state ^ (state >> 31)

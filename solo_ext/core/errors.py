@@ -22,7 +22,7 @@ _OF_A_DISK = {
     errno.ENAMETOOLONG: "take a shorter name",
 }
 """Errors of the system that whoever runs a command can mend, and how."""
-# What torch says, as a RuntimeError, where a file cannot be written.
+# torch says this, in a RuntimeError, where a file cannot be written.
 OF_TORCH = re.compile(r"PytorchStreamWriter|inline_container|iostream|Parent directory")
 
 
@@ -79,7 +79,7 @@ class ProcessLost(UserError):
 
 
 def in_one_line(command: Callable[[], int], again: str) -> int:
-    """Runs a command; what its user can mend ends it with one line on standard error.
+    """Runs a command; an error that its user can repair ends it with one line on standard error.
 
     Args:
         command: returns an exit code.
@@ -105,7 +105,7 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
 
 
 def disk_trouble(error: BaseException, again: str) -> UserError | None:
-    """An error of a disk, if this is one or comes of one, as a line that says what to do.
+    """Turns an error that a disk caused into a line that says what to do; ``None`` for others.
 
     Args:
         error: that was raised.
@@ -165,7 +165,7 @@ def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:
         For example ``did you mean 'simclr'? allowed: byol, dino, simclr``.
     """
     names = sorted(valid)
-    # The first of equal ones wins.
+    # Reversed, so that of equal plain names the first wins.
     plain = {_plain(n): n for n in reversed(names)}
     close = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.5)
     guess = f"did you mean {plain[close[0]]!r}?" if close else ""

@@ -153,7 +153,7 @@ class DALIViews:
 def dali_views(
     cfg: Mapping[str, Any], files: Sequence[str], labels: Sequence[int], batch_size: int
 ) -> DALIViews:
-    """The fixed views of a config with ``data.format=dali``, for :class:`DALIViews`'s arguments.
+    """The fixed views of some files, for a config with ``data.format=dali``.
 
     Raises:
         ConfigError: DALI cannot run here.
@@ -171,7 +171,7 @@ def dali_views(
 
 
 def _fixed_view(images: Any, size: int) -> Any:
-    """The geometry of :class:`solo_ext.data.transforms.FixedView`, in its whole numbers."""
+    """The geometry of :class:`~solo_ext.data.transforms.FixedView`, in the same whole numbers."""
     dali = nvidia_dali()
     fn, types = dali.fn, dali.types
     sides = images.shape(dtype=types.INT32)

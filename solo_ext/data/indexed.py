@@ -52,7 +52,7 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
 
     Args:
         dataset: the training set of ``solo-ext pretrain`` or of solo-learn's own script.
-        transform: without chance, in place of the data set's own.
+        transform: of one image, without randomness; it takes the place of the data set's own.
 
     >>> from PIL import Image
     >>> from torchvision.transforms import ToTensor

@@ -13,11 +13,12 @@ from torch import Tensor
 from solo_ext.core.draws import sample_keys, uniforms
 
 _FIRST, _PER_VIEW, _DRAWS = 1 << 32, 8, 5
-"""Place of the draws in the streams, far behind those of augmentation."""
+"""Mixing takes 5 numbers per view from place 2**32 of a sample's stream on; augmentation takes the
+first ones."""
 
 
 class MixDraws(NamedTuple):
-    """What chance decides of one view of N images.
+    """Random parameters of mixing one view of N images.
 
     Attributes:
         partner: the image that each is mixed with (N,).

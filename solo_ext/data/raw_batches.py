@@ -93,7 +93,7 @@ class HeldPixels:
         served: the sample that every row of ``rows`` is of (N,), where others stand in for
             unreadable ones.
 
-    >>> pixels = HeldPixels(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), targets=[0, 1, 2, 3, 4])
+    >>> pixels = HeldPixels(np.zeros((5, 3, 8, 8), dtype=np.uint8), targets=[0, 1, 2, 3, 4])
     >>> indices, images, targets = pixels.read([3, 1])
     >>> indices.tolist(), images.shape, targets.tolist()
     ([3, 1], torch.Size([2, 3, 8, 8]), [3, 1])
@@ -103,21 +103,23 @@ class HeldPixels:
 
     def __init__(
         self,
-        pixels: Tensor,
+        pixels: NDArray[np.uint8],
         targets: Sequence[int] | Tensor,
         rows: Sequence[int] | None = None,
         served: Tensor | None = None,
     ) -> None:
         self.pixels, self.targets = pixels, torch.as_tensor(targets)
-        self.rows = torch.arange(len(pixels)) if rows is None else torch.as_tensor(rows)
+        self.rows = np.arange(len(pixels)) if rows is None else np.asarray(rows)
         self.served = torch.arange(len(self.rows)) if served is None else served
         self.height, self.width = pixels.shape[2:]
 
     def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Reads samples, as :meth:`DecodedPixels.read`."""
-        asked = torch.as_tensor(samples)
+        asked = np.asarray(samples)
         rows = self.rows[asked]
-        return self.served[asked], self.pixels[rows].contiguous(), self.targets[rows]
+        # NumPy, since indexing a tensor by rows takes several times as long.
+        images = torch.from_numpy(self.pixels[rows]).contiguous()
+        return self.served[asked], images, self.targets[rows]
 
 
 Pixels = DecodedPixels | HeldPixels
@@ -138,9 +140,9 @@ def open_pixels(images: Images, in_memory: bool) -> Pixels:
     whole: Any = plain.dataset if isinstance(plain, Subset) else plain
     source: Any = whole.images if isinstance(whole, WithoutLabels) else whole
     if isinstance(source, datasets.CIFAR10 | datasets.STL10):
-        pixels = torch.from_numpy(source.data)
+        pixels = source.data
         if isinstance(source, datasets.CIFAR10):
-            pixels = pixels.permute(0, 3, 1, 2)
+            pixels = pixels.transpose(0, 3, 1, 2)
         rows = plain.indices if isinstance(plain, Subset) else None
         return HeldPixels(pixels, targets_of(whole), rows)
     decoded = DecodedPixels(images)
@@ -158,7 +160,7 @@ def _hold(decoded: DecodedPixels) -> HeldPixels:
             f"{size / 2**30:.1f} GiB per process, the bound is {MEMORY_BOUND / 2**30:.0f} GiB",
             "take false",
         )
-    pixels = torch.empty(count, 3, decoded.height, decoded.width, dtype=torch.uint8)
+    pixels = np.empty((count, 3, decoded.height, decoded.width), dtype=np.uint8)
     served, targets = torch.empty(2, count, dtype=torch.int64)
     for start in range(0, count, _BLOCK):
         block = slice(start, min(start + _BLOCK, count))

@@ -167,8 +167,8 @@ class FixedView:
 def first_random_setting(
     augmentations: Sequence[Mapping[str, Any]], mix: Mapping[str, Any] | None = None
 ) -> str | None:
-    """The first setting that leaves something to chance: a teacher's features can be cached
-    only for views that are the same in every epoch.
+    """The first setting that makes views random: a teacher's features can be cached only where
+    views are the same in every epoch.
 
     Args:
         augmentations: the config's list of pipelines, defaults filled in.

@@ -48,7 +48,7 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
 
 
 class FixedViews(Dataset[tuple[Tensor, int] | None]):
-    """``(view, target)`` under a transform without chance; ``None`` for an image to leave out.
+    """``(view, target)`` under a fixed transform; ``None`` for an unreadable image that is skipped.
 
     Args:
         images: the images.

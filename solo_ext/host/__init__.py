@@ -82,10 +82,13 @@ class Host:
 
 
 def detect() -> HostInfo:
-    """Finds solo-learn and tells its generation by what is there.
+    """Finds solo-learn, and its generation by the files that it has.
 
     Raises:
         HostError: none is installed, or one that is neither generation.
+
+    >>> detect().generation in ("main", "1.0.2")
+    True
     """
     spec = importlib.util.find_spec("solo")
     if spec is None or spec.origin is None:
@@ -122,10 +125,10 @@ _loaded: Host | None = None
 
 @contextlib.contextmanager
 def _timm_registry_kept() -> Iterator[None]:
-    """main registers its own ConvNeXts and PoolFormers over timm's; ``timm/...`` means timm's."""
+    """Keeps timm's ConvNeXts and PoolFormers, over which main registers its own."""
     from timm.models import _registry
 
-    # Names of models and of their weights; those that main adds stay.
+    # Names of models and of their weights. Those that main adds under new names stay.
     tables: list[Any] = [
         table
         for name, table in vars(_registry).items()
@@ -146,6 +149,9 @@ def load() -> Host:
 
     Raises:
         HostError: none is installed, or it cannot be imported.
+
+    >>> "simclr" in load().methods
+    True
     """
     global _loaded
     if _loaded is not None:

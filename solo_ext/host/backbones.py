@@ -39,7 +39,11 @@ class BackboneTable(dict[str, Callable[..., nn.Module]]):
 
 
 def is_timm(name: str) -> bool:
-    """Whether ``name`` is ``timm/`` and a model that timm can build (tags are allowed)."""
+    """Whether ``name`` is ``timm/`` and a model that timm can build (tags are allowed).
+
+    >>> is_timm("timm/resnet18"), is_timm("resnet18")
+    (True, False)
+    """
     return name.startswith(PREFIX) and timm.is_model(name.removeprefix(PREFIX))
 
 
@@ -66,6 +70,11 @@ def small_image_kwargs(name: str, kwargs: Mapping[str, Any], image_size: int) ->
         name: ``timm/<model>``; other names are returned as they are.
         kwargs: ``backbone.kwargs``.
         image_size: side of the large crops, in pixels.
+
+    >>> small_image_kwargs("timm/resnet18", {}, 32)
+    {'small_stem': True}
+    >>> small_image_kwargs("timm/vit_tiny_patch16_224", {}, 32)
+    {'img_size': 32, 'patch_size': 4}
     """
     done = dict(kwargs)
     if not is_timm(name) or image_size > SMALL_SIDE:
@@ -119,7 +128,7 @@ def build_backbone(
 def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Module:
     name = full_name.removeprefix(PREFIX)
     small = bool(kwargs.pop("small_stem", False))
-    # timm takes plain lists and mappings; what a config nests is OmegaConf's.
+    # timm takes plain lists and mappings, a config holds OmegaConf's.
     plain: dict[str, Any] = {
         k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v
         for k, v in kwargs.items()
@@ -132,11 +141,11 @@ def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Modu
     try:
         model = timm.create_model(name, **arguments)
         if weights:
-            # Not left to timm, of which not every version refuses code in the file.
+            # Not every version of timm refuses code in the file, so the weights are loaded here.
             load_checkpoint(model, weights, weights_only=True)
     except TypeError as error:
         raise ConfigError("backbone.kwargs", arguments, str(error), f"see timm's {name}") from error
-    # Heads with a hidden layer of their own (MobileNetV3's, VGG's) return that layer.
+    # Models whose head has a hidden layer (MobileNetV3, VGG) return that layer.
     model.num_features = getattr(model, "head_hidden_size", model.num_features)
     if small:
         _small_stem(model, name)

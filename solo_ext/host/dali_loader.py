@@ -86,10 +86,10 @@ class DALIPass:
 def open_reader(
     pipeline: Any, files: Sequence[str], numbers: Sequence[int], device: str, **reader: Any
 ) -> None:
-    """Sets ``reader``, ``decode`` and ``to_int64``, which the graphs of both hosts call.
+    """Sets ``reader``, ``decode`` and ``to_int64``, which the graphs of both hosts use.
 
-    The hosts open what lies in the folders, whether it is an image or not, and number a fraction
-    in an order of their own.
+    The hosts' own readers open every file of the folders, whether it is an image or not, and number
+    the files of a fraction differently.
 
     Args:
         pipeline: of a host, or its builder.
@@ -106,7 +106,7 @@ def open_reader(
         output_type=types.RGB,
         device_memory_padding=_DEVICE_PADDING if on_gpu else 0,
         host_memory_padding=_HOST_PADDING if on_gpu else 0,
-        # As Pillow decodes: unrotated, chroma interpolated.
+        # These two make DALI decode as Pillow does: unrotated, with chroma interpolated.
         adjust_orientation=False,
         jpeg_fancy_upsampling=True,
     )
@@ -118,8 +118,8 @@ class DALILoader(StatefulLoader):
 
     Which images a batch holds is what the ordinary loader's seed, epoch and rank say; the
     augmentation is drawn by DALI from (seed, epoch, rank). A pipeline lives for one epoch, so
-    that an epoch cut short, or resumed, is what it would have been. Batches passed over on the
-    way to a place within an epoch are decoded.
+    that an epoch cut short, or resumed, is what it would have been. Batches that are skipped on
+    the way to a place within an epoch are decoded all the same.
 
     Args:
         cfg: a config that :func:`check_dali` has passed.
@@ -154,7 +154,7 @@ class DALILoader(StatefulLoader):
         self.order.start = skipped * self.batch_size
         done = 0
         try:
-            # The first batch is read here.
+            # The first batch is read before the loop starts, so it can fail here, too.
             for batch in _pipelines().batches(self._pass(indices)):
                 done += 1
                 if done > skipped:

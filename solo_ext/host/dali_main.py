@@ -24,7 +24,7 @@ NEED_INDICES = ("deepclusterv2",)
 
 
 class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore[misc]
-    """The graph of upstream over a reader of ours: on CPUs too, with the seed of the run.
+    """Upstream's graph over our own reader: it runs on CPUs, too, with the seed of the run.
 
     Args:
         data_path: class folders, or a list of files.
@@ -72,7 +72,7 @@ class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore
         seed = int(os.environ.get("PL_GLOBAL_SEED", seed))
         order = list(range(len(files)))
         if random_shuffle:
-            # DALI shuffles in a way of its own, the same for every seed.
+            # DALI's own shuffle is the same for every seed.
             generator = torch.Generator().manual_seed(mix(seed))
             order = torch.randperm(len(files), generator=generator).tolist()
         if encode_indexes_into_labels:
@@ -98,7 +98,7 @@ class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore
         seed: int,
     ) -> None:
         self.batch_size, self.num_threads = batch_size, max(num_threads, 1)
-        # With a number, DALI looks for that GPU, whatever the operators run on.
+        # Given a number, DALI looks for that GPU even if all operators run on the CPU.
         self.device, self.device_id = device, None if device == "cpu" else device_id
         self.transforms, self.seed = transforms, seed % 2**31
 
@@ -119,7 +119,7 @@ class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore
 
 
 class PretrainWrapper(upstream.PretrainWrapper):  # type: ignore[misc]
-    """Epochs of full length: one that was cut short does not shorten the next."""
+    """Epochs of full length, also after one that was cut short."""
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(len(self)):
@@ -147,7 +147,7 @@ CustomNormalPipelineBuilder = _without_gpu(upstream.CustomNormalPipelineBuilder)
 
 
 def on_the_cpu(own: Any, ours: Any) -> Any:
-    """Makes ``ours`` where DALI runs on the CPU, on which the host's fails, else the host's."""
+    """Builds ``ours`` where DALI runs on the CPU, on which the host's fails, else the host's."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device", kwargs.get("model_device", "gpu"))
@@ -203,7 +203,7 @@ def transforms(wanted: DALIPass) -> Any:
             _crops.NCropAugmentation(
                 upstream.build_transform_pipeline_dali(
                     wanted.dataset,
-                    # A null would hide upstream's default.
+                    # A null would hide upstream's default value.
                     OmegaConf.create({k: v for k, v in a.items() if v is not None}),
                     dali_device=wanted.device,
                 ),

@@ -28,6 +28,12 @@ class FeatureQueue(State):
     Args:
         size: K, above 0.
         dim: D.
+
+    Example:
+        >>> queue = FeatureQueue(4, dim=2)
+        >>> queue.update_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))
+        >>> queue.value.shape, queue.pointer, queue.filled
+        (torch.Size([4, 2]), 3, 0.75)
     """
 
     value: Tensor
@@ -83,9 +89,8 @@ class FeatureQueue(State):
     def extra_state(self) -> list[int]:
         return [self.pointer, self.written, self.updates]
 
-    def set_numbers(self, numbers: list[int]) -> None:
-        # Checkpoints from before rows were counted hold the pointer alone.
-        self.pointer, self.written, self.updates = numbers if len(numbers) > 1 else (*numbers, 0, 0)
+    def load_extra_state(self, numbers: list[int]) -> None:
+        self.pointer, self.written, self.updates = numbers
 
 
 class Neighbours(NamedTuple):
@@ -115,6 +120,13 @@ class SupportSet(FeatureQueue):
     Args:
         size: K, above 0.
         dim: D.
+
+    Example:
+        >>> support = SupportSet(8, dim=2)
+        >>> support.update_(torch.eye(2), indices=torch.tensor([5, 9]))
+        >>> found = support.nearest(torch.eye(2), k=1)
+        >>> found.embeddings.shape, support.indices[found.index].flatten()
+        (torch.Size([2, 1, 2]), tensor([5, 9]))
 
     Source:
         Dwibedi et al., ICCV 2021, arXiv 2104.14548.
@@ -189,6 +201,13 @@ class FeatureBank(State):
 
     Args:
         dim: D.
+
+    Example:
+        >>> bank = FeatureBank(dim=2)
+        >>> bank.resize_(3)
+        >>> bank.update_(torch.tensor([2, 0]), torch.eye(2))
+        >>> bank.filled
+        tensor([ True, False,  True])
     """
 
     value: Tensor

@@ -31,6 +31,10 @@ def projector(
         batch_norm: whether hidden layers are normalised.
         layers: number of linear layers.
         last_batch_norm: whether the last layer is normalised.
+
+    Example:
+        >>> projector(512, 2048, 128)(torch.randn(4, 512)).shape
+        torch.Size([4, 128])
     """
     widths = [in_dim, *[hidden_dim] * (layers - 1), out_dim] if hidden_dim else [in_dim, out_dim]
     parts: list[nn.Module] = []
@@ -57,6 +61,10 @@ class ClassWeights(nn.Module):
 
     Raises:
         ValueError: a size is below 1.
+
+    Example:
+        >>> ClassWeights(10, dim=4)(torch.randn(3, 4)).shape
+        torch.Size([3, 10])
     """
 
     def __init__(self, num_classes: int, dim: int) -> None:
@@ -123,6 +131,10 @@ class BilinearCritic(nn.Module):
 
     Raises:
         ValueError: a size is below 1.
+
+    Example:
+        >>> BilinearCritic(4, 6)(torch.randn(3, 4), torch.randn(5, 6)).shape
+        torch.Size([3, 5])
 
     Source:
         van den Oord et al., 2018, arXiv 1807.03748.

@@ -1,4 +1,4 @@
-"""Balanced assignments to prototypes, and how common each prototype is."""
+"""How common each prototype is, and assignments that make all equally common."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from solo_ext.memory.state import State
 class PrototypePrior(State):
     """Running mean of the teacher's prototype probabilities, times K.
 
-    Starts flat. fp32 also under autocast and in modules of lower precision. A step's loss reads
-    :meth:`peek`, which changes nothing; :meth:`commit_` belongs after the step.
+    ``q <- m q + (1 - m) K mean_i p_i`` (Eq. 4). Starts flat. fp32 also under autocast and in
+    modules of lower precision. A step's loss reads the value that :meth:`peek` gives, which changes
+    nothing; after the optimiser's step it is taken over, by :meth:`commit_` or :meth:`update_`.
 
     Attributes:
         value: (K,), sums to K.
@@ -31,6 +32,15 @@ class PrototypePrior(State):
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> prior = PrototypePrior(2, momentum=0.5)
+        >>> probs = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> prior.peek(probs), prior.value
+        (tensor([1.5000, 0.5000]), tensor([1., 1.]))
+        >>> prior.update_(probs)
+        >>> prior.value
+        tensor([1.5000, 0.5000])
 
     Source:
         Lee, 2021, openreview 8la28hZOwug, Eq. 4.
@@ -57,7 +67,7 @@ class PrototypePrior(State):
 
     @torch.no_grad()
     def peek(self, teacher_probs: Tensor) -> Tensor:
-        """The value once it contains this batch, ``m q + (1 - m) K mean_i p_i``.
+        """The value once it contains this batch.
 
         Args:
             teacher_probs: (N, K) local samples, rows that sum to 1; the mean is over the samples
@@ -78,23 +88,11 @@ class PrototypePrior(State):
         total = teacher_probs.sum(0, dtype=dtype)
         count = total.new_full((1,), teacher_probs.shape[0])
         total = sum_over_ranks(torch.cat((total, count)))
-        return self.peek_mean(total[:-1] / total[-1])
-
-    @torch.no_grad()
-    def peek_mean(self, mean_probs: Tensor) -> Tensor:
-        """The value once it contains a batch of this mean, ``m q + (1 - m) K mean``.
-
-        Args:
-            mean_probs: (K,) mean of the probabilities over the samples of all ranks.
-
-        Returns:
-            (K,).
-        """
-        return moved_prior(self.value, mean_probs, self.momentum)
+        return moved_prior(self.value, total[:-1] / total[-1], self.momentum)
 
     @torch.no_grad()
     def commit_(self, value: Tensor) -> None:
-        """Takes a value, of :meth:`peek` for example.
+        """Takes a value over, of :meth:`peek` or of a step that computed it.
 
         Args:
             value: (K,) that sums to K, the same on every rank.
@@ -131,6 +129,11 @@ def sinkhorn(
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> q = sinkhorn(torch.tensor([[1.0, 0.0], [1.0, 0.2]]))
+        >>> q.argmax(1), bool(torch.allclose(q.sum(1), torch.ones(2)))
+        (tensor([0, 1]), True)
 
     Source:
         Caron et al., NeurIPS 2020, arXiv 2006.09882; Cuturi, NeurIPS 2013, arXiv 1306.0895.

@@ -29,6 +29,13 @@ class Prototypes(nn.Module):
 
     Raises:
         ValueError: a size is below 1.
+
+    Example:
+        >>> prototypes = Prototypes(10, dim=4)
+        >>> prototypes(F.normalize(torch.randn(3, 4), dim=1)).shape
+        torch.Size([3, 10])
+        >>> bool(torch.allclose(prototypes.weight.norm(dim=1), torch.ones(10)))
+        True
     """
 
     def __init__(self, num_prototypes: int, dim: int) -> None:
@@ -88,6 +95,11 @@ class ClusterPrototypes(State):
     Args:
         num_prototypes: K of each granularity, above 0.
         dim: D.
+
+    Example:
+        >>> state = ClusterPrototypes([2, 5, 2], dim=4)
+        >>> state.names, [table.shape[0] for table in state.prototypes], state.epoch
+        (['2', '5', '2_2'], [2, 5, 2], -1)
     """
 
     assignments: Tensor
@@ -150,5 +162,5 @@ class ClusterPrototypes(State):
     def extra_state(self) -> list[int]:
         return [self.epoch, *self.backend.encode()]
 
-    def set_numbers(self, numbers: list[int]) -> None:
+    def load_extra_state(self, numbers: list[int]) -> None:
         self.epoch, self.backend = numbers[0], bytes(numbers[1:]).decode()

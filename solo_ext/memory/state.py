@@ -22,7 +22,20 @@ class State(Unsynchronised):
 
     Buffers whose size depends on the data set start empty and take the size of a checkpoint when
     one is loaded. Whole numbers that a step reads live in Python, for a buffer on a GPU would
-    have to be waited for; :meth:`numbers` and :meth:`set_numbers` bring them into checkpoints.
+    have to be waited for; :meth:`extra_state` and :meth:`load_extra_state` bring them into
+    checkpoints.
+
+    Example:
+        >>> class Counter(State):
+        ...     steps = 0
+        ...     def extra_state(self): return [self.steps]
+        ...     def load_extra_state(self, numbers): self.steps = numbers[0]
+        >>> first, resumed = Counter(), Counter()
+        >>> first.steps = 7
+        >>> resumed.load_state_dict(first.state_dict())
+        <All keys matched successfully>
+        >>> resumed.steps
+        7
     """
 
     sized_by_data: tuple[str, ...] = ()
@@ -32,15 +45,15 @@ class State(Unsynchronised):
         """Python state to keep in checkpoints."""
         return []
 
-    def set_numbers(self, numbers: list[int]) -> None:
-        """Takes what :meth:`numbers` gave."""
+    def load_extra_state(self, numbers: list[int]) -> None:
+        """Takes what :meth:`extra_state` gave."""
 
     def get_extra_state(self) -> Tensor:
         # A tensor, because tools that read checkpoints expect nothing else in a state dict.
         return torch.tensor(self.extra_state(), dtype=torch.long)
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.set_numbers(state.tolist())
+        self.load_extra_state(state.tolist())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         for name in self.sized_by_data:
@@ -59,6 +72,13 @@ def keep_out_of_broadcast(root: nn.Module) -> None:
 
     Args:
         root: the module that DDP will wrap.
+
+    Example:
+        >>> from solo_ext.memory import PrototypePrior
+        >>> method = nn.Sequential(nn.BatchNorm1d(4), PrototypePrior(8))
+        >>> keep_out_of_broadcast(method)
+        >>> method._ddp_params_and_buffers_to_ignore
+        ['1.value']
     """
     names = {
         f"{prefix}.{name}"
@@ -75,7 +95,16 @@ def keep_out_of_broadcast(root: nn.Module) -> None:
 
 @contextmanager
 def eval_mode(*roots: nn.Module) -> Iterator[None]:
-    """Puts modules into eval mode inside the block and restores every submodule's own mode."""
+    """Puts modules into eval mode inside the block and restores every submodule's own mode.
+
+    Example:
+        >>> network = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(4).eval())
+        >>> with eval_mode(network):
+        ...     network[0].training
+        False
+        >>> network[0].training, network[1].training
+        (True, False)
+    """
     # Not module.train(mode): it would thaw submodules that were frozen in eval mode.
     modes = [(module, module.training) for root in roots for module in root.modules()]
     for root in roots:

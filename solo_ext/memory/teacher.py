@@ -1,16 +1,18 @@
-"""A frozen network whose outputs a student learns."""
+"""A teacher of distillation: the frozen network, its normalisation, the cache of its outputs."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from solo_ext.core.distributed import gather
 from solo_ext.core.errors import UserError
-from solo_ext.memory.state import State
+from solo_ext.memory.state import State, Unsynchronised
 
 _WEIGHTS = ("backbone", "head")
 
@@ -25,12 +27,16 @@ class Teacher(State):
         backbone: (N, 3, H, W) -> (N, F), with its weights.
         head: (N, F) -> (N, D), or none.
         digest: of the weights' file.
-        dtype: of the forward pass, by autocast: fp32, bf16, or fp16 except on the CPU.
+        dtype: of the forward pass, by autocast: fp32, bf16 or fp16.
         in_checkpoint: whether checkpoints hold the weights.
         prototypes: (K, D) unit rows that came with it; never in checkpoints.
 
-    Raises:
-        ValueError: another dtype.
+    Example:
+        >>> backbone = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> teacher = Teacher(backbone, nn.Linear(3, 8), digest="0123456789abcdef")
+        >>> z = teacher(torch.randn(4, 3, 16, 16))
+        >>> z.shape, z.requires_grad
+        (torch.Size([4, 8]), False)
     """
 
     frozen = True
@@ -47,8 +53,6 @@ class Teacher(State):
         prototypes: Tensor | None = None,
     ) -> None:
         super().__init__()
-        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise ValueError(f"dtype={dtype}: a teacher computes in float32, bfloat16 or float16")
         self.backbone, self.head = backbone, head
         self.register_buffer("prototypes", prototypes, persistent=False)
         self.digest, self.dtype, self.in_checkpoint = digest, dtype, in_checkpoint
@@ -69,20 +73,15 @@ class Teacher(State):
 
         Returns:
             (N, D) of the head, not L2-normalised, in fp32; the features without a head.
-
-        Raises:
-            ValueError: fp16 on the CPU.
         """
         with torch.inference_mode(), self._precision(X.device):
             z = self.backbone(X)
             if self.head is not None:
                 z = self.head(z)
-        # A copy made out here is no inference tensor.
+        # Autograd refuses to save an inference tensor; a copy made out here is none.
         return z.to(torch.float32, copy=True)  # type: ignore[no-any-return]
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
-        if self.dtype == torch.float16 and device.type == "cpu":
-            raise ValueError("dtype=torch.float16: CPUs have no fast fp16; take bfloat16 there")
         # Devices without autocast, meta among them, refuse even to have it switched off.
         if not torch.amp.is_autocast_available(device.type):
             return contextlib.nullcontext()
@@ -93,7 +92,7 @@ class Teacher(State):
     def extra_state(self) -> list[int]:
         return [*self.digest.encode()]
 
-    def set_numbers(self, numbers: list[int]) -> None:
+    def load_extra_state(self, numbers: list[int]) -> None:
         given = bytes(numbers).decode()
         if given != self.digest:
             raise UserError(
@@ -104,7 +103,8 @@ class Teacher(State):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         starts = tuple(f"{prefix}{name}." for name in _WEIGHTS)
         if not any(key.startswith(starts) for key in state_dict):
-            # What the children look into next; the digest says that these are the same.
+            # The children load next and would miss their keys. The digest says that the weights
+            # already here are the right ones.
             state_dict.update(
                 {
                     f"{prefix}{name}.{key}": value
@@ -122,3 +122,110 @@ def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) ->
         starts = tuple(f"{prefix}{name}." for name in _WEIGHTS)
         for key in [k for k in state if k.startswith(starts)]:
             del state[key]
+
+
+class Renormalize(nn.Module):
+    """Images normalised by one mean and deviation, as if normalised by another.
+
+    ``(x std + mean - target_mean) / target_std``; the identity where they are the same.
+
+    Args:
+        mean: per channel, that the images were normalised by.
+        std: per channel, above 0.
+        target_mean: per channel.
+        target_std: per channel, above 0.
+
+    Example:
+        >>> view = Renormalize([0.5], [0.5], [0.0], [1.0])
+        >>> view(torch.tensor([[[[-1.0, 1.0]]]])).flatten()
+        tensor([0., 1.])
+    """
+
+    scale: Tensor | None
+    shift: Tensor | None
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        target_mean: Sequence[float],
+        target_std: Sequence[float],
+    ) -> None:
+        super().__init__()
+        m, s, tm, ts = (
+            torch.tensor(list(v), dtype=torch.float64).view(-1, 1, 1)
+            for v in (mean, std, target_mean, target_std)
+        )
+        same = torch.equal(m, tm) and torch.equal(s, ts)
+        self.register_buffer("scale", None if same else (s / ts).float(), persistent=False)
+        self.register_buffer("shift", None if same else ((m - tm) / ts).float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Converts images.
+
+        Args:
+            x: (N, C, H, W).
+        """
+        return x if self.scale is None or self.shift is None else x * self.scale + self.shift
+
+
+class TeacherCache(Unsynchronised):
+    """A teacher's outputs by sample index, for views that are the same in every epoch.
+
+    Not in checkpoints, for the teacher can fill it again.
+
+    Attributes:
+        value: (n, D) in fp32.
+        filled: (n,) whether a row was written.
+
+    Args:
+        dim: D.
+
+    Example:
+        >>> cache = TeacherCache(8)
+        >>> cache.resize_(4)
+        >>> cache.update_(torch.arange(4), torch.ones(4, 8))
+        >>> cache.complete, cache.get(torch.tensor([3, 0])).shape
+        (True, torch.Size([2, 8]))
+    """
+
+    value: Tensor
+    filled: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.zeros(0, dim), persistent=False)
+        self.register_buffer("filled", torch.zeros(0, dtype=torch.bool), persistent=False)
+
+    def resize_(self, num_samples: int) -> None:
+        """Makes room for ``num_samples`` rows, all empty."""
+        self.value = self.value.new_zeros(num_samples, self.value.shape[1])
+        self.filled = self.filled.new_zeros(num_samples)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row was written; waits for the device, so ask between epochs."""
+        return len(self.filled) > 0 and bool(self.filled.all())
+
+    @torch.no_grad()
+    def update_(self, indices: Tensor, z: Tensor) -> None:
+        """Writes the rows of this batch, those of every process.
+
+        Args:
+            indices: (N,) sample indices, as many on every process.
+            z: (N, D).
+        """
+        indices, z = gather(indices), gather(z.detach().to(self.value.dtype))
+        self.value.index_copy_(0, indices, z)
+        self.filled.index_fill_(0, indices, True)
+
+    def get(self, indices: Tensor) -> Tensor:
+        """Rows of some samples.
+
+        Args:
+            indices: (N,) sample indices.
+
+        Returns:
+            (N, D); zero where nothing was written.
+        """
+        return self.value.index_select(0, indices)

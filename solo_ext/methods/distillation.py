@@ -1,159 +1,178 @@
-"""What all distillation methods share: a frozen teacher, a student head, one step."""
+"""What SEED and ProtoSEED have besides their losses: a frozen teacher and the student's head."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
+from solo_ext.config.types import PositiveInt, method_kwargs
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.geometry import effective_rank
-from solo_ext.data.indexed import training_set
-from solo_ext.data.transforms import statistics
 from solo_ext.host import BaseMethod
 from solo_ext.memory.heads import projector
-from solo_ext.memory.renormalize import Renormalize
-from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.memory.teacher import Teacher
-from solo_ext.memory.teacher_cache import TeacherCache
-from solo_ext.methods.distillation_kwargs import (
-    TEACHER,
-    DistillationKwargs,
-    source_of,
-    teacher_name,
-    validate,
-)
+from solo_ext.memory.teacher import Renormalize, Teacher, TeacherCache
 from solo_ext.methods.projected import ProjectedMethod
-from solo_ext.methods.registry import fill_method_kwargs, logger
-from solo_ext.pretrained.heads import build_head
-from solo_ext.pretrained.teachers import LoadedTeacher, load_teacher
+from solo_ext.methods.registry import (
+    fill_method_kwargs,
+    logger,
+    require_indices,
+    typed_kwargs,
+)
+from solo_ext.methods.settings_report import idle_in_projector
+
+if TYPE_CHECKING:
+    from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource
 
 
-class Distillation(ProjectedMethod, ABC):
-    """Trains the student to say of a view what a frozen teacher says of the same view.
+@method_kwargs
+class TeacherKwargs:
+    """``method_kwargs.teacher``: the frozen network whose embeddings are learned.
 
-    Student and teacher see the same crops; where they are normalised otherwise than the teacher's
-    were, its copy is normalised anew. Subclasses give :meth:`distill`.
+    Attributes:
+        layout: whose file it is: ``run`` of solo-learn or solo_ext (a run directory or one of its
+            checkpoints), the official files of ``moco_v2``, ``swav`` and ``dino``, a model of
+            ``timm`` or ``torchvision``.
+        path: the file or run directory; for timm and torchvision null means that they fetch the
+            weights.
+        model: the architecture, where the file does not say it; for timm and torchvision with the
+            tag of its weights, such as ``resnet50.a1_in1k`` and ``resnet50:IMAGENET1K_V2``.
+        model_kwargs: arguments of its constructor.
+        networks: of a run with momentum networks, the ``online`` or the ``momentum`` ones.
+        dtype: of the teacher's forward pass, by autocast.
+        in_checkpoint: keep the teacher's weights in the student's checkpoints, not its digest
+            alone; to resume the file is needed all the same.
+        cache: keep the teacher's embeddings by sample index, for augmentations without chance.
+    """
 
-    Logs ``train_<method>_loss``, and once per epoch ``train_effective_rank`` and
-    ``train_teacher_effective_rank`` of the embeddings of the last batch.
+    layout: Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"] = "run"
+    path: str | None = None
+    model: str | None = None
+    model_kwargs: dict[str, Any] = field(default_factory=dict)
+    networks: Literal["online", "momentum"] = "online"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    in_checkpoint: bool = False
+    cache: bool = False
+
+
+@method_kwargs
+class DistillationKwargs:
+    """What ``method_kwargs`` of :class:`SEED` and :class:`ProtoSEED` share.
+
+    Attributes:
+        teacher: as :class:`TeacherKwargs`.
+        head: of the student: ``teacher``: layers like those of the teacher's head; ``mlp``: linear
+            layers with ReLU between them. Either ends in the size of the teacher's embeddings.
+        head_batch_norm: whether its hidden layers are normalised; null: as the teacher's are, and
+            always where the teacher is a vision transformer; without a head to go by, not.
+        proj_hidden_dim: width of the hidden layers of an ``mlp``; null: that of the features.
+        proj_layers: linear layers of an ``mlp``.
+    """
+
+    teacher: TeacherKwargs = TeacherKwargs()
+    head: Literal["teacher", "mlp"] = "teacher"
+    head_batch_norm: bool | None = None
+    proj_hidden_dim: PositiveInt | None = None
+    proj_layers: PositiveInt = 2
+
+
+class Distillation(ProjectedMethod):
+    """A student that sees the same crops as a frozen teacher; subclasses give the loss.
+
+    Where the crops are normalised otherwise than the teacher's images were, the teacher's copy is
+    normalised anew. Subclasses end their ``__init__`` with ``keep_out_of_broadcast(self)``.
+
+    Logs ``train_<method>_loss`` and what the loss adds to it, and once per epoch
+    ``train_effective_rank`` and ``train_teacher_effective_rank`` of the embeddings of the last
+    batch.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`DistillationKwargs`.
 
     Raises:
         UserError: a teacher that cannot be read or is not what the config says.
-        ConfigError: a crop size that the teacher does not take, or no head to go by.
+        ConfigError: a crop size that the teacher does not take, no head to go by, or no prototypes
+            where they are to be kept.
     """
 
     kwargs_type: type[DistillationKwargs] = DistillationKwargs
+    kwargs: Any
+    """An instance of :attr:`kwargs_type`."""
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
-        kwargs = self.cfg.method_kwargs
-        loaded = load_teacher(source_of(kwargs.teacher))
+        # Here and not above: what reads teachers is not needed to register a method.
+        from solo_ext.data.transforms import statistics
+        from solo_ext.pretrained.teachers import load_teacher
+
+        self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, self.kwargs_type)
+        loaded = load_teacher(_source(kwargs.teacher))
+        if self.keep_prototypes and loaded.prototypes is None:
+            raise ConfigError(
+                "method_kwargs.prototypes",
+                "old",
+                f"the teacher came without prototypes: {loaded.description}",
+                "take new",
+            )
+        self.embed_dim = loaded.embed_dim
         self.teacher = Teacher(
             loaded.backbone,
             loaded.head,
             digest=loaded.digest,
             dtype=getattr(torch, kwargs.teacher.dtype),
             in_checkpoint=kwargs.teacher.in_checkpoint,
-            prototypes=self._prototypes_of(loaded),
+            prototypes=loaded.prototypes if self.keep_prototypes else None,
         )
-        self.teacher_views = nn.ModuleList(self._renormalizers(loaded))
-        self.projector = self._new_projector(loaded)
-        rows = len(self.teacher_views)
-        self.cache = TeacherCache(rows * loaded.embed_dim) if kwargs.teacher.cache else None
+        crops = [a for a in self.cfg.augmentations for _ in range(a.num_crops)][: self.num_targets]
+        self.teacher_views = nn.ModuleList(
+            Renormalize(*statistics(self.cfg.data.dataset, crop), loaded.mean, loaded.std)
+            for crop in crops
+        )
+        self.projector = student_head(kwargs, self.features_dim, loaded)
+        self.cache = TeacherCache(len(crops) * self.embed_dim) if kwargs.teacher.cache else None
         self._cached = False
         self._description = loaded.description
         self._last: tuple[Tensor, Tensor] | None = None
-        self._build(kwargs, loaded)
-        self._refuse_sizes(loaded)
-        keep_out_of_broadcast(self)
-
-    def _prototypes_of(self, loaded: LoadedTeacher) -> Tensor | None:
-        """What the teacher keeps of the prototypes that it came with."""
-        return None
-
-    def _build(self, kwargs: Any, loaded: LoadedTeacher) -> None:
-        """Makes what the method has besides student and teacher."""
+        _refuse_sizes({crop.crop_size for crop in crops}, loaded)
 
     @classmethod
     def add_and_assert_specific_cfg(cls, cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
-        return validate(
-            fill_method_kwargs(BaseMethod.add_and_assert_specific_cfg(cfg), cls.kwargs_type)
-        )
+        cfg = fill_method_kwargs(BaseMethod.add_and_assert_specific_cfg(cfg), cls.kwargs_type)
+        _check_teacher(cfg, typed_kwargs(cfg.method_kwargs, cls.kwargs_type).teacher)
+        return cfg
 
     @property
     def num_targets(self) -> int:
         """Crops that the teacher sees, the first of a batch."""
         return int(self.num_large_crops)
 
-    def _renormalizers(self, loaded: LoadedTeacher) -> list[nn.Module]:
-        """From the normalisation of each crop that the teacher sees to the teacher's own."""
-        entries = [a for a in self.cfg.augmentations for _ in range(a.num_crops)]
-        made: list[nn.Module] = []
-        for entry in entries[: self.num_targets]:
-            given = statistics(self.cfg.data.dataset, entry)
-            made.append(Renormalize(*given, loaded.mean, loaded.std))
-        return made
-
-    def _new_projector(self, loaded: LoadedTeacher) -> nn.Module:
-        kwargs = self.cfg.method_kwargs
-        normalised = kwargs.head_batch_norm
-        if kwargs.head == "mlp":
-            return projector(
-                self.features_dim,
-                kwargs.proj_hidden_dim or self.features_dim,
-                loaded.embed_dim,
-                batch_norm=bool(normalised),
-                layers=kwargs.proj_layers,
-            )
-        if loaded.head_spec is None:
-            raise ConfigError(
-                "method_kwargs.head",
-                "teacher",
-                f"there is no head to go by: {loaded.description}",
-                "take mlp",
-            )
-        if normalised is None and not _has_batch_norm(loaded.backbone):
-            normalised = True
-        return build_head(loaded.head_spec, self.features_dim, batch_norm=normalised)
-
-    def _refuse_sizes(self, loaded: LoadedTeacher) -> None:
-        """Shows the teacher an image of every size that it will see."""
-        sizes = [a.crop_size for a in self.cfg.augmentations for _ in range(a.num_crops)]
-        for size in dict.fromkeys(sizes[: self.num_targets]):
-            try:
-                # Not through the teacher, whose fp16 is for other devices.
-                with torch.no_grad():
-                    loaded.backbone(torch.zeros(1, 3, size, size))
-            except (RuntimeError, AssertionError, ValueError) as error:
-                raise ConfigError(
-                    "augmentations",
-                    f"crop_size: {size}",
-                    f"the teacher {teacher_name(self.cfg.method_kwargs.teacher)!r} does not take "
-                    f"it: {str(error).splitlines()[0]}",
-                    f"take crops of {loaded.input_size}",
-                ) from None
+    @property
+    def keep_prototypes(self) -> bool:
+        """Whether the teacher keeps the prototypes that came with it, which it then must have."""
+        return False
 
     def on_train_start(self) -> None:
         """Sizes the cache by the training set, and says which teacher this is."""
         super().on_train_start()
-        dtype = self.cfg.method_kwargs.teacher.dtype
+        dtype = self.kwargs.teacher.dtype
         if dtype == "float16" and self.device.type == "cpu":
             raise ConfigError(
-                f"{TEACHER}.dtype", dtype, "CPUs have no fast fp16", "take bfloat16 or float32"
+                "method_kwargs.teacher.dtype",
+                dtype,
+                "CPUs have no fast fp16",
+                "take bfloat16 or float32",
             )
         if self.trainer.is_global_zero:
             logger.info(f"teacher: {self._description}")
         if self.cache is not None:
+            from solo_ext.data.indexed import training_set
+
             self.cache.resize_(len(training_set(self.trainer, self.cfg)))
 
     def on_train_epoch_start(self) -> None:
@@ -161,21 +180,7 @@ class Distillation(ProjectedMethod, ABC):
         super().on_train_epoch_start()
         self._cached = self.cache is not None and self.cache.complete
 
-    def training_step(  # type: ignore[override]
-        self, batch: Sequence[Any], batch_idx: int
-    ) -> Tensor:
-        """The distillation loss plus the online classifier's."""
-        indices, crops, _ = batch
-        crops = [crops] if isinstance(crops, Tensor) else crops
-        out = super().training_step(batch, batch_idx)
-        targets = self.targets(indices, crops)
-        loss, metrics = self.distill(out["z"], targets)
-        self._last = out["z"][0].detach(), targets[0]
-        metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
-        self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
-        return loss + out["loss"]  # type: ignore[no-any-return]
-
-    def targets(self, indices: Tensor, crops: Sequence[Tensor]) -> list[Tensor]:
+    def targets(self, indices: Tensor, crops: Tensor | Sequence[Tensor]) -> list[Tensor]:
         """The teacher's embeddings (N, D) of the crops that it sees, without gradient.
 
         Args:
@@ -184,6 +189,7 @@ class Distillation(ProjectedMethod, ABC):
         """
         if self.cache is not None and self._cached:
             return list(self.cache.get(indices).chunk(len(self.teacher_views), 1))
+        crops = [crops] if isinstance(crops, Tensor) else crops
         seen = []
         for renormalized, crop in zip(self.teacher_views, crops[: self.num_targets], strict=True):
             if not self.no_channel_last:
@@ -193,19 +199,13 @@ class Distillation(ProjectedMethod, ABC):
             self.cache.update_(indices, torch.cat(seen, 1))
         return seen
 
-    @abstractmethod
-    def distill(
-        self, students: Sequence[Tensor], targets: Sequence[Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The method's loss.
-
-        Args:
-            students: (N, D) embeddings of the student, one per crop.
-            targets: (N, D) embeddings of the teacher, of the first :attr:`num_targets` crops.
-
-        Returns:
-            Scalar, and what to log.
-        """
+    def log_step(
+        self, loss: Tensor, metrics: dict[str, Tensor], student: Tensor, teacher: Tensor
+    ) -> None:
+        """Logs the loss and its metrics, and keeps the embeddings (N, D) for the epoch's end."""
+        self._last = student.detach(), teacher
+        metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
+        self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
 
     def on_train_epoch_end(self) -> None:
         """Logs the geometry of the last batch's embeddings."""
@@ -221,5 +221,100 @@ class Distillation(ProjectedMethod, ABC):
         self.log_dict(ranks, sync_dist=True)
 
 
-def _has_batch_norm(network: nn.Module) -> bool:
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
+def student_head(kwargs: DistillationKwargs, features_dim: int, loaded: LoadedTeacher) -> nn.Module:
+    """The student's projector, which ends in the size of the teacher's embeddings.
+
+    Args:
+        kwargs: settings of the head.
+        features_dim: of the student's backbone.
+        loaded: the teacher.
+
+    Raises:
+        ConfigError: it is to be like the teacher's, which has none.
+    """
+    from solo_ext.pretrained.heads import build_head
+
+    normalised = kwargs.head_batch_norm
+    if kwargs.head == "mlp":
+        return projector(
+            features_dim,
+            kwargs.proj_hidden_dim or features_dim,
+            loaded.embed_dim,
+            batch_norm=bool(normalised),
+            layers=kwargs.proj_layers,
+        )
+    if loaded.head_spec is None:
+        raise ConfigError(
+            "method_kwargs.head",
+            "teacher",
+            f"there is no head to go by: {loaded.description}",
+            "take mlp",
+        )
+    norms = nn.modules.batchnorm._BatchNorm
+    if normalised is None and not any(isinstance(m, norms) for m in loaded.backbone.modules()):
+        normalised = True
+    return build_head(loaded.head_spec, features_dim, batch_norm=normalised)
+
+
+def idle_in_head(kwargs: Any) -> dict[str, str]:
+    """Settings of the student's head that nothing reads, and why."""
+    if kwargs.head == "mlp":
+        return idle_in_projector(kwargs, batch_norm="head_batch_norm")
+    return dict.fromkeys(
+        ("proj_hidden_dim", "proj_layers"), "head=teacher has the layers of the teacher's head"
+    )
+
+
+def _source(settings: TeacherKwargs) -> TeacherSource:
+    from solo_ext.pretrained.teachers import TeacherSource
+
+    return TeacherSource(
+        layout=settings.layout,
+        path=settings.path,
+        model=settings.model,
+        model_kwargs=settings.model_kwargs,
+        networks=settings.networks,
+    )
+
+
+def _check_teacher(cfg: DictConfig, teacher: TeacherKwargs) -> None:
+    """Refuses a teacher, a number of crops or a cache that cannot be, before anything is loaded."""
+    from solo_ext.data.transforms import first_random_setting
+    from solo_ext.pretrained.teachers import check_source
+
+    if not 1 <= cfg.data.num_large_crops <= 2:
+        raise ConfigError(
+            "augmentations",
+            f"{cfg.data.num_large_crops} large crops",
+            f"{cfg.method} has one target for all crops, or one for each of two large crops",
+            "give the largest crop_size num_crops: 1 or 2",
+        )
+    check_source(_source(teacher))
+    if teacher.cache:
+        augmentations: Any = OmegaConf.to_container(cfg.augmentations, resolve=True)
+        # solo-learn's own script mixes nothing, and has no such key.
+        random = first_random_setting(augmentations, cfg.data.get("mix"))
+        if random is not None:
+            raise ConfigError(
+                "method_kwargs.teacher.cache",
+                True,
+                f"the teacher sees another view in every epoch: {random} leaves it to chance",
+                "take false, or augmentations without chance",
+            )
+        require_indices(cfg, "keeps the teacher's embeddings")
+
+
+def _refuse_sizes(sizes: set[int], loaded: LoadedTeacher) -> None:
+    """Shows the teacher an image of every size that it will see."""
+    for size in sizes:
+        try:
+            # The backbone itself, for the Teacher may compute in fp16, which CPUs are slow at.
+            with torch.no_grad():
+                loaded.backbone(torch.zeros(1, 3, size, size))
+        except (RuntimeError, AssertionError, ValueError) as error:
+            raise ConfigError(
+                "augmentations",
+                f"crop_size: {size}",
+                f"the teacher does not take it: {str(error).splitlines()[0]}",
+                f"take crops of {loaded.input_size}",
+            ) from None

@@ -174,7 +174,7 @@ class EStep:
     """Clusters a method's embeddings of the training set before an epoch (PCL, Algorithm 1).
 
     Args:
-        settings: :class:`EStepKwargs`, or the section of the config.
+        settings: when and how.
         key: where they stand in the config, for messages.
         prototypes: where the result goes; a module of the method, so that checkpoints hold it.
         bank: the embeddings of training, with ``e_step: bank``; a module of the method, too.
@@ -183,7 +183,7 @@ class EStep:
 
     def __init__(
         self,
-        settings: Any,
+        settings: EStepKwargs,
         key: str,
         prototypes: ClusterPrototypes,
         bank: FeatureBank | None,

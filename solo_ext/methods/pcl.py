@@ -20,7 +20,7 @@ from solo_ext.core import distributed
 from solo_ext.core.draws import draw, mix
 from solo_ext.core.errors import ConfigError
 from solo_ext.host import initialize_momentum_params
-from solo_ext.losses.contrastive import info_nce_loss_func
+from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
 from solo_ext.memory.features import FeatureBank, FeatureQueue
 from solo_ext.memory.heads import projector
@@ -225,7 +225,8 @@ class PCL(ProjectedMomentumMethod):
             queries, keys = [out["z"]], [self.momentum_forward(crops[1])["z"]]
         keys = [F.normalize(key.float(), dim=1) for key in keys]
         # The key of a query is of the other view.
-        loss, metrics = self.contrast(queries, keys[::-1], indices, self.draw_seed(batch_idx))
+        seed = self.draw_seed(batch_idx) if self.kwargs.num_negatives else 0
+        loss, metrics = self.contrast(queries, keys[::-1], indices, seed)
         self._written = indices, keys
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]

@@ -1,25 +1,101 @@
-"""ProtoCPC as a self-supervised method."""
+"""ProtoCPC as a self-supervised method (Lee, 2021, openreview 8la28hZOwug)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from solo_ext.config.types import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    method_kwargs,
+)
 from solo_ext.host import initialize_momentum_params
+from solo_ext.losses.protocpc import ProtoCPCTerms, protocpc_step
 from solo_ext.memory.heads import projector
 from solo_ext.memory.prior import PrototypePrior
 from solo_ext.memory.prototypes import Prototypes
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.distillation_report import report_protocpc
+from solo_ext.methods.data_sizes import fill_from_data, prototypes
 from solo_ext.methods.projected import ProjectedMomentumMethod
-from solo_ext.methods.protocpc_kwargs import ProtoCPCKwargs
-from solo_ext.methods.prototype_kwargs import fill_num_prototypes
-from solo_ext.methods.prototype_step import commit, compare_assignments
-from solo_ext.methods.registry import METHODS, fill_method_kwargs, require_two_views
+from solo_ext.methods.registry import (
+    METHODS,
+    fill_method_kwargs,
+    logger,
+    require_two_views,
+    typed_kwargs,
+)
+from solo_ext.methods.settings_report import idle_in_projector, warn_of_idle_settings
+
+
+@method_kwargs
+class PrototypeKwargs:
+    """What ``method_kwargs`` of :class:`ProtoCPC` and :class:`ProtoSEED` share.
+
+    Attributes:
+        num_prototypes: K; null: 65,536, up to an eighth of the training images.
+        student_temperature: above 0.
+        teacher_temperature: above 0; of Sinkhorn-Knopp its regularisation.
+        assignment: ``sinkhorn``: balanced over the batch; ``softmax``.
+        sinkhorn_iterations: 1 or more.
+        prior_momentum: in [0, 1], share of the old prior in the new one.
+        prior_order: whether the loss takes the prior that already contains its batch
+            (``before_loss``, as published) or the one before (``after_loss``).
+        loss: ``protocpc``, or ``ce``: soft cross-entropy, which is ProtoCPC with a flat prior.
+        compute_dtype: of products with prototypes; sums and exponentials stay in fp32.
+    """
+
+    SYNONYMS: ClassVar = {
+        "temperature": "student_temperature",
+        "sk_epsilon": "teacher_temperature",
+        "sk_iters": "sinkhorn_iterations",
+    }
+    """Of solo-learn's methods."""
+
+    num_prototypes: PositiveInt | None = None
+    student_temperature: PositiveFloat = 0.1
+    teacher_temperature: PositiveFloat = 0.04
+    assignment: Literal["sinkhorn", "softmax"] = "sinkhorn"
+    sinkhorn_iterations: PositiveInt = 3
+    prior_momentum: Probability = 0.9
+    prior_order: Literal["before_loss", "after_loss"] = "before_loss"
+    loss: Literal["protocpc", "ce"] = "protocpc"
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+@method_kwargs
+class ProtoCPCKwargs(PrototypeKwargs):
+    """``method_kwargs`` of :class:`ProtoCPC`.
+
+    Attributes:
+        proj_hidden_dim: width of the projector's hidden layers.
+        proj_output_dim: D of the embeddings.
+        proj_layers: linear layers of the projector.
+        proj_batch_norm: batch norm after its hidden layers.
+        freeze_prototypes_epochs: first epochs in which the prototypes stay as they were drawn.
+
+    Example:
+        >>> ProtoCPCKwargs().assignment
+        'sinkhorn'
+    """
+
+    SYNONYMS: ClassVar = {
+        **PrototypeKwargs.SYNONYMS,
+        "freeze_last_layer": "freeze_prototypes_epochs",
+        "use_bn_in_head": "proj_batch_norm",
+    }
+
+    proj_hidden_dim: PositiveInt = 2048
+    proj_output_dim: PositiveInt = 256
+    proj_layers: PositiveInt = 3
+    proj_batch_norm: bool = True
+    freeze_prototypes_epochs: NonNegativeInt = 1
 
 
 @METHODS.register(
@@ -32,9 +108,10 @@ class ProtoCPC(ProjectedMomentumMethod):
 
     Teacher and student share the student's prototypes.
 
-    Logs ``train_protocpc_loss``, ``train_align``, ``train_unif`` and ``train_prior_perplexity`` as
-    :func:`solo_ext.methods.prototype_step.compare_assignments`, and once per epoch
-    ``train_effective_rank``, ``train_alignment`` and ``train_uniformity`` of the last batch.
+    Logs ``train_protocpc_loss``; ``train_align`` and ``train_unif``, its two terms;
+    ``train_prior_perplexity``, the share of the prototypes that the prior spreads over; and once
+    per epoch ``train_effective_rank``, ``train_alignment`` and ``train_uniformity`` of the last
+    batch.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`ProtoCPCKwargs`.
@@ -44,7 +121,8 @@ class ProtoCPC(ProjectedMomentumMethod):
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
-        kwargs = self.cfg.method_kwargs
+        self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, ProtoCPCKwargs)
+        assert kwargs.num_prototypes is not None  # fill_sizes has put a number in place of null
         self.projector, self.momentum_projector = (self._new_projector() for _ in range(2))
         initialize_momentum_params(self.projector, self.momentum_projector)
         self.prototypes = Prototypes(kwargs.num_prototypes, kwargs.proj_output_dim)
@@ -53,7 +131,7 @@ class ProtoCPC(ProjectedMomentumMethod):
         keep_out_of_broadcast(self)
 
     def _new_projector(self) -> nn.Module:
-        kwargs = self.cfg.method_kwargs
+        kwargs = self.kwargs
         return projector(
             self.features_dim,
             kwargs.proj_hidden_dim,
@@ -68,10 +146,18 @@ class ProtoCPC(ProjectedMomentumMethod):
         cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg, small=True)
         cfg = fill_method_kwargs(cfg, ProtoCPCKwargs)
-        fill_num_prototypes(cfg)
+        ProtoCPC.fill_sizes(cfg)
         return cfg
 
-    fill_sizes = staticmethod(fill_num_prototypes)
+    @staticmethod
+    def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
+        """Gives prototypes that have no number one that suits the training set.
+
+        Args:
+            cfg: the config, ``method_kwargs`` filled in.
+            images: training images; by default they are counted if need be.
+        """
+        fill_from_data(cfg, {"num_prototypes": prototypes(65536)}, images)
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
@@ -85,15 +171,18 @@ class ProtoCPC(ProjectedMomentumMethod):
         """Says what will not do what a user may think."""
         super().on_train_start()
         if self.trainer.is_global_zero:
-            report_protocpc(self.cfg, self.kwargs_type)
+            idle = idle_in_projector(self.kwargs)
+            report_settings(self.cfg, ProtoCPCKwargs, idle)
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
     ) -> Tensor:
-        """The ProtoCPC loss plus the online classifier's."""
+        """Algorithm 1 between crops of an image, plus the online classifier's loss."""
         out = super().training_step(batch, batch_idx)
-        loss, metrics = self.compare(out["z"], out["momentum_z"])
-        self.keep_for_geometry(out["z"])
+        students = out["z"]  # of every crop
+        teachers = out["momentum_z"]  # of the large crops
+        loss, metrics = self.compare(students, teachers)
+        self.keep_for_geometry(students)
         self.log_dict(
             {"train_protocpc_loss": loss, **metrics}, on_step=False, on_epoch=True, sync_dist=True
         )
@@ -102,7 +191,7 @@ class ProtoCPC(ProjectedMomentumMethod):
     def compare(
         self, students: Sequence[Tensor], teachers: Sequence[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The method's loss, the mean over pairs of a crop and another large crop.
+        """The mean over pairs of a crop and another large crop.
 
         Args:
             students: (N, D) embeddings, one per crop.
@@ -112,18 +201,89 @@ class ProtoCPC(ProjectedMomentumMethod):
             Scalar, and what to log.
         """
         large = len(teachers)
-        device = students[0].device
-        others = torch.ones(len(students), large, device=device)
-        others[:large] -= torch.eye(large, device=device)
-        return compare_assignments(self, students, teachers, others)
+        # A view predicts no assignment of its own: (V, U) weights, 0 on the diagonal.
+        others = torch.ones(len(students), large, device=students[0].device)
+        others[:large] -= torch.eye(large, device=others.device)
+        terms = protocpc_step(
+            torch.stack(list(students)),  # z_s
+            torch.stack(list(teachers)),  # z_t
+            self.prototypes.weight,  # W
+            self.prior.value,  # q
+            targets=others,
+            **step_settings(self.kwargs),
+        )
+        self._next_prior = terms.prior
+        return terms.loss, step_metrics(terms)
 
     def on_after_backward(self) -> None:
         """Leaves the prototypes as they are in the first epochs."""
         super().on_after_backward()
-        if self.current_epoch < self.cfg.method_kwargs.freeze_prototypes_epochs:
+        if self.current_epoch < self.kwargs.freeze_prototypes_epochs:
             self.prototypes.weight.grad = None
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Moves the momentum networks, prototypes and prior on."""
         super().on_train_batch_end(outputs, batch, batch_idx)
-        commit(self)
+        self.prototypes.normalize_()
+        if self._next_prior is not None:
+            self.prior.commit_(self._next_prior)
+            self._next_prior = None
+
+
+def step_settings(kwargs: PrototypeKwargs) -> dict[str, Any]:
+    """The arguments of :func:`~solo_ext.losses.protocpc_step` that :class:`PrototypeKwargs` give.
+
+    Example:
+        >>> step_settings(PrototypeKwargs())["prior_momentum"]
+        0.9
+    """
+    return {
+        "student_temperature": kwargs.student_temperature,
+        "teacher_temperature": kwargs.teacher_temperature,
+        "assignment": kwargs.assignment,
+        "iterations": kwargs.sinkhorn_iterations,
+        "prior_momentum": kwargs.prior_momentum,
+        "prior_order": kwargs.prior_order,
+        "loss": kwargs.loss,
+        "compute_dtype": torch.bfloat16 if kwargs.compute_dtype == "bfloat16" else None,
+    }
+
+
+def step_metrics(terms: ProtoCPCTerms) -> dict[str, Tensor]:
+    """What to log of a step: both terms of the loss, and how far the prior spreads.
+
+    Example:
+        >>> zero = torch.zeros(())
+        >>> step_metrics(ProtoCPCTerms(zero, zero, zero, torch.ones(20)))["train_prior_perplexity"]
+        tensor(1.)
+    """
+    share = terms.prior / len(terms.prior)
+    perplexity = torch.special.entr(share).sum().exp() / len(share)
+    return {
+        "train_align": terms.align,
+        "train_unif": terms.unif,
+        "train_prior_perplexity": perplexity,
+    }
+
+
+def report_settings(
+    cfg: DictConfig, kwargs_type: type[PrototypeKwargs], idle: dict[str, str]
+) -> None:
+    """Warns of settings that do nothing.
+
+    Args:
+        cfg: the config.
+        kwargs_type: the dataclass of its ``method_kwargs``.
+        idle: settings of the method's own that nothing reads, and why.
+    """
+    kwargs = cfg.method_kwargs
+    idle = dict(idle)
+    if kwargs.assignment == "softmax":
+        idle["sinkhorn_iterations"] = "assignment=softmax does not iterate"
+    if kwargs.loss == "ce":
+        idle |= dict.fromkeys(("prior_momentum", "prior_order"), "loss=ce has no prior")
+    warn_of_idle_settings(cfg, kwargs_type, idle)
+    if kwargs.prior_momentum == 1 and kwargs.loss == "protocpc":
+        logger.warning(
+            "method_kwargs.prior_momentum=1: the prior stays flat and the loss is cross-entropy"
+        )

@@ -1,25 +1,48 @@
-"""Distillation of assignments to prototypes."""
+"""ProtoSEED: distillation of assignments to prototypes (Lee, 2021, openreview 8la28hZOwug)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from solo_ext.config.types import method_kwargs
 from solo_ext.core.errors import ConfigError
+from solo_ext.losses.protocpc import protocpc_step
 from solo_ext.memory.prior import PrototypePrior
 from solo_ext.memory.prototypes import Prototypes
-from solo_ext.methods.distillation import Distillation
-from solo_ext.methods.distillation_kwargs import teacher_name
-from solo_ext.methods.distillation_report import report_protoseed
-from solo_ext.methods.protoseed_kwargs import ProtoSEEDKwargs
-from solo_ext.methods.prototype_kwargs import fill_num_prototypes
-from solo_ext.methods.prototype_step import commit, compare_assignments
+from solo_ext.memory.state import keep_out_of_broadcast
+from solo_ext.methods.distillation import Distillation, DistillationKwargs, idle_in_head
+from solo_ext.methods.protocpc import (
+    ProtoCPC,
+    PrototypeKwargs,
+    report_settings,
+    step_metrics,
+    step_settings,
+)
 from solo_ext.methods.registry import METHODS
-from solo_ext.pretrained.teachers import LoadedTeacher
+
+
+@method_kwargs
+class ProtoSEEDKwargs(PrototypeKwargs, DistillationKwargs):
+    """``method_kwargs`` of :class:`ProtoSEED`; defaults of the paper.
+
+    Attributes:
+        prototypes: that the teacher's embeddings are compared with: ``new``: those that the
+            student learns; ``old``: those that came with the teacher, at which the student's own
+            start.
+        num_prototypes: K; null with old ones: as many as the teacher has, else as of
+            :class:`PrototypeKwargs`.
+
+    Example:
+        >>> ProtoSEEDKwargs().prototypes, ProtoSEEDKwargs().head
+        ('new', 'teacher')
+    """
+
+    prototypes: Literal["new", "old"] = "new"
 
 
 @METHODS.register(
@@ -33,8 +56,9 @@ class ProtoSEED(Distillation):
     With one large crop the teacher's assignment of it is the target of every crop; with two, each
     is its own target, and both are the targets of small crops.
 
-    Logs, besides what :class:`Distillation` does, ``train_align``, ``train_unif`` and
-    ``train_prior_perplexity`` as :func:`solo_ext.methods.prototype_step.compare_assignments`.
+    Logs, besides what :class:`Distillation` does, ``train_align`` and ``train_unif``, the two terms
+    of the loss, and ``train_prior_perplexity``, the share of the prototypes that the prior spreads
+    over.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`ProtoSEEDKwargs`.
@@ -44,40 +68,26 @@ class ProtoSEED(Distillation):
     """
 
     kwargs_type = ProtoSEEDKwargs
+    kwargs: ProtoSEEDKwargs
 
-    def _prototypes_of(self, loaded: LoadedTeacher) -> Tensor | None:
-        kwargs = self.cfg.method_kwargs
-        if kwargs.prototypes == "new":
-            return None
-        name = teacher_name(kwargs.teacher)
-        if loaded.prototypes is None:
-            raise ConfigError(
-                "method_kwargs.prototypes",
-                "old",
-                f"the teacher came without prototypes: {loaded.description}",
-                "take new",
-            )
-        count = len(loaded.prototypes)
-        if kwargs.num_prototypes is None:
-            kwargs.num_prototypes = count
-        if count != kwargs.num_prototypes:
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__(cfg)
+        count, old = self.kwargs.num_prototypes, self.teacher.prototypes
+        if old is None:
+            assert count is not None  # fill_sizes has put a number in the place of null
+            self.prototypes = Prototypes(count, self.embed_dim)
+        elif count in (None, len(old)):
+            self.prototypes = Prototypes.from_rows(old)
+        else:
             raise ConfigError(
                 "method_kwargs.num_prototypes",
-                kwargs.num_prototypes,
-                f"the teacher {name!r} has {count}",
-                f"take {count}, or prototypes=new",
+                count,
+                f"the teacher has {len(old)}",
+                f"take {len(old)}, or prototypes=new",
             )
-        return loaded.prototypes
-
-    def _build(self, kwargs: Any, loaded: LoadedTeacher) -> None:
-        old = self.teacher.prototypes
-        self.prototypes = (
-            Prototypes(kwargs.num_prototypes, loaded.embed_dim)
-            if old is None
-            else Prototypes.from_rows(old)
-        )
-        self.prior = PrototypePrior(kwargs.num_prototypes, kwargs.prior_momentum)
+        self.prior = PrototypePrior(len(self.prototypes.weight), self.kwargs.prior_momentum)
         self._next_prior: Tensor | None = None
+        keep_out_of_broadcast(self)
 
     @classmethod
     def add_and_assert_specific_cfg(cls, cfg: DictConfig) -> DictConfig:
@@ -90,7 +100,12 @@ class ProtoSEED(Distillation):
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
         """Gives new prototypes that have no number one that suits the training set."""
         if cfg.method_kwargs.prototypes == "new":
-            fill_num_prototypes(cfg, images)
+            ProtoCPC.fill_sizes(cfg, images)
+
+    @property
+    def keep_prototypes(self) -> bool:
+        """Whether the teacher's own prototypes are asked for."""
+        return bool(self.kwargs.prototypes == "old")
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
@@ -104,17 +119,47 @@ class ProtoSEED(Distillation):
         """Says what will not do what a user may think."""
         super().on_train_start()
         if self.trainer.is_global_zero:
-            report_protoseed(self.cfg, self.kwargs_type)
+            idle = idle_in_head(self.kwargs)
+            report_settings(self.cfg, ProtoSEEDKwargs, idle)
+
+    def training_step(  # type: ignore[override]
+        self, batch: Sequence[Any], batch_idx: int
+    ) -> Tensor:
+        """Algorithm 1 between student and teacher, plus the online classifier's loss."""
+        indices, crops, _ = batch
+        out = super().training_step(batch, batch_idx)
+        students = out["z"]  # of every crop
+        teachers = self.targets(indices, crops)  # of the same large crops, frozen
+        loss, metrics = self.distill(students, teachers)
+        self.log_step(loss, metrics, students[0], teachers[0])
+        return loss + out["loss"]  # type: ignore[no-any-return]
 
     def distill(
-        self, students: Sequence[Tensor], targets: Sequence[Tensor]
+        self, students: Sequence[Tensor], teachers: Sequence[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """ProtoCPC, or cross-entropy; see :class:`Distillation`."""
-        return compare_assignments(
-            self, students, targets, self._targets(students[0]), self.teacher.prototypes
-        )
+        """ProtoCPC, or cross-entropy, of every crop with the large crops' assignments.
 
-    def _targets(self, like: Tensor) -> Tensor | None:
+        Args:
+            students: (N, D) embeddings of the student, one per crop.
+            teachers: (N, D) embeddings of the teacher, one per large crop.
+
+        Returns:
+            Scalar, and what to log.
+        """
+        terms = protocpc_step(
+            torch.stack(list(students)),  # z_s
+            torch.stack(list(teachers)),  # z_t
+            self.prototypes.weight,  # W_s
+            self.prior.value,  # q
+            teacher_prototypes=self.teacher.prototypes,  # W_t; None: the student's
+            targets=self._targets_of(students[0]),
+            **step_settings(self.kwargs),
+        )
+        self._next_prior = terms.prior
+        return terms.loss, step_metrics(terms)
+
+    def _targets_of(self, like: Tensor) -> Tensor | None:
+        """(V, U) weights, which large crop's assignment is a target of which crop."""
         large = self.num_large_crops
         if large == 1:
             return None
@@ -124,4 +169,7 @@ class ProtoSEED(Distillation):
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Moves prototypes and prior on."""
         super().on_train_batch_end(outputs, batch, batch_idx)
-        commit(self)
+        self.prototypes.normalize_()
+        if self._next_prior is not None:
+            self.prior.commit_(self._next_prior)
+            self._next_prior = None

@@ -1,24 +1,94 @@
-"""Distillation of similarities, and of embeddings themselves."""
+"""SEED, and the baselines in its frame (Fang et al., ICLR 2021, arXiv 2101.04731)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from solo_ext.config.types import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ProbabilityBelowOne,
+    method_kwargs,
+)
 from solo_ext.core import distributed
+from solo_ext.core.errors import ConfigError
 from solo_ext.losses.contrastive import NegativeEstimator, contrastive
 from solo_ext.losses.seed import seed_terms
 from solo_ext.memory.features import FeatureQueue
-from solo_ext.methods.distillation import Distillation
-from solo_ext.methods.distillation_report import report_seed
-from solo_ext.methods.negatives import DrawnMixing, queue_metrics, term_metrics
-from solo_ext.methods.registry import METHODS
-from solo_ext.methods.seed_kwargs import SEEDKwargs, fill_sizes, is_queued, validate
-from solo_ext.pretrained.teachers import LoadedTeacher
+from solo_ext.memory.state import keep_out_of_broadcast
+from solo_ext.methods.data_sizes import fill_from_data
+from solo_ext.methods.data_sizes import queue as queue_rows
+from solo_ext.methods.distillation import Distillation, DistillationKwargs, idle_in_head
+from solo_ext.methods.negatives import (
+    DrawnMixing,
+    MixingKwargs,
+    check_num_hard,
+    fill_num_hard,
+    idle_in_negatives,
+    mixes,
+    queue_metrics,
+    report_mixing,
+    term_metrics,
+)
+from solo_ext.methods.registry import METHODS, logger
+from solo_ext.methods.settings_report import warn_of_idle_settings, warn_of_the_floor
+
+
+@method_kwargs
+class SEEDKwargs(DistillationKwargs):
+    """``method_kwargs`` of :class:`SEED`; a head of the student's own width.
+
+    Attributes:
+        loss: ``seed``: cross-entropy of the distributions of similarities; ``contrastive``: the
+            teacher's embedding of the same crop is the positive, others are the negatives;
+            ``regression``: squared distance of the normalised embeddings.
+        student_temperature: above 0; the temperature of ``contrastive`` too.
+        teacher_temperature: of ``seed``, for which it must be given: the paper writes 0.01, the
+            official code has 1e-4, which makes the loss InfoNCE.
+        queue_size: past embeddings of the teacher; null: 65,536, up to an eighth of the training
+            images. A second queue of this size holds those of small crops that are targets of their
+            own.
+        small_crop_target: what small crops learn: what the teacher says of themselves (``own``, as
+            published), or of the large crops (``large``), which spares its forward pass.
+        small_weight: of the mean over the small crops beside that over the large.
+        negatives: of ``contrastive``: the teacher's past embeddings or those of the batch.
+        tau_plus: in [0, 1), prior share of negatives of the anchor's class; above 0 debiases.
+        beta: 0 or more; above 0 negatives weigh the more the more similar they are.
+        detach_weights: no gradient through those weights.
+        mixing: of ``contrastive``, MoCHi's synthetic negatives; none by default.
+
+    Example:
+        >>> SEEDKwargs(teacher_temperature=0.01).student_temperature
+        0.2
+    """
+
+    SYNONYMS: ClassVar = {
+        "temperature": "student_temperature",
+        "temperature_q": "student_temperature",
+        "temperature_k": "teacher_temperature",
+    }
+    """Of solo-learn's methods."""
+
+    head: Literal["teacher", "mlp"] = "mlp"
+    loss: Literal["seed", "contrastive", "regression"] = "seed"
+    student_temperature: PositiveFloat = 0.2
+    teacher_temperature: PositiveFloat | None = None
+    queue_size: PositiveInt | None = None
+    small_crop_target: Literal["own", "large"] = "own"
+    small_weight: NonNegativeFloat = 1.0
+    negatives: Literal["queue", "batch"] = "queue"
+    tau_plus: ProbabilityBelowOne = 0.0
+    beta: NonNegativeFloat = 0.0
+    detach_weights: bool = False
+    mixing: MixingKwargs = MixingKwargs()
 
 
 @METHODS.register(
@@ -47,32 +117,46 @@ class SEED(Distillation):
     """
 
     kwargs_type = SEEDKwargs
+    kwargs: SEEDKwargs
 
-    def _build(self, kwargs: Any, loaded: LoadedTeacher) -> None:
-        self.embed_dim = loaded.embed_dim
-        own = self.num_targets > self.num_large_crops
-        count = (2 if own else 1) if is_queued(kwargs) else 0
-        # The second holds small crops.
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__(cfg)
+        kwargs = self.kwargs
+        # The second queue holds small crops.
+        count = 2 if self.num_targets > self.num_large_crops else 1
         self.queues = nn.ModuleList(
-            FeatureQueue(kwargs.queue_size, loaded.embed_dim) for _ in range(count)
+            FeatureQueue(kwargs.queue_size, self.embed_dim)  # type: ignore[arg-type]  # filled in
+            for _ in range(count if _is_queued(kwargs) else 0)
         )
         self.estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
-        self._written: list[Tensor] | None = None
         self._mixing = DrawnMixing(kwargs.mixing)
+        self._written: list[Tensor] | None = None
+        keep_out_of_broadcast(self)
 
     @classmethod
-    def add_and_assert_specific_cfg(cls, cfg: Any) -> Any:
+    def add_and_assert_specific_cfg(cls, cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
         cfg = super().add_and_assert_specific_cfg(cfg)
-        fill_sizes(cfg)
-        return validate(cfg)
+        cls.fill_sizes(cfg)
+        _check_loss(cfg.method_kwargs)
+        return cfg
 
-    fill_sizes = staticmethod(fill_sizes)
+    @staticmethod
+    def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
+        """Gives a queue that is needed and has no size one that suits the training set.
+
+        Args:
+            cfg: the config, ``method_kwargs`` filled in.
+            images: training images; by default they are counted if need be.
+        """
+        if _is_queued(cfg.method_kwargs):
+            fill_from_data(cfg, {"queue_size": queue_rows(65536)}, images)
+        fill_num_hard(cfg)
 
     @property
     def num_targets(self) -> int:
         """The large crops, and the small ones where these are targets of their own."""
-        small = self.cfg.method_kwargs.small_crop_target == "own"
+        small = self.kwargs.small_crop_target == "own"
         return int(self.num_crops if small else self.num_large_crops)
 
     def on_train_start(self) -> None:
@@ -80,35 +164,48 @@ class SEED(Distillation):
         super().on_train_start()
         distributed.broadcast_buffers(*self.queues)
         if self.trainer.is_global_zero:
-            report_seed(self.cfg, self.kwargs_type, self.embed_dim)
+            report_settings(self.cfg, self.embed_dim)
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
     ) -> Tensor:
-        """The distillation loss plus the online classifier's."""
+        """SEED's step (section 3.2), plus the online classifier's loss."""
         self._mixing.begin(self.cfg.get("seed") or 0, self.current_epoch, batch_idx)
-        return super().training_step(batch, batch_idx)
+        indices, crops, _ = batch
+        out = super().training_step(batch, batch_idx)
+        students = out["z"]  # of every crop, z_S = g(f_S(x))
+        targets = self.targets(indices, crops)  # of the same crops, z_T = f_T(x), frozen
+        loss, metrics = self.distill(students, targets)
+        self.log_step(loss, metrics, students[0], targets[0])
+        return loss + out["loss"]  # type: ignore[no-any-return]
 
     def distill(
         self, students: Sequence[Tensor], targets: Sequence[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean over large crops, plus that over small ones; see :class:`Distillation`."""
+        """The mean over large crops, plus ``small_weight`` times that over small ones.
+
+        Args:
+            students: (N, D) embeddings of the student, one per crop.
+            targets: (N, D) embeddings of the teacher, of the first :attr:`num_targets` crops.
+
+        Returns:
+            Scalar, and what to log.
+        """
         students = [F.normalize(z.float(), dim=1) for z in students]
         targets = [F.normalize(t.float(), dim=1) for t in targets]
         large = self.num_large_crops
-        kinds = [list(zip(students[:large], targets[:large], strict=True))]
-        if len(students) > large and len(targets) > large:
-            kinds.append(list(zip(students[large:], targets[large:], strict=True)))
-        elif len(students) > large:
-            kinds.append([(s, t) for s in students[large:] for t in targets])
-        weights = 1.0, float(self.cfg.method_kwargs.small_weight)
-        loss, metrics = students[0].new_zeros(()), dict[str, Tensor]()
-        for place, (pairs, weight) in enumerate(zip(kinds, weights, strict=False)):
-            # Small crops that learn what the teacher says of large ones share their queue.
-            queue = min(place, len(self.queues) - 1)
-            part, found = self._mean_over(pairs, queue)
-            loss = loss + weight * part
-            metrics = found | metrics
+        queues = [cast(FeatureQueue, queue).value for queue in self.queues]
+        first, last = (queues[0], queues[-1]) if queues else (None, None)
+        pairs = list(zip(students[:large], targets[:large], strict=True))
+        loss, metrics = self._mean_over(pairs, first)
+        if len(students) > large:
+            if len(targets) > large:
+                pairs = list(zip(students[large:], targets[large:], strict=True))
+            else:
+                # Small crops that learn what the teacher says of large ones share their queue.
+                pairs = [(s, t) for s in students[large:] for t in targets]
+            small, _ = self._mean_over(pairs, last)
+            loss = loss + self.kwargs.small_weight * small
         with torch.no_grad():
             metrics["train_teacher_similarity"] = (students[0] * targets[0]).sum(1).mean()
         if len(self.queues):
@@ -118,45 +215,49 @@ class SEED(Distillation):
         return loss, metrics
 
     def _mean_over(
-        self, pairs: Sequence[tuple[Tensor, Tensor]], place: int
+        self, pairs: Sequence[tuple[Tensor, Tensor]], queue: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        kwargs = self.cfg.method_kwargs
-        queue = cast(FeatureQueue, self.queues[place]).value if len(self.queues) else None
-        if kwargs.loss == "regression":
-            losses = [(2 - 2 * (s * t).sum(1)).mean() for s, t in pairs]
-            return torch.stack(losses).mean(), {}
+        losses, metrics = zip(*(self._of_crop(s, t, queue) for s, t in pairs), strict=True)
+        means = {name: torch.stack([m[name] for m in metrics]).mean() for name in metrics[0]}
+        return torch.stack(losses).mean(), means
+
+    def _of_crop(
+        self, student: Tensor, target: Tensor, queue: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        kwargs = self.kwargs
         if kwargs.loss == "seed":
             assert queue is not None
-            temperatures = kwargs.student_temperature, kwargs.teacher_temperature
-            terms = [seed_terms(s, t, queue, *temperatures) for s, t in pairs]
-            metrics = {
-                "train_target_entropy": torch.stack([t.entropy for t in terms]).mean(),
-                "train_target_own": torch.stack([t.own for t in terms]).mean(),
-            }
-            return torch.stack([t.loss for t in terms]).mean(), metrics
-        found = []
-        for student, target in pairs:
-            candidates, own = queue, None
-            if candidates is None:
-                candidates = distributed.gather(target)
-                begin = distributed.rank() * len(target)
-                own = torch.arange(begin, begin + len(target), device=target.device).unsqueeze(1)
-            available = len(candidates) - (0 if own is None else 1)
-            found.append(
-                contrastive(
-                    student,
-                    target.unsqueeze(1),
-                    candidates,
-                    excluded_columns=own,
-                    estimator=self.estimator,
-                    mixing=self._mixing.draw(self.current_epoch, available, student),
-                    temperature=kwargs.student_temperature,
-                )
+            assert kwargs.teacher_temperature is not None
+            # p_T = softmax(z_T.d / tau_T), p_S = softmax(z_S.d / tau_S) over d = [z_T, queue];
+            # -p_T.log p_S
+            terms = seed_terms(
+                student, target, queue, kwargs.student_temperature, kwargs.teacher_temperature
             )
-        debiased = self.estimator.tau_plus > 0
-        mixing = self._mixing.active(self.current_epoch)
-        metrics = term_metrics(found, debiased=debiased, mixing=mixing)
-        return torch.stack([t.loss for t in found]).mean(), metrics
+            return terms.loss, {
+                "train_target_entropy": terms.entropy,
+                "train_target_own": terms.own,
+            }
+        if kwargs.loss == "regression":
+            # |z_S - z_T|^2 of unit vectors
+            return (2 - 2 * (student * target).sum(1)).mean(), {}
+        candidates, own = queue, None
+        if candidates is None:
+            # The teacher's embeddings of the batch, of which the image's own is no negative.
+            candidates = distributed.gather(target)
+            begin = distributed.rank() * len(target)
+            own = torch.arange(begin, begin + len(target), device=target.device).unsqueeze(1)
+        epoch, negatives = self.current_epoch, len(candidates) - (own is not None)
+        found = contrastive(
+            student,
+            target.unsqueeze(1),
+            candidates,
+            excluded_columns=own,
+            estimator=self.estimator,
+            mixing=self._mixing.draw(epoch, negatives, student),
+            temperature=kwargs.student_temperature,
+        )
+        debiased, mixed = self.estimator.tau_plus > 0, self._mixing.active(epoch)
+        return found.loss, term_metrics([found], debiased=debiased, mixing=mixed)
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Writes the teacher's embeddings into the queues."""
@@ -166,3 +267,80 @@ class SEED(Distillation):
         for queue, keys in zip(self.queues, self._written, strict=False):
             cast(FeatureQueue, queue).update_(distributed.gather(keys))
         self._written = None
+
+
+def _is_queued(kwargs: Any) -> bool:
+    contrasted = kwargs.loss == "contrastive" and kwargs.negatives == "queue"
+    return bool(kwargs.loss == "seed" or contrasted)
+
+
+def _check_loss(kwargs: Any) -> None:
+    """Refuses settings that the loss needs and lacks, or has no use for."""
+    if kwargs.loss == "seed" and kwargs.teacher_temperature is None:
+        raise ConfigError(
+            "method_kwargs.teacher_temperature",
+            None,
+            "the paper and its code differ a hundredfold, so that there is no default",
+            "give 0.01 (paper) or 1.0e-4 (official code, where the loss is InfoNCE)",
+        )
+    if kwargs.loss != "seed" and kwargs.teacher_temperature is not None:
+        raise ConfigError(
+            "method_kwargs.teacher_temperature",
+            kwargs.teacher_temperature,
+            f"loss={kwargs.loss} has no distribution of the teacher",
+            "leave it out",
+        )
+    mixed = mixes(kwargs.mixing)
+    estimated = {"tau_plus": kwargs.tau_plus, "beta": kwargs.beta, "mixing": mixed}
+    named = next((name for name, value in estimated.items() if value), None)
+    if kwargs.loss != "contrastive" and named is not None:
+        raise ConfigError(
+            f"method_kwargs.{named}",
+            estimated[named],
+            f"loss={kwargs.loss} has no negatives",
+            "take loss=contrastive, or leave it out",
+        )
+    check_num_hard(kwargs)
+
+
+def report_settings(cfg: DictConfig, dim: int) -> None:
+    """Warns of settings that do nothing, or not what a user may think.
+
+    Args:
+        cfg: the config.
+        dim: D of the embeddings.
+    """
+    kwargs = cfg.method_kwargs
+    idle = idle_in_head(kwargs)
+    if kwargs.loss == "contrastive":
+        idle |= idle_in_negatives(kwargs)
+    else:
+        # tau_plus, beta and mixtures have been refused.
+        of_negatives = ("negatives", "detach_weights", "mixing")
+        idle |= dict.fromkeys(of_negatives, f"loss={kwargs.loss} has no negatives")
+    if kwargs.loss == "regression":
+        idle["queue_size"] = "loss=regression has no queue"
+        idle["student_temperature"] = "loss=regression has no temperature"
+    if not cfg.data.num_small_crops:
+        idle |= dict.fromkeys(("small_crop_target", "small_weight"), "there are no small crops")
+    warn_of_idle_settings(cfg, SEEDKwargs, idle)
+    if kwargs.loss == "seed":
+        # Of a queue whose every row is as near as another photograph of the same object can be.
+        shared = kwargs.queue_size * math.exp(-0.05 / kwargs.teacher_temperature)
+        if shared < 0.01:
+            logger.warning(
+                f"method_kwargs.teacher_temperature={kwargs.teacher_temperature} puts the whole "
+                "target on the image itself: the loss is InfoNCE with the teacher's embedding as "
+                "the positive (watch train_target_own); the paper has 0.01"
+            )
+    if kwargs.loss == "contrastive":
+        warn_of_the_floor(
+            "method_kwargs",
+            kwargs.tau_plus,
+            kwargs.beta,
+            kwargs.student_temperature,
+            dim,
+            watch="train_clamped_fraction",
+        )
+        # The negatives are the teacher's embeddings of one crop at a time.
+        report_mixing(cfg, all_crops=False)

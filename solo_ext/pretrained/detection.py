@@ -1,9 +1,11 @@
-"""The names by which detection libraries know the weights of a ResNet."""
+"""A ResNet's weights for detection libraries: who takes them, under which names, how written."""
 
 from __future__ import annotations
 
+import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -48,12 +50,20 @@ def torchvision_twins(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield architecture, twin.eval()
 
 
-def detectron2_settings(architecture: str) -> str:
-    """What tells detectron2 which ResNet it is, as its command lines have it.
+def detectron2_settings(architecture: str, mean: Sequence[float], std: Sequence[float]) -> str:
+    """What tells detectron2 which ResNet and images these are, as its command lines have it.
 
     Args:
         architecture: one of :data:`ARCHITECTURES`.
+        mean: per channel, of images in [0, 1].
+        std: per channel.
+
+    Example:
+        >>> detectron2_settings("resnet50", [0.5] * 3, [0.25] * 3).split(" MODEL.")[3]
+        'RESNETS.DEPTH 50'
     """
+    # Its images have values up to 255.
+    shift, scale = ([round(255 * v, 3) for v in values] for values in (mean, std))
     with torch.device("meta"):
         model = models.get_model(architecture, weights=None)
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
@@ -66,7 +76,29 @@ def detectron2_settings(architecture: str) -> str:
     if not bottleneck:
         # detectron2 assumes the 256 of the others.
         settings["RES2_OUT_CHANNELS"] = 64
-    return " ".join(f"MODEL.RESNETS.{name} {value}" for name, value in settings.items())
+    listed = " ".join(f"MODEL.RESNETS.{name} {value}" for name, value in settings.items())
+    return (
+        f"INPUT.FORMAT RGB MODEL.PIXEL_MEAN {shift} MODEL.PIXEL_STD {scale} {listed} "
+        "MODEL.RESNETS.STRIDE_IN_1X1 False"
+    )
+
+
+def save_weights(backbone: nn.Module, file: Path, *, detectron2: bool) -> None:
+    """Writes weights as torchvision and mmdetection read them, or as detectron2 does.
+
+    Args:
+        backbone: a ResNet.
+        file: to write.
+        detectron2: whether for detectron2, which takes a pickle of arrays under its own names.
+    """
+    weights = {name: value.clone() for name, value in backbone.state_dict().items()}
+    if not detectron2:
+        torch.save(weights, file)
+        return
+    arrays = {name: value.numpy() for name, value in detectron2_names(weights).items()}
+    content = {"model": arrays, "__author__": "solo_ext", "matching_heuristics": True}
+    with file.open("wb") as opened:
+        pickle.dump(content, opened)
 
 
 def detectron2_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -75,6 +107,10 @@ def detectron2_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     Args:
         weights: under torchvision's names, without a classifier. Counts of batches are left out:
             detectron2 has none.
+
+    Example:
+        >>> [*detectron2_names({"layer1.0.bn3.bias": torch.zeros(1)})]
+        ['res2.0.conv3.norm.bias']
     """
     return {
         _detectron2_name(name): value

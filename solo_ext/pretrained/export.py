@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import filecmp
 import json
-import pickle
+import os
+import shutil
 import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,20 +18,17 @@ import timm
 import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save_file
+from timm.models import PretrainedCfg
 from torch import Tensor, nn
 
 from solo_ext.config.check import validated
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.files import writing
 from solo_ext.data.transforms import statistics
-from solo_ext.pretrained.detection import (
-    detectron2_names,
-    detectron2_settings,
-    torchvision_twins,
-)
+from solo_ext.host.backbones import PREFIX
+from solo_ext.pretrained.detection import detectron2_settings, save_weights, torchvision_twins
 from solo_ext.pretrained.exported import FETCHING, KEY, WEIGHTS, Metadata, load_exported
-from solo_ext.pretrained.placing import atomic_write
 from solo_ext.pretrained.runs import Pretrained, load_pretrained
-from solo_ext.pretrained.timm_twins import TimmModel, timm_twins
 
 Format = Literal["timm", "safetensors", "torchvision", "detectron2"]
 DEFAULT_NAMES: dict[Format, str] = {
@@ -40,6 +41,21 @@ DEFAULT_NAMES: dict[Format, str] = {
 CONFIG = "config.json"
 TOLERANCE = 1e-6
 """Largest difference of features, as a share of the largest feature or of 1."""
+_SIZES = ("tiny", "small", "base", "large")
+_TWINS = {
+    "resnet18": "resnet18",
+    "resnet50": "resnet50",
+    **{f"vit_{size}": f"vit_{size}_patch16_224" for size in _SIZES},
+    **{f"swin_{size}": f"swin_{size}_patch4_window7_224" for size in _SIZES},
+    **{f"convnext_{size}": f"convnext_{size}" for size in _SIZES},
+}
+"""timm's names of the backbones of solo-learn that may be the same network."""
+_RENAMED = {"groups": "cardinality", "width_per_group": "base_width"}
+"""Arguments of torchvision's ResNets by timm's names."""
+_ONLY_OURS = ("small_stem", "zero_init_residual")
+"""Arguments that timm does not know; the features show where they matter."""
+_SOLO_HEADS = 12
+"""Heads of solo-learn's vision transformers of MoCo v3 and MAE up to base; no shape shows them."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +83,12 @@ class Export:
         if self.out.suffix == ".pth":
             return f'model.backbone.body.load_state_dict(torch.load("{self.out}"))'
         if self.out.suffix == ".pkl" and self.architecture is not None:
-            mean, std = ([round(255 * v, 3) for v in values] for values in self._statistics)
+            about = self.metadata
             return (
-                f"MODEL.WEIGHTS {self.out} INPUT.FORMAT RGB MODEL.PIXEL_MEAN {mean} "
-                f"MODEL.PIXEL_STD {std} {detectron2_settings(self.architecture)} "
-                "MODEL.RESNETS.STRIDE_IN_1X1 False"
+                f"MODEL.WEIGHTS {self.out} "
+                f"{detectron2_settings(self.architecture, about.mean, about.std)}"
             )
         return f'solo_ext.load_exported("{self.out}")'
-
-    @property
-    def _statistics(self) -> tuple[list[float], list[float]]:
-        return self.metadata.mean, self.metadata.std
 
 
 def export(path: Path, form: Format, out: Path | None = None) -> Export:
@@ -106,7 +117,7 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
     proof = _Proof(run.backbone, metadata.input_size)
     architecture = None
     try:
-        with atomic_write(target) as scratch:
+        with _placed(target) as scratch:
             if form == "timm":
                 metadata, difference = _write_for_timm(scratch, run, metadata, proof)
             elif form in ("torchvision", "detectron2"):
@@ -242,14 +253,55 @@ def _write_for_detection(
             f"{metadata.dataset} is none of the ResNets that detection libraries share; take "
             "--format timm or safetensors"
         )
-    weights = {name: value.clone() for name, value in run.backbone.state_dict().items()}
-    if form == "torchvision":
-        torch.save(weights, file)
-        return found
-    arrays = {name: value.numpy() for name, value in detectron2_names(weights).items()}
-    content = {"model": arrays, "__author__": "solo_ext", "matching_heuristics": True}
-    with file.open("wb") as opened:
-        pickle.dump(content, opened)
+    save_weights(run.backbone, file, detectron2=form == "detectron2")
+    return found
+
+
+@dataclass(frozen=True)
+class TimmModel:
+    """A model of timm.
+
+    Attributes:
+        architecture: timm's name, without tag.
+        args: arguments of ``timm.create_model``, as JSON holds them.
+        pretrained_cfg: the facts that timm needs to adapt the model to other images or classes.
+    """
+
+    architecture: str
+    args: dict[str, Any]
+    pretrained_cfg: dict[str, Any]
+
+
+def timm_twins(name: str, kwargs: Mapping[str, Any]) -> list[TimmModel]:
+    """Models of timm that may have a backbone's state dict and features, likeliest first.
+
+    Args:
+        name: ``backbone.name``.
+        kwargs: ``backbone.kwargs``, without those that fetch weights.
+
+    Example:
+        >>> [twin.architecture for twin in timm_twins("swin_tiny", {})]
+        ['swin_tiny_patch4_window7_224']
+    """
+    full_name = name.removeprefix(PREFIX) if name.startswith(PREFIX) else _TWINS.get(name)
+    if full_name is None:
+        return []
+    given = {k: v for k, v in kwargs.items() if k not in _ONLY_OURS}
+    if name.startswith("resnet"):
+        given = {_RENAMED.get(k, k): v for k, v in given.items()}
+    variants = [given]
+    if name.startswith("vit"):
+        variants.append({**given, "num_heads": _SOLO_HEADS})
+    cfg = timm.get_pretrained_cfg(full_name, allow_unregistered=True) or PretrainedCfg()
+    found = []
+    for variant in variants:
+        args: dict[str, Any] = {"num_classes": 0, **variant}
+        if cfg.fixed_input_size:
+            # Else timm would take the size of the images that are exported for.
+            args.setdefault("img_size", list(cfg.input_size[-2:]))
+        kept = ("fixed_input_size", "first_conv", "classifier")
+        facts = {"num_classes": args["num_classes"], **{key: getattr(cfg, key) for key in kept}}
+        found.append(TimmModel(full_name.partition(".")[0], args, facts))
     return found
 
 
@@ -278,3 +330,43 @@ def _write_weights(file: Path, backbone: nn.Module, metadata: Metadata) -> None:
     # Tied weights are one tensor under two keys, which safetensors refuses.
     weights = {k: v.clone() for k, v in backbone.state_dict().items()}
     save_file(weights, file, metadata={KEY: metadata.model_dump_json()})
+
+
+@contextlib.contextmanager
+def _placed(target: Path) -> Iterator[Path]:
+    """A path to write a file or a folder to, which becomes ``target`` when the block ends well.
+
+    Args:
+        target: its folder exists. What is there stays; the same content is no mistake.
+
+    Raises:
+        UserError: ``target`` holds something else.
+    """
+    scratch = target.parent / f".{target.name}.saving"
+    _remove(scratch)
+    try:
+        with writing(target):
+            yield scratch
+        if not target.exists():
+            os.replace(scratch, target)
+        elif not _same(scratch, target):
+            raise UserError(
+                f"{str(target)!r} is there already with other content; remove it, or write "
+                "elsewhere"
+            )
+    finally:
+        _remove(scratch)
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+
+
+def _same(new: Path, old: Path) -> bool:
+    """Whether all that is new is there already; what lies beside it is not looked at."""
+    if new.is_dir() and old.is_dir():
+        return all(_same(inner, old / inner.name) for inner in new.iterdir())
+    return new.is_file() and old.is_file() and filecmp.cmp(new, old, shallow=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,11 @@ from torch import Tensor, nn
 
 from solo_ext.core.errors import UserError
 
+_PARALLEL = "module."
+_SOLVER = (
+    *("amp", "arch", "args", "best_acc1", "epoch", "fp16_scaler"),
+    *("lr_scheduler", "optimizer", "scaler", "scheduler", "step"),
+)
 _REFUSED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 
 
@@ -58,7 +63,7 @@ def check_archive(path: Path) -> None:
             entries = archive.infolist()
         size = path.stat().st_size
     except Exception:
-        # A damaged one, in whichever of zipfile's ways.
+        # zipfile fails in many ways on a damaged archive; torch.load will say what is wrong.
         return
     packed = [e.filename for e in entries if e.compress_type != zipfile.ZIP_STORED]
     if packed or sum(e.file_size for e in entries) > size:
@@ -87,7 +92,12 @@ def file_digest(path: Path) -> str:
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:
-    """First 16 hex digits of the SHA-256 of a state dict: its keys, types, shapes and values."""
+    """First 16 hex digits of the SHA-256 of a state dict: its keys, types, shapes and values.
+
+    Example:
+        >>> state_digest({"weight": torch.zeros(2)}) == state_digest({"weight": torch.ones(2)})
+        False
+    """
     digest = hashlib.sha256()
     for key, value in sorted(state.items()):
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -97,33 +107,82 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
 
 
 def holds_values(value: object) -> bool:
-    """Whether this is a tensor of real numbers, which a parameter can take."""
+    """Whether this is a tensor of real numbers, which a parameter can take.
+
+    Example:
+        >>> holds_values(torch.ones(1)), holds_values("text")
+        (True, False)
+    """
     if not isinstance(value, Tensor) or value.is_meta:
         return False
     return value.layout == torch.strided and not value.is_complex()
 
 
-def check_fit(
-    network: nn.Module,
-    weights: Mapping[str, Tensor],
-    source: str,
-    target: str,
-    remedy: str,
-    prefix: str = "",
-) -> None:
-    """Refuses weights that are not exactly those of a network.
+def unwrap(
+    state: Mapping[str, Any], wrapper: str, source: str, extras: Collection[str] = ()
+) -> tuple[str, dict[str, Tensor]]:
+    """The weights within a checkpoint, by themselves or in an entry, without ``module.``.
+
+    Args:
+        state: the checkpoint.
+        wrapper: name of the entry with the weights.
+        source: what messages call the file.
+        extras: entries besides a solver's state that the layout is known to have.
+
+    Returns:
+        What was taken off the start of the keys, where DistributedDataParallel puts it, and the
+        weights.
+
+    Raises:
+        UserError: a strange entry, no weights, or some keys with that prefix and some without.
+
+    Example:
+        >>> unwrap({"epoch": 3, "state_dict": {"module.fc.bias": torch.ones(1)}}, "state_dict", "")
+        ('module.', {'fc.bias': tensor([1.])})
+    """
+    remedy = f"it holds weights by key, by themselves or in {wrapper!r}"
+    if wrapper in state:
+        known = (wrapper, *_SOLVER, *extras)
+        refuse_keys([k for k in state if k not in known], source, remedy)
+        state = state[wrapper]
+    if not isinstance(state, Mapping) or not state:
+        raise UserError(f"{source} holds no weights in {wrapper!r}")
+    strange = [k for k, v in state.items() if not isinstance(k, str) or not holds_values(v)]
+    refuse_keys(strange, source, remedy)
+    wrapped = [k for k in state if k.startswith(_PARALLEL)]
+    bare = [k for k in state if not k.startswith(_PARALLEL)]
+    if wrapped and bare:
+        odd, does = (bare, "do") if len(bare) < len(wrapped) else (wrapped, "do not")
+        refuse_keys(odd, source, f"the other keys {does} start with {_PARALLEL!r}")
+    stripped = {k.removeprefix(_PARALLEL): v for k, v in state.items()}
+    return _PARALLEL if wrapped else "", stripped
+
+
+def refuse_keys(keys: Collection[Any], source: str, remedy: str) -> None:
+    """Refuses weights that no part of a file's layout takes.
+
+    Raises:
+        UserError: there are some.
+    """
+    if keys:
+        found = ", ".join(map(str, [*keys][:3]))
+        raise UserError(f"{source} does not fit its layout (unexpected: {found}); {remedy}")
+
+
+def misfits(network: nn.Module, weights: Mapping[str, Tensor], prefix: str = "") -> str:
+    """Why weights are not exactly those of a network: the first keys of each fault.
 
     Args:
         network: that is to take them.
         weights: by key.
-        source: where they come from, with its name.
-        target: what the network is, with its name.
-        remedy: what to do.
         prefix: of the keys in their file.
 
-    Raises:
-        UserError: naming the first keys that are missing, unexpected, no tensors or of
-            another shape.
+    Returns:
+        Keys that are missing, unexpected, no tensors or of another shape; empty if they fit.
+
+    Example:
+        >>> misfits(nn.Linear(3, 2), {"weight": torch.ones(2, 4)}, "head.")
+        'missing: head.bias; of another shape: head.weight'
     """
     own = network.state_dict()
     faults = {
@@ -134,10 +193,34 @@ def check_fit(
             k for k in own if holds_values(weights.get(k)) and own[k].shape != weights[k].shape
         ],
     }
-    found = "; ".join(
+    return "; ".join(
         f"{fault}: {', '.join(prefix + k for k in keys[:3])}"
         for fault, keys in faults.items()
         if keys
     )
+
+
+def check_fit(
+    network: nn.Module,
+    weights: Mapping[str, Tensor],
+    source: str,
+    target: str,
+    remedy: str,
+    prefix: str = "",
+) -> None:
+    """Refuses weights that :func:`misfits` finds fault with.
+
+    Args:
+        network: that is to take them.
+        weights: by key.
+        source: where they come from, with its name.
+        target: what the network is, with its name.
+        remedy: what to do.
+        prefix: of the keys in their file.
+
+    Raises:
+        UserError: naming the first keys at fault.
+    """
+    found = misfits(network, weights, prefix)
     if found:
         raise UserError(f"{source} does not fit {target} ({found}); {remedy}")

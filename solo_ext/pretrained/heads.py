@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from solo_ext.pretrained.files import misfits
+
 Activation = Literal["relu", "gelu"]
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 _KEY = re.compile(r"(\d+)\.(weight|bias|running_mean|running_var|num_batches_tracked)")
-# Stand for the three widths of a head in the shapes of its pattern.
-_INPUT, _HIDDEN, _OUTPUT = 2, 3, 5
-_ROLES = {_INPUT: "input", _HIDDEN: "hidden", _OUTPUT: "output"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +23,17 @@ class HeadSpec:
 
     Attributes:
         linears: number of linear layers, 1 or more.
-        hidden_dim: width of the hidden layers; of no meaning without any.
+        hidden_dim: width of the hidden layers; 0 without any.
         out_dim: D of the embeddings.
         activation: behind every hidden layer.
         batch_norm: whether hidden layers are normalised.
         hidden_bias: whether the hidden linear layers have a bias.
         out_bias: whether the last one has.
         last_batch_norm: whether the output is normalised; ``plain``: without learnt scale.
+
+    Example:
+        >>> str(HeadSpec(linears=2, hidden_dim=2048, out_dim=128, activation="relu"))
+        '2048-128 relu'
     """
 
     linears: int
@@ -59,6 +61,11 @@ def build_head(spec: HeadSpec, in_dim: int, batch_norm: bool | None = None) -> n
 
     Returns:
         (N, in_dim) -> (N, spec.out_dim), not L2-normalised.
+
+    Example:
+        >>> spec = HeadSpec(linears=2, hidden_dim=16, out_dim=8, activation="gelu")
+        >>> build_head(spec, 12)(torch.randn(4, 12)).shape
+        torch.Size([4, 8])
     """
     normalised = spec.batch_norm if batch_norm is None else batch_norm
     parts: list[nn.Module] = []
@@ -76,12 +83,7 @@ def build_head(spec: HeadSpec, in_dim: int, batch_norm: bool | None = None) -> n
 
 
 def load_head(
-    weights: Mapping[str, Tensor],
-    in_dim: int,
-    activation: Activation,
-    *,
-    prefix: str = "",
-    prototypes: Mapping[str, int] | None = None,
+    weights: Mapping[str, Tensor], in_dim: int, activation: Activation, prefix: str = ""
 ) -> tuple[nn.Sequential, HeadSpec]:
     """Rebuilds a head from its weights.
 
@@ -90,93 +92,63 @@ def load_head(
         in_dim: D of the features that it takes.
         activation: weights do not tell it.
         prefix: of the keys in their file, for messages.
-        prototypes: D of the prototypes behind the head, by their full key.
 
     Raises:
-        ValueError: naming the keys that do not belong to such a head, or whose sizes disagree.
+        ValueError: naming the first keys that do not belong to such a head, or whose shapes
+            disagree with the rest.
+
+    Example:
+        >>> head, spec = load_head({"0.weight": torch.ones(8, 12)}, 12, "relu")
+        >>> head(torch.randn(4, 12)).shape, spec.out_bias
+        (torch.Size([4, 8]), False)
     """
     single = "weight" in weights
-    given = {f"0.{k}": v for k, v in weights.items()} if single else dict(weights)
-
-    def shown(key: str) -> str:
-        return prefix + (key.removeprefix("0.") if single else key)
-
-    strange = [k for k in given if not _KEY.fullmatch(k)]
+    strange = [k for k in weights if not _KEY.fullmatch(f"0.{k}" if single else k)]
     if strange:
-        raise ValueError(f"unexpected: {', '.join(map(shown, strange[:3]))}")
-    spec = _layers(given, activation)
+        raise ValueError(f"unexpected: {', '.join(prefix + k for k in strange[:3])}")
+    spec = _spec({f"0.{k}": v for k, v in weights.items()} if single else weights, activation)
+    # On the meta device first, for widths out of a damaged file may ask for any amount of memory.
     with torch.device("meta"):
-        expected = build_head(spec, _INPUT).state_dict()
-    faults = {
-        "missing": [k for k in expected if k not in given],
-        "unexpected": [k for k in given if k not in expected],
-        "of another shape": [
-            k for k, v in expected.items() if k in given and v.ndim != given[k].ndim
-        ],
-    }
-    found = [f"{f}: {', '.join(map(shown, keys[:3]))}" for f, keys in faults.items() if keys]
-    if found:
-        raise ValueError("; ".join(found))
-    sizes: dict[int, dict[str, int]] = {
-        _INPUT: {"the backbone's features": in_dim},
-        _HIDDEN: {},
-        _OUTPUT: dict(prototypes or {}),
-    }
-    for key, pattern in expected.items():
-        for role, size in zip(pattern.shape, given[key].shape, strict=True):
-            held = sizes[role].setdefault(shown(key), size)
-            if held != size:
-                raise ValueError(f"of another shape: {shown(key)} {tuple(given[key].shape)}")
-    hidden = _agreed(_HIDDEN, sizes[_HIDDEN]) if sizes[_HIDDEN] else 0
-    _agreed(_INPUT, sizes[_INPUT])
-    spec = replace(spec, hidden_dim=hidden, out_dim=_agreed(_OUTPUT, sizes[_OUTPUT]))
+        pattern = build_head(spec, in_dim)
+    faults = misfits(pattern[0] if single else pattern, weights, prefix)
+    if faults:
+        raise ValueError(faults)
     # Loading must not change the draws of what is built next.
     with torch.random.fork_rng(devices=[]):
         head = build_head(spec, in_dim)
-    head.load_state_dict(given)
+    (head[0] if single else head).load_state_dict(weights)
     return head, spec
 
 
-def _layers(given: Mapping[str, Tensor], activation: Activation) -> HeadSpec:
-    """What a head with these keys would be; its widths are those of the pattern."""
-    places: dict[str, set[int]] = {}
-    for key, value in given.items():
-        place, _, field = key.partition(".")
-        kind = "linear" if field == "weight" and value.ndim == 2 else field
-        places.setdefault(kind, set()).add(int(place))
-    biases = places.get("bias", set())
-    norms = places.get("running_mean", set()) | places.get("running_var", set())
-    affine = places.get("weight", set())
-    # A bias by itself has lost its linear layer, which is then named as missing.
-    linears = sorted(places.get("linear", set()) | (biases - affine - norms))
+def _spec(weights: Mapping[str, Tensor], activation: Activation) -> HeadSpec:
+    """The head that has a linear layer wherever there is a matrix, and norms by their statistics.
+
+    Weights that are not such a head's give some other one, which they do not fit.
+    """
+    keys = [key.split(".") for key in weights]
+    places = {name: {int(n) for n, field in keys if field == name} for name in ("weight", "bias")}
+    norms = {int(n) for n, field in keys if field.startswith("running")}
+    matrices = {n for n in places["weight"] - norms if weights[f"{n}.weight"].ndim == 2}
+    # A bias by itself has lost its matrix, which is then named as missing.
+    linears = sorted(matrices | (places["bias"] - places["weight"] - norms))
     if not linears:
-        raise ValueError(f"no linear layer among {', '.join(list(given)[:3]) or 'no keys'}")
+        raise ValueError(f"no linear layer among {', '.join(list(weights)[:3]) or 'no keys'}")
+
+    def width(place: int) -> int:
+        matrix = weights.get(f"{place}.weight")
+        return weights[f"{place}.bias"].numel() if matrix is None else len(matrix)
+
     last = linears[-1]
+    behind = {n for n in norms if n > last}
     return HeadSpec(
         linears=len(linears),
-        hidden_dim=_HIDDEN,
-        out_dim=_OUTPUT,
+        hidden_dim=width(linears[0]) if len(linears) > 1 else 0,
+        out_dim=width(last),
         activation=activation,
         batch_norm=any(n < last for n in norms),
-        hidden_bias=any(n in biases for n in linears[:-1]),
-        out_bias=last in biases,
+        hidden_bias=any(n in places["bias"] for n in linears[:-1]),
+        out_bias=last in places["bias"],
         last_batch_norm=(
-            "none"
-            if not any(n > last for n in norms)
-            else "affine"
-            if any(n > last for n in affine)
-            else "plain"
+            "none" if not behind else "affine" if behind & places["weight"] else "plain"
         ),
     )
-
-
-def _agreed(role: int, sizes: Mapping[str, int]) -> int:
-    """The size that all keys give."""
-    (size, votes), *others = Counter(sizes.values()).most_common()
-    if not others:
-        return size
-    # Without a majority any of the keys may be the wrong one.
-    known = 2 * votes > len(sizes)
-    odd = ", ".join(f"{k} {s}" for k, s in sizes.items() if not known or s != size)
-    elsewhere = f", {size} elsewhere" if known else ""
-    raise ValueError(f"of another shape: {_ROLES[role]} size of the head is {odd}{elsewhere}")

@@ -1,157 +1,187 @@
-"""What the official checkpoint layouts have in common: wrappers, prefixes, exact keys."""
+"""Checkpoints as the authors of MoCo v2, SwAV and DINO published them.
+
+Each loader takes a file apart by the prefixes of its keys: the backbone, the head, the prototypes,
+what the layout is known to carry along; anything left over is refused by name.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor
 
 from solo_ext.core.errors import UserError
-from solo_ext.pretrained.architectures import build_architecture
-from solo_ext.pretrained.files import check_fit, holds_values, read_checkpoint, read_safetensors
-from solo_ext.pretrained.teacher_source import KEY, TeacherSource
-
-_PARALLEL = "module."
-_SOLVER = (
-    *("amp", "arch", "args", "best_acc1", "epoch", "fp16_scaler"),
-    *("lr_scheduler", "optimizer", "scaler", "scheduler", "step"),
+from solo_ext.pretrained.files import (
+    check_fit,
+    file_digest,
+    read_checkpoint,
+    refuse_keys,
+    unwrap,
 )
-_LIBRARY_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
-_LIBRARY_EXTRAS = ("amp_scaler", "metric", "version")
+from solo_ext.pretrained.libraries import build_architecture, image_side, torchvision_names
+from solo_ext.pretrained.teachers import KEY, LoadedTeacher, TeacherSource, assemble
+
+_SWAV_STD = (0.228, 0.224, 0.225)
+_ONE_OF_SEVERAL = re.compile(r"prototypes\d+\.weight")
+_WEIGHT_NORMS = (
+    ("weight_g", "weight_v"),
+    ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+)
+"""Keys of length and direction, of torch's older weight norm and of its newer one."""
+_DINO_HEADS = ("head.", "projection_head.")
+_DINO_SIZES = ("tiny", "small", "base")
 
 
-def file_of(source: TeacherSource) -> Path:
-    """The path of a source that has been checked."""
-    assert source.path is not None
-    return Path(source.path)
+def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
+    """MoCo v2 (arXiv 2003.04297): the query encoder with its head.
 
-
-def named(path: Path, layout: str) -> str:
-    """What messages call a file."""
-    return f"{layout} checkpoint {str(path)!r}"
-
-
-def unwrap(
-    state: Mapping[str, Any], wrapper: str, source: str, extras: Collection[str] = ()
-) -> Mapping[str, Any]:
-    """The weights within a checkpoint, which may also hold them without a wrapper.
-
-    Args:
-        state: the checkpoint.
-        wrapper: name of the entry with the weights.
-        source: what messages call the file.
-        extras: entries besides a solver's state that the layout is known to have.
+    Keys: ``[module.]encoder_q.<torchvision's>`` in ``state_dict``; the head is ``fc.0`` and
+    ``fc.2`` there, with ReLU between them. The prefix ``encoder_q.`` may be ``backbone.`` or have
+    been taken off, and the head may be missing. Key encoder and queue, where present, are left.
 
     Raises:
-        UserError: an entry that is neither, or no weights.
+        UserError: the file is no such checkpoint.
     """
-    if wrapper in state:
-        strange = [k for k in state if k != wrapper and k not in _SOLVER and k not in extras]
-        if strange:
-            found = ", ".join(map(str, strange[:3]))
-            raise UserError(
-                f"{source} does not fit its layout (unexpected: {found}); "
-                f"beside {wrapper} it may hold {', '.join([*_SOLVER, *extras])}"
-            )
-        state = state[wrapper]
-    if not isinstance(state, Mapping) or not state:
-        raise UserError(f"{source} holds no weights in {wrapper!r}")
-    strange = [k for k, v in state.items() if not isinstance(k, str) or not holds_values(v)]
-    if strange:
-        found = ", ".join(map(str, strange[:3]))
-        raise UserError(
-            f"{source} does not fit its layout (unexpected: {found}); "
-            f"it holds weights by key, by themselves or in {wrapper!r}"
-        )
-    return state
-
-
-def strip_parallel(weights: Mapping[str, Tensor], source: str) -> tuple[str, dict[str, Tensor]]:
-    """Takes one leading ``module.`` off the keys, which DistributedDataParallel puts there.
-
-    Returns:
-        What was taken off, and the weights.
-
-    Raises:
-        UserError: some keys have it and others have not.
-    """
-    wrapped = [k for k in weights if k.startswith(_PARALLEL)]
-    if not wrapped:
-        return "", dict(weights)
-    if len(wrapped) < len(weights):
-        bare = [k for k in weights if not k.startswith(_PARALLEL)]
-        odd, does = (bare, "do") if len(bare) < len(wrapped) else (wrapped, "do not")
-        raise UserError(
-            f"{source} does not fit its layout (unexpected: {', '.join(odd[:3])}); "
-            f"the other keys {does} start with {_PARALLEL!r}"
-        )
-    return _PARALLEL, {k.removeprefix(_PARALLEL): v for k, v in weights.items()}
-
-
-def refuse_rest(weights: Mapping[str, Tensor], prefix: str, source: str, allowed: str) -> None:
-    """Refuses weights that no part of the layout has taken.
-
-    Args:
-        weights: what is left.
-        prefix: that was taken off their keys.
-        source: what messages call the file.
-        allowed: what the layout holds.
-
-    Raises:
-        UserError: there are some.
-    """
-    if weights:
-        keys = ", ".join(prefix + k for k in list(weights)[:3])
-        raise UserError(
-            f"{source} does not fit its layout (unexpected: {keys}); allowed: {allowed}"
-        )
-
-
-def image_side(kwargs: Mapping[str, Any], default: int = 224) -> int:
-    """Side of the images that a model takes: what its arguments say, else ``default``."""
-    side = kwargs.get("img_size", kwargs.get("image_size", default))
-    return int(side[0] if isinstance(side, list | tuple) else side)
-
-
-def take(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Moves the weights with a prefix out of a state dict, without it."""
-    found = [k for k in weights if k.startswith(prefix)]
-    return {k.removeprefix(prefix): weights.pop(k) for k in found}
-
-
-def load_backbone(
-    name: str,
-    kwargs: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    source: str,
-    prefix: str,
-) -> nn.Module:
-    """Builds an architecture and gives it weights that are exactly its own.
-
-    Args:
-        name: as :func:`build_architecture` takes it.
-        kwargs: arguments of its constructor.
-        weights: by key.
-        source: what messages call the file.
-        prefix: of the keys in the file.
-
-    Raises:
-        UserError: unknown architecture, or weights of another one.
-    """
-    network = build_architecture(name, kwargs)
-    check_fit(
-        network,
-        weights,
+    path, title = _named(source, "MoCo v2")
+    state = read_checkpoint(path)
+    outer, weights = unwrap(state, "state_dict", title)
+    prefixes = ("encoder_q.", "backbone.")
+    inner = next((p for p in prefixes if any(k.startswith(p) for k in weights)), "")
+    backbone = _take(weights, inner)
+    if inner == "encoder_q.":
+        _take(weights, "encoder_k.")
+        for extra in ("queue", "queue_ptr"):
+            weights.pop(extra, None)
+    _refuse_rest(weights, outer, title, "encoder_q.*, encoder_k.*, queue, queue_ptr")
+    start = f"{outer}{inner}fc."
+    head = _take(backbone, "fc.")
+    # One linear layer there is a classifier, or MoCo v1's head.
+    single = {k: v for k, v in head.items() if not k[0].isdigit()}
+    _refuse_rest(single, start, title, "fc.0.* and fc.2.*, the head, or none of fc.*")
+    arch = state.get("arch")
+    return _assembled(
         source,
-        f"the architecture {name!r}",
-        f"if it is another one, name it by {KEY}.model",
-        prefix,
+        arch if arch in torchvision_names() else "resnet50",
+        backbone,
+        title,
+        outer + inner,
+        head=head,
+        head_prefix=start,
     )
-    network.load_state_dict(weights)
-    return network
+
+
+def load_swav(source: TeacherSource) -> LoadedTeacher:
+    """SwAV (arXiv 2006.09882) and its DeepCluster v2: backbone, projection head, prototypes.
+
+    Keys: ``[module.]<torchvision's>``, by themselves or in ``state_dict``; the head is
+    ``projection_head.0``, batch norm ``.1``, ReLU, ``.3``; then ``prototypes.weight`` (K, D).
+    Several sets of prototypes, as DeepCluster v2 has, are left. Images were normalised with a
+    standard deviation of (0.228, 0.224, 0.225).
+
+    Raises:
+        UserError: the file is no such checkpoint.
+    """
+    path, title = _named(source, "SwAV")
+    outer, backbone = unwrap(read_checkpoint(path), "state_dict", title)
+    head = _take(backbone, "projection_head.")
+    layer = _take(backbone, "prototypes.")
+    several = bool(layer) and all(_ONE_OF_SEVERAL.fullmatch(k) for k in layer)
+    rows, key = prototype_rows({} if several else layer, f"{outer}prototypes.", title)
+    return _assembled(
+        source,
+        "resnet50",
+        backbone,
+        title,
+        outer,
+        head=head,
+        head_prefix=f"{outer}projection_head.",
+        prototypes=rows,
+        prototypes_key=key,
+        std=_SWAV_STD,
+        notes=[f"{len(layer)} sets of prototypes not taken"] if several else [],
+    )
+
+
+def load_dino(source: TeacherSource) -> LoadedTeacher:
+    """DINO (arXiv 2104.14294): the teacher of a full checkpoint, or a file with a backbone alone.
+
+    Keys of ``teacher``: ``[module.]backbone.<torchvision's or timm's>``, head ``head.mlp.*`` with
+    GELU, ``head.last_layer`` (K, D), plain or weight-normed. Older files have the backbone without
+    prefix and the head as ``projection_head``. The published ResNet-50's head, two linear layers
+    with batch norm and plain prototypes, is not the one that its code builds.
+
+    Raises:
+        UserError: the file is no such checkpoint.
+    """
+    path, title = _named(source, "DINO")
+    state = read_checkpoint(path, (argparse.Namespace,))
+    outer, weights = unwrap(state, "teacher", title, ("dino_loss", "student"))
+    start = next((p for p in _DINO_HEADS if any(k.startswith(p) for k in weights)), "head.")
+    head = _take(weights, start + "mlp.")
+    layer = _take(weights, start + "last_layer.")
+    inner = "backbone." if any(k.startswith("backbone.") for k in weights) else ""
+    backbone = _take(weights, inner)
+    _refuse_rest(weights, outer, title, "backbone.*, head.mlp.*, head.last_layer.*")
+    rows, key = prototype_rows(layer, f"{outer}{start}last_layer.", title)
+    return _assembled(
+        source,
+        _dino_architecture(state.get("args"), backbone),
+        backbone,
+        title,
+        outer + inner,
+        head=head,
+        head_prefix=f"{outer}{start}mlp.",
+        activation="gelu",
+        prototypes=rows,
+        prototypes_key=key,
+    )
+
+
+def _dino_architecture(args: Any, backbone: Mapping[str, Tensor]) -> str:
+    """What the arguments of the training say, else one of the two published ones by its keys."""
+    arch, patch = getattr(args, "arch", None), getattr(args, "patch_size", 16)
+    if arch in torchvision_names():
+        return str(arch)
+    if isinstance(arch, str) and arch.removeprefix("vit_").removeprefix("deit_") in _DINO_SIZES:
+        return f"timm/vit_{arch.rpartition('_')[2]}_patch{patch}_224"
+    return "timm/vit_small_patch16_224" if "cls_token" in backbone else "resnet50"
+
+
+def _named(source: TeacherSource, layout: str) -> tuple[Path, str]:
+    """The path of a source that has been checked, and what messages call the file."""
+    path = Path(str(source.path))
+    return path, f"{layout} checkpoint {str(path)!r}"
+
+
+def _assembled(
+    source: TeacherSource,
+    said: str,
+    backbone: Mapping[str, Tensor],
+    title: str,
+    prefix: str,
+    std: tuple[float, ...] = IMAGENET_DEFAULT_STD,
+    **behind: Any,
+) -> LoadedTeacher:
+    """Builds the architecture that the config names, or else the file, and puts it together."""
+    model = source.model or said
+    network = build_architecture(model, source.model_kwargs)
+    remedy = f"if it is another one, name it by {KEY}.model"
+    check_fit(network, backbone, title, f"the architecture {model!r}", remedy, prefix)
+    network.load_state_dict(backbone)
+    return assemble(
+        network,
+        name=f"{model} of {title}",
+        digest=file_digest(Path(str(source.path))),
+        mean=IMAGENET_DEFAULT_MEAN,
+        std=std,
+        input_size=image_side(source.model_kwargs),
+        **behind,
+    )
 
 
 def prototype_rows(
@@ -159,7 +189,7 @@ def prototype_rows(
 ) -> tuple[Tensor | None, str]:
     """The prototypes of a last layer, plain or weight-normed, and their key in the file.
 
-    Weight norm's direction is returned: its length is no part of unit rows.
+    Of weight norm the direction is returned, for its length is no part of unit rows.
 
     Args:
         weights: of the layer.
@@ -168,82 +198,36 @@ def prototype_rows(
 
     Raises:
         UserError: other weights, or lengths that are not one per row.
+
+    Example:
+        >>> prototype_rows({"weight": Tensor([[1.0, 0.0]])}, "prototypes.", "the file")[1]
+        'prototypes.weight'
     """
     if not weights:
         return None, ""
-    for length, direction in (
-        ("weight_g", "weight_v"),
-        ("parametrizations.weight.original0", "parametrizations.weight.original1"),
-    ):
-        if weights.keys() == {length, direction}:
-            rows = weights[direction]
-            if weights[length].shape != (*rows.shape[:1], 1):
-                raise UserError(
-                    f"{source} does not fit (of another shape: {prefix}{length} "
-                    f"{tuple(weights[length].shape)} for {prefix}{direction} {tuple(rows.shape)})"
-                )
-            return rows, prefix + direction
     if weights.keys() == {"weight"}:
         return weights["weight"], prefix + "weight"
-    found = ", ".join(prefix + k for k in list(weights)[:3])
-    raise UserError(
-        f"{source} does not fit (unexpected: {found}); prototypes are {prefix}weight alone, "
-        "or weight_g and weight_v, or parametrizations.weight.original0 and original1"
-    )
+    for length, direction in _WEIGHT_NORMS:
+        if weights.keys() != {length, direction}:
+            continue
+        rows = weights[direction]
+        if weights[length].shape != (*rows.shape[:1], 1):
+            raise UserError(
+                f"{source} does not fit (of another shape: {prefix}{length} "
+                f"{tuple(weights[length].shape)} for {prefix}{direction} {tuple(rows.shape)})"
+            )
+        return rows, prefix + direction
+    pairs = ", ".join(f"{length} and {direction}" for length, direction in _WEIGHT_NORMS)
+    remedy = f"prototypes are weight alone, or one of {pairs}"
+    refuse_keys([prefix + k for k in weights], source, remedy)
+    return None, ""
 
 
-def read_library_weights(path: Path, source: str) -> tuple[dict[str, Tensor], str, str]:
-    """Reads weights of timm or torchvision, out of a training checkpoint too.
-
-    Args:
-        path: the file: safetensors, or of ``torch.save``.
-        source: what messages call it.
-
-    Returns:
-        The weights, the prefix that was taken off their keys, and what to say of them.
-
-    Raises:
-        UserError: it cannot be read, or holds anything else.
-    """
-    if path.suffix == ".safetensors":
-        return read_safetensors(path), "", ""
-    state = read_checkpoint(path, (argparse.Namespace,))
-    # Averaged ones first, as the libraries themselves take them.
-    wrapper = next((w for w in _LIBRARY_WRAPPERS if state.get(w) is not None), "state_dict")
-    weights = unwrap(state, wrapper, source, (*_LIBRARY_WRAPPERS, *_LIBRARY_EXTRAS))
-    prefix, stripped = strip_parallel(weights, source)
-    return stripped, prefix, "averaged weights" if wrapper.endswith("_ema") else ""
+def _take(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Moves the weights with a prefix out of a state dict, without it."""
+    found = [k for k in weights if k.startswith(prefix)]
+    return {k.removeprefix(prefix): weights.pop(k) for k in found}
 
 
-def check_library_fit(
-    network: nn.Module,
-    weights: Mapping[str, Tensor],
-    classifiers: Collection[str],
-    source: str,
-    model: str,
-    prefix: str,
-) -> dict[str, Tensor]:
-    """The weights without those of the classifier, which are exactly those of the network.
-
-    Args:
-        network: without classifier.
-        weights: by key.
-        classifiers: names of the linear layers that the network lacks.
-        source: what messages call the file.
-        model: the architecture.
-        prefix: that was taken off the keys.
-
-    Raises:
-        UserError: naming the first keys that are missing, unexpected or of another shape.
-    """
-    dropped = {f"{name}.{field}" for name in classifiers for field in ("weight", "bias")}
-    kept = {k: v for k, v in weights.items() if k not in dropped}
-    check_fit(
-        network,
-        kept,
-        source,
-        f"the model {model!r} without classifier",
-        f"is it the file of another {KEY}.model?",
-        prefix,
-    )
-    return kept
+def _refuse_rest(weights: Mapping[str, Tensor], prefix: str, source: str, allowed: str) -> None:
+    refuse_keys([prefix + k for k in weights], source, f"allowed: {allowed}")

@@ -1,4 +1,4 @@
-"""Frozen backbones out of run directories, checkpoint folders and checkpoints of either host."""
+"""Runs of either host: their config and weights, the backbone alone, or the run as a teacher."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from annotated_types import MinLen
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from torch import Tensor, nn
@@ -17,21 +18,31 @@ from solo_ext import host
 from solo_ext.config.check import validated
 from solo_ext.config.types import PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.transforms import STATISTICS
+from solo_ext.data.transforms import STATISTICS, statistics
 from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained.exported import FETCHING
 from solo_ext.pretrained.files import check_fit, file_digest, holds_values, read_checkpoint
+from solo_ext.pretrained.heads import Activation, load_head
+from solo_ext.pretrained.layouts import prototype_rows
+from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, assemble
 
 ARGS = "args.json"
 ONLINE = ("backbone.", "encoder.")
 MOMENTUM = ("momentum_backbone.", "momentum_encoder.")
 """Prefixes of a backbone's keys, solo-learn main's and the release's."""
+GELU = ("dino", "vibcreg")
+RELU = (
+    *("all4one", "barlow_twins", "byol", "debiased", "deepclusterv2", "hard_negative", "metric"),
+    *("mochi", "mocov2plus", "mocov3", "nnbyol", "nnclr", "nnclr_symmetric", "nnsiam", "pcl"),
+    *("protocpc", "ressl", "simclr", "simsiam", "supcon", "swav", "vicreg", "wmse"),
+)
+"""Methods by the activation of their projector, which its weights do not tell."""
 _EPOCH = re.compile(r"-ep=(\d+)(?:-step=(\d+))?\.ckpt$")
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A backbone and the config it was trained with.
+    """A backbone and the config that it was trained with.
 
     Attributes:
         backbone: on the CPU, weights loaded without a missing or unexpected key.
@@ -50,32 +61,32 @@ class Pretrained:
     digest: str
 
 
-class _Open(BaseModel):
-    """The part of ``args.json`` that evaluation reads; the rest may be anything."""
+class _Read(BaseModel):
+    """The part of ``args.json`` that is read here; the rest may be anything."""
 
     model_config = ConfigDict(strict=True)
 
 
-class _Backbone(_Open):  # type: ignore[no-redef]
+class _Backbone(_Read):  # type: ignore[no-redef]
     name: str
     kwargs: dict[str, Any] | None = None
 
 
-class _Data(_Open):
+class _Data(_Read):
     dataset: str
     train_path: str | None = None
     val_path: str | None = None
 
 
-class _Augmentation(_Open):
+class _Augmentation(_Read):
     crop_size: PositiveInt
 
 
-class _Optimizer(_Open):
+class _Optimizer(_Read):
     batch_size: PositiveInt
 
 
-class _Args(_Open):
+class _Args(_Read):
     backbone: _Backbone
     data: _Data
     augmentations: Annotated[list[_Augmentation], MinLen(1)]
@@ -163,7 +174,9 @@ def run_backbone(run: RunCheckpoint, prefixes: tuple[str, ...] = ONLINE) -> tupl
         method=cfg.get("method"),
         dataset=cfg["data"]["dataset"],
     )
-    weights = _backbone_weights(run.weights, run.checkpoint, prefixes)
+    _, weights = _first_below(run.weights, *prefixes)
+    if not weights:
+        raise UserError(f"{str(run.checkpoint)!r} holds no backbone: no key starts with {prefixes}")
     check_fit(
         backbone,
         weights,
@@ -280,11 +293,83 @@ def _is_weight(key: object, value: object) -> bool:
     return isinstance(key, str) and (holds_values(value) or key.endswith("_extra_state"))
 
 
-def _backbone_weights(
-    state_dict: Mapping[str, Tensor], checkpoint: Path, prefixes: tuple[str, ...]
-) -> dict[str, Tensor]:
+def load_run(source: TeacherSource) -> LoadedTeacher:
+    """Loads the networks of a run as a teacher, in the normalisation and size of its large crops.
+
+    The head is the projector (DINO: the layers before the prototypes) where it is made of linear
+    layers, batch norm and an activation that the method is known by; prototypes are taken where
+    there is one set of them. What was not taken, and why, the description says.
+
+    Raises:
+        UserError: the path is no run, or has no momentum networks where those are asked for.
+        HostError: solo-learn is missing.
+    """
+    run = read_run(Path(str(source.path)))
+    momentum = source.networks == "momentum"
+    with torch.random.fork_rng(devices=[]):
+        backbone, features_dim = run_backbone(run, MOMENTUM if momentum else ONLINE)
+    first = run.cfg["augmentations"][0]
+    mean, std = statistics(run.cfg["data"]["dataset"], first)
+    which = "momentum networks of " if momentum else ""
+    return assemble(
+        backbone,
+        name=f"{run.cfg['backbone']['name']} of {which}{run.cfg.get('method')} run "
+        f"{str(run.checkpoint)!r}",
+        digest=file_digest(run.checkpoint),
+        mean=mean,
+        std=std,
+        input_size=first["crop_size"],
+        **_behind(run, features_dim, "momentum_" if momentum else ""),
+    )
+
+
+def _behind(run: RunCheckpoint, features_dim: int, networks: str) -> dict[str, Any]:
+    """What stands behind the backbone, for :func:`assemble`; or notes why it is not taken."""
+    prefix, head = _first_below(run.weights, f"{networks}projector.", f"{networks}head.mlp.")
+    activation = _activation(run.cfg)
+    if not head:
+        return {"notes": ["the run has no projector"]}
+    if activation is None:
+        return {"notes": [f"the activation of {run.cfg.get('method')}'s projector is not known"]}
+    try:
+        load_head(head, features_dim, activation, prefix)
+    except ValueError as error:
+        return {"notes": [f"its projector cannot be rebuilt ({error})"]}
+    found = {"head": head, "head_prefix": prefix, "activation": activation}
+    place, layer = _first_below(
+        run.weights, f"{networks}prototypes.", f"{networks}head.last_layer.", "prototypes."
+    )
+    try:
+        rows, key = prototype_rows(layer, place, str(run.checkpoint))
+    except UserError:
+        several = any(k.endswith("weight") for k in layer)
+        return {**found, "notes": ["its prototypes are not one set"] if several else []}
+    return {**found, "prototypes": rows, "prototypes_key": key}
+
+
+def _activation(cfg: Mapping[str, Any]) -> Activation | None:
+    """Of the head, which its weights do not tell; ``None`` where the config does not either."""
+    method = cfg.get("method")
+    settings = cfg.get("method_kwargs") or {}
+    teacher = settings.get("teacher")
+    if isinstance(teacher, Mapping):
+        # A student's head is an MLP with ReLU, or like its teacher's.
+        layout = "moco_v2" if settings.get("head") == "mlp" else teacher.get("layout", "run")
+        if layout != "run":
+            return "gelu" if layout == "dino" else "relu"
+        try:
+            return _activation(read_config(Path(teacher["path"])))
+        except (UserError, TypeError, KeyError):
+            return None
+    if method in GELU:
+        return "gelu"
+    return "relu" if method in RELU else None
+
+
+def _first_below(weights: Mapping[str, Tensor], *prefixes: str) -> tuple[str, dict[str, Tensor]]:
+    """The weights below the first prefix that has any, and the prefix."""
     for prefix in prefixes:
-        found = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+        found = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
         if found:
-            return found
-    raise UserError(f"{str(checkpoint)!r} holds no backbone: no key starts with {prefixes}")
+            return prefix, found
+    return "", {}

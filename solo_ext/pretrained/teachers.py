@@ -1,23 +1,128 @@
-"""One loader for every teacher: runs, published checkpoints, and the models of two libraries."""
+"""Teachers: where one comes from, and what it is once it is loaded and proved."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
-from solo_ext.pretrained.loaded_teacher import LoadedTeacher
-from solo_ext.pretrained.teacher_source import TeacherSource, check_source
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-__all__ = ["LoadedTeacher", "TeacherSource", "check_source", "load_teacher"]
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.pretrained.heads import Activation, HeadSpec, load_head
 
-_MODULES = {
-    "dino": "dino",
-    "moco_v2": "moco_v2",
-    "run": "run_teacher",
-    "swav": "swav",
-    "timm": "timm_models",
-    "torchvision": "torchvision_models",
+Layout = Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"]
+KEY = "method_kwargs.teacher"
+"""Where the settings of the teacher stand in a config."""
+
+_META = "https://dl.fbaipublicfiles.com"
+_PUBLISHED: dict[str, tuple[str, ...]] = {
+    "moco_v2": (f"{_META}/moco/moco_checkpoints/moco_v2_800ep/moco_v2_800ep_pretrain.pth.tar",),
+    "swav": (f"{_META}/deepcluster/swav_800ep_pretrain.pth.tar",),
+    "dino": (
+        f"{_META}/dino/dino_resnet50_pretrain/dino_resnet50_pretrain_full_checkpoint.pth",
+        f"{_META}/dino/dino_deitsmall16_pretrain/dino_deitsmall16_pretrain_full_checkpoint.pth",
+    ),
 }
-"""Each has ``load_<layout>``; imported when a teacher is, not with the methods' registration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherSource:
+    """Where a teacher comes from.
+
+    Attributes:
+        layout: ``run``: a run directory or checkpoint of solo-learn or solo_ext; ``moco_v2``,
+            ``swav``, ``dino``: files as their authors' code writes them; ``timm``,
+            ``torchvision``: the library's own weights, or a local file of them.
+        path: the file or run directory; ``None`` lets ``timm`` and ``torchvision`` fetch.
+        model: the architecture, with the tag of its weights for ``timm`` (``resnet50.a1_in1k``)
+            and ``torchvision`` (``resnet50:IMAGENET1K_V2``). Official files: ``None`` is what the
+            file says, else the published one; a torchvision name, one with ``w2`` to ``w5``
+            behind it for SwAV's wide ones, or a timm name. A run says it itself.
+        model_kwargs: arguments of the model's constructor.
+        networks: which networks of a run: ``online``, which ``solo-ext eval`` measures, or
+            ``momentum``. Official files: always the one that is meant to be used.
+
+    Example:
+        >>> TeacherSource(layout="swav", path="swav_800ep_pretrain.pth.tar").networks
+        'online'
+    """
+
+    layout: Layout
+    path: str | None = None
+    model: str | None = None
+    model_kwargs: dict[str, Any] = field(default_factory=dict)
+    networks: Literal["online", "momentum"] = "online"
+
+
+def check_source(source: TeacherSource) -> None:
+    """Refuses what can be refused without reading the teacher.
+
+    Raises:
+        ConfigError: a setting is missing, names nothing, or is not for this layout.
+
+    Example:
+        >>> check_source(TeacherSource(layout="timm"))
+        Traceback (most recent call last):
+        solo_ext.core.errors.ConfigError: method_kwargs.teacher.model=null: layout timm needs a ...
+    """
+    layout, path = source.layout, source.path
+    urls = " or ".join(_PUBLISHED.get(layout, ()))
+    remedy = f"{f'download {urls} and ' if urls else ''}name it by {KEY}.path=..."
+    library = layout in ("timm", "torchvision")
+    if path is None and not library:
+        kind = "a run directory or checkpoint" if layout == "run" else "a file"
+        raise ConfigError(f"{KEY}.path", None, f"layout {layout} needs {kind}", remedy)
+    if path is not None and not Path(path).exists():
+        raise ConfigError(f"{KEY}.path", path, "there is no such file", remedy)
+    if path is not None and layout != "run" and not Path(path).is_file():
+        raise ConfigError(f"{KEY}.path", path, "this is a folder", f"layout {layout} needs a file")
+    for name in ("model", "model_kwargs") if layout == "run" else ():
+        if value := getattr(source, name):
+            raise ConfigError(f"{KEY}.{name}", value, "a run says itself what it is", "drop it")
+    if layout != "run" and source.networks != "online":
+        raise ConfigError(
+            f"{KEY}.networks", source.networks, f"layout {layout} has no choice", "only run has"
+        )
+    if source.model is None and library:
+        example = "resnet50.a1_in1k" if layout == "timm" else "resnet50:IMAGENET1K_V2"
+        raise ConfigError(
+            f"{KEY}.model", None, f"layout {layout} needs a model", f"for example {example}"
+        )
+
+
+@dataclass(frozen=True)
+class LoadedTeacher:
+    """A teacher on the CPU, in eval mode.
+
+    Attributes:
+        backbone: (N, 3, H, W) -> (N, features_dim).
+        head: (N, features_dim) -> (N, embed_dim), not L2-normalised; ``None`` where there is none.
+        prototypes: (K, embed_dim) unit rows in fp32; ``None`` where there are none.
+        features_dim: of the backbone's output.
+        embed_dim: of the head's output, ``features_dim`` without a head.
+        mean: per channel, of the images that it was trained with.
+        std: per channel.
+        input_size: side of the images in pixels.
+        digest: first 16 hex digits of the file's SHA-256; of the weights' where there is no file.
+        description: one line.
+        head_spec: the head's layers, for a student's head like it.
+    """
+
+    backbone: nn.Module
+    head: nn.Module | None
+    prototypes: Tensor | None
+    features_dim: int
+    embed_dim: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    input_size: int
+    digest: str
+    description: str
+    head_spec: HeadSpec | None
 
 
 def load_teacher(source: TeacherSource) -> LoadedTeacher:
@@ -30,7 +135,115 @@ def load_teacher(source: TeacherSource) -> LoadedTeacher:
         UserError: there is no such file, or it is not what the source says; one line that names
             the first keys at fault.
     """
+    # They import this module, which has what they give.
+    from solo_ext.pretrained import layouts, libraries, runs
+
     check_source(source)
-    module = importlib.import_module(f"solo_ext.pretrained.{_MODULES[source.layout]}")
-    loaded: LoadedTeacher = getattr(module, f"load_{source.layout}")(source)
-    return loaded
+    load = {
+        "run": runs.load_run,
+        "moco_v2": layouts.load_moco_v2,
+        "swav": layouts.load_swav,
+        "dino": layouts.load_dino,
+        "timm": libraries.load_timm,
+        "torchvision": libraries.load_torchvision,
+    }[source.layout]
+    return load(source)
+
+
+def assemble(
+    backbone: nn.Module,
+    *,
+    name: str,
+    digest: str,
+    mean: Sequence[float],
+    std: Sequence[float],
+    input_size: int,
+    head: Mapping[str, Tensor] | None = None,
+    head_prefix: str = "",
+    activation: Activation = "relu",
+    prototypes: Tensor | None = None,
+    prototypes_key: str = "",
+    notes: Sequence[str] = (),
+) -> LoadedTeacher:
+    """Puts head and prototypes behind a backbone and proves them with a random image.
+
+    Args:
+        backbone: with its weights.
+        name: what the teacher is and where it comes from.
+        digest: of its weights.
+        mean: per channel.
+        std: per channel.
+        input_size: side of the image.
+        head: weights of the head by key, if there is one.
+        head_prefix: of these keys in the file.
+        activation: of the head.
+        prototypes: (K, D) of any length above 0, if there are any.
+        prototypes_key: their key in the file.
+        notes: to go into the description.
+
+    Raises:
+        UserError: the parts do not fit together, or give anything but finite vectors.
+    """
+    # With a generator of its own, for loading a teacher must not change a student's draws.
+    image = torch.randn(1, 3, input_size, input_size, generator=torch.Generator().manual_seed(0))
+    backbone.eval()
+    feats = _vectors(backbone, image, f"the backbone of {name}")
+    features_dim = embed_dim = feats.shape[1]
+    network: nn.Module | None = None
+    spec: HeadSpec | None = None
+    if head:
+        try:
+            network, spec = load_head(head, features_dim, activation, head_prefix)
+        except ValueError as error:
+            raise UserError(
+                f"the head of {name} does not fit {features_dim} features ({error})"
+            ) from None
+        embed_dim = _vectors(network.eval(), feats, f"the head of {name}").shape[1]
+    if prototypes is not None:
+        prototypes = _unit(prototypes, embed_dim, f"{prototypes_key} of {name}")
+    parts = [
+        f"{name}: {features_dim} features",
+        "no head" if spec is None else f"head {spec}",
+        "no prototypes" if prototypes is None else f"{len(prototypes)} prototypes",
+        *notes,
+    ]
+    return LoadedTeacher(
+        backbone=backbone,
+        head=network,
+        prototypes=prototypes,
+        features_dim=features_dim,
+        embed_dim=embed_dim,
+        mean=tuple(float(v) for v in mean),
+        std=tuple(float(v) for v in std),
+        input_size=input_size,
+        digest=digest,
+        description=", ".join(parts),
+        head_spec=spec,
+    )
+
+
+def _vectors(network: nn.Module, x: Tensor, name: str) -> Tensor:
+    """Output of a network for one sample, seen to be a finite vector."""
+    size = "x".join(str(s) for s in x.shape[1:])
+    try:
+        with torch.no_grad():
+            out = network(x)
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{name} does not take an input of {size}: {reason}") from error
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 1:
+        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise UserError(f"{name} gives {shape} for an input of {size}; a vector is needed")
+    if not out.isfinite().all():
+        raise UserError(f"{name} gives values that are not finite; is the file damaged?")
+    return out
+
+
+def _unit(rows: Tensor, dim: int, name: str) -> Tensor:
+    rows = rows.detach().float()
+    if rows.ndim != 2 or rows.shape[1] != dim:
+        raise UserError(f"{name} has the shape {tuple(rows.shape)}, not (K, {dim})")
+    lengths = rows.norm(dim=1)
+    if not (lengths.isfinite() & (lengths > 0)).all():
+        raise UserError(f"{name} has rows that are zero or not finite; is the file damaged?")
+    return F.normalize(rows, dim=1)

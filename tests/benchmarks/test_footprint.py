@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from benchmarks.footprint import formulas
-from benchmarks.footprint.formulas import Footprint, Sizes
-from benchmarks.footprint.traffic import Traffic
+from benchmarks.footprint.formulas import Footprint, Sizes, Traffic
 from tests.scripts import run_script
 
 pytestmark = pytest.mark.slow

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from benchmarks.footprint import formulas
 from benchmarks.footprint.__main__ import DOCS
 from benchmarks.footprint.cases import IMAGENET, RESNET18, RESNET50, Case, cases
-from benchmarks.footprint.formulas import TILE, Sizes, perceptron
+from benchmarks.footprint.formulas import TILE, Sizes, Traffic, perceptron
 from benchmarks.footprint.tables import BEGIN, END, FORMULAS, document
-from benchmarks.footprint.traffic import Traffic
 from benchmarks.interleaved import peak_mib
 from solo_ext import host
-from solo_ext.kernels import tiles
+from solo_ext.kernels import tables
 from solo_ext.kernels.nearest_rows import nearest_rows
 from solo_ext.losses.contrastive import batch_of_views, contrastive
 from solo_ext.losses.margin import arcface_loss_func
@@ -75,7 +74,7 @@ def test_backbones(loaded: host.Host, name: str, expected: tuple[int, int, int])
 
 
 def test_tiles_are_those_of_the_kernels() -> None:
-    assert tiles._BYTES == TILE
+    assert tables._TILE_BYTES == TILE
 
 
 def test_every_method_has_its_lines() -> None:

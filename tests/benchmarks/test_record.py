@@ -10,13 +10,11 @@ import pytest
 from benchmarks.speed import __main__ as command
 from benchmarks.speed import record
 from benchmarks.speed.effort import QUICK, Effort
-from benchmarks.speed.finding import Finding
 from benchmarks.speed.record import Record
-from benchmarks.speed.row import Measured
 from benchmarks.speed.rows import ROWS
-from benchmarks.speed.target import Target
-from benchmarks.speed.whole import Whole
+from benchmarks.speed.target import Finding, Measured, Target, Whole
 from solo_ext.core.errors import UserError
+from solo_ext.core.files import read_jsonl
 
 Calls = list[str]
 
@@ -45,17 +43,17 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Calls:
 def test_goes_on_where_it_was_interrupted(
     rows: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "made" / "speed.json"
+    out = tmp_path / "made" / "speed.jsonl"
     arguments = ["--device", "cpu", "--json", str(out)]
     with pytest.raises(KeyboardInterrupt):
         command.main(arguments)
-    assert list(json.loads(out.read_text())["rows"]) == ["a"]
+    assert [line["row"] for line in read_jsonl(out)[1:]] == ["a"]
     assert command.main(arguments) == 0
     assert rows == ["a", "b", "b", "c"]
-    held = json.loads(out.read_text())
-    assert list(held["rows"]) == ["a", "b", "c"]
-    assert held["rows"]["c"]["findings"][0]["verdict"] == "met"
-    assert held["environment"]["packages"]["torch"]
+    about, *lines = read_jsonl(out)
+    assert [line["row"] for line in lines] == ["a", "b", "c"]
+    assert lines[-1]["findings"][0]["verdict"] == "met"
+    assert about["environment"]["packages"]["torch"]
     assert out.with_suffix(".md").read_text().count("| met |") == 3
     # A finished table is printed again, not measured.
     capsys.readouterr()
@@ -65,28 +63,28 @@ def test_goes_on_where_it_was_interrupted(
 
 
 def test_chosen_rows_are_added(rows: Calls, tmp_path: Path) -> None:
-    arguments = ["--device", "cpu", "--json", str(tmp_path / "speed.json"), "--rows"]
+    arguments = ["--device", "cpu", "--json", str(tmp_path / "speed.jsonl"), "--rows"]
     command.main([*arguments, "c"])
     command.main([*arguments, "a", "c"])
     assert rows == ["c", "a"]
 
 
 def test_fresh_measures_again(rows: Calls, tmp_path: Path) -> None:
-    arguments = ["--device", "cpu", "--json", str(tmp_path / "speed.json"), "--rows", "a"]
+    arguments = ["--device", "cpu", "--json", str(tmp_path / "speed.jsonl"), "--rows", "a"]
     command.main(arguments)
     command.main([*arguments, "--fresh"])
     assert rows == ["a", "a"]
 
 
 def test_other_settings_are_refused(rows: Calls, tmp_path: Path) -> None:
-    out = tmp_path / "speed.json"
+    out = tmp_path / "speed.jsonl"
     Record(out, Effort()).add("a", Measured([], {}), 1.0)
     assert "a" in Record(out, Effort())
     with pytest.raises(UserError, match="another effort; give another --json"):
         Record(out, QUICK)
     assert "a" not in Record(out, QUICK, fresh=True)
-    held = json.loads(out.read_text())
-    out.write_text(json.dumps({**held, "code": "0"}))
+    about, *lines = read_jsonl(out)
+    out.write_text("".join(f"{json.dumps(line)}\n" for line in ({**about, "code": "0"}, *lines)))
     with pytest.raises(UserError, match="another code"):
         Record(out, Effort())
     out.write_text("[]")
@@ -108,6 +106,6 @@ def test_a_record_knows_its_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_unknown_row_is_named(
     rows: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(["--rows", "d", "--json", str(tmp_path / "speed.json")]) == 2
+    assert command.main(["--rows", "d", "--json", str(tmp_path / "speed.jsonl")]) == 2
     assert "no row 'd'" in capsys.readouterr().err
     assert rows == []

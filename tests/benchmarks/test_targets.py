@@ -9,10 +9,9 @@ import torch
 
 from benchmarks.interleaved import Work
 from benchmarks.speed.effort import Effort
-from benchmarks.speed.finding import Finding
 from benchmarks.speed.law import Law, fitted_slope
-from benchmarks.speed.table import cells
-from benchmarks.speed.target import Target, at_most, slope
+from benchmarks.speed.record import cells
+from benchmarks.speed.target import Finding, Target, at_most, slope
 
 SIZES = [1000, 2000, 4000, 8000]
 

@@ -14,13 +14,22 @@ from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.core import distributed
 from solo_ext.lab.training.prepare import prepare
-from solo_ext.methods import METHODS
+from solo_ext.methods import METHODS, protocpc, protoseed, seed
 from solo_ext.methods.data_sizes import IMAGENET
-from solo_ext.methods.distillation_report import report_protocpc, report_protoseed, report_seed
+from solo_ext.methods.distillation import idle_in_head
+from solo_ext.methods.settings_report import idle_in_projector
 
 MakeConfig = Callable[..., dict[str, Any]]
 DIM = 128
-REPORTS = {"seed": report_seed, "protoseed": report_protoseed, "protocpc": report_protocpc}
+REPORTS: dict[str, Callable[[DictConfig, int], None]] = {
+    "seed": seed.report_settings,
+    "protoseed": lambda cfg, _: protocpc.report_settings(
+        cfg, protoseed.ProtoSEEDKwargs, idle_in_head(cfg.method_kwargs)
+    ),
+    "protocpc": lambda cfg, _: protocpc.report_settings(
+        cfg, protocpc.ProtoCPCKwargs, idle_in_projector(cfg.method_kwargs)
+    ),
+}
 LOSS = {"loss": "seed", "teacher_temperature": 0.01}
 CONTRASTIVE, REGRESSION = {"loss": "contrastive"}, {"loss": "regression"}
 BATCH = {**CONTRASTIVE, "negatives": "batch"}
@@ -82,14 +91,11 @@ IDLE: dict[str, tuple[str, dict[str, Any], str]] = {
         "method_kwargs.mixing.num_hard, method_kwargs.mixing.warmup_epochs "
         "(no mixtures are asked for)",
     ),
-    "protoseed's head": ("protoseed", ONE_LAYER, OF_TEACHER),
     "protoseed's one layer": (
         "protoseed",
         {**ONE_LAYER, "head": "mlp"},
         f"method_kwargs.proj_hidden_dim {NO_HIDDEN}",
     ),
-    "protoseed's softmax": ("protoseed", FLAT, NOT_ITERATED),
-    "protoseed's prior": ("protoseed", {**PRIOR, "loss": "ce"}, NO_PRIOR),
     "protocpc's one layer": (
         "protocpc",
         {**ONE_LAYER, "proj_batch_norm": False},
@@ -135,8 +141,7 @@ def config(name: str, kwargs: dict[str, Any], small: int = 0) -> DictConfig:
 
 def said(caplog: pytest.LogCaptureFixture, cfg: DictConfig, dim: int = DIM) -> str:
     caplog.clear()
-    own = (dim,) if cfg.method == "seed" else ()
-    REPORTS[cfg.method](cfg, METHODS[cfg.method].target.kwargs_type, *own)
+    REPORTS[cfg.method](cfg, dim)
     return "\n".join(caplog.messages)
 
 
@@ -173,21 +178,10 @@ def test_shipped_configs_have_none(caplog: pytest.LogCaptureFixture, name: str) 
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "dim", "warns"),
-    [
-        ({**BATCH, **FLOOR}, DIM, True),
-        ({**BATCH, **FLOOR, "tau_plus": 0.012}, DIM, False),
-        ({**BATCH, **FLOOR, "student_temperature": 1.0}, DIM, False),
-        ({**BATCH, **FLOOR, "tau_plus": 0.012}, 10**6, True),
-        ({**BATCH, **FLOOR, "tau_plus": 0.013, "beta": 8.0}, DIM, False),
-        ({**CONTRASTIVE, **FLOOR}, DIM, True),
-        (CONTRASTIVE, DIM, False),
-    ],
+    ("tau_plus", "dim", "warns"), [(0.3, DIM, True), (0.012, DIM, False), (0.012, 10**6, True)]
 )
-def test_floor(
-    caplog: pytest.LogCaptureFixture, kwargs: dict[str, Any], dim: int, warns: bool
-) -> None:
-    text = said(caplog, config("seed", kwargs), dim)
+def test_floor(caplog: pytest.LogCaptureFixture, tau_plus: float, dim: int, warns: bool) -> None:
+    text = said(caplog, config("seed", {**BATCH, **FLOOR, "tau_plus": tau_plus}), dim)
     assert text.startswith("method_kwargs.tau_plus=") if warns else text == ""
     assert ("(watch train_clamped_fraction)" in text) == warns
 
@@ -210,28 +204,18 @@ def test_flat_prior(caplog: pytest.LogCaptureFixture, name: str) -> None:
     assert said(caplog, config(name, {"prior_momentum": 0.99})) == ""
 
 
-@pytest.mark.parametrize(("processes", "offered"), [(1, 23), (2, 47)])
 def test_more_mined_than_a_batch_offers(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    processes: int,
-    offered: int,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many crops an image has: negatives are the teacher's of one at a time."""
-    monkeypatch.setattr(distributed, "world_size", lambda: processes)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
 
-    def of(mined: int, **kwargs: Any) -> DictConfig:
-        return config("seed", {**BATCH, **kwargs, "mixing": {**MIXES, "num_hard": mined}}, small=3)
+    def of(mined: int) -> str:
+        kwargs = {**BATCH, "mixing": {**MIXES, "num_hard": mined}}
+        return said(caplog, config("seed", kwargs, small=3))
 
-    assert said(caplog, of(offered)) == ""
-    line = f"method_kwargs.mixing.num_hard={offered + 1}: an anchor has {offered} negatives in the"
-    more = of(offered + 1)
-    assert said(caplog, more).startswith(line)
-    assert said(caplog, of(offered + 1, negatives="queue")) == ""
-    # What is never mixed needs no more.
-    more.method_kwargs.mixing.warmup_epochs = 2
-    assert "num_hard" not in said(caplog, more)
-    assert "no negatives will ever be mixed" in said(caplog, more)
+    assert of(47) == ""
+    assert of(48).startswith("method_kwargs.mixing.num_hard=48: an anchor has 47 negatives in the")
 
 
 @pytest.mark.parametrize("first", [True, False])

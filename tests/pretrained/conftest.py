@@ -265,22 +265,6 @@ _MAKERS = {
 }
 
 
-class Harmful:
-    """Unpickling it writes a file."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.target,)
-
-
-@pytest.fixture
-def harmful(tmp_path: Path) -> Harmful:
-    """Unpickling it writes ``harmful.target``."""
-    return Harmful(tmp_path / "written")
-
-
 @pytest.fixture
 def make_run(loaded: Host, tmp_path: Path) -> Callable[..., Path]:
     """``make(name, kwargs, ...)``: a run directory with this backbone, its weights random."""

@@ -108,9 +108,10 @@ def test_detectron2_is_told_which_network_it_is(
 ) -> None:
     """Its default is ResNet-50, which other weights do not fit."""
     resnets = "MODEL.RESNETS."
-    assert detectron2_settings(architecture) == (
-        f"{resnets}DEPTH {depth} {resnets}NUM_GROUPS {groups} "
-        f"{resnets}WIDTH_PER_GROUP {width}{more}"
+    said = detectron2_settings(architecture, [0.5] * 3, [0.25] * 3)
+    assert said.endswith(
+        f" {resnets}DEPTH {depth} {resnets}NUM_GROUPS {groups} "
+        f"{resnets}WIDTH_PER_GROUP {width}{more} {resnets}STRIDE_IN_1X1 False"
     )
 
 

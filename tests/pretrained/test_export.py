@@ -1,4 +1,4 @@
-"""Exports: the same features back, in plain timm or through the one loader."""
+"""Exports: the same features back in plain timm or through the one loader, or a refusal."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import timm
 import torch
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import solo_ext
-from solo_ext.core.errors import UserError
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.transforms import STATISTICS, eval_transform
 from solo_ext.host import Host
 from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained import export as exporting
-from solo_ext.pretrained.export import export
+from solo_ext.pretrained.export import Format, TimmModel, export, timm_twins
 from solo_ext.pretrained.exported import KEY, load_exported
 from solo_ext.pretrained.runs import load_pretrained
-from solo_ext.pretrained.timm_twins import TimmModel, timm_twins
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 TINY = ("timm/resnet10t", {"channels": [8, 8, 8, 8]})
@@ -337,3 +337,160 @@ def test_config_that_does_not_rebuild_the_network(
     monkeypatch.setattr(exporting, "FETCHING", ("num_heads",))
     assert "rebuilt from its config" in refusal(lambda: export(run, "safetensors"))
     assert left(run) == ["args.json", "name-ep=6.ckpt"]
+
+
+@pytest.mark.parametrize("form", ["timm", "safetensors"])
+def test_what_is_there_stays(form: Format, make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    out = export(run, form).out
+    held = {p: p.stat().st_mtime_ns for p in (out, *out.glob("*"))}
+    # The same again is no mistake, and writes nothing.
+    assert export(run, form).out == out
+    assert {p: p.stat().st_mtime_ns for p in (out, *out.glob("*"))} == held
+    (file,) = run.glob("*.ckpt")
+    state = torch.load(file)
+    torch.save({**state, "epoch": 9}, file)
+    before = left(run)
+    assert "is there already with other content; remove it" in refusal(lambda: export(run, form))
+    assert left(run) == before
+    assert load_exported(out).metadata.epoch == 7
+    elsewhere = tmp_path / "elsewhere.safetensors"
+    assert load_exported(export(run, form, elsewhere).out).metadata.epoch == 10
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_places_that_are_taken(kind: str, make_run: MakeRun, tmp_path: Path) -> None:
+    place = tmp_path / "place.safetensors"
+    if kind == "file":
+        place.write_text("mine")
+    else:
+        place.mkdir()
+        (place / "config.json").write_text("mine")
+    run = make_run()
+    for form in ("timm", "safetensors"):
+        assert "is there already" in refusal(lambda form=form: export(run, form, place))
+    mine = place if kind == "file" else place / "config.json"
+    assert mine.read_text() == "mine"
+    assert left(tmp_path) == ["place.safetensors", "run"]
+
+
+def test_places_that_are_none(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    for out, says in (
+        (tmp_path / "no" / "x.safetensors", f"no folder {str(tmp_path / 'no')!r}"),
+        (tmp_path / "x", "let it end in .safetensors"),
+    ):
+        with pytest.raises(ConfigError, match="--out=") as caught:
+            export(run, "safetensors", out)
+        assert says in str(caught.value)
+    assert left(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize("form", ["timm", "safetensors"])
+@pytest.mark.parametrize("failure", [OSError("no space left"), KeyboardInterrupt()])
+def test_writing_that_fails_leaves_nothing(
+    form: Format, failure: BaseException, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(weights: Any, file: Path, metadata: Any) -> None:
+        file.write_bytes(b"half")
+        raise failure
+
+    run = make_run()
+    before = left(run)
+    monkeypatch.setattr(exporting, "save_file", half)
+    with pytest.raises((UserError, KeyboardInterrupt)) as caught:
+        export(run, form)
+    if isinstance(failure, OSError):
+        assert "cannot be written: no space left; choose --out" in str(caught.value)
+    assert left(run) == before
+
+
+def test_killed_export_is_no_hindrance(make_run: MakeRun) -> None:
+    run = make_run()
+    (run / ".export-timm.saving").mkdir()
+    (run / ".export-timm.saving" / "model.safetensors").write_bytes(b"half")
+    (run / ".backbone.safetensors.saving").write_bytes(b"half")
+    for form in ("timm", "safetensors"):
+        load_exported(export(run, form).out)  # type: ignore[arg-type]
+    assert left(run) == ["args.json", "backbone.safetensors", "export-timm", "name-ep=6.ckpt"]
+
+
+@pytest.fixture
+def exported(make_run: MakeRun) -> Path:
+    return export(make_run(), "safetensors").out
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, -1])
+def test_torn_file(size: int, exported: Path) -> None:
+    exported.write_bytes(exported.read_bytes()[:size])
+    line = refusal(lambda: load_exported(exported))
+    assert line.startswith(f"export {str(exported)!r} cannot be read: ")
+
+
+def test_files_that_are_no_export(exported: Path, tmp_path: Path) -> None:
+    assert "no such file" in refusal(lambda: load_exported(tmp_path / "nothing"))
+    assert "model.safetensors': no such file" in refusal(lambda: load_exported(tmp_path))
+    save_file({"weight": torch.zeros(1)}, exported)
+    assert "is no export: its metadata has no 'solo_ext'" in refusal(
+        lambda: load_exported(exported)
+    )
+    save_file({"weight": torch.zeros(1)}, exported, metadata={"format": "pt"})
+    assert "is no export" in refusal(lambda: load_exported(exported))
+
+
+def change(file: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    """Edits the metadata in place."""
+    weights = load_file(file)
+    with safe_open(file, "pt") as content:
+        said = json.loads(content.metadata()[KEY])
+    edit(said)
+    save_file(weights, file, metadata={KEY: json.dumps(said)})
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda m: m.pop("mean"), "mean=null: this key is required"),
+        (lambda m: m.update(mean=[0.5]), "mean=[0.5]: not a valid value"),
+        (lambda m: m.update(std=[1, 1, 0]), "std.2=0: not a valid value"),
+        (lambda m: m.update(format_version=2), "another version: format_version=2"),
+        (lambda m: m.update(input_size="32"), "input_size='32': not a valid value"),
+        (lambda m: m.update(more=1), "more=1: unknown key"),
+        (lambda m: m.update(features_dim=9), "features_dim=9, and 'timm/resnet10t' has 8"),
+        (lambda m: m["backbone"].update(name="timm/resnet81"), "did you mean 'timm/resnet18'?"),
+        (lambda m: m["backbone"].update(name="timm/resnet14t"), "does not fit backbone"),
+        (lambda m: m["backbone"]["kwargs"].update(width=8), "cannot be rebuilt: backbone.kwargs"),
+        (lambda m: m["backbone"]["kwargs"].update(channels=8), "cannot be rebuilt: "),
+        (lambda m: m["backbone"]["kwargs"].update(channels=[16] * 4), "of another shape: "),
+        *(
+            (
+                lambda m, key=key: m["backbone"]["kwargs"].update({key: True}),
+                f"backbone.kwargs.{key} names weights outside of the file",
+            )
+            for key in ("pretrained", "checkpoint_path", "pretrained_cfg", "weights")
+        ),
+    ],
+)
+def test_metadata_that_does_not_do(
+    edit: Callable[[dict[str, Any]], Any], says: str, exported: Path
+) -> None:
+    change(exported, edit)
+    line = refusal(lambda: load_exported(exported))
+    assert says in line
+    assert repr(str(exported)) in line
+
+
+@pytest.mark.parametrize("said", ["", "{", "[1]", "null", '"text"', "[" * 5000])
+def test_metadata_that_is_none(said: str, exported: Path) -> None:
+    save_file({"weight": torch.zeros(1)}, exported, metadata={KEY: said})
+    assert repr(str(exported)) in refusal(lambda: load_exported(exported))
+
+
+def test_weights_that_do_not_fit(exported: Path) -> None:
+    with safe_open(exported, "pt") as content:
+        said = content.metadata()
+    weights = load_file(exported)
+    weights.pop("bn1.bias")
+    save_file({**weights, "more": torch.zeros(1)}, exported, metadata=said)
+    line = refusal(lambda: load_exported(exported))
+    assert "missing: bn1.bias; unexpected: more" in line

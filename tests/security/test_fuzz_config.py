@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from solo_ext.config.check import check_run
 from solo_ext.config.compose import compose, shipped_configs
-from solo_ext.config.schema import Run
+from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import UserError
 from solo_ext.lab.experiments.settings import read_benchmark
 from solo_ext.lab.training.run_dir import CONFIG, read_config
@@ -23,7 +23,7 @@ from tests.security.fuzzing import fuzzed
 VALID = MINE.replace("${solo_ext.digits:train}", "train")
 KEYS = st.sampled_from(
     [
-        *Run.model_fields,
+        *RunConfig.model_fields,
         *("defaults", "hydra", "searchpath", "_target_", "_self_", "kwargs", "lr", "batch_size"),
         *("train_path", "enabled", "rrc", "crop_size", "num_crops", "path", "override", "package"),
     ]

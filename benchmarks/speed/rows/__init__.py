@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from benchmarks.speed.row import Row
 from benchmarks.speed.rows import (
     augmentation,
     e_step,
@@ -17,6 +16,7 @@ from benchmarks.speed.rows import (
     sinkhorn,
     training,
 )
+from benchmarks.speed.target import Row
 
 _ALL: tuple[Row, ...] = (
     queue_loss.ROW,

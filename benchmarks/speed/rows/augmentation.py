@@ -13,12 +13,9 @@ from PIL import Image
 
 from benchmarks.interleaved import Work, by_clock, ratios, take_turns
 from benchmarks.speed.effort import Effort
-from benchmarks.speed.finding import Finding
-from benchmarks.speed.made_images import made_images
 from benchmarks.speed.peers import installed, not_installed
-from benchmarks.speed.row import Measured
-from benchmarks.speed.target import Target
-from benchmarks.speed.whole import Whole
+from benchmarks.speed.target import Finding, Measured, Target, Whole
+from benchmarks.speed.turns import made_images
 from solo_ext.config.schema import Augmentation
 from solo_ext.core.files import config_root
 from solo_ext.data.batch_augment import BatchAugment

@@ -25,14 +25,11 @@ from torch import Tensor
 
 from benchmarks.interleaved import Work, take_turns
 from benchmarks.speed.effort import Effort
-from benchmarks.speed.finding import Finding
 from benchmarks.speed.law import Law
 from benchmarks.speed.operation import EXACT, NEEDS_GPU, Case, Goal, Operation, Setup
 from benchmarks.speed.peers import NOT_IMPLEMENTED, installed, not_installed
-from benchmarks.speed.row import Measured
 from benchmarks.speed.rows.inputs import relative, unit
-from benchmarks.speed.target import Target, at_most, slope
-from benchmarks.speed.whole import Whole
+from benchmarks.speed.target import Finding, Measured, Target, Whole, at_most, slope
 from solo_ext.clustering import cluster_concentration, multi_granularity_kmeans
 from solo_ext.clustering.lloyd import assign, distances_to
 

@@ -9,10 +9,7 @@ import time
 from typing import Any
 
 from benchmarks.speed.effort import Effort
-from benchmarks.speed.finding import Finding
-from benchmarks.speed.row import Measured
-from benchmarks.speed.target import at_most
-from benchmarks.speed.whole import Whole
+from benchmarks.speed.target import Finding, Measured, Whole, at_most
 
 ROUNDS = 5
 

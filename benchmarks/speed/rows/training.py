@@ -18,11 +18,8 @@ from lightning.pytorch.callbacks import Callback
 from benchmarks.interleaved import peak_mib
 from benchmarks.speed.counting import synchronisations
 from benchmarks.speed.effort import Effort
-from benchmarks.speed.finding import Finding
-from benchmarks.speed.row import Measured
-from benchmarks.speed.target import Target, at_most
+from benchmarks.speed.target import Finding, Measured, Target, Whole, at_most
 from benchmarks.speed.turns import a_teacher, race_trainers, train, training_images
-from benchmarks.speed.whole import Whole
 
 Run = tuple[str, tuple[str, ...]]
 """Config, and changes of its settings."""

@@ -1,4 +1,4 @@
-"""What chance decides of one view of every image of a batch."""
+"""Random parameters of one view of every image of a batch, drawn as torchvision draws them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What images are kept in, besides folders and torchvision's data sets."""
+"""Data sets by how they are kept, each a sized, indexable collection of (PIL image, target)."""

@@ -21,7 +21,7 @@ def load() -> ModuleType:
     replacement: Any = ModuleType("solo.methods.base")
     replacement.BaseMethod = base.BaseMethod
     replacement.BaseMomentumMethod = base.BaseMomentumMethod
-    # Whoever imported solo before us got a half-made package; start afresh.
+    # An earlier import of solo left a half-made package, so it is imported afresh.
     for name in [n for n in sys.modules if n == "solo" or n.startswith("solo.")]:
         del sys.modules[name]
     sys.modules["solo.methods.base"] = replacement

@@ -79,7 +79,7 @@ class BaseMethod(pl.LightningModule):
         self.lr_decay_steps = cfg.scheduler.lr_decay_steps
         self.warmup_epochs: float = cfg.scheduler.warmup_epochs
         self.scheduler_interval: str = cfg.scheduler.interval
-        # Rates follow the effective batch, as in main.
+        # Learning rates follow the effective batch, as in main.
         scale = self.accumulate_grad_batches or 1
         self.lr: float = cfg.optimizer.lr * scale
         self.classifier_lr: float = cfg.optimizer.classifier_lr * scale
@@ -245,7 +245,7 @@ class BaseMomentumMethod(BaseMethod):
     """
 
     def __init__(self, cfg: DictConfig, **_: Any) -> None:
-        # Imported here: this module takes part in the import of solo itself.
+        # Imported here, because this module takes part in the import of solo itself.
         from solo.utils.momentum import MomentumUpdater, initialize_momentum_params
 
         super().__init__(cfg)

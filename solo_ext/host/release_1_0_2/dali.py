@@ -29,7 +29,7 @@ class PretrainPipeline(upstream.PretrainPipeline):  # type: ignore[misc]
     """
 
     def __init__(self, wanted: DALIPass) -> None:
-        # Not the release's own, which opens folders and asks for a GPU.
+        # The release's own constructor would open folders and ask for a GPU.
         _Pipeline.__init__(
             self, wanted.batch_size, wanted.num_threads, wanted.device_id, seed=wanted.seed
         )
@@ -66,7 +66,7 @@ def _transform(wanted: DALIPass, a: Mapping[str, Any]) -> Any:
         std=std,
     )
     if not a["rrc"]["enabled"]:
-        # As main's, which the release has no setting for.
+        # As in main; the release has no setting for it.
         size = a["crop_size"], a["crop_size"]
         made.random_crop = _ops.Resize(
             device=wanted.device, size=size, interp_type=_types.INTERP_CUBIC
@@ -78,7 +78,7 @@ def _transform(wanted: DALIPass, a: Mapping[str, Any]) -> Any:
         ("solarization", "random_solarization"),
     ):
         if not a[setting]["prob"]:
-            # The release computes every step for every image and keeps it or not.
+            # The release computes a step for every image, even if its probability is 0.
             setattr(made, step, _unchanged)
     return made
 

@@ -46,7 +46,7 @@ def configure_optimizers(module: Any) -> Any:
         weight_decay=module.weight_decay,
         **kwargs,
     )
-    # Upstream gives every static group the base rate, whatever the group's own.
+    # Upstream gives every static group the base rate, not the group's own.
     for group, fixed in zip(optimizer.param_groups, static, strict=True):
         if fixed:
             group["lr"] = module.lr
@@ -56,7 +56,13 @@ def configure_optimizers(module: Any) -> Any:
 
 
 def split_by_dimension(groups: Iterable[Group], **vectors: Any) -> list[Group]:
-    """Parts groups into matrices and vectors (biases, norms), updating the latter."""
+    """Parts groups into matrices and vectors (biases, norms), updating the latter.
+
+    >>> layer = torch.nn.Linear(4, 3)
+    >>> groups = split_by_dimension([{"params": list(layer.parameters())}], weight_decay=0.0)
+    >>> [([tuple(p.shape) for p in g["params"]], g.get("weight_decay")) for g in groups]
+    [([(3, 4)], None), ([(3,)], 0.0)]
+    """
     out: list[Group] = []
     for group in groups:
         matrices = [p for p in group["params"] if p.ndim > 1]
@@ -91,7 +97,7 @@ def _schedule(module: Any, optimizer: torch.optim.Optimizer, static: list[bool])
             start=module.warmup_start_lr,
             end=module.min_lr,
         )
-        # Upstream holds static groups from the second step on: the first is the warm-up's.
+        # Upstream holds static groups from the second step on; the first has the warm-up's rate.
         first = module.warmup_start_lr if module.warmup_epochs > 0 else module.lr
         factors = [
             _static(first / module.lr) if fixed else _factor(rate, group["lr"])
@@ -119,9 +125,13 @@ def warmup_cosine(
         total: length of the whole schedule.
         start: rate at step 0 of the warm-up.
         end: rate at the end of the schedule.
+
+    >>> rate = partial(warmup_cosine, base=1.0, warmup=2, total=6, start=0.1, end=0.0)
+    >>> [round(rate(step), 3) for step in range(6)]
+    [0.1, 1.0, 1.0, 0.854, 0.5, 0.146]
     """
     if step < warmup:
-        # A broken number of steps would end above the base rate.
+        # A warm-up of a fractional number of steps would end above the base rate.
         return start + (base - start) * min(step / max(warmup - 1, 1), 1.0)
     progress = (step - warmup) / max(total - warmup, 1)
     return end + 0.5 * (base - end) * (1 + math.cos(math.pi * progress))

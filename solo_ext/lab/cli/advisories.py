@@ -12,7 +12,7 @@ from packaging.version import Version
 
 
 class Advisory(NamedTuple):
-    """A defect of a package that a promise of this one rests on.
+    """A defect of a package that would break a promise of this one.
 
     Attributes:
         package: name of the distribution.

@@ -1,4 +1,4 @@
-"""The `solo-ext benchmark` commands: their words, and what they do."""
+"""What the `solo-ext benchmark` commands do."""
 
 from __future__ import annotations
 
@@ -13,47 +13,6 @@ from solo_ext.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from solo_ext.lab.experiments.settings import BenchmarkSettings
-
-
-def add_parsers(parser: argparse.ArgumentParser) -> None:
-    """Adds ``run``, ``tune`` and ``report``."""
-    actions = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
-    _add_run_words(actions.add_parser("run", help="run what a benchmark lacks"))
-    tune = actions.add_parser("tune", help="choose settings on held-out training images")
-    _add_run_words(tune)
-
-    report = actions.add_parser("report", help="tables and a page of records")
-    report.add_argument("records", nargs="+", metavar="RECORDS", help="folders of records")
-    report.add_argument("--out", help="folder of the report; the first RECORDS by default")
-    report.add_argument("--json", action="store_true", help="print one JSON document")
-
-
-def _add_run_words(parser: argparse.ArgumentParser) -> None:
-    """What ``run`` and ``tune`` have in common."""
-    parser.add_argument("config", metavar="CONFIG", help="digits, cifar10-cpu, ..., or a YAML file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the benchmark")
-    parser.add_argument(
-        "--out", help="folder of records and runs; benchmark_runs/CONFIG if left out"
-    )
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
-    parser.add_argument("--parallel", type=int, help="runs at once; as many as fit if left out")
-    parser.add_argument("--devices", type=int, default=1, help="devices of one run")
-    parser.add_argument(
-        "--launcher",
-        default="local",
-        choices=("local", "slurm"),
-        metavar="local|slurm",
-        help="processes of this machine, or an array of SLURM jobs",
-    )
-    parser.add_argument(
-        "--slurm",
-        nargs="+",
-        default=[],
-        metavar="key=value",
-        help="for submitit, such as slurm_partition=gpu timeout_min=600",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="list the runs, start none")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run_command(args: argparse.Namespace) -> Any:
@@ -91,7 +50,7 @@ def _tune(args: argparse.Namespace) -> Any:
 def _run_settings(
     args: argparse.Namespace, settings: BenchmarkSettings, rows: list[str] | None, out: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What to print, and the records by row (of its last seed)."""
+    """Runs what is planned; returns what to print, and the last seed's record of each row."""
     from solo_ext.lab.experiments.plan import make_plan
     from solo_ext.lab.experiments.run import Progress, run_benchmark
 

@@ -23,7 +23,7 @@ Command = Callable[[argparse.Namespace], Any]
 
 
 class _NotWritten(UserError):
-    """What was computed is shown, but its file is not there.
+    """The result was shown, but could not be written to its file.
 
     Args:
         message: why, and what to do.
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if not getattr(args, "json", False):
         return _exit_code(_COMMANDS[args.command](args))
     failure = None
-    # Standard output is the document's alone, whatever Lightning or a method prints.
+    # Standard output carries the document alone; what Lightning or a method prints goes to stderr.
     with contextlib.redirect_stdout(sys.stderr):
         try:
             document = _COMMANDS[args.command](args)
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _first_process() -> bool:
-    """Whether this is the one process of several that prints.
+    """Whether this is the process that prints, of several.
 
     torchrun, SLURM and Lightning number them; whom Lightning starts keeps the number that SLURM
     gave its parent.
@@ -63,7 +63,7 @@ def _first_process() -> bool:
 
 
 def _exit_code(document: Any) -> int:
-    """1 where a part of the work failed, and the rest was done all the same."""
+    """1 where a part of the work failed; the rest was done."""
     return 1 if isinstance(document, dict) and document.get("failed") else 0
 
 
@@ -74,15 +74,15 @@ def _console() -> Console:
 def _show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> None:
     if args.json:
         return
-    # As text: brackets in a path or an error are no markup.
+    # As text, because brackets in a path or an error must not be read as markup.
     table = Table(title=Text(title), title_justify="left", show_header=len(rows) > 1)
     if len(rows) == 1:
-        # A line of many numbers is wider than a terminal.
+        # A row of many numbers would be wider than a terminal, so it is shown as a column.
         for key, value in rows[0].items():
             table.add_row(Text(_words(key)), Text(_cell(value)))
     else:
         for key in rows[0]:
-            # A name is what a config writes: it is never cut.
+            # A name is what a config has to write, so it is never cut.
             table.add_column(Text(_words(key)), no_wrap=key == "name")
         for row in rows:
             table.add_row(*(Text(_cell(v)) for v in row.values()))
@@ -179,8 +179,7 @@ def _eval(args: argparse.Namespace) -> Any:
     from omegaconf import OmegaConf
 
     from solo_ext.config.compose import apply_overrides, parse
-    from solo_ext.lab.evaluation.evaluate import evaluate
-    from solo_ext.lab.evaluation.settings import SUITE
+    from solo_ext.lab.evaluation.evaluate import SUITE, evaluate
     from solo_ext.lab.evaluation.suite import evaluate_suite
 
     settings = OmegaConf.create({})
@@ -192,7 +191,7 @@ def _eval(args: argparse.Namespace) -> Any:
     def progress(split: str, done: int, total: int) -> None:
         if not console.is_interactive:
             return
-        # Late: a mistake in the settings is one line, without a bar around it.
+        # The bar starts late, so that a mistake in the settings is one line without a bar.
         bar.start()
         if split not in tasks:
             tasks[split] = bar.add_task(split, total=total)
@@ -234,7 +233,7 @@ def _keep_record(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, 
     from solo_ext.core.files import write_text
 
     if not record["results"]:
-        # A process that helped to extract features.
+        # This process only helped to extract features.
         return record
     _show(args, _title(args.protocol, record), record["results"])
     folder = Path(record["folder"])

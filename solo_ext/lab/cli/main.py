@@ -27,21 +27,21 @@ class _Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         words = list(sys.argv[1:] if args is None else args)
         for before, word in zip([self.prog, *words], words, strict=False):
-            # Of a variable that is not set: as a path it would be the folder at hand.
+            # A shell variable that is not set; as a path it would mean the current folder.
             if not word.strip() or re.fullmatch("--[a-z-]+=", word):
                 after = word.strip() or before
                 self.error(f"an empty value after {after!r}; write one, or leave it out")
         known = {option for action in self._actions for option in action.option_strings}
         for word in words:
             if self._subparsers is not None and not word.startswith("-"):
-                # What follows the command is the command's.
+                # The words after a command are checked by the command's own parser.
                 break
             name = word.partition("=")[0]
             if _OPTION.match(word) and name not in known:
                 self.error(f"unknown option {name!r}; {nearest(name, known)}")
         found, rest = super().parse_known_args(words, namespace)
         if "overrides" in found and self._subparsers is None:
-            # argparse fills a list of positionals once, before the first option.
+            # argparse fills a list of positionals only once, before the first option.
             found.overrides += rest
             return found, []
         return found, rest
@@ -51,14 +51,14 @@ class _Parser(argparse.ArgumentParser):
         if "invalid choice" in message:
             given = message.partition("invalid choice: '")[2].partition("'")[0]
             kind = "protocol" if self._subparsers is None else "command"
-            # An option says itself what it takes.
+            # The message of an option names the option, which tells what it takes.
             kind = "format" if message.startswith("argument --format") else kind
             kind = "launcher" if message.startswith("argument --launcher") else kind
             message = f"unknown {kind} {given!r}; {nearest(given, choices)}"
         elif "arguments are required: COMMAND" in message:
             message = f"a command is missing; allowed: {', '.join(sorted(choices))}"
         elif "arguments are required" in message:
-            # A list of overrides may be empty, whatever argparse says.
+            # argparse asks for overrides, too, of which there may be none.
             message = message.removesuffix(", key=value")
         elif message.startswith("unrecognized arguments: "):
             message = f"one word too many: {message.partition(': ')[2]}"
@@ -101,7 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     pretrain.add_argument("overrides", nargs="*", metavar="key=value")
 
     evaluate = commands.add_parser("eval", help="evaluate a run directory or a checkpoint")
-    # Not choices: their list is not to be imported for every command.
+    # Without `choices`, because listing the protocols would import them for every command.
     evaluate.add_argument("protocol", metavar="PROTOCOL", help="knn, linear, ..., or suite")
     evaluate.add_argument(
         "run", metavar="RUN_DIR", help="a run directory, a checkpoint, timm/<model> or pixels"
@@ -141,7 +141,7 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run_words(parser: argparse.ArgumentParser) -> None:
-    """What ``run`` and ``tune`` have in common."""
+    """Adds the words that ``run`` and ``tune`` share."""
     parser.add_argument("config", metavar="CONFIG", help="digits, cifar10-cpu, ..., or a YAML file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the benchmark")
     parser.add_argument(
@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return commands.run(args)
 
-    # A run that has begun says itself how to go on.
+    # Once a run has begun, its own message says how to go on.
     begins = args.command == "pretrain"
     return in_one_line(command, "start it again" if begins else "the same command goes on")
 

@@ -6,7 +6,7 @@ import copy
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,33 +85,25 @@ def make_plan(
         if name not in settings.rows:
             raise ConfigError("--rows", name, "no such row", nearest(name, settings.rows, show=40))
     found: list[PlannedRun] = []
+    trains = any(settings.rows[name].baseline is None for name in names)
     for dataset in settings.datasets:
         for budget in settings.budgets:
-            found += _planned(settings, dataset, budget, names, devices)
-    _check_apart(found)
+            teacher = None
+            if settings.teacher is not None and trains:
+                (teacher,) = _runs(settings, dataset, budget, settings.teacher, devices, None)
+                found.append(teacher)
+            for name in names:
+                if name != settings.teacher:
+                    found += _runs(settings, dataset, budget, name, devices, teacher)
+    first: dict[str, str] = {}
+    for run in found:
+        other = first.setdefault(run.key, run.row)
+        if other != run.row:
+            raise ConfigError(
+                "rows", [other, run.row], "are the same run", "leave one of them out, or change it"
+            )
     order = {seed: place for place, seed in enumerate(settings.seeds)}
     return sorted(found, key=lambda run: -1 if run.kind == "teacher" else order[run.seed])
-
-
-def _planned(
-    settings: BenchmarkSettings,
-    dataset: str,
-    budget: str,
-    names: Sequence[str],
-    devices: int,
-) -> Iterable[PlannedRun]:
-    teacher = None
-    if settings.teacher is not None and _needed(settings, names):
-        made = _runs(settings, dataset, budget, settings.teacher, devices, None)
-        teacher = next(made)
-        yield teacher
-    for name in names:
-        if name != settings.teacher:
-            yield from _runs(settings, dataset, budget, name, devices, teacher)
-
-
-def _needed(settings: BenchmarkSettings, names: Sequence[str]) -> bool:
-    return any(settings.rows[n].baseline is None for n in names)
 
 
 def _runs(
@@ -121,42 +113,48 @@ def _runs(
     name: str,
     devices: int,
     teacher: PlannedRun | None,
-) -> Any:
+) -> list[PlannedRun]:
+    """A row's runs, one for each seed."""
     row = settings.rows[name]
     of_all = [*settings.datasets[dataset].changes, *settings.budgets[budget]]
     config = _composed(settings, dataset, row, of_all)
     if devices > 1:
         _share_batch(config, devices)
-    taught = "teacher" in (config.get("method_kwargs") or {})
-    of = teacher if taught else None
-    is_teacher = name == settings.teacher
-    seeds = [settings.teacher_seed] if is_teacher else settings.seeds
-    evaluation = settings.evaluation
-    kind: Kind = "host"
+    seeds = settings.seeds
+    kind: Kind = "plugin"
     if row.baseline is not None:
         kind = "baseline"
-    elif is_teacher:
-        kind = "teacher"
-    elif config["method"] not in BUILTIN_KWARGS:
-        kind = "plugin"
-    _check(config, of is not None)
+    elif name == settings.teacher:
+        kind, seeds = "teacher", [settings.teacher_seed]
+    elif config["method"] in BUILTIN_KWARGS:
+        kind = "host"
+    if "teacher" not in (config.get("method_kwargs") or {}):
+        teacher = None
+    if teacher is None:
+        prepare(config)
+    else:
+        # Its teacher has not been trained yet.
+        check_run(config)
+    runs = []
     for seed in seeds:
         given = copy.deepcopy(config) | {"seed": seed}
-        key = _key(given, row, evaluation, settings.threads, None if of is None else of.key)
-        yield PlannedRun(
-            key,
-            settings.title,
-            dataset,
-            budget,
-            name,
-            kind,
-            seed,
-            given,
-            row.baseline,
-            evaluation,
-            settings.threads,
-            None if of is None else of.folder,
+        runs.append(
+            PlannedRun(
+                key=_key(given, row, settings, None if teacher is None else teacher.key),
+                benchmark=settings.title,
+                dataset=dataset,
+                budget=budget,
+                row=name,
+                kind=kind,
+                seed=seed,
+                config=given,
+                baseline=row.baseline,
+                evaluation=settings.evaluation,
+                threads=settings.threads,
+                teacher=None if teacher is None else teacher.folder,
+            )
         )
+    return runs
 
 
 def _composed(
@@ -186,30 +184,8 @@ def _share_batch(config: dict[str, Any], devices: int) -> None:
     config["optimizer"] = {**optimizer, "batch_size": optimizer["batch_size"] // devices}
 
 
-def _check_apart(plan: Sequence[PlannedRun]) -> None:
-    first: dict[str, str] = {}
-    for run in plan:
-        other = first.setdefault(run.key, run.row)
-        if other != run.row:
-            raise ConfigError(
-                "rows", [other, run.row], "are the same run", "leave one of them out, or change it"
-            )
-
-
-def _check(config: Mapping[str, Any], taught: bool) -> None:
-    if taught:
-        # The teacher is not there yet.
-        check_run(config)
-    else:
-        prepare(config)
-
-
 def _key(
-    config: Mapping[str, Any],
-    row: Row,
-    evaluation: Mapping[str, Any],
-    threads: int,
-    teacher: str | None,
+    config: Mapping[str, Any], row: Row, settings: BenchmarkSettings, teacher: str | None
 ) -> str:
     """Which images they are, not where they lie; what the run is called decides nothing."""
     relevant = copy.deepcopy(dict(config))
@@ -223,8 +199,8 @@ def _key(
         "config": relevant,
         "images": _images(json.dumps(check_run(config)["data"], sort_keys=True)),
         "baseline": row.baseline,
-        "evaluation": evaluation,
-        "threads": threads,
+        "evaluation": settings.evaluation,
+        "threads": settings.threads,
         "host": host.load().info.fingerprint,
     }
     text = json.dumps(content, sort_keys=True, default=str)

@@ -31,7 +31,6 @@ from solo_ext.lab.experiments.tables import (
     hardware,
     place_ranks,
     protocols_table,
-    published_columns,
     published_numbers,
     published_table,
     rows_table,
@@ -128,15 +127,6 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
         scores_table(results, place),
         Paragraph(_how_to_read(results, place), "soft"),
     ]
-    if published_columns(results, place):
-        scores.append(
-            Paragraph(
-                "Columns headed reported hold numbers that others published for the same method, "
-                "with other code, hardware, budgets and protocols: they are no part of this "
-                "comparison. Their sources are in the table of reported numbers.",
-                "soft",
-            )
-        )
     sections = [
         Section(results.title(place), begin),
         Section("Scores", [*scores, Figures(score_figures(results, place))], level=3),
@@ -165,8 +155,12 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
         blocks = [Paragraph(remark, "soft"), Figures(losses)]
         sections.append(Section("Loss while training", blocks, level=3))
     if numbers:
+        remark = (
+            "Published by others, with other code, hardware, budgets and protocols: they are no "
+            "part of this comparison."
+        )
         folded = f"{len(numbers)} reported numbers and their sources"
-        blocks = [Folded(folded, [published_table(numbers)])]
+        blocks = [Paragraph(remark, "soft"), Folded(folded, [published_table(numbers)])]
         sections.append(Section("Reported numbers", blocks, level=3))
     return sections
 

@@ -104,7 +104,7 @@ class Hypothesis(Section):
 
 
 class Reported(Section):
-    """Which published numbers stand beside the table; every field must match exactly."""
+    """Which published numbers the report lists; every field must match exactly."""
 
     dataset: str
     backbone: str | None = None
@@ -116,7 +116,7 @@ class DatasetEntry(Section):
 
     Attributes:
         changes: of the settings of all its runs.
-        reported: published numbers to show beside its table; one selection, or several.
+        reported: published numbers to list after its tables; one selection, or several.
     """
 
     changes: list[str] = []

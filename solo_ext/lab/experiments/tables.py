@@ -25,7 +25,7 @@ WHOSE = {
     "teacher": "teacher",
 }
 PUBLISHED = {"knn_top1": "kNN", "linear_top1": "linear", "finetune_top1": "fine-tuned"}
-"""Columns of the published numbers that stand beside measured ones."""
+"""Scores among the published numbers."""
 DASH = "\N{EN DASH}"
 _FILE = Path(__file__).with_name("published.csv")
 
@@ -72,11 +72,10 @@ def counted(count: int, one: str, many: str) -> str:
 
 
 def scores_table(results: Results, place: Place) -> Table:
-    """A line for each row: scores, rank, cost, and what others published of the same method."""
+    """A line for each row: scores, rank and cost."""
     rows, measures = results.rows(place), results.measures
     ranks = place_ranks(results, place)
     cuda = any(peak(results.runs(place, row).values(), "cuda") for row in rows)
-    beside = published_columns(results, place)
     lines = []
     for row in rows:
         held = list(results.runs(place, row).values())
@@ -97,7 +96,6 @@ def scores_table(results: Results, place: Place) -> Table:
                 _whole(mean_cost(held, "images_per_second")),
                 _gibibytes(peak(held, "resident")),
                 *([_gibibytes(peak(held, "cuda"))] if cuda else ()),
-                *(column.get(row, DASH) for column in beside.values()),
             ]
         )
     head = [
@@ -110,12 +108,11 @@ def scores_table(results: Results, place: Place) -> Table:
         "Images/s",
         "Peak memory",
         *(["Peak GPU memory"] if cuda else ()),
-        *beside,
     ]
     return Table(
         head,
         lines,
-        numeric=frozenset(range(2, len(head) - len(beside))),
+        numeric=frozenset(range(2, len(head))),
         bold=frozenset(
             (rows.index(row), 3 + column)
             for column, measure in enumerate(measures)
@@ -294,44 +291,6 @@ def published_numbers(results: Results, place: Place) -> list[PublishedNumber]:
     return [number for one in wanted for number in selected(one, key)]
 
 
-def published_columns(results: Results, place: Place) -> dict[str, dict[str, str]]:
-    """Published numbers of a row's method by heading and row; rows with changes have none."""
-    numbers = published_numbers(results, place)
-    columns: dict[str, dict[str, str]] = {}
-    for library in dict.fromkeys(n.library for n in numbers):
-        for field, name in PUBLISHED.items():
-            found = {}
-            for row in results.rows(place):
-                method = next(iter(results.runs(place, row).values()))["method"]
-                same = [
-                    n
-                    for n in numbers
-                    if n.library == library and n.registered == method and getattr(n, field)
-                ]
-                if same and not results.settings.rows[row].changes:
-                    found[row] = _joined(same, field)
-            if found:
-                columns[f"reported by {library}: {name}"] = found
-    return columns
-
-
-def _joined(numbers: Sequence[PublishedNumber], field: str) -> str:
-    """Several numbers of one method, each with what tells it from the others."""
-    keys = ("method", "backbone", "batch", "epochs")
-    differing = [k for k in keys if len({getattr(n, k) for n in numbers}) > 1]
-
-    def told(number: PublishedNumber) -> str:
-        words = []
-        for key in differing:
-            value = getattr(number, key)
-            form = {"batch": "batch {}", "epochs": "{} epochs"}.get(key, "{}")
-            words.append(form.format(value) if value else f"{key} unknown")
-        score: str = getattr(number, field)
-        return f"{score} ({', '.join(words)})" if words else score
-
-    return "; ".join(dict.fromkeys(told(n) for n in numbers))
-
-
 def published_table(numbers: Sequence[PublishedNumber]) -> Table:
     """Published numbers as they were published, without the columns that none fills."""
     head = {
@@ -399,7 +358,7 @@ def hardware(environment: Mapping[str, Any]) -> str:
 def protocols_table(records: Sequence[Record]) -> Table:
     """Settings of every protocol, defaults filled in, and how many runs were measured so."""
     # The protocols import torch, which nothing else in a report needs.
-    from solo_ext.lab.evaluation.protocols import PROTOCOLS
+    from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 
     def settings_of(name: str, given: Mapping[str, Any] | None) -> str:
         fields = PROTOCOLS[name].model_fields if name in PROTOCOLS else {}

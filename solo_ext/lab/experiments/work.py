@@ -28,10 +28,10 @@ from solo_ext import host
 from solo_ext.core.errors import UserError, in_one_line, show_messages
 from solo_ext.core.files import append_lines, locked, read_jsonl, refuse_link, write_text
 from solo_ext.data.reading import Images
-from solo_ext.lab.evaluation.evaluate import measure
+from solo_ext.lab.evaluation.context import EvalContext, context_of, open_context
+from solo_ext.lab.evaluation.evaluate import headline
 from solo_ext.lab.evaluation.models import PIXELS, Model, RawPixels
-from solo_ext.lab.evaluation.protocols import headline
-from solo_ext.lab.evaluation.subject import EvalContext, open_subject, subject_of
+from solo_ext.lab.evaluation.protocol import measure
 from solo_ext.lab.evaluation.suite import read_suite_settings
 from solo_ext.lab.experiments.plan import PlannedRun
 from solo_ext.lab.experiments.records import Curves, Memory, Record, code_version
@@ -147,9 +147,9 @@ def _run(planned: PlannedRun, folder: Path) -> Record:
         checkpoint = _train(prepared, folder)
         memory = _peak(folder / PEAK)
         # The other processes of a run are gone by now.
-        subject = open_subject(str(checkpoint), shared).alone()
+        subject = open_context(str(checkpoint), shared).alone()
     else:
-        subject = subject_of(_baseline(planned, prepared, folder), shared, device)
+        subject = context_of(_baseline(planned, prepared, folder), shared, device)
     scores: dict[str, float] = {}
     for name, protocol in chosen.items():
         if protocol is None:

@@ -359,7 +359,7 @@ def _add_timing(
 
 
 def _read_timing(file: Path) -> dict[str, float]:
-    """Totals of the parts before; none where the file is damaged, which costs no run."""
+    """Totals of the earlier parts, zero where the file is missing or damaged."""
     none = {"seconds": 0.0, "images": 0}
     if not file.is_file():
         return none

@@ -164,7 +164,7 @@ def _set_aside(path: Path, as_what: str, why: str) -> None:
     try:
         os.replace(path, path.with_name(kept))
     except FileNotFoundError:
-        # Another process of this run was faster.
+        # Another process of this run has renamed it already.
         return
     except OSError as error:
         raise UserError(

@@ -13,10 +13,8 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from solo_ext.config.check import check_run
 from solo_ext.core import distributed
 from solo_ext.core.distributed import gather_objects
-from solo_ext.core.errors import UserError
 from solo_ext.data.images import names_fingerprint
 from solo_ext.data.reading import Images
 from solo_ext.data.sampler import StatefulLoader
@@ -34,7 +32,7 @@ _AT_BATCH_END = "on_train_batch_end."
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run trains, on what.
+    """What a run trains, and on which images.
 
     Attributes:
         config: the checked config, as JSON.
@@ -49,13 +47,13 @@ class Identity:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], images: Images) -> Identity:
-        """That of a checked config and its training images."""
+        """The identity of a run with this checked config and these training images."""
         text = json.dumps(given, sort_keys=True, default=str)
         return cls(text, names_fingerprint(images), len(images))
 
     @classmethod
     def read(cls, checkpoint: Mapping[str, Any]) -> Identity | None:
-        """That which a checkpoint holds; ``None`` for one that was not written here."""
+        """The identity in a checkpoint; ``None`` if this package did not write the file."""
         held = checkpoint.get(_IDENTITY)
         try:
             return cls(str(held["config"]), held["images"], int(held["count"]))  # type: ignore[index]
@@ -67,12 +65,12 @@ class Identity:
         checkpoint[_IDENTITY] = asdict(self)
 
     def differences(self, other: Identity) -> list[str]:
-        """What is not the same in another run, and changes its numbers.
+        """What differs in another run, and changes its numbers.
 
         Returns:
             For example ``["optimizer.lr: 0.3 -> 0.1"]``.
         """
-        mine, theirs = (_flat(_completed(json.loads(one.config))) for one in (self, other))
+        mine, theirs = (_flat(json.loads(one.config)) for one in (self, other))
         named = self.images is not None and other.images is not None
         found = [
             f"{key}: {_shown(mine, key)} -> {_shown(theirs, key)}"
@@ -87,17 +85,9 @@ class Identity:
 
 
 def listed(differences: list[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first few differences, and how many more there are."""
     more = len(differences) - _SHOWN
     return "; ".join(differences[:_SHOWN]) + (f"; {more} more" if more > 0 else "")
-
-
-def _completed(config: dict[str, Any]) -> dict[str, Any]:
-    """With what a run of an earlier version had no settings for, where it is valid still."""
-    try:
-        return check_run(config)
-    except UserError:
-        return config
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +174,7 @@ class RunState(Callback):
         self._go_on(trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # A finished run starts no training.
+        # Lightning skips `on_train_start` in a run that is already finished.
         self._go_on(trainer)
 
     def _go_on(self, trainer: pl.Trainer) -> None:
@@ -198,7 +188,7 @@ class RunState(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        # A run resumed within an epoch starts no epoch.
+        # In a run resumed within an epoch, `on_train_epoch_start` is not called.
         self._restore()
         if not self.begun and trainer.is_global_zero:
             self._begin()
@@ -217,7 +207,7 @@ class RunState(Callback):
                     metric.cumulated_batch_size
                 )
         for name in [name for name in self._sums if name.startswith(_AT_START)]:
-            # A run resumed within an epoch does not log again what is known at its start.
+            # A run resumed within an epoch does not repeat what was logged at the epoch's start.
             value, size = self._sums.pop(name)
             shown = name.removeprefix(_AT_START)
             pl_module.log(shown, value / size, on_step=False, on_epoch=True, batch_size=int(size))
@@ -233,7 +223,7 @@ class RunState(Callback):
         sums = dict(self._sums)
         for name, metric in epoch_means(self._trainer).items():
             if name in self._logged_again:
-                # The epoch may be resumed once more.
+                # Renamed back, because the epoch may be resumed once more.
                 name = _AT_START + name.removeprefix(_AT_BATCH_END)
             sums[name] = (metric.value.cpu(), metric.cumulated_batch_size.cpu())
         return sums
@@ -262,7 +252,14 @@ def unlogged_in(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def random_state() -> dict[str, Any]:
-    """State of the generators of torch, of this process's device, of Python and of NumPy."""
+    """State of the generators of torch, of this process's device, of Python and of NumPy.
+
+    >>> state = random_state()
+    >>> first = torch.rand(3)
+    >>> set_random_state(state)
+    >>> bool((torch.rand(3) == first).all())
+    True
+    """
     version, keys, gauss = random.getstate()
     name, words, place, has_gauss, cached = cast(
         Any,
@@ -278,7 +275,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Puts back what :func:`random_state` gave; a device's, where there is one."""
+    """Restores what :func:`random_state` returned; the device's only where there is a device."""
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())

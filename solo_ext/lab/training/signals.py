@@ -122,7 +122,7 @@ class Agreement:
         self._last: tuple[int, float] | None = None
 
     def any_of(self, wishes: Sequence[int], step: int, *, now: bool = False) -> list[int]:
-        """The largest value of every wish over the processes, zeros where it is not time to ask.
+        """The largest value of every wish over the processes; zeros between two exchanges.
 
         Every process has to call it at the same steps.
 
@@ -141,7 +141,7 @@ class Agreement:
         return agreed
 
     def _ahead(self, step: int) -> int:
-        """Steps until the next exchange, by how long those since the last one took."""
+        """Steps until the next exchange, estimated from how long the last steps took."""
         last, self._last = self._last, (step, time.monotonic())
         if last is None or step <= last[0]:
             return 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from solo_ext.lab.experiments.launchers import Launcher, Outcome
+from solo_ext.lab.experiments.work import work
 
 TINY: dict[str, Any] = {
     "title": "tiny",
@@ -47,3 +51,15 @@ def tiny_file(tmp_path: Path) -> Path:
     file = tmp_path / "tiny.yaml"
     file.write_text(yaml.safe_dump(TINY, sort_keys=False))
     return file
+
+
+class InThisProcess(Launcher):
+    """Runs one after another, without the imports of a process each."""
+
+    def run(
+        self, folders: Sequence[Path], needs: Mapping[Path, Path], tick: Callable[[], None]
+    ) -> list[Outcome]:
+        for folder in sorted(folders, key=lambda f: f in needs):
+            work(folder)
+        tick()
+        return []

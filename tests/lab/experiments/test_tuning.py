@@ -8,10 +8,12 @@ import pytest
 import yaml
 
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.experiments.launchers import LocalLauncher
 from solo_ext.lab.experiments.plan import make_plan
 from solo_ext.lab.experiments.records import read_records
 from solo_ext.lab.experiments.settings import BenchmarkSettings, checked_benchmark, read_benchmark
 from solo_ext.lab.experiments.tuning import TRIALS, trial_settings, tunable, write_tuned
+from tests.lab.experiments.conftest import InThisProcess
 
 SPACE = {
     "optimizer.lr": {"low": 0.01, "high": 1.0, "log": True},
@@ -118,9 +120,12 @@ def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_from_the_command_line(tmp_path: Path, tiny: dict[str, Any]) -> None:
+def test_from_the_command_line(
+    tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from solo_ext.lab.cli.main import main
 
+    monkeypatch.setattr(LocalLauncher, "run", InThisProcess.run)
     file = tmp_path / "tiny.yaml"
     tuning = {"trials": 2, "holdout": 0.25, "space": SPACE}
     file.write_text(yaml.safe_dump(tiny | {"tuning": tuning}))

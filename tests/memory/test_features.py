@@ -1,0 +1,282 @@
+"""Queue, bank and support set: what they hold, what is found, what checkpoints bring back."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
+from solo_ext.memory.prototypes import ClusterPrototypes
+from solo_ext.memory.state import keep_out_of_broadcast
+
+
+def rows(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).unsqueeze(1)
+
+
+def through_a_file(module: nn.Module) -> dict[str, Tensor]:
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    state: dict[str, Tensor] = torch.load(file, weights_only=True)
+    return state
+
+
+@pytest.mark.parametrize("sizes", [[1] * 9, [3, 3, 3], [4, 4, 4], [2, 5, 1, 4], [5, 5], [7], [12]])
+def test_queue_keeps_the_last_rows_in_a_ring(sizes: list[int]) -> None:
+    queue, size = FeatureQueue(5, 1), 5
+    expected: list[float] = queue.value.squeeze(1).tolist()
+    place = number = 0
+    for count in sizes:
+        numbers = list(range(number, number + count))
+        queue.update_(rows(*numbers))
+        for value in numbers:
+            expected[place % size] = value
+            place += 1
+        number += count
+        assert queue.value.squeeze(1).tolist() == expected
+        assert queue.pointer == place % size
+
+
+def test_queue_starts_as_random_directions() -> None:
+    queue = FeatureQueue(50, 8)
+    torch.testing.assert_close(queue.value.norm(dim=1), torch.ones(50))
+    assert queue.value.T.cov().diagonal().min() > 0.05
+
+
+def test_queue_writes_in_place() -> None:
+    queue = FeatureQueue(4, 2)
+    held = queue.value
+    for _ in range(2):
+        queue.update_(torch.ones(3, 2, requires_grad=True))
+    assert queue.value is held
+    assert not queue.value.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "updates", "filled", "age"),
+    [
+        (5, 1, 0, 0.0, 0.0),
+        (5, 2, 1, 0.4, 0.0),
+        (5, 2, 2, 0.8, 0.5),
+        (6, 2, 7, 1.0, 1.0),
+        (5, 2, 4, 1.0, (0 + 0 + 1 + 1 + 2) / 5),
+        (5, 7, 3, 1.0, 0.0),
+        (8, 3, 5, 1.0, (3 * 0 + 3 * 1 + 2 * 2) / 8),
+    ],
+)
+def test_queue_knows_how_much_it_holds_and_how_old(
+    size: int, batch: int, updates: int, filled: float, age: float
+) -> None:
+    queue = FeatureQueue(size, 1)
+    for _ in range(updates):
+        queue.update_(torch.zeros(batch, 1))
+    assert (queue.written, queue.updates) == (batch * updates, updates)
+    assert queue.filled == pytest.approx(filled)
+    assert queue.age == pytest.approx(age)
+    numbers = (queue.pointer, queue.written, queue.updates, queue.filled, queue.age)
+    assert not any(isinstance(number, Tensor) for number in numbers)
+
+
+def test_queue_of_uneven_batches_has_the_age_of_equal_ones() -> None:
+    queue, even = FeatureQueue(20, 1), FeatureQueue(20, 1)
+    for uneven, size in ((0, 3), (5, 3), (4, 3)):
+        queue.update_(torch.zeros(uneven, 1))
+        even.update_(torch.zeros(size, 1))
+    assert (queue.written, queue.updates) == (even.written, even.updates) == (9, 3)
+    assert queue.age == even.age == 1.0
+    empty = FeatureQueue(20, 1)
+    empty.update_(torch.zeros(0, 1))
+    assert (empty.updates, empty.filled, empty.age) == (1, 0.0, 0.0)
+
+
+def test_queue_counts_go_through_a_checkpoint() -> None:
+    queue, other = FeatureQueue(5, 1), FeatureQueue(5, 1)
+    for _ in range(4):
+        queue.update_(rows(1, 2))
+    other.load_state_dict(through_a_file(queue))
+    assert (other.pointer, other.written, other.updates) == (3, 8, 4)
+    assert other.age == queue.age > 0
+
+
+def test_bank_is_keyed_by_sample() -> None:
+    bank = FeatureBank(2)
+    bank.resize_(5)
+    features = F.normalize(torch.randn(3, 2), dim=1)
+    bank.update_(torch.tensor([4, 0, 2]), features)
+    assert bank.filled.tolist() == [True, False, True, False, True]
+    assert torch.equal(bank.value[[4, 0, 2]], features)
+    bank.update_(torch.tensor([0]), features[:1])
+    assert torch.equal(bank.value[0], features[0])
+    assert (bank.value[[1, 3]] == 0).all()
+    other = FeatureBank(2)
+    other.load_state_dict(through_a_file(bank))
+    assert torch.equal(other.value, bank.value)
+    assert torch.equal(other.filled, bank.filled)
+
+
+def test_prototypes_go_through_a_checkpoint() -> None:
+    held = ClusterPrototypes([3, 2, 3], 4)
+    assert held.names == ["3", "2", "3_2"]
+    means = [torch.randn(k, 4) for k in (3, 2, 3)]
+    prototypes = [F.normalize(m, dim=1) for m in means]
+    concentration = [torch.rand(k) for k in (3, 2, 3)]
+    assignments = torch.randint(0, 2, (3, 6))
+    held.update_(means, prototypes, concentration, assignments)
+    held.epoch, held.backend = 7, "faiss"
+    other = ClusterPrototypes([3, 2, 3], 4)
+    assert (other.epoch, other.backend) == (-1, "")
+    other.load_state_dict(through_a_file(held))
+    assert (other.epoch, other.backend) == (7, "faiss")
+    assert torch.equal(other.assignments, assignments)
+    for name, given in (
+        ("means", means),
+        ("prototypes", prototypes),
+        ("concentration", concentration),
+    ):
+        for found, expected in zip(getattr(other, name), given, strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_wrong_number_of_prototypes_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        ClusterPrototypes([4], 4).load_state_dict(ClusterPrototypes([3], 4).state_dict())
+
+
+def test_state_is_kept_out_of_broadcast() -> None:
+    class Method(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+            self.queues = nn.ModuleList([FeatureQueue(4, 2)])
+            self.support = SupportSet(4, 2)
+            self.bank = FeatureBank(2)
+
+    method = Method()
+    keep_out_of_broadcast(method)
+    names = set(method._ddp_params_and_buffers_to_ignore)  # type: ignore[arg-type]
+    support = {"support.value", "support.indices", "support.labels"}
+    assert names == {"queues.0.value", "bank.value", "bank.filled", *support}
+    assert names < {name for name, _ in method.named_buffers()}
+
+
+def unit(count: int, dim: int = 4, seed: int = 0) -> Tensor:
+    return F.normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)))
+
+
+def filled(size: int = 6) -> SupportSet:
+    support = SupportSet(size, 4)
+    support.update_(unit(size), torch.arange(size) + 10, torch.arange(size) % 2)
+    return support
+
+
+@pytest.mark.parametrize("sizes", [[1] * 9, [3, 3, 3], [4, 4, 4], [2, 0, 5, 1, 4], [5, 5], [12]])
+def test_writes_all_three_alike_in_a_ring(sizes: list[int]) -> None:
+    support, size = SupportSet(5, 1), 5
+    assert support.indices.tolist() == support.labels.tolist() == [-1] * size
+    held = [support.value, support.indices, support.labels]
+    expected, number = [-1] * size, 0
+    for count in sizes:
+        ids = torch.arange(number, number + count)
+        support.update_(ids.float().unsqueeze(1), ids, ids * 2)
+        for value in ids.tolist():
+            expected[value % size] = value
+        number += count
+        written = [i for i, value in enumerate(expected) if value >= 0]
+        assert support.indices.tolist() == expected
+        assert support.labels[written].tolist() == [2 * expected[i] for i in written]
+        assert support.value[written, 0].tolist() == [expected[i] for i in written]
+        assert support.pointer == number % size
+    assert (support.written, support.updates) == (number, len(sizes))
+    assert held[0] is support.value
+    assert held[1] is support.indices
+    assert held[2] is support.labels
+    assert support.indices.dtype == support.labels.dtype == torch.int64
+
+
+def test_rows_of_nothing_known_lose_what_stood_there() -> None:
+    support = filled(3)
+    support.update_(unit(2, seed=1))
+    assert support.indices.tolist() == [-1, -1, 12]
+    assert support.labels.tolist() == [-1, -1, 0]
+
+
+def test_update_allocates_nothing() -> None:
+    support, keys, ids = SupportSet(4096, 4), unit(300), torch.arange(300)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        for _ in range(20):
+            support.update_(keys, ids, ids)
+    events: list = trace.profiler.kineto_results.events()  # type: ignore[type-arg, union-attr]
+    assert not [e for e in events if e.name() == "[memory]"]
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_finds_rows_with_their_labels(k: int) -> None:
+    support, query = filled(), unit(5, seed=3)
+    expected = (query @ support.value.T).topk(k, dim=1)
+    found = support.nearest(query, k)
+    assert torch.equal(found.index, expected.indices)
+    torch.testing.assert_close(found.similarity, expected.values)
+    assert found.embeddings.shape == (5, k, 4)
+    assert torch.equal(found.embeddings, support.value[expected.indices])
+    assert torch.equal(found.labels, support.labels[expected.indices])
+
+
+def test_leaves_out_the_own_image() -> None:
+    support = filled()
+    query, ids = support.value.clone(), support.indices.clone()
+    assert support.nearest(query).index.squeeze(1).tolist() == list(range(6))
+    found = support.nearest(query, 5, ids)
+    similarity = (query @ query.T).fill_diagonal_(float("-inf"))
+    assert torch.equal(found.index, similarity.topk(5, dim=1).indices)
+    assert found.similarity.isfinite().all()
+
+
+def test_what_was_found_outlives_the_next_update() -> None:
+    support, query = filled(), unit(2, seed=3).requires_grad_()
+    found = support.nearest(query, 2)
+    before = [part.clone() for part in found]
+    support.update_(torch.zeros(6, 4), torch.zeros(6, dtype=torch.long))
+    assert all(torch.equal(a, b) for a, b in zip(found, before, strict=True))
+    assert not any(part.requires_grad for part in found)
+
+
+def test_goes_on_after_a_checkpoint() -> None:
+    support, other, file = SupportSet(5, 4), SupportSet(5, 4), io.BytesIO()
+    support.update_(unit(3), torch.arange(3), torch.arange(3))
+    torch.save(support.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    for one in (support, other):
+        one.update_(unit(3, seed=1), torch.arange(3, 6), torch.arange(3, 6))
+    assert other.indices.tolist() == [5, 1, 2, 3, 4]
+    assert torch.equal(other.value, support.value)
+    assert torch.equal(other.labels, support.labels)
+    assert other.extra_state() == support.extra_state() == [1, 6, 2]
+
+
+def test_runs_without_looking_at_values() -> None:
+    """Tensors without values stand in for a device: a look at one would synchronise with it."""
+    support = SupportSet(5, 4).to("meta")
+    keys, ids = torch.empty(3, 4, device="meta"), torch.empty(3, dtype=torch.long, device="meta")
+    for _ in range(2):
+        found = support.nearest(keys, 2, ids)
+        support.update_(keys, ids, ids)
+    assert found.embeddings.shape == (3, 2, 4)
+    assert support.pointer == 1
+
+
+def test_refuses() -> None:
+    support = filled()
+    with pytest.raises(ValueError, match=r"indices must be \(2,\).*\(3,\)"):
+        support.update_(unit(2), torch.arange(3))
+    with pytest.raises(ValueError, match=r"labels must be \(2,\).*\(1,\)"):
+        support.update_(unit(2), torch.arange(2), torch.arange(1))
+    assert support.updates == 1, "nothing may move"
+    with pytest.raises(ValueError, match=r"k=7: must lie in \[1, 6\]"):
+        support.nearest(unit(2), 7)

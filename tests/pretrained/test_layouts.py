@@ -1,0 +1,404 @@
+"""Official checkpoint layouts: what is read, and what is refused, by name; and other sources."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from solo_ext.core.errors import UserError
+from solo_ext.pretrained.files import unwrap
+from solo_ext.pretrained.heads import HeadSpec
+from solo_ext.pretrained.libraries import build_architecture
+from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, load_teacher
+
+NAMES = ("moco_v2", "swav", "dino_resnet50", "dino_deitsmall16")
+SPECS = {
+    "moco_v2": HeadSpec(linears=2, hidden_dim=2048, out_dim=128, activation="relu"),
+    "swav": HeadSpec(linears=2, hidden_dim=2048, out_dim=128, activation="relu", batch_norm=True),
+    "dino_resnet50": HeadSpec(
+        linears=2, hidden_dim=4096, out_dim=256, activation="gelu", batch_norm=True
+    ),
+    "dino_deitsmall16": HeadSpec(linears=3, hidden_dim=2048, out_dim=256, activation="gelu"),
+}
+SIZES = {
+    "moco_v2": (318, 2048, None),
+    "swav": (318, 2048, 3000),
+    "dino_resnet50": (318, 2048, 60000),
+    "dino_deitsmall16": (150, 384, 65536),
+}
+"""Tensors of the backbone, features, prototypes."""
+FAULTS = {
+    "moco_v2": ("renamed", "module.encoder_q.fc.2.weight"),
+    "swav": ("reshaped", "module.projection_head.3.weight"),
+    "dino_resnet50": ("reshaped", "head.last_layer.weight"),
+    "dino_deitsmall16": ("renamed", "backbone.blocks.7.attn.qkv.bias"),
+}
+"""One per file of the published size; every key of small ones has its turn below."""
+
+MakeOfficial = Callable[..., Any]
+
+
+def load(path: Path, content: Any, official: Any) -> LoadedTeacher:
+    torch.save(content, path)
+    return load_teacher(TeacherSource(path=str(path), **official.source))
+
+
+def refusal(path: Path, content: Any, official: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        load(path, content, official)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def outputs(teacher: LoadedTeacher, x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        feats = teacher.backbone(x)
+        return feats, feats if teacher.head is None else teacher.head(feats)
+
+
+def same(one: LoadedTeacher, other: LoadedTeacher) -> bool:
+    x = torch.randn(2, 3, 224, 224)
+    pairs = [*zip(outputs(one, x), outputs(other, x), strict=True)]
+    if one.prototypes is not None and other.prototypes is not None:
+        pairs.append((one.prototypes, other.prototypes))
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def shorter(value: Tensor) -> Tensor:
+    return value[..., :-1].clone() if value.ndim else value.new_zeros(3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_sizes(name: str, official: MakeOfficial, tmp_path: Path) -> None:
+    given = official(name)
+    tensors, features, prototypes = SIZES[name]
+    assert len(given.network.state_dict()) == tensors
+    path = tmp_path / "file.pth"
+    before = torch.random.get_rng_state()
+    teacher = load(path, given.content, given)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert teacher.digest == hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    assert (teacher.features_dim, teacher.input_size) == (features, 224)
+    assert teacher.head_spec == SPECS[name]
+    assert teacher.embed_dim == SPECS[name].out_dim
+    assert teacher.mean == (0.485, 0.456, 0.406)
+    assert teacher.std == ((0.228 if name == "swav" else 0.229), 0.224, 0.225)
+    x = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        expected = given.network(x)
+        feats, z = outputs(teacher, x)
+        torch.testing.assert_close(feats, expected)
+        torch.testing.assert_close(z, given.embed(expected))
+    if prototypes is None:
+        assert teacher.prototypes is None
+    else:
+        assert teacher.prototypes is not None
+        assert teacher.prototypes.shape == (prototypes, teacher.embed_dim)
+        torch.testing.assert_close(teacher.prototypes, F.normalize(given.rows, dim=1))
+        torch.testing.assert_close(teacher.prototypes.norm(dim=1), torch.ones(prototypes))
+    assert str(path) in teacher.description
+
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1000)
+    with pytest.raises(UserError, match="cannot be read"):
+        load_teacher(TeacherSource(path=str(path), **given.source))
+
+    fault, key = FAULTS[name]
+
+    def spoil(weights: dict[str, Tensor]) -> None:
+        value = weights.pop(key)
+        weights.update({f"{key}_": value} if fault == "renamed" else {key: shorter(value)})
+
+    assert (f"unexpected: {key}_" if fault == "renamed" else key) in refusal(
+        path, given.edited(spoil), given
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_key_that_is_odd_is_named(name: str, official: MakeOfficial, tmp_path: Path) -> None:
+    given = official(name, tiny=True)
+    body = [k for k in given.weights if k not in given.head]
+    for key in [*given.head, *body[::11]]:
+        renamed = key[:-1] + "_" + key[-1]
+        for says, edit in (
+            (renamed, lambda w, k=key, to=renamed: w.update({to: w.pop(k)})),
+            (key, lambda w, k=key: w.update({k: shorter(w[k])})),
+            (key, lambda w, k=key: w.update({k: w[k].unsqueeze(0)})),
+            ("more.weight", lambda w: w.update({given.inner + "more.weight": torch.ones(2)})),
+        ):
+            line = refusal(tmp_path / "file.pth", given.edited(edit), given)
+            assert says in line, (key, line)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_key_is_named(name: str, official: MakeOfficial, tmp_path: Path) -> None:
+    given = official(name, tiny=True)
+    for key in [given.head[0], given.head[2], next(iter(given.weights))]:
+        assert key in refusal(tmp_path / "file.pth", given.edited(lambda w, k=key: w.pop(k)), given)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_and_without_parallel_prefix(
+    name: str, official: MakeOfficial, tmp_path: Path
+) -> None:
+    given = official(name, tiny=True)
+    teacher = load(tmp_path / "file.pth", given.content, given)
+
+    def other_prefix(weights: dict[str, Tensor]) -> None:
+        held = dict(weights)
+        weights.clear()
+        for key, value in held.items():
+            bare = key.removeprefix("module.")
+            weights[bare if bare != key else f"module.{key}"] = value
+
+    content = given.edited(other_prefix)
+    assert same(teacher, load(tmp_path / "file.pth", content, given))
+
+    def one_without(weights: dict[str, Tensor]) -> None:
+        key = given.head[0]
+        weights[key.removeprefix("module.")] = weights.pop(key)
+
+    if name in ("moco_v2", "swav"):
+        line = refusal(tmp_path / "file.pth", given.edited(one_without), given)
+        assert f"unexpected: {given.head[0].removeprefix('module.')})" in line
+
+
+def test_prefixes_are_taken_off_the_start_alone(official: MakeOfficial, tmp_path: Path) -> None:
+    x = torch.ones(1)
+    assert unwrap({"module.a.module.b": x, "module.module.c": x}, "state_dict", "") == (
+        "module.",
+        {"a.module.b": x, "module.c": x},
+    )
+    given = official("moco_v2", tiny=True)
+    for key in ("module.encoder_q.layer1.module.encoder_q.weight", "module.module.weight"):
+        line = refusal(
+            tmp_path / "file.pth", given.edited(lambda w, k=key: w.update({k: x})), given
+        )
+        assert f"unexpected: {key}" in line
+
+
+def test_wrappings_of_swav(official: MakeOfficial, tmp_path: Path) -> None:
+    given, path = official("swav", tiny=True), tmp_path / "file.pth"
+    flat = load(path, given.content, given)
+    wrapped = {"epoch": 800, "state_dict": given.weights, "optimizer": {}, "amp": {}}
+    assert same(flat, load(path, wrapped, given))
+    assert "unexpected: more" in refusal(path, {**wrapped, "more": 1}, given)
+
+
+def test_what_training_moco_v2_leaves_behind(official: MakeOfficial, tmp_path: Path) -> None:
+    given, path = official("moco_v2", tiny=True), tmp_path / "file.pth"
+
+    def add(weights: dict[str, Tensor]) -> None:
+        twin = {k.replace("encoder_q", "encoder_k"): v + 1 for k, v in weights.items()}
+        weights.update(twin)
+        weights["module.queue"] = torch.zeros(4, 32)
+        weights["module.queue_ptr"] = torch.zeros(1, dtype=torch.long)
+
+    full = {**given.edited(add), "optimizer": {"state": {}}}
+    assert same(load(path, given.content, given), load(path, full, given))
+    full["state_dict"]["module.queues"] = torch.zeros(1)
+    assert "unexpected: module.queues" in refusal(path, full, given)
+
+
+def test_a_classifier_is_no_head(official: MakeOfficial, tmp_path: Path) -> None:
+    given, path = official("moco_v2", tiny=True), tmp_path / "file.pth"
+    plain: dict[str, Tensor] = given.network.state_dict()
+    classified = {**plain, "fc.weight": torch.zeros(5, 8), "fc.bias": torch.zeros(5)}
+    assert "unexpected: fc.weight, fc.bias" in refusal(path, classified, given)
+
+
+def test_older_names_and_both_weight_norms(official: MakeOfficial, tmp_path: Path) -> None:
+    given, path = official("dino_deitsmall16", tiny=True), tmp_path / "file.pth"
+    teacher = load(path, given.content, given)
+
+    def older(weights: dict[str, Tensor]) -> None:
+        held = dict(weights)
+        weights.clear()
+        for key, value in held.items():
+            start, _, rest = key.partition(".")
+            weights[f"projection_head.{rest}" if start == "head" else rest] = value
+
+    def newer(weights: dict[str, Tensor]) -> None:
+        for number, end in enumerate(("weight_g", "weight_v")):
+            value = weights.pop(f"head.last_layer.{end}")
+            weights[f"head.last_layer.parametrizations.weight.original{number}"] = value
+
+    for edit in (older, newer):
+        assert same(teacher, load(path, given.edited(edit), given))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_backbone_alone(name: str, official: MakeOfficial, tmp_path: Path) -> None:
+    given, path = official(name, tiny=True), tmp_path / "file.pth"
+    without_head = given.edited(lambda w: [w.pop(k) for k in given.head])
+    for content in (without_head, given.network.state_dict()):
+        teacher = load(path, content, given)
+        assert teacher.head is None
+        assert teacher.head_spec is None
+        assert teacher.prototypes is None
+        assert teacher.embed_dim == teacher.features_dim
+        assert "no head, no prototypes" in teacher.description
+        x = torch.randn(2, 3, 64, 64) if "dino_deit" not in name else torch.randn(2, 3, 224, 224)
+        assert torch.equal(outputs(teacher, x)[0], given.network(x))
+
+
+def test_deepcluster_files_have_several_sets_of_prototypes(
+    official: MakeOfficial, tmp_path: Path
+) -> None:
+    given = official("swav", tiny=True)
+
+    def several(weights: dict[str, Tensor]) -> None:
+        rows = weights.pop("module.prototypes.weight")
+        weights.update({f"module.prototypes.prototypes{i}.weight": rows for i in range(3)})
+
+    teacher = load(tmp_path / "file.pth", given.edited(several), given)
+    assert teacher.prototypes is None
+    assert teacher.head is not None
+    assert "3 sets of prototypes not taken" in teacher.description
+
+
+def test_architecture_of_the_file_or_of_the_config(official: MakeOfficial, tmp_path: Path) -> None:
+    path = tmp_path / "file.pth"
+    network = build_architecture("shufflenet_v2_x0_5", {})
+    weights = {f"encoder_q.{k}": v for k, v in network.state_dict().items()}
+    source = {"layout": "moco_v2"}
+    torch.save({"arch": "shufflenet_v2_x0_5", "state_dict": weights}, path)
+    assert load_teacher(TeacherSource(path=str(path), **source)).features_dim == 1024
+    torch.save({"state_dict": weights}, path)
+    named = TeacherSource(path=str(path), model="shufflenet_v2_x0_5", **source)
+    assert load_teacher(named).description.startswith("shufflenet_v2_x0_5 of MoCo v2 checkpoint")
+    with pytest.raises(UserError, match=r"'resnet50' .*name it by method_kwargs\.teacher\.model"):
+        load_teacher(TeacherSource(path=str(path), **source))
+    given = official("dino_deitsmall16", tiny=True)
+    args = {"args": argparse.Namespace(arch="vit_tiny", patch_size=8)}
+    assert "'timm/vit_tiny_patch8_224'" in refusal(path, {**given.content, **args}, given)
+
+
+def test_head_of_another_backbone(official: MakeOfficial, tmp_path: Path) -> None:
+    given = official("moco_v2", tiny=True)
+
+    def widen(weights: dict[str, Tensor]) -> None:
+        key = "module.encoder_q.fc.0.weight"
+        weights[key] = torch.zeros(8, 9)
+
+    line = refusal(tmp_path / "file.pth", given.edited(widen), given)
+    assert "does not fit 8 features (of another shape: module.encoder_q.fc.0.weight)" in line
+
+
+def test_wide_resnets_are_wider_everywhere() -> None:
+    plain = build_architecture("resnet50", {}).state_dict()
+    with torch.device("meta"):
+        wide = build_architecture("resnet50w2", {}).eval()
+    assert wide.state_dict().keys() == plain.keys()
+    for key, value in wide.state_dict().items():
+        first = key == "conv1.weight"
+        expected = [
+            s * 2 if axis < (1 if first else 2) else s for axis, s in enumerate(plain[key].shape)
+        ]
+        assert list(value.shape) == expected, key
+    assert wide(torch.zeros(1, 3, 32, 32, device="meta")).shape == (1, 4096)
+
+
+def test_teacher_is_in_eval_mode(official: MakeOfficial, tmp_path: Path) -> None:
+    given = official("swav", tiny=True)
+    teacher = load(tmp_path / "file.pth", given.content, given)
+    parts: list[nn.Module] = [teacher.backbone, *([teacher.head] if teacher.head else [])]
+    assert not any(m.training for part in parts for m in part.modules())
+
+
+def test_arguments_of_a_training_are_read_in_dino_files_alone(
+    official: MakeOfficial, tmp_path: Path
+) -> None:
+    given = official("moco_v2", tiny=True)
+    content = {**given.content, "args": argparse.Namespace(arch="resnet50")}
+    assert "argparse.Namespace" in refusal(tmp_path / "file.pth", content, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("moco_v2", {"state_dict": None}, "holds no weights in 'state_dict'"),
+        ("moco_v2", {"state_dict": {}}, "holds no weights in 'state_dict'"),
+        ("moco_v2", {"state_dict": {"a": 3}}, "unexpected: a"),
+        ("swav", [1], "holds a list"),
+        ("dino_resnet50", {"epoch": 3}, "unexpected: epoch"),
+        ("dino_resnet50", {"teacher": {3: torch.ones(1)}}, "unexpected: 3"),
+    ],
+)
+def test_files_that_are_no_checkpoint(
+    name: str, content: Any, says: str, official: MakeOfficial, tmp_path: Path
+) -> None:
+    assert says in refusal(tmp_path / "file.pth", content, official(name, tiny=True))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("head.last_layer.weight", 0.0, "rows that are zero or not finite"),
+        ("head.last_layer.weight", float("inf"), "rows that are zero or not finite"),
+        ("backbone.conv1.0.weight", float("nan"), "not finite; is the file damaged?"),
+        ("head.mlp.0.bias", float("nan"), "not finite; is the file damaged?"),
+    ],
+)
+def test_damaged_values(
+    key: str, value: float, says: str, official: MakeOfficial, tmp_path: Path
+) -> None:
+    given = official("dino_resnet50", tiny=True)
+
+    def spoil(weights: dict[str, Tensor]) -> None:
+        weights[key] = weights[key].clone()
+        weights[key][0] = value
+
+    assert says in refusal(tmp_path / "file.pth", given.edited(spoil), given)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ({"layout": "moco_v2"}, "path=null: layout moco_v2 needs a file; download https://dl.fb"),
+        ({"layout": "swav", "path": "no"}, "swav_800ep_pretrain.pth.tar and name it by method_kw"),
+        ({"layout": "dino", "path": "no"}, "dino_deitsmall16_pretrain_full_checkpoint.pth and"),
+        ({"layout": "dino", "path": "."}, "path='.': this is a folder"),
+        ({"layout": "run"}, "layout run needs a run directory or checkpoint"),
+        ({"layout": "run", "path": "."}, "is no run directory"),
+        ({"layout": "run", "path": ".", "model": "resnet18"}, "a run says itself what it is"),
+        ({"layout": "swav", "path": __file__, "networks": "momentum"}, "has no choice"),
+        ({"layout": "timm"}, "model=null: layout timm needs a model; for example resnet50.a1_in1k"),
+        ({"layout": "torchvision"}, "for example resnet50:IMAGENET1K_V2"),
+    ],
+)
+def test_sources_that_do_not_do(
+    source: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        load_teacher(TeacherSource(**source))
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "kwargs", "says"),
+    [
+        ("resnet81", {}, "did you mean 'resnet18'?"),
+        ("timm/resnet81", {}, "unknown architecture"),
+        ("resnet50", {"depth": 3}, "unexpected keyword argument 'depth'"),
+        ("squeezenet1_0", {}, "ends in no linear layer"),
+    ],
+)
+def test_architectures_that_there_are_not(
+    model: str, kwargs: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "file.pth"
+    torch.save({"conv1.weight": torch.ones(1)}, path)
+    source = TeacherSource(layout="swav", path=str(path), model=model, model_kwargs=kwargs)
+    with pytest.raises(UserError) as caught:
+        load_teacher(source)
+    assert says in str(caught.value)

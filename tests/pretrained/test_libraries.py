@@ -1,0 +1,178 @@
+"""Models of timm and torchvision as teachers, out of files and out of their own stores."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from solo_ext.core.errors import UserError
+from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, load_teacher
+
+TINY = {"channels": [8, 8, 8, 8]}
+TIMM, TORCHVISION = "resnet10t", "shufflenet_v2_x0_5"
+
+
+def timm_model(classes: int) -> Any:
+    torch.manual_seed(0)
+    return timm.create_model(TIMM, num_classes=classes, **TINY).eval()
+
+
+def load(**source: Any) -> LoadedTeacher:
+    if source["layout"] == "timm":
+        source = {"model": TIMM, "model_kwargs": TINY, **source}
+    return load_teacher(TeacherSource(**{"model": TORCHVISION, **source}))
+
+
+def refusal(**source: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        load(**source)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def same_features(teacher: LoadedTeacher, network: nn.Module) -> bool:
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        return torch.equal(teacher.backbone(x), network(x))
+
+
+@pytest.mark.parametrize("classes", [0, 7, 1000])
+def test_timm_file(classes: int, tmp_path: Path) -> None:
+    network = timm_model(classes)
+    state = network.state_dict()
+    network.reset_classifier(0)
+    safe, plain, trained = (tmp_path / n for n in ("m.safetensors", "m.pth", "c.pth.tar"))
+    save_file(state, safe)
+    torch.save(state, plain)
+    averaged = {f"module.{k}": v for k, v in state.items()}
+    worse = {k: torch.zeros_like(v) for k, v in averaged.items()}
+    torch.save({"epoch": 3, "state_dict": worse, "state_dict_ema": averaged}, trained)
+    for path in (safe, plain, trained):
+        teacher = load(layout="timm", path=str(path))
+        assert same_features(teacher, network)
+        assert (teacher.features_dim, teacher.head, teacher.prototypes) == (8, None, None)
+        assert teacher.digest == hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    assert "averaged weights" in teacher.description
+    config = timm.get_pretrained_cfg(TIMM)
+    assert (teacher.mean, teacher.std) == (config.mean, config.std)
+    assert teacher.input_size == config.input_size[-1] == 176
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda s: s.pop("layer1.0.bn1.weight"), "missing: layer1.0.bn1.weight"),
+        (lambda s: s.update({"fc2.weight": torch.ones(1)}), "unexpected: fc2.weight"),
+        (lambda s: s.update({"bn1.bias": torch.ones(2)}), "of another shape: bn1.bias"),
+        (lambda s: s.update({"x": s.pop("bn1.bias")}), "missing: bn1.bias; unexpected: x"),
+    ],
+)
+def test_timm_file_of_another_model(
+    edit: Callable[[dict[str, Tensor]], Any], says: str, tmp_path: Path
+) -> None:
+    state = timm_model(7).state_dict()
+    edit(state)
+    path = tmp_path / "m.safetensors"
+    save_file(state, path)
+    line = refusal(layout="timm", path=str(path))
+    assert says in line
+    assert "another method_kwargs.teacher.model" in line
+    path.write_bytes(path.read_bytes()[:100])
+    assert "cannot be read" in refusal(layout="timm", path=str(path))
+
+
+def test_timm_own_weights(tmp_path: Path) -> None:
+    """As timm fetches them, from a file in the place of its store."""
+    network = timm_model(1000)
+    stored = tmp_path / "m.pth"
+    torch.save(network.state_dict(), stored)
+    network.reset_classifier(0)
+    overlay = {**TINY, "pretrained_cfg_overlay": {"file": str(stored)}}
+    before = torch.random.get_rng_state()
+    teacher = load(layout="timm", model=f"{TIMM}.c3_in1k", model_kwargs=overlay)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert same_features(teacher, network)
+    assert "resnet10t.c3_in1k of timm" in teacher.description
+    again = load(layout="timm", model=TIMM, model_kwargs=overlay)
+    assert again.digest == teacher.digest
+    network.state_dict()["bn1.bias"].add_(1)
+    torch.save({**torch.load(stored), "bn1.bias": network.state_dict()["bn1.bias"]}, stored)
+    assert load(layout="timm", model_kwargs=overlay).digest != teacher.digest
+    torch.save({**torch.load(stored), "bn1.more": torch.ones(1)}, stored)
+    line = refusal(layout="timm", model_kwargs=overlay)
+    assert "cannot get the weights of 'resnet10t'" in line
+    assert "name the file by method_kwargs.teacher.path" in line
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "says"),
+    [
+        ("timm", "resnet10", "did you mean 'resnet10t'?"),
+        ("timm", "resnet10t.b7", "timm has no weights 'b7'"),
+        ("torchvision", "resnet81", "did you mean 'resnet18'?"),
+        ("torchvision", "resnet18:V2", "torchvision has no weights 'V2'"),
+    ],
+)
+def test_models_that_there_are_not(layout: Any, model: str, says: str) -> None:
+    assert says in refusal(layout=layout, model=model, model_kwargs={})
+
+
+@pytest.mark.parametrize("classes", [1000, 7])
+def test_torchvision_file(classes: int, tmp_path: Path) -> None:
+    network = torchvision.models.get_model(TORCHVISION, num_classes=classes).eval()
+    state, path = network.state_dict(), tmp_path / "m.pth"
+    network.fc = nn.Identity()
+    for content in (state, network.state_dict(), {"model": state, "epoch": 3, "optimizer": {}}):
+        torch.save(content, path)
+        teacher = load(layout="torchvision", path=str(path))
+        assert same_features(teacher, network)
+        assert (teacher.features_dim, teacher.input_size) == (1024, 224)
+    torch.save({k: v for k, v in state.items() if k != "conv5.0.weight"}, path)
+    assert "missing: conv5.0.weight" in refusal(layout="torchvision", path=str(path))
+    torch.save({**state, "fc.more": torch.ones(1)}, path)
+    assert "unexpected: fc.more" in refusal(layout="torchvision", path=str(path))
+
+
+def test_torchvision_own_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchvision fetches them, from files already in its store."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    network = torchvision.models.get_model(TORCHVISION).eval()
+    weights = torchvision.models.get_model_weights(TORCHVISION).IMAGENET1K_V1
+    stored = tmp_path / "hub" / "checkpoints" / Path(weights.url).name
+    stored.parent.mkdir(parents=True)
+    torch.save(network.state_dict(), stored)
+    network.fc = nn.Identity()
+    teacher = load(layout="torchvision", model=f"{TORCHVISION}:IMAGENET1K_V1")
+    assert same_features(teacher, network)
+    assert "IMAGENET1K_V1" in teacher.description
+    assert load(layout="torchvision").digest == teacher.digest
+    torch.save({"a": torch.ones(1)}, stored)
+    line = refusal(layout="torchvision")
+    assert "torchvision cannot get" in line
+    assert weights.url in line
+
+
+@pytest.mark.parametrize("path", [True, False])
+def test_normalisation_of_the_tag(
+    path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EfficientNetV2-L has 0.5; a file without tag may be of anybody's training."""
+    from solo_ext.pretrained import libraries
+
+    network = torchvision.models.get_model(TORCHVISION)
+    monkeypatch.setattr(libraries, "torchvision_model", lambda *_: network)
+    file = tmp_path / "m.pth"
+    torch.save(network.state_dict(), file)
+    tag = "" if path else ":IMAGENET1K_V1"
+    teacher = load(layout="torchvision", model=f"efficientnet_v2_l{tag}", path=str(file))
+    assert teacher.mean == ((0.485, 0.456, 0.406) if path else (0.5, 0.5, 0.5))
+    assert teacher.input_size == 480
