@@ -9,7 +9,7 @@ import pytest
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import open_images, targets_of
-from solo_ext.lab.evaluation.classes import same_classes
+from solo_ext.lab.evaluation.context import same_classes
 
 
 def listed(images: Path, file: Path, labels: list[str]) -> Any:

@@ -1,4 +1,4 @@
-"""What a stopped training leaves behind."""
+"""What a stopped training leaves behind, and accuracies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from solo_ext.lab.evaluation.protocols.finetune import Finetune
-from solo_ext.lab.evaluation.run_settings import EvalRun
-from solo_ext.lab.evaluation.subject import open_subject
-from solo_ext.lab.evaluation.supervised.unfinished import EvalCheckpoint
+from solo_ext.lab.evaluation.context import open_context
+from solo_ext.lab.evaluation.finetune import Finetune
+from solo_ext.lab.evaluation.models import EvalRun
+from solo_ext.lab.evaluation.supervised import EvalCheckpoint, accuracies
 
 
 def made(images: Path, out: Path, *, crop: int = 8, **settings: Any) -> EvalCheckpoint:
@@ -23,7 +23,7 @@ def made(images: Path, out: Path, *, crop: int = 8, **settings: Any) -> EvalChec
             "device": "cpu",
         }
     )
-    return EvalCheckpoint(open_subject("pixels", shared), Finetune(**settings))
+    return EvalCheckpoint(open_context("pixels", shared), Finetune(**settings))
 
 
 def test_is_found_by_the_same_call_alone(images: Path, tmp_path: Path) -> None:
@@ -54,3 +54,13 @@ def test_damaged_file_counts_for_nothing(images: Path, tmp_path: Path) -> None:
     own.save({"epochs": 1})
     own.file.write_bytes(own.file.read_bytes()[:40])
     assert own.load() is None
+
+
+def test_accuracies_by_hand() -> None:
+    logits = torch.tensor([[9.0, 1, 2, 3, 4, 5], [9, 1, 2, 3, 4, 5], [9, 1, 2, 3, 4, 5]])
+    assert accuracies(logits, torch.tensor([0, 5, 1])) == pytest.approx(
+        {"acc1": 100 / 3, "acc5": 200 / 3}
+    )
+    # Without a label a row does not count; one that is no number is an error.
+    logits = torch.tensor([[1.0, 0], [1, 0], [float("nan")] * 2])
+    assert accuracies(logits, torch.tensor([0, -1, 0])) == {"acc1": 50.0, "acc5": 50.0}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from solo_ext.lab.evaluation.cluster_scores import cluster_scores
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.evaluation.clustering import Clusters, cluster_scores
+from solo_ext.lab.evaluation.features import Features
 
 
 def best_by_trying(targets: Tensor, assignments: Tensor, classes: int, clusters: int) -> float:
@@ -26,22 +29,40 @@ def test_accuracy_is_the_best_matching(classes: int, clusters: int) -> None:
     targets = torch.randint(classes, (60,), generator=generator)
     assignments = torch.randint(clusters, (60,), generator=generator)
     expected = best_by_trying(targets, assignments, classes, clusters)
-    assert cluster_scores(targets, assignments).accuracy == pytest.approx(expected)
+    assert cluster_scores(targets, assignments)["accuracy"] == pytest.approx(expected)
 
 
 def test_perfect_whatever_the_numbers() -> None:
     targets = torch.arange(5).repeat(6)
     found = cluster_scores(targets, (targets * 3 + 1) % 5 + 10)
-    assert vars(found) == pytest.approx({"nmi": 100, "ari": 100, "accuracy": 100, "purity": 100})
+    assert found == pytest.approx({"nmi": 100, "ari": 100, "accuracy": 100, "purity": 100})
 
 
 def test_one_cluster_says_nothing() -> None:
     targets = torch.arange(4).repeat(5)
     found = cluster_scores(targets, torch.zeros(20, dtype=torch.int64))
-    assert vars(found) == pytest.approx({"nmi": 0, "ari": 0, "accuracy": 25, "purity": 25})
+    assert found == pytest.approx({"nmi": 0, "ari": 0, "accuracy": 25, "purity": 25})
 
 
 def test_a_cluster_each_is_pure_and_still_wrong() -> None:
     targets = torch.arange(4).repeat(5)
     found = cluster_scores(targets, torch.arange(20))
-    assert (found.purity, found.accuracy) == (100, 20)
+    assert (found["purity"], found["accuracy"]) == (100, 20)
+
+
+def test_one_class_is_no_clustering(digits: Features) -> None:
+    one = replace(
+        digits,
+        train_targets=torch.zeros_like(digits.train_targets),
+        test_targets=torch.zeros_like(digits.test_targets),
+        num_classes=1,
+    )
+    with pytest.raises(ConfigError, match="k=null: there is one class"):
+        Clusters().measure(one)
+    (row,) = Clusters(k=[2]).measure(one)
+    assert row["accuracy"] < 100
+
+
+def test_more_clusters_than_images(digits: Features) -> None:
+    with pytest.raises(ConfigError, match=r"k\.0=5000: the test split has 797 labelled images"):
+        Clusters(k=[5000]).measure(digits)

@@ -1,4 +1,4 @@
-"""A backbone with the images and the place that an evaluation needs."""
+"""What protocols are given: a backbone, the images it is measured on, and its features."""
 
 from __future__ import annotations
 
@@ -17,18 +17,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from solo_ext.core import distributed
-from solo_ext.core.errors import ConfigError
+from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.dali import DALIViews
-from solo_ext.data.images import class_names, images_fingerprint, open_images
+from solo_ext.data.images import class_names, images_fingerprint, open_images, targets_of
 from solo_ext.data.loaders import FixedLoader, fixed_loader
-from solo_ext.data.reading import Images, name_of
+from solo_ext.data.reading import Images, Skipping, name_of
 from solo_ext.data.transforms import STATISTICS, statistics
-from solo_ext.lab.evaluation.classes import same_classes
-from solo_ext.lab.evaluation.features import extract_features, feature_batches
-from solo_ext.lab.evaluation.frozen_features import Features
-from solo_ext.lab.evaluation.labelled_images import labelled_images
-from solo_ext.lab.evaluation.models import Model, open_model
-from solo_ext.lab.evaluation.run_settings import DTYPES, EvalData, EvalRun
+from solo_ext.lab.evaluation.features import Features, extract_features, feature_batches
+from solo_ext.lab.evaluation.models import DTYPES, EvalData, EvalRun, Model, open_model
 from solo_ext.lab.evaluation.store import ALONE, FeatureStore, Ranks
 
 logger = logging.getLogger(__name__)
@@ -124,11 +120,36 @@ class EvalContext:
         features = self.features if skips else None
         return {} if features is None else self.unreadable
 
+    def about(self) -> dict[str, Any]:
+        """What is evaluated, and on what, for a record."""
+        return {
+            "run": self.model.name,
+            "folder": str(self.model.folder),
+            "checkpoint": self.model.checkpoint,
+            "checkpoint_sha256": self.model.digest,
+            "method": self.cfg.get("method"),
+            "backbone": self.cfg["backbone"],
+            "epoch": self.model.epoch,
+            "image_size": self.cfg["augmentations"][0]["crop_size"],
+            "train": self._about_split("train", self.train),
+            "test": self._about_split("val", self.test),
+        }
+
+    def _about_split(self, split: str, images: Images) -> dict[str, Any]:
+        unreadable, data = self.unreadable.get(split, []), self.cfg["data"]
+        # Both are parts of the training images where some are held out.
+        name = split if data.get("holdout") is None else "train"
+        return {
+            "path": str(data[f"{name}_path"]),
+            "images": len(images) - len(unreadable),
+            "unreadable": unreadable,
+        }
+
     def on(self, data: EvalData) -> EvalContext:
         """The same backbone on other images.
 
         Raises:
-            ConfigError: as :func:`open_subject`.
+            ConfigError: as :func:`open_context`.
         """
         settings = self.settings.model_copy(update={"data": data})
         cfg = evaluation_config(self.model.cfg, settings)
@@ -203,7 +224,7 @@ class EvalContext:
             )
 
 
-def open_subject(name: str, settings: EvalRun, progress: Progress | None = None) -> EvalContext:
+def open_context(name: str, settings: EvalRun, progress: Progress | None = None) -> EvalContext:
     """Loads a model and opens the images that it is evaluated on.
 
     Args:
@@ -216,10 +237,10 @@ def open_subject(name: str, settings: EvalRun, progress: Progress | None = None)
     """
     ranks = _ranks()
     device = _device(settings.device, ranks)
-    return subject_of(open_model(name, settings), settings, device, progress, ranks)
+    return context_of(open_model(name, settings), settings, device, progress, ranks)
 
 
-def subject_of(
+def context_of(
     model: Model,
     settings: EvalRun,
     device: str,
@@ -294,6 +315,63 @@ def _images(cfg: Mapping[str, Any]) -> tuple[Images, Images]:
     if cfg["data"]["dataset"] not in STATISTICS:
         same_classes(train, test, str(cfg["data"]["val_path"]))
     return train, test
+
+
+def labelled_images(images: Images, key: str, path: str | None) -> Images:
+    """Leaves out images without a label, such as those that STL-10 has beside its training images.
+
+    Args:
+        images: as :func:`solo_ext.data.images.open_images` gives them.
+        key: where they come from, such as ``data.train_path``.
+        path: its value.
+
+    Returns:
+        The same object where all have one.
+
+    Raises:
+        ConfigError: none has one.
+    """
+    targets = targets_of(images)
+    if all(target >= 0 for target in targets):
+        return images
+    kept = [index for index, target in enumerate(targets) if target >= 0]
+    if not kept:
+        raise ConfigError(
+            key,
+            path,
+            f"none of its {len(images)} images has a label, and an evaluation needs some",
+            "give class folders with data.train_path=... data.val_path=...",
+        )
+    if isinstance(images, Skipping):
+        return cast(Images, Skipping(cast(Images, Subset(images.images, kept))))  # type: ignore[arg-type]
+    return cast(Images, Subset(cast(Dataset[Any], images), kept))
+
+
+def same_classes(train: Images, val: Images, val_path: str) -> None:
+    """Refuses class folders of validation whose numbers mean other classes than in training.
+
+    The last classes may be missing in validation, which shifts no number.
+
+    Raises:
+        ConfigError: a class that training lacks, or one missing before others.
+    """
+    ours, theirs = class_names(train), class_names(val)
+    extra = sorted(set(theirs) - set(ours))
+    if extra:
+        raise ConfigError(
+            "data.val_path",
+            val_path,
+            f"class {extra[0]!r} is not among the training classes",
+            nearest(extra[0], ours),
+        )
+    if theirs != ours[: len(theirs)]:
+        missing = sorted(set(ours) - set(theirs))
+        raise ConfigError(
+            "data.val_path",
+            val_path,
+            f"class {missing[0]!r} is missing, which would shift the labels",
+            "add it, a single image is enough",
+        )
 
 
 def _ranks() -> Ranks:

@@ -1,4 +1,4 @@
-"""``eval transfer``."""
+"""``eval transfer``: the other protocols on several data sets."""
 
 from __future__ import annotations
 
@@ -9,16 +9,44 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import MinLen
 from pydantic import Field
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from solo_ext.config.schema import Free, HuggingFace, Section
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.images import images_fingerprint
-from solo_ext.lab.evaluation.classes import has_class_folders
-from solo_ext.lab.evaluation.protocols.base import BackboneProtocol, Protocol, Row
-from solo_ext.lab.evaluation.row_files import files_of
-from solo_ext.lab.evaluation.run_settings import EvalData
-from solo_ext.lab.evaluation.subject import EvalContext
+from solo_ext.lab.evaluation.clustering import Clusters
+from solo_ext.lab.evaluation.context import EvalContext
+from solo_ext.lab.evaluation.finetune import Finetune
+from solo_ext.lab.evaluation.geometry import FeatureSpace
+from solo_ext.lab.evaluation.knn import KNN, Retrieval
+from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot
+from solo_ext.lab.evaluation.linear_augmented import LinearAugmented
+from solo_ext.lab.evaluation.map import FeatureMap
+from solo_ext.lab.evaluation.models import EvalData
+from solo_ext.lab.evaluation.neighbors import Neighbors
+from solo_ext.lab.evaluation.protocol import (
+    BackboneProtocol,
+    Protocol,
+    Row,
+    files_of,
+    measure,
+    read_settings,
+)
 
+ON_ONE_DATA_SET: dict[str, type[Protocol]] = {
+    "knn": KNN,
+    "linear": Linear,
+    "linear_sgd": LinearSGD,
+    "lowshot": LowShot,
+    "clustering": Clusters,
+    "retrieval": Retrieval,
+    "geometry": FeatureSpace,
+    "linear_augmented": LinearAugmented,
+    "finetune": Finetune,
+    "map": FeatureMap,
+    "neighbors": Neighbors,
+}
+"""What can be measured on each data set, in the order of the report."""
 Name = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$", description="a folder's name")
 ]
@@ -51,14 +79,14 @@ class Transfer(BackboneProtocol):
     protocols: Annotated[list[str], MinLen(1)] = ["linear", "knn"]
     settings: dict[str, Free] = {}
 
-    def depends_on(self, subject: EvalContext) -> list[str | None]:
+    def depends_on(self, context: EvalContext) -> list[str | None]:
         """The files of every data set, and the versions of the protocols."""
-        others = self._others(subject).values()
+        others = self._others(context).values()
         prints = [images_fingerprint(images) for o in others for images in (o.train, o.test)]
         versions = [f"{name} {protocol.version}" for name, protocol in self._measured().items()]
         return [*versions, *prints]
 
-    def run(self, subject: EvalContext) -> list[Row]:
+    def run(self, context: EvalContext) -> list[Row]:
         """A row per data set: ``dataset``, ``classes``, ``train``, ``test``, numbers of protocols.
 
         The numbers are the headlines of the protocols, such as ``linear_acc1``; the last row has
@@ -69,7 +97,7 @@ class Transfer(BackboneProtocol):
         """
         measured = self._measured()
         # All of them are opened before the first is measured: a wrong path is found at once.
-        others = self._others(subject)
+        others = self._others(context)
         # Taken out one by one: the features of one are not to wait for the others.
         rows = [self._row(name, others.pop(name), measured) for name in self.datasets]
         if len(rows) > 1:
@@ -85,26 +113,24 @@ class Transfer(BackboneProtocol):
         numbers = {k: v for k, v in rows[-1].items() if k not in _ABOUT}
         return {k: float(v) for k, v in numbers.items() if v is not None}
 
-    def _row(self, name: str, subject: EvalContext, measured: Mapping[str, Protocol]) -> Row:
-        from solo_ext.lab.evaluation.evaluate import about, measure
-
+    def _row(self, name: str, context: EvalContext, measured: Mapping[str, Protocol]) -> Row:
         numbers: Row = {}
         files: list[str] = []
         for key, protocol in measured.items():
-            found = measure(protocol, subject)
+            found = measure(protocol, context)
             numbers |= {f"{key}_{k}": v for k, v in protocol.headline(found).items()}
             files += [str(_place(name) / file) for file in files_of(found)]
         # Known by now: what cannot be read is found by reading it.
-        counted = {split: about(subject)[split]["images"] for split in ("train", "test")}
-        row = {"dataset": name, "classes": subject.num_classes, **counted, **numbers}
+        counted = {split: context.about()[split]["images"] for split in ("train", "test")}
+        row = {"dataset": name, "classes": context.num_classes, **counted, **numbers}
         return {**row, "files": files}
 
-    def _others(self, subject: EvalContext) -> dict[str, EvalContext]:
+    def _others(self, context: EvalContext) -> dict[str, EvalContext]:
         return {
             name: replace(
-                subject.on(_data(subject, data)),
+                context.on(_data(context, data)),
                 # Pictures and weights of one are not to overwrite those of another.
-                out=subject.out / _place(name),
+                out=context.out / _place(name),
             )
             for name, data in self.datasets.items()
         }
@@ -119,14 +145,13 @@ class Transfer(BackboneProtocol):
         return measured
 
     def _protocol(self, name: str) -> Protocol:
-        from solo_ext.lab.evaluation.protocols import PROTOCOLS
-        from solo_ext.lab.evaluation.settings import read_settings
-
-        allowed = [n for n, kind in PROTOCOLS.items() if kind is not Transfer]
-        if name not in allowed:
-            raise ConfigError("protocols", name, "not possible here", nearest(name, allowed))
+        kind = ON_ONE_DATA_SET.get(name)
+        if kind is None:
+            raise ConfigError(
+                "protocols", name, "not possible here", nearest(name, ON_ONE_DATA_SET)
+            )
         try:
-            return read_settings(name, self.settings.get(name, {}))[1]
+            return read_settings(kind, self.settings.get(name, {}))[1]
         except ConfigError as error:
             key = f"settings.{name}.{error.key}"
             raise ConfigError(key, error.value, error.problem, error.remedy) from None
@@ -139,14 +164,14 @@ def _place(name: str) -> Path:
     return Path("transfer") / name
 
 
-def _data(subject: EvalContext, data: TransferData) -> EvalData:
+def _data(context: EvalContext, data: TransferData) -> EvalData:
     given = {k: v for k, v in data.model_dump().items() if v is not None}
-    held_elsewhere = subject.cfg["data"]["format"] in ("h5", "huggingface")
-    if data.format is None and held_elsewhere and has_class_folders(Path(data.train_path)):
+    held_elsewhere = context.cfg["data"]["format"] in ("h5", "huggingface")
+    if data.format is None and held_elsewhere and _has_class_folders(Path(data.train_path)):
         given["format"] = "image_folder"
     if data.huggingface is not None:
         given["huggingface"] = data.huggingface
-    return subject.settings.data.model_copy(update=given)
+    return context.settings.data.model_copy(update=given)
 
 
 def _mean(rows: list[Row]) -> Row:
@@ -154,3 +179,12 @@ def _mean(rows: list[Row]) -> Row:
     names = [k for k in rows[0] if k not in _ABOUT and all(k in row for row in rows)]
     means: dict[str, Any] = {k: sum(r[k] for r in rows) / len(rows) for k in names}
     return {"dataset": "mean", "classes": "", "train": "", "test": "", **means, "files": []}
+
+
+def _has_class_folders(root: Path) -> bool:
+    """Whether a path is of a folder whose folders have images in them."""
+    root = root.expanduser()
+    if not root.is_dir():
+        return False
+    folders = (p for p in root.iterdir() if p.is_dir())
+    return any(file.suffix.lower() in IMG_EXTENSIONS for f in folders for file in f.iterdir())
