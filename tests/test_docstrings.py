@@ -12,7 +12,7 @@ import pytest
 
 import solo_ext
 
-PACKAGES: tuple[str, ...] = ("solo_ext.clustering", "solo_ext.memory")
+PACKAGES: tuple[str, ...] = ("solo_ext.clustering", "solo_ext.losses", "solo_ext.memory")
 """Packages in which every public function and class has an example."""
 
 

@@ -42,7 +42,11 @@ def data_root() -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that the system cannot have is no error."""
+    """Whether there is such a file; a name that the system cannot have is no error.
+
+    >>> is_file(Path(__file__)), is_file(Path("a" * 5000))
+    (True, False)
+    """
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -118,7 +122,14 @@ def _sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """As :func:`atomic_write`, for a text."""
+    """As :func:`atomic_write`, for a text.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "note.txt"
+    >>> write_text(file, "whole")
+    >>> file.read_text()
+    'whole'
+    """
     atomic_write(path, lambda scratch: scratch.write_text(text))
 
 
@@ -143,7 +154,14 @@ def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
-    """The objects of a file, those lines passed over that hold none; none without a file."""
+    """The objects of a file, those lines passed over that hold none; none without a file.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "metrics.jsonl"
+    >>> append_lines(file, [{"step": 0}, {"step": 1}])
+    >>> read_jsonl(file)
+    [{'step': 0}, {'step': 1}]
+    """
     if not file.is_file():
         return []
     found = []

@@ -86,6 +86,9 @@ def detect() -> HostInfo:
 
     Raises:
         HostError: none is installed, or one that is neither generation.
+
+    >>> detect().generation in ("main", "1.0.2")
+    True
     """
     spec = importlib.util.find_spec("solo")
     if spec is None or spec.origin is None:
@@ -146,6 +149,9 @@ def load() -> Host:
 
     Raises:
         HostError: none is installed, or it cannot be imported.
+
+    >>> "simclr" in load().methods
+    True
     """
     global _loaded
     if _loaded is not None:

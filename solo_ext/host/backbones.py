@@ -39,7 +39,11 @@ class BackboneTable(dict[str, Callable[..., nn.Module]]):
 
 
 def is_timm(name: str) -> bool:
-    """Whether ``name`` is ``timm/`` and a model that timm can build (tags are allowed)."""
+    """Whether ``name`` is ``timm/`` and a model that timm can build (tags are allowed).
+
+    >>> is_timm("timm/resnet18"), is_timm("resnet18")
+    (True, False)
+    """
     return name.startswith(PREFIX) and timm.is_model(name.removeprefix(PREFIX))
 
 
@@ -66,6 +70,11 @@ def small_image_kwargs(name: str, kwargs: Mapping[str, Any], image_size: int) ->
         name: ``timm/<model>``; other names are returned as they are.
         kwargs: ``backbone.kwargs``.
         image_size: side of the large crops, in pixels.
+
+    >>> small_image_kwargs("timm/resnet18", {}, 32)
+    {'small_stem': True}
+    >>> small_image_kwargs("timm/vit_tiny_patch16_224", {}, 32)
+    {'img_size': 32, 'patch_size': 4}
     """
     done = dict(kwargs)
     if not is_timm(name) or image_size > SMALL_SIDE:

@@ -15,6 +15,11 @@ def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
     Args:
         logits: (N, C).
         targets: (N,) classes, -1 for none.
+
+    >>> class_loss(torch.zeros(3, 2), torch.tensor([0, 1, -1]))
+    tensor(0.6931)
+    >>> class_loss(torch.zeros(3, 2), torch.tensor([-1, -1, -1]))
+    tensor(0.)
     """
     loss = F.cross_entropy(logits, targets, ignore_index=-1)
     # The mean over no labels is NaN. The sum that replaces it has the same gradient, zero.
@@ -35,6 +40,10 @@ def accuracy_at_k(outputs: Tensor, targets: Tensor, top_k: Sequence[int] = (1, 5
 
     Returns:
         One tensor of shape (1,) for each k, as solo-learn's own.
+
+    >>> scores = torch.tensor([[0.1, 0.9, 0.0], [0.8, 0.1, 0.1]])
+    >>> accuracy_at_k(scores, torch.tensor([1, 1]), top_k=(1, 5))
+    [tensor([50.]), tensor([100.])]
     """
     widest = min(max(top_k), outputs.size(1))
     hits = outputs.topk(widest, dim=1).indices == targets.unsqueeze(1)

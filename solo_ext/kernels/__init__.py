@@ -1,27 +1,9 @@
-"""Fused operations that losses share."""
+"""Fused operations that take the place of a loss's plain form where that was measured to win.
 
-from solo_ext.kernels.batch_contrast import batch_contrast
-from solo_ext.kernels.bounded_logsumexp import BOUND, bounded_logsumexp
-from solo_ext.kernels.mixed_logsumexp import MixDraws, mixed_logsumexp
-from solo_ext.kernels.nearest_rows import nearest_rows
-from solo_ext.kernels.prototype_contrast import prototype_contrast
-from solo_ext.kernels.sinkhorn import assign
-from solo_ext.kernels.table_distillation import table_distillation
-from solo_ext.kernels.table_logsumexp import table_logsumexp
-from solo_ext.kernels.two_view_contrast import TwoViewContrast, two_view_contrast, two_view_fits
-
-__all__ = [
-    "BOUND",
-    "MixDraws",
-    "TwoViewContrast",
-    "assign",
-    "batch_contrast",
-    "bounded_logsumexp",
-    "mixed_logsumexp",
-    "nearest_rows",
-    "prototype_contrast",
-    "table_distillation",
-    "table_logsumexp",
-    "two_view_contrast",
-    "two_view_fits",
-]
+Each makes its gradient in the forward pass, tile by tile, so that no matrix of all similarities is
+held; none can be differentiated twice. Read ``tables`` first: tiles, and log-sum-exps over large
+constant tables (queues, prototypes). ``nearest_rows`` looks rows up in such a table,
+``mixed_logsumexp`` adds MoCHi's mixtures of its rows, ``in_batch`` contrasts rows of a batch with
+each other, and ``sinkhorn`` and ``prototype_contrast`` are the two halves of ProtoCPC's step. Which
+of them replaces a plain form, and when, is decided beside that form in :mod:`solo_ext.losses`.
+"""

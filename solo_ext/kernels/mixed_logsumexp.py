@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from solo_ext.kernels.tiles import tile_rows
+from solo_ext.kernels.tables import tile_rows
 
 
 class MixDraws(NamedTuple):
@@ -23,6 +23,10 @@ class MixDraws(NamedTuple):
         alpha: (N, s) in (0, 1), the share of the first.
         single_indices: (N, s') the negative that is mixed with the query.
         beta: (N, s') in (0, 0.5), the share of the query.
+
+    Example:
+        >>> MixDraws(*(torch.zeros(4, *s) for s in ((5, 2), (5,), (3,), (3,)))).alpha.shape
+        torch.Size([4, 5])
     """
 
     pair_indices: Tensor
@@ -77,7 +81,7 @@ def mixed_logsumexp(
         inverse_temperature: factor of the similarities.
         draws: of the mixtures, at least one for each query.
         num_hard: how many of the most similar rows are mixed.
-        powers: (E,) as in :func:`solo_ext.kernels.table_logsumexp`.
+        powers: (E,) as in :func:`solo_ext.kernels.tables.table_logsumexp`.
         excluded_columns: (N, m) rows of the table that are no negatives of the query; none by
             default.
         with_table: whether the rows themselves are summed too, or the mixtures alone.
@@ -87,6 +91,18 @@ def mixed_logsumexp(
 
     Raises:
         RuntimeError: it is differentiated twice.
+
+    Example:
+        The mixture of a row with itself is that row:
+
+        >>> query, table = (F.normalize(torch.randn(n, 8)) for n in (4, 20))
+        >>> hardest = torch.zeros(4, 1, 2).long(), torch.full((4, 1), 0.5)
+        >>> none = torch.zeros(4, 0).long(), torch.zeros(4, 0)
+        >>> found = mixed_logsumexp(query, table, 5.0, MixDraws(*hardest, *none), num_hard=3)
+        >>> logits = 5.0 * query @ table.T
+        >>> logits = torch.cat((logits, logits.amax(1, keepdim=True)), dim=1)
+        >>> found.lse[0].allclose(logits.logsumexp(1), rtol=1e-4)
+        True
     """
     if tile is None:
         widest = max(table.shape[0], draws.alpha.shape[1] * query.shape[1])
@@ -171,7 +187,7 @@ class _Mixed(torch.autograd.Function):
             block_masses, block_means = [], []
             for e, power in enumerate(powers):
                 factor = inverse_temperature * power
-                # The last power needs them no more: one such matrix, and not two.
+                # The last power is the last to need the logits.
                 weights = logits if e == len(powers) - 1 else logits.clone()
                 if with_table:
                     weights.sub_(largest).mul_(factor).exp_()

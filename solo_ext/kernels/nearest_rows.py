@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.core.precision import full_precision_products
-from solo_ext.kernels.tiles import tile_rows
+from solo_ext.kernels.tables import tile_rows, tiles_of
 
 
 class NearestRows(NamedTuple):
@@ -54,6 +54,14 @@ def nearest_rows(
 
     Raises:
         ValueError: shapes do not fit, k is out of range, or ids are given of one side only.
+
+    Example:
+        >>> table = torch.eye(3)
+        >>> found = nearest_rows(torch.tensor([[0.1, 0.9, 0.2]]), table, k=2)
+        >>> found.index
+        tensor([[1, 2]])
+        >>> found.similarity
+        tensor([[0.9000, 0.2000]])
     """
     _check(query, table, k, query_ids, table_ids)
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -63,20 +71,19 @@ def nearest_rows(
     index = torch.empty(query.shape[0], 0, dtype=torch.long, device=query.device)
     found = NearestRows(index, query.new_empty(query.shape[0], 0))
     with full_precision_products(query.device):
-        for begin in range(0, table.shape[0], tile):
-            part = slice(begin, begin + tile)
+        for part in tiles_of(len(table), tile):
             similarity = query @ table[part].to(dtype).T
             if query_ids is not None and table_ids is not None:
                 same = query_ids.unsqueeze(1) == table_ids[part]
                 similarity.masked_fill_(same, float("-inf"))
-            found = _merge(found, _of_tile(similarity, k, begin), k)
+            found = _merge(found, _of_tile(similarity, k, part.start), k)
     return found
 
 
 def _of_tile(similarity: Tensor, k: int, begin: int) -> list[NearestRows]:
     """The k best columns (N, 1) each, best first; overwrites the similarities."""
     found: list[NearestRows] = []
-    # Not topk, which takes any of equal values.
+    # max() takes the first of equal values, topk() any of them.
     for _ in range(k):
         if found:
             similarity.scatter_(1, found[-1].index - begin, float("-inf"))

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from solo_ext.kernels.sinkhorn import SAFE_EXPONENT, Assignment
-from solo_ext.kernels.table_logsumexp import product
-from solo_ext.kernels.tiles import tile_rows, tiles_of
+from solo_ext.kernels.tables import tile_rows, tiles_of
 
 
 class PrototypeContrast(NamedTuple):
@@ -60,6 +59,18 @@ def prototype_contrast(
 
     Raises:
         RuntimeError: it is differentiated twice.
+
+    Example:
+        Cross-entropy of one student view with the softmax of a teacher's scores:
+
+        >>> from solo_ext.kernels.sinkhorn import assign
+        >>> student, prototypes, scores = torch.randn(1, 4, 8), torch.randn(9, 8), torch.randn(4, 9)
+        >>> targets = assign(lambda rows, columns: scores[rows, columns] * 1, (4, 9), scores, 0)
+        >>> terms = prototype_contrast(student, prototypes, [targets], torch.ones(1, 1), None, 2.0)
+        >>> terms.loss.allclose(torch.nn.functional.cross_entropy(
+        ...     2.0 * student[0] @ prototypes.T, scores.softmax(1)
+        ... ))
+        True
     """
     if tiles is None:
         rows = min(tile_rows(student, prototypes.shape[0], 64, share=32), student.shape[1])
@@ -162,7 +173,7 @@ class _Block:
         """Log-sum-exps (n,); afterwards exponentials and ``agreement`` are there."""
         safe = bound <= SAFE_EXPONENT
         for part in self._parts:
-            logits = product(factors, table[part].T, None).to(self._mass.dtype)
+            logits = (factors @ table[part].T).to(self._mass.dtype)
             for matrix, columns, share in self._targets:
                 agreed = (matrix[:, part] * logits) @ columns[part]
                 self.agreement += agreed @ share.squeeze(1)

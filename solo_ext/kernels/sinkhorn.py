@@ -1,4 +1,8 @@
-"""Assignments of samples to prototypes, balanced over the batch or not, as scaling vectors."""
+"""Assignments of samples to prototypes, balanced over the batch or not, as scaling vectors.
+
+:func:`plain_sinkhorn` is the algorithm. The rest keeps its matrix of exponentials as it is and
+moves only the factors of its rows and columns, which takes one read of the matrix per iteration.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,23 @@ import torch
 from torch import Tensor
 
 from solo_ext.core.distributed import max_over_ranks, sum_over_ranks
-from solo_ext.kernels.tiles import tile_rows, tiles_of
+from solo_ext.kernels.tables import tile_rows, tiles_of
+
+
+@torch.no_grad()
+def plain_sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
+    """Sinkhorn-Knopp on the whole matrix (N, K), as SwAV has it; the reference.
+
+    Example:
+        >>> plain_sinkhorn(torch.randn(8, 4), epsilon=0.5, iterations=3).sum(1)
+        tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
+    """
+    assigned = torch.exp(scores / epsilon)
+    for _ in range(iterations):
+        assigned = assigned / assigned.sum(0, keepdim=True)  # prototypes get equal masses
+        assigned = assigned / assigned.sum(1, keepdim=True)  # samples have mass 1
+    return assigned
+
 
 Logits = Callable[[slice, slice], Tensor]
 """Scores over epsilon of some samples (rows) and prototypes (columns); may be overwritten."""
@@ -59,6 +79,14 @@ def assign(
         bound: of the logits, if known.
         storage: dtype of the exponentials.
         products: whether ``logits`` are made by matrix products.
+
+    Example:
+        >>> scores = torch.randn(8, 4)
+        >>> found = assign(lambda rows, columns: scores[rows, columns] / 0.5, (8, 4), scores, 3)
+        >>> (found.matrix * found.rows.unsqueeze(1) * found.columns).allclose(
+        ...     plain_sinkhorn(scores, epsilon=0.5, iterations=3), atol=1e-5
+        ... )
+        True
     """
     matrix, columns = scale(
         logits, shape, like, iterations, bound=bound, storage=storage, products=products

@@ -1,8 +1,17 @@
-"""Losses: pure functions, tensors in, scalar out."""
+"""Losses: pure functions, tensors in, scalar out, one file for each family of papers.
 
-from solo_ext.kernels import MixDraws
+Each file begins with its formula: where a fused kernel computes the loss, with the plain form
+(``plain_...``) that the kernel is tested against, and the function below says when which of them
+runs; elsewhere the loss is the formula. Start with ``info_nce`` (a queue), then ``contrastive``
+(batches, debiased and hard negatives), which ``mochi`` and ``nnclr`` build on; ``proto_nce`` is
+PCL's, ``protocpc`` and ``seed`` are those of distillation. ``clip``, ``nce``, ``metric``,
+``margin`` and ``alignment`` hold the classical ones. Every loss is registered in ``LOSSES``.
+"""
+
+from solo_ext.kernels.mixed_logsumexp import MixDraws
 from solo_ext.losses.alignment import alignment_loss_func, uniformity_loss_func
 from solo_ext.losses.clip import clip_loss_func
+from solo_ext.losses.common import LOSSES
 from solo_ext.losses.contrastive import (
     ContrastiveTerms,
     NegativeEstimator,
@@ -10,9 +19,9 @@ from solo_ext.losses.contrastive import (
     contrastive,
     debiased_loss_func,
     hard_negative_loss_func,
-    info_nce_loss_func,
     nt_xent_loss_func,
 )
+from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.margin import arcface_loss_func, cosface_loss_func, sphereface_loss_func
 from solo_ext.losses.metric import (
     contrastive_loss_func,
@@ -26,7 +35,6 @@ from solo_ext.losses.nce import bilinear_info_nce_loss_func, nce_loss_func
 from solo_ext.losses.nnclr import nnclr_symmetric_loss_func
 from solo_ext.losses.proto_nce import proto_nce_loss_func
 from solo_ext.losses.protocpc import ProtoCPCTerms, protocpc_loss_func, protocpc_step
-from solo_ext.losses.registry import LOSSES
 from solo_ext.losses.seed import SEEDTerms, seed_loss_func, seed_terms
 
 __all__ = [

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision
+from solo_ext.losses.common import LOSSES, check_positive, check_rows
 from solo_ext.losses.metric import own_pairs, pairwise_distances, row_distances
-from solo_ext.losses.registry import LOSSES
 
 
 @LOSSES.register(
@@ -38,11 +38,13 @@ def alignment_loss_func(x: Tensor, y: Tensor, alpha: float = 2) -> Tensor:
 
     Source:
         Wang and Isola, ICML 2020, arXiv 2005.10242.
+
+    Example:
+        >>> alignment_loss_func(torch.eye(3), -torch.eye(3))
+        tensor(4.)
     """
-    if x.ndim != 2 or x.shape != y.shape:
-        raise ValueError(f"x and y must both be (N, D), got {tuple(x.shape)} and {tuple(y.shape)}")
-    if not alpha > 0:
-        raise ValueError(f"alpha={alpha}: must be above 0")
+    check_rows(x=x, y=y)
+    check_positive(alpha=alpha)
     x, y = full_precision(x, y)
     distances = row_distances(x, y)
     # Below 1 the slope of the power at 0 is infinite.
@@ -76,17 +78,18 @@ def uniformity_loss_func(x: Tensor, t: float = 2) -> Tensor:
 
     Source:
         Wang and Isola, ICML 2020, arXiv 2005.10242.
+
+    Example:
+        >>> uniformity_loss_func(torch.eye(3))  # all pairs have the squared distance 2
+        tensor(-4.0000)
     """
-    if x.ndim != 2:
-        raise ValueError(f"x must be (N, D), got {tuple(x.shape)}")
-    if not t > 0:
-        raise ValueError(f"t={t}: must be above 0")
+    check_rows(x=x)
+    check_positive(t=t)
     (x,) = full_precision(x)
     potentials = -t * pairwise_distances(x, distributed.gather_with_gradient(x)).square()
-    rows, total = potentials.shape
+    total = potentials.shape[1]
     if total == 1:
         return potentials.sum()
-    own = own_pairs(rows, x.device)
-    masses = potentials.masked_fill(own, float("-inf")).logsumexp(1)
+    masses = potentials.masked_fill(own_pairs(x), float("-inf")).logsumexp(1)
     mass = distributed.gather_with_gradient(masses).logsumexp(0)
     return mass - math.log(total * (total - 1))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core import distributed
-from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.losses.registry import LOSSES
+from solo_ext.core.precision import full_precision_products
+from solo_ext.losses.common import LOSSES, check_positive, unit_rows
+from solo_ext.losses.contrastive import own_columns
 
 
 @LOSSES.register(
@@ -38,29 +38,24 @@ def clip_loss_func(image: Tensor, text: Tensor, logit_scale: Tensor | float) -> 
 
     Source:
         Radford et al., ICML 2021, arXiv 2103.00020.
+
+    Example:
+        >>> import torch
+        >>> image, text = torch.eye(3), torch.eye(3)
+        >>> clip_loss_func(image, text, logit_scale=100.0) < 1e-4
+        tensor(True)
     """
-    _check(image, text, logit_scale)
-    image, text = full_precision(image, text)
-    if isinstance(logit_scale, Tensor):
+    image, text = unit_rows(image=image, text=text)
+    if not isinstance(logit_scale, Tensor):
+        check_positive(logit_scale=logit_scale)
+    elif logit_scale.numel() != 1:
+        raise ValueError(
+            f"logit_scale has the shape {tuple(logit_scale.shape)}: must be one number"
+        )
+    else:
         logit_scale = logit_scale.to(image.dtype)
     with full_precision_products(image.device):
-        image, text = F.normalize(image, dim=1), F.normalize(text, dim=1)
-        rows = image.shape[0]
-        own = torch.arange(rows, device=image.device) + distributed.rank() * rows
+        own = own_columns(image).squeeze(1)
         to_text = logit_scale * image @ distributed.gather_with_gradient(text).T
         to_image = logit_scale * text @ distributed.gather_with_gradient(image).T
         return (F.cross_entropy(to_text, own) + F.cross_entropy(to_image, own)) / 2
-
-
-def _check(image: Tensor, text: Tensor, logit_scale: Tensor | float) -> None:
-    if image.ndim != 2 or image.shape != text.shape:
-        raise ValueError(
-            f"image and text must both be (N, D), got {tuple(image.shape)} and {tuple(text.shape)}"
-        )
-    if isinstance(logit_scale, Tensor):
-        if logit_scale.numel() != 1:
-            raise ValueError(
-                f"logit_scale has the shape {tuple(logit_scale.shape)}: must be one number"
-            )
-    elif not logit_scale > 0:
-        raise ValueError(f"logit_scale={logit_scale}: must be above 0")

@@ -1,4 +1,10 @@
-"""Contrastive losses of views, of queues and of the batch: InfoNCE, NT-Xent, debiased and hard."""
+"""The contrastive family: NT-Xent, debiased, hard-negative, and InfoNCE with any candidates.
+
+All are ``-log(exp(s+) / (exp(s+) + N g))``, s the cosine over the temperature, and differ in what
+the N negatives are and in the estimate g of their mean exponential. :func:`plain_contrastive` is
+the formula; :func:`contrastive` computes the same in log space without the matrix of similarities,
+and :func:`two_view_terms` for two views of a batch. The named losses at the end call these.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +19,50 @@ from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.kernels import (
-    BOUND,
-    TwoViewContrast,
-    batch_contrast,
-    bounded_logsumexp,
-    mixed_logsumexp,
-    table_logsumexp,
-    two_view_contrast,
-    two_view_fits,
-)
-from solo_ext.losses.registry import LOSSES
+from solo_ext.kernels.in_batch import batch_contrast, two_view_contrast, two_view_fits
+from solo_ext.kernels.mixed_logsumexp import mixed_logsumexp
+from solo_ext.kernels.tables import table_logsumexp
+from solo_ext.losses.common import LOSSES, check_positive, check_rows, check_table
 
 if TYPE_CHECKING:
     from solo_ext.losses.mochi import Mixing
 
 
-class Mass(NamedTuple):
-    """An estimate, anchor by anchor.
+def plain_contrastive(
+    anchors: Tensor,
+    positives: Tensor,
+    candidates: Tensor,
+    excluded_columns: Tensor | None = None,
+    *,
+    temperature: float,
+    tau_plus: float = 0.0,
+    beta: float = 0.0,
+) -> Tensor:
+    """The family's formula on the whole matrix of similarities; the reference of the rest.
 
-    Attributes:
-        log_mass: (N,) log of the sum of exponentials that the negatives stand for.
-        floored: (N,) bool, whether it sits on its floor and passes no gradient on.
+    Shapes as in :func:`contrastive`, settings as in :class:`NegativeEstimator`.
+
+    Example:
+        >>> query, key, queue = (F.normalize(torch.randn(n, 4)) for n in (2, 2, 9))
+        >>> plain_contrastive(query, key.unsqueeze(1), queue, temperature=0.2).shape
+        torch.Size([])
     """
+    s_pos = torch.einsum("nd,npd->np", anchors, positives) / temperature  # (N, P)
+    s_neg = anchors @ candidates.T / temperature  # (N, K)
+    counted = torch.ones_like(s_neg)
+    if excluded_columns is not None:
+        counted = counted.scatter(1, excluded_columns, 0.0)
 
-    log_mass: Tensor
-    floored: Tensor
+    def mean_exp(s: Tensor, counted: Tensor) -> Tensor:
+        weights = counted * torch.exp(beta * s)  # hard negatives, Eq. 4; all 1 without beta
+        return (weights * torch.exp(s)).sum(1) / weights.sum(1)
+
+    g = mean_exp(s_neg, counted)
+    if tau_plus > 0:  # debiased, Eq. 7 and 8
+        g = (g - tau_plus * mean_exp(s_pos, torch.ones_like(s_pos))) / (1 - tau_plus)
+        g = g.clamp(min=math.exp(-1 / temperature))
+    mass = (counted.sum(1) * g).unsqueeze(1)
+    return -torch.log(s_pos.exp() / (s_pos.exp() + mass)).mean()
 
 
 @dataclass(frozen=True)
@@ -60,7 +84,15 @@ class NegativeEstimator:
 
     Source:
         Chuang et al., NeurIPS 2020, arXiv 2007.00224, Eq. 7 and 8; Robinson et al., ICLR 2021,
-        arXiv 2010.04592.
+        arXiv 2010.04592, Eq. 4.
+
+    Example:
+        Ten candidates of similarity 1 to the anchor, like its positive, weigh ``10 exp(1)``:
+
+        >>> lse = torch.full((1, 1), math.log(10) + 1)
+        >>> mass, floored = NegativeEstimator(0.1)(lse, torch.ones(1, 1), 10, temperature=0.5)
+        >>> mass.allclose(lse[0]), floored
+        (True, tensor([False]))
     """
 
     tau_plus: float = 0.0
@@ -78,7 +110,9 @@ class NegativeEstimator:
         """Powers of ``exp(s)`` whose log-sum-exp over the candidates the estimate needs."""
         return (1 + self.beta, self.beta) if self.beta else (1.0,)
 
-    def __call__(self, lse: Tensor, positives: Tensor, count: int, temperature: float) -> Mass:
+    def __call__(
+        self, lse: Tensor, positives: Tensor, count: int, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         """The estimate from log-sum-exps.
 
         Args:
@@ -86,11 +120,14 @@ class NegativeEstimator:
             positives: (N, P) samples of the positives, cosine over temperature.
             count: number of candidates, above 0.
             temperature: above 0.
+
+        Returns:
+            Log of the sum (N,), and whether it sits on its floor and passes no gradient on (N,).
         """
         log_count = math.log(count)
         mass = self._weighted(lse, log_count)
         if not self.tau_plus:
-            return Mass(mass, torch.zeros_like(mass, dtype=torch.bool))
+            return mass, torch.zeros_like(mass, dtype=torch.bool)
         if self.beta and positives.shape[1] > 1:
             both = [(power * positives).logsumexp(1) for power in self.powers]
             own = self._weighted(torch.stack(both), log_count)
@@ -104,7 +141,7 @@ class NegativeEstimator:
         estimate = pivot + torch.where(above_zero, rest, 1.0).log()
         floor = log_count - 1 / temperature
         floored = ~above_zero | (estimate <= floor)
-        return Mass(torch.where(floored, floor, estimate), floored.detach())
+        return torch.where(floored, floor, estimate), floored.detach()
 
     def _weighted(self, lse: Tensor, log_count: float) -> Tensor:
         if not self.beta:
@@ -133,6 +170,11 @@ class ContrastiveTerms(NamedTuple):
             estimated to, mean over the anchors.
         mined: scalar, mean cosine of the negatives that are mixed; NaN without mixing.
         mixed: scalar, mean cosine of the mixtures; NaN without mixing.
+
+    Example:
+        >>> terms = two_view_terms(torch.randn(8, 4), torch.randn(8, 4), temperature=0.5)
+        >>> terms.losses.shape, terms.floored
+        (torch.Size([16, 1]), tensor(0.))
     """
 
     loss: Tensor
@@ -152,18 +194,17 @@ def contrastive(
     estimator: NegativeEstimator = PLAIN,
     mixing: Mixing | None = None,
     temperature: float,
-    extra_positives: Tensor | None = None,
     compute_dtype: torch.dtype | None = None,
 ) -> ContrastiveTerms:
     """Contrasts each anchor's positives with candidates, by an estimate of their negative mass.
 
     ``-log(exp(s_p) / (exp(s_p) + M))``, s the cosine over the temperature, ``M`` the
-    ``estimator``'s mass of the candidates that are not the anchor's own and of the mixtures;
-    mean over positives and anchors. InfoNCE with the default estimator.
+    ``estimator``'s mass of the candidates that are not excluded and of the mixtures; mean over
+    positives and anchors. InfoNCE with the default estimator. The debiased estimate takes the mean
+    over an anchor's positives (M of the paper).
 
     Works on what this process holds: gather candidates first, with gradient where they learn, and
-    the mean over processes is the loss of one process on the joined batch. No matrix of anchors
-    by candidates is kept, and the gradient is made in the forward pass.
+    the mean over processes is the loss of one process on the joined batch.
 
     Args:
         anchors: (N, D) unit rows.
@@ -174,8 +215,6 @@ def contrastive(
         estimator: of the mass of the negatives.
         mixing: synthetic negatives, made of candidates; constants to the gradient.
         temperature: above 0.
-        extra_positives: (N, M, D) unit rows, further samples of the positives, which only make
-            the debiased estimate better.
         compute_dtype: of the factors of products with a queue that is not mixed,
             ``torch.bfloat16`` for example; fp32 by default.
 
@@ -184,61 +223,56 @@ def contrastive(
 
     Raises:
         ValueError: shapes do not fit, or a setting is out of range.
+
+    Example:
+        >>> query, key, queue = (F.normalize(torch.randn(n, 4)) for n in (2, 2, 9))
+        >>> terms = contrastive(query, key.unsqueeze(1), queue, temperature=0.2)
+        >>> expected = plain_contrastive(query, key.unsqueeze(1), queue, temperature=0.2)
+        >>> terms.loss.allclose(expected), terms.losses.shape
+        (True, torch.Size([2, 1]))
     """
-    if compute_dtype is not None and (
-        excluded_columns is not None
-        or candidates.requires_grad
-        or (mixing is not None and mixing.count)
-    ):
+    _check(anchors, positives, candidates, excluded_columns, mixing, temperature)
+    in_batch = excluded_columns is not None or candidates.requires_grad
+    mixing = mixing if mixing is not None and mixing.count else None
+    if compute_dtype is not None and (in_batch or mixing is not None):
         raise ValueError(
             f"compute_dtype={compute_dtype}: is for a queue that is not mixed; leave it out"
         )
-    _check(anchors, positives, candidates, excluded_columns, mixing, temperature, extra_positives)
     anchors, positives, candidates = full_precision(anchors, positives, candidates)
-    excluded = 0 if excluded_columns is None else excluded_columns.shape[1]
-    count = candidates.shape[0] - excluded
-    if mixing is not None and count > 0:
-        count += mixing.count
+    available = len(candidates) - (0 if excluded_columns is None else excluded_columns.shape[1])
+    nan = anchors.new_full((), math.nan)
     with full_precision_products(anchors.device):
         similar = torch.einsum("nd,npd->np", anchors, positives) / temperature
-        targets, nan = similar.shape[1], anchors.new_full((), math.nan)
-        if count <= 0 or not anchors.shape[0]:
-            nothing = anchors.sum() + positives.sum() + candidates.sum()
-            if extra_positives is not None:
-                nothing = nothing + extra_positives.sum()
+        if available <= 0 or not len(anchors):
+            nothing = 0 * (anchors.sum() + positives.sum() + candidates.sum())
             zero = anchors.new_zeros(())
-            losses = torch.zeros_like(similar)
-            return ContrastiveTerms(nothing * 0, losses.detach(), zero, nan, nan, nan)
-        if extra_positives is not None:
-            more = torch.einsum("nd,nmd->nm", anchors, extra_positives.to(anchors)) / temperature
-            similar = torch.cat((similar, more), 1)
+            return ContrastiveTerms(
+                nothing, torch.zeros_like(similar).detach(), zero, nan, nan, nan
+            )
+        count = available + (mixing.count if mixing is not None else 0)
 
-        def reduce(lse: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-            mass, floored = estimator(lse, logits, count, temperature)
-            losses = F.softplus(mass.unsqueeze(1) - logits[:, :targets])
-            hardness = (mass - math.log(count)) * temperature
-            notes = torch.stack((floored.to(mass.dtype), hardness))
+        def reduce(lse: Tensor, similar: Tensor) -> tuple[Tensor, Tensor]:
+            log_mass, floored = estimator(lse, similar, count, temperature)
+            losses = F.softplus(log_mass.unsqueeze(1) - similar)
+            hardness = (log_mass - math.log(count)) * temperature
+            notes = torch.stack((floored.to(losses.dtype), hardness))
             return losses.mean(1), torch.cat((notes, losses.T)).detach()
 
+        # The only place that chooses kernels; tests hold each equal to plain_contrastive.
         mixtures = None
-        in_batch = excluded_columns is not None or candidates.requires_grad
-        if mixing is not None and mixing.count:
+        if mixing is not None:
             mixtures = mixed_logsumexp(
                 anchors,
                 candidates.detach(),
                 1 / temperature,
                 mixing.draws,
-                min(mixing.num_hard, candidates.shape[0] - excluded),
+                min(mixing.num_hard, available),
                 estimator.powers,
                 excluded_columns=excluded_columns,
                 with_table=not in_batch,
                 ranked=mixing.ranked,
             )
         if in_batch:
-            if excluded_columns is None:
-                excluded_columns = torch.empty(
-                    (len(anchors), 0), dtype=torch.long, device=anchors.device
-                )
             loss, notes = batch_contrast(
                 anchors,
                 candidates,
@@ -252,40 +286,20 @@ def contrastive(
         else:
             if mixtures is not None:
                 lse = mixtures.lse
-            elif max(estimator.powers) / temperature <= BOUND:
-                lse = bounded_logsumexp(
-                    anchors,
-                    candidates,
-                    1 / temperature,
-                    estimator.powers,
-                    compute_dtype=compute_dtype,
-                )
             else:
-                scale = anchors.new_full((), 1 / temperature)
                 lse, _ = table_logsumexp(
                     anchors,
                     candidates,
-                    scale,
+                    1 / temperature,
                     powers=estimator.powers,
+                    bound=1 / temperature,
                     compute_dtype=compute_dtype,
                 )
             per_anchor, notes = reduce(lse, similar)
             loss = per_anchor.mean()
     floored, hardness = notes[:2].mean(1).unbind()
-    mined, mixed = nan, nan
-    if mixtures is not None:
-        mined, mixed = mixtures.hardest.mean(), mixtures.mixed.mean()
+    mined, mixed = (nan, nan) if mixtures is None else (x.mean() for x in mixtures[1:])
     return ContrastiveTerms(loss, notes[2:].T, floored, hardness, mined, mixed)
-
-
-def check_temperature(temperature: float) -> None:
-    """Refuses a temperature that is none.
-
-    Raises:
-        ValueError: it is not above 0.
-    """
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature}: must be above 0")
 
 
 def _check(
@@ -295,7 +309,6 @@ def _check(
     excluded_columns: Tensor | None,
     mixing: Mixing | None,
     temperature: float,
-    extra: Tensor | None,
 ) -> None:
     rows = tuple(anchors.shape)
     if anchors.ndim != 2 or positives.ndim != 3 or (positives.shape[0], positives.shape[2]) != rows:
@@ -305,25 +318,19 @@ def _check(
         )
     if not positives.shape[1]:
         raise ValueError(f"positives={tuple(positives.shape)}: each anchor needs at least one")
-    if candidates.ndim != 2 or candidates.shape[1] != rows[1]:
-        raise ValueError(
-            f"candidates must be (K, {rows[1]}) like the anchors, got {tuple(candidates.shape)}"
-        )
-    if excluded_columns is not None and (
-        excluded_columns.ndim != 2 or excluded_columns.shape[0] != rows[0]
+    check_table("candidates", candidates, anchors)
+    if excluded_columns is not None and (excluded_columns.ndim, len(excluded_columns)) != (
+        2,
+        rows[0],
     ):
         raise ValueError(
             f"excluded_columns must be ({rows[0]}, m), got {tuple(excluded_columns.shape)}"
         )
-    if extra is not None and (extra.ndim != 3 or (extra.shape[0], extra.shape[2]) != rows):
+    if mixing is not None and len(mixing.draws.alpha) != rows[0]:
         raise ValueError(
-            f"extra_positives must be ({rows[0]}, M, {rows[1]}), got {tuple(extra.shape)}"
+            f"mixing: draws for {len(mixing.draws.alpha)} anchors, there are {rows[0]}"
         )
-    check_temperature(temperature)
-    if mixing is not None and mixing.draws.alpha.shape[0] != rows[0]:
-        raise ValueError(
-            f"mixing: draws for {mixing.draws.alpha.shape[0]} anchors, there are {rows[0]}"
-        )
+    check_positive(temperature=temperature)
 
 
 class BatchOfViews(NamedTuple):
@@ -350,44 +357,35 @@ def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
 
     Raises:
         ValueError: fewer than two views, or shapes that differ or are not (N, D).
+
+    Example:
+        >>> batch = batch_of_views([torch.randn(5, 3), torch.randn(5, 3)])
+        >>> [tuple(x.shape) for x in batch]
+        [(10, 3), (10, 1, 3), (10, 3), (10, 2)]
+        >>> contrastive(**batch._asdict(), temperature=0.5).loss.shape
+        torch.Size([])
     """
-    check_views(views)
-    with full_precision_products(views[0].device):
-        local = F.normalize(torch.stack(full_precision(*views)), dim=-1)
-    number, rows = local.shape[:2]
+    if len(views) < 2:
+        raise ValueError(f"views={len(views)}: at least two are needed")
+    check_rows(**{f"views[{v}]": view for v, view in enumerate(views)})
+    local = F.normalize(torch.stack(full_precision(*views)), dim=-1)
+    number = len(views)
     # (N, V, D) gathers rank by rank; (V, G, D) keeps each view's rows together.
     joined = distributed.gather_with_gradient(local.transpose(0, 1)).transpose(0, 1)
     others = [
         torch.stack([local[u] for u in range(number) if u != v], dim=1) for v in range(number)
     ]
-    first = torch.arange(rows, device=local.device) + distributed.rank() * rows
     offsets = torch.arange(number, device=local.device) * joined.shape[1]
-    excluded_columns = (first.unsqueeze(1) + offsets).repeat(number, 1)
+    excluded_columns = (own_columns(views[0]) + offsets).repeat(number, 1)
     return BatchOfViews(
         local.flatten(0, 1), torch.cat(others), joined.flatten(0, 1), excluded_columns
     )
 
 
-def check_views(views: Sequence[Tensor]) -> None:
-    """Refuses what are no views of one batch.
-
-    Raises:
-        ValueError: fewer than two views, or shapes that differ or are not (N, D).
-    """
-    shapes = [tuple(z.shape) for z in views]
-    if len(views) < 2 or len(set(shapes)) > 1 or len(shapes[0]) != 2:
-        raise ValueError(f"at least two views, all (N, D), are needed, got {shapes}")
-
-
-def own_rows(anchors: Tensor) -> Tensor:
-    """(N, 1) columns of this process's rows among those gathered from all processes.
-
-    Args:
-        anchors: (N, D), of equal shape on every rank.
-    """
-    rows = anchors.shape[0]
-    first = torch.arange(rows, device=anchors.device) + distributed.rank() * rows
-    return first.unsqueeze(1)
+def own_columns(rows: Tensor) -> Tensor:
+    """(N, 1) places of this process's N rows among those gathered from all processes."""
+    first = len(rows) * distributed.rank()
+    return torch.arange(first, first + len(rows), device=rows.device).unsqueeze(1)
 
 
 def two_view_terms(
@@ -395,8 +393,8 @@ def two_view_terms(
 ) -> ContrastiveTerms:
     """Each view of each image against its other view and all views of all other images.
 
-    As :func:`solo_ext.losses.contrastive` of a :func:`solo_ext.losses.batch_of_views`; in fewer
-    operations where the batch is of this process alone and small enough.
+    As :func:`contrastive` of a :func:`batch_of_views`; in fewer operations where the batch is of
+    this process alone and small enough.
 
     Args:
         z1: (N, D) first view; normalised inside.
@@ -406,54 +404,27 @@ def two_view_terms(
 
     Raises:
         ValueError: shapes differ or are not (N, D), or the temperature is not positive.
+
+    Example:
+        >>> two_view_terms(torch.randn(8, 4), torch.randn(8, 4), temperature=0.5).losses.shape
+        torch.Size([16, 1])
     """
-    found = _at_once(z1, z2, temperature, estimator)
-    if found is None:
-        return _in_blocks(z1, z2, temperature, estimator)
-    factor = math.log((1 - estimator.tau_plus) * (2 * len(z1) - 2))
+    check_rows(z1=z1, z2=z2)
+    check_positive(temperature=temperature)
+    tau_plus, beta, detach_weights = estimator.tau_plus, estimator.beta, estimator.detach_weights
+    with full_precision_products(z1.device):
+        z1, z2 = full_precision(z1, z2)
+        if distributed.world_size() > 1 or not two_view_fits(z1, 1 / temperature, beta):
+            batch = batch_of_views((z1, z2))
+            return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
+        found = two_view_contrast(z1, z2, 1 / temperature, tau_plus, beta, detach_weights)
+    factor = math.log((1 - tau_plus) * (2 * len(z1) - 2))
     hardness = found.mass.log().mean().mul_(temperature).add_(1 - temperature * factor)
-    if found.kept is None:
-        floored = hardness.new_zeros(())
-    else:
+    floored = hardness.new_zeros(())
+    if found.kept is not None:
         floored = 1 - found.kept.mean(dtype=hardness.dtype)
     nan = hardness.new_full((), math.nan)
     return ContrastiveTerms(found.loss, found.losses.view(-1, 1), floored, hardness, nan, nan)
-
-
-def two_view_loss(
-    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator = PLAIN
-) -> Tensor:
-    """The loss of :func:`two_view_terms` alone."""
-    found = _at_once(z1, z2, temperature, estimator)
-    return (_in_blocks(z1, z2, temperature, estimator) if found is None else found).loss
-
-
-def _at_once(
-    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator
-) -> TwoViewContrast | None:
-    check_views((z1, z2))
-    check_temperature(temperature)
-    if distributed.world_size() > 1:
-        return None
-    with full_precision_products(z1.device):
-        z1, z2 = full_precision(z1, z2)
-        if not two_view_fits(z1, 1 / temperature, estimator.beta):
-            return None
-        return two_view_contrast(
-            z1,
-            z2,
-            1 / temperature,
-            estimator.tau_plus,
-            estimator.beta,
-            estimator.detach_weights,
-        )
-
-
-def _in_blocks(
-    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator
-) -> ContrastiveTerms:
-    batch = batch_of_views((z1, z2))
-    return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
 
 
 @LOSSES.register(
@@ -481,144 +452,30 @@ def nt_xent_loss_func(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tenso
 
     Source:
         Chen et al., ICML 2020, arXiv 2002.05709.
+
+    Example:
+        >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
+        >>> nt_xent_loss_func(z1, z2).allclose(
+        ...     plain_contrastive(*batch_of_views((z1, z2)), temperature=0.5)
+        ... )
+        True
     """
-    return two_view_loss(z1, z2, temperature)
+    return two_view_terms(z1, z2, temperature).loss
 
 
 @LOSSES.register(
-    "info_nce_loss_func",
-    paper="Momentum Contrast for Unsupervised Visual Representation Learning",
-    year=2019,
-    arxiv="1911.05722",
-)
-def info_nce_loss_func(
-    query: Tensor,
-    positive: Tensor,
-    negatives: Tensor,
-    temperature: float = 0.2,
-    compute_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Cross-entropy of each query's positive against negatives that all queries share.
-
-    ``-log(exp(q.k+ / T) / (exp(q.k+ / T) + sum_j exp(q.n_j / T)))``, mean over the queries
-    (Eq. 1).
-
-    Args:
-        query: (N, D); normalised inside.
-        positive: (N, D), row i is of query i; normalised inside.
-        negatives: (K, D), unit rows, used as they are; K may be 0.
-        temperature: T, above 0.
-        compute_dtype: of the factors of the products with constant negatives, ``torch.bfloat16``
-            for example; fp32 by default.
-
-    Returns:
-        Scalar; zero that carries the graph without negatives.
-
-    Raises:
-        ValueError: shapes do not fit, or the temperature is not positive.
-
-    Source:
-        He et al., CVPR 2020, arXiv 1911.05722; van den Oord et al., 2018, arXiv 1807.03748.
-    """
-    shapes(query, positive, negatives)
-    with full_precision_products(query.device):
-        query, positive = (F.normalize(x, dim=1) for x in full_precision(query, positive))
-    return contrastive(
-        query,
-        positive.unsqueeze(1),
-        negatives,
-        temperature=temperature,
-        compute_dtype=compute_dtype,
-    ).loss
-
-
-def shapes(query: Tensor, positive: Tensor, negatives: Tensor) -> None:
-    """Refuses what does not fit together.
-
-    Raises:
-        ValueError: with the shapes.
-    """
-    if query.ndim != 2 or query.shape != positive.shape:
-        raise ValueError(
-            f"query and positive must both be (N, D), got {tuple(query.shape)} and "
-            f"{tuple(positive.shape)}"
-        )
-    if negatives.ndim != 2 or negatives.shape[1] != query.shape[1]:
-        raise ValueError(
-            f"negatives must be (K, {query.shape[1]}) like the query, got {tuple(negatives.shape)}"
-        )
-
-
-def estimated_terms(
-    z1: Tensor,
-    z2: Tensor,
-    temperature: float,
-    estimator: NegativeEstimator,
-    more_positives: Tensor | None = None,
-) -> ContrastiveTerms:
-    """Two views against each other and the batch, by an estimate of the negatives' mass.
-
-    Args:
-        z1: (N, D) first view; normalised inside.
-        z2: (N, D) second view; normalised inside.
-        temperature: above 0.
-        estimator: of the mass.
-        more_positives: (N, M - 1, D) further views of the images, which only make the estimate
-            better; normalised inside.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
-    """
-    if more_positives is None:
-        return two_view_terms(z1, z2, temperature, estimator)
-    batch = batch_of_views((z1, z2))
-    if more_positives.ndim != 3 or more_positives.shape[::2] != z1.shape:
-        raise ValueError(
-            f"more_positives must be ({z1.shape[0]}, M - 1, {z1.shape[1]}), got "
-            f"{tuple(more_positives.shape)}"
-        )
-    with full_precision_products(z1.device):
-        extra = F.normalize(full_precision(more_positives)[0].to(batch.anchors), dim=2)
-    return contrastive(
-        **batch._asdict(),
-        estimator=estimator,
-        temperature=temperature,
-        extra_positives=extra.repeat(2, 1, 1),
-    )
-
-
-def estimated_loss(
-    z1: Tensor,
-    z2: Tensor,
-    temperature: float,
-    estimator: NegativeEstimator,
-    more_positives: Tensor | None = None,
-) -> Tensor:
-    """The loss of :func:`estimated_terms` alone."""
-    if more_positives is None:
-        return two_view_loss(z1, z2, temperature, estimator)
-    return estimated_terms(z1, z2, temperature, estimator, more_positives).loss
-
-
-@LOSSES.register(
-    "debiased_loss_func",
-    paper="Debiased Contrastive Learning",
-    year=2020,
-    arxiv="2007.00224",
+    "debiased_loss_func", paper="Debiased Contrastive Learning", year=2020, arxiv="2007.00224"
 )
 def debiased_loss_func(
-    z1: Tensor,
-    z2: Tensor,
-    temperature: float = 0.5,
-    tau_plus: float = 0.1,
-    more_positives: Tensor | None = None,
+    z1: Tensor, z2: Tensor, temperature: float = 0.5, tau_plus: float = 0.1
 ) -> Tensor:
     """Contrastive loss whose negatives are corrected for those of the anchor's own class.
 
     ``-log(exp(s+) / (exp(s+) + N g))`` with
-    ``g = max((mean_k exp(s_k) - tau_plus mean_m exp(s_m)) / (1 - tau_plus), exp(-1 / T))``
-    (Eq. 7 and 8), s the cosine over the temperature T, k over the N = 2B - 2 other samples of both
-    views, m over the M positives; mean over the 2B anchors. ``tau_plus=0`` is NT-Xent.
+    ``g = max((mean_k exp(s_k) - tau_plus exp(s+)) / (1 - tau_plus), exp(-1 / T))``
+    (Eq. 7 and 8 with M = 1), s the cosine over the temperature T, k over the N = 2B - 2 other
+    samples of both views; mean over the 2B anchors. ``tau_plus=0`` is NT-Xent. For M > 1 give
+    :func:`contrastive` a :func:`batch_of_views` of more than two views.
 
     Args:
         z1: (B, D) first view; normalised inside.
@@ -627,8 +484,6 @@ def debiased_loss_func(
             ``tau_plus=0.1`` sit on the floor.
         tau_plus: in [0, 1), the share of negatives that are of the anchor's class; 1 / number
             of classes where these are balanced.
-        more_positives: (B, M - 1, D) further views of the images, of which the estimate takes
-            the mean together with the positive; normalised inside. ``None`` is M = 1.
 
     Returns:
         Scalar; zero that carries the graph for B = 1, where there is no negative.
@@ -638,8 +493,15 @@ def debiased_loss_func(
 
     Source:
         Chuang et al., NeurIPS 2020, arXiv 2007.00224.
+
+    Example:
+        >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
+        >>> debiased_loss_func(z1, z2, tau_plus=0.1).allclose(
+        ...     plain_contrastive(*batch_of_views((z1, z2)), temperature=0.5, tau_plus=0.1)
+        ... )
+        True
     """
-    return estimated_loss(z1, z2, temperature, NegativeEstimator(tau_plus), more_positives)
+    return two_view_terms(z1, z2, temperature, NegativeEstimator(tau_plus)).loss
 
 
 @LOSSES.register(
@@ -655,16 +517,15 @@ def hard_negative_loss_func(
     tau_plus: float = 0.1,
     beta: float = 1.0,
     detach_weights: bool = False,
-    more_positives: Tensor | None = None,
 ) -> Tensor:
     """Debiased contrastive loss whose negatives weigh the more the more similar they are.
 
     ``-log(exp(s+) / (exp(s+) + N g))`` with
-    ``g = max((R - tau_plus P) / (1 - tau_plus), exp(-1 / temperature))``,
+    ``g = max((R - tau_plus exp(s+)) / (1 - tau_plus), exp(-1 / temperature))``,
     ``R = sum_k exp((1 + beta) s_k) / sum_k exp(beta s_k)`` (Eq. 4, importance sampling from
-    ``exp(beta s)``) over the N = 2B - 2 other samples of both views, P likewise over the
-    positives, s the cosine over the temperature; mean over the 2B anchors. ``beta=0`` is the
-    debiased loss, ``beta=tau_plus=0`` NT-Xent.
+    ``exp(beta s)``) over the N = 2B - 2 other samples of both views, s the cosine over the
+    temperature; mean over the 2B anchors. ``beta=0`` is the debiased loss, ``beta=tau_plus=0``
+    NT-Xent.
 
     Args:
         z1: (B, D) first view; normalised inside.
@@ -674,7 +535,6 @@ def hard_negative_loss_func(
         beta: 0 or more, concentration on the hardest.
         detach_weights: no gradient through the weights ``exp(beta s)``; by default there is one,
             as in the official code. The value is the same.
-        more_positives: (B, M - 1, D) as in :func:`debiased_loss_func`.
 
     Returns:
         Scalar; zero that carries the graph for B = 1, where there is no negative.
@@ -684,6 +544,13 @@ def hard_negative_loss_func(
 
     Source:
         Robinson et al., ICLR 2021, arXiv 2010.04592.
+
+    Example:
+        >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
+        >>> hard_negative_loss_func(z1, z2, tau_plus=0.1, beta=1.0).allclose(plain_contrastive(
+        ...     *batch_of_views((z1, z2)), temperature=0.5, tau_plus=0.1, beta=1.0
+        ... ))
+        True
     """
     estimator = NegativeEstimator(tau_plus, beta, detach_weights)
-    return estimated_loss(z1, z2, temperature, estimator, more_positives)
+    return two_view_terms(z1, z2, temperature, estimator).loss

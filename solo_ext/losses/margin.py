@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.precision import full_precision
-from solo_ext.losses.registry import LOSSES
+from solo_ext.losses.common import LOSSES, check_not_negative, check_positive
 
 
 def margin_cross_entropy(
@@ -45,8 +45,7 @@ def margin_cross_entropy(
             f"feature_norm must be ({target.shape[0]},), one per row, got "
             f"{tuple(feature_norm.shape)}"
         )
-    if not scale > 0:
-        raise ValueError(f"scale={scale}: must be above 0")
+    check_positive(scale=scale)
     (cosine,) = full_precision(cosine)
     column = target.unsqueeze(1)
     logits = scale * cosine.scatter(1, column, harden(cosine.gather(1, column)))
@@ -86,6 +85,13 @@ def arcface_loss_func(
 
     Source:
         Deng et al., CVPR 2019, arXiv 1801.07698; the monotone form as in the authors' code.
+
+    Example:
+        >>> cosine, target = torch.rand(4, 10), torch.tensor([0, 3, 3, 9])
+        >>> arcface_loss_func(cosine, target, scale=8.0, margin=0.0).allclose(
+        ...     F.cross_entropy(8.0 * cosine, target)
+        ... )
+        True
     """
     if not 0 <= margin < math.pi:
         raise ValueError(f"margin={margin}: must lie in [0, pi), in radians")
@@ -135,9 +141,13 @@ def cosface_loss_func(
 
     Source:
         Wang et al., CVPR 2018, arXiv 1801.09414.
+
+    Example:
+        >>> cosine, target = torch.tensor([[0.9, 0.1]]), torch.tensor([0])
+        >>> cosface_loss_func(cosine, target, scale=1.0, margin=0.8)  # both cosines are now 0.1
+        tensor(0.6931)
     """
-    if not margin >= 0:
-        raise ValueError(f"margin={margin}: must be at least 0")
+    check_not_negative(margin=margin)
     return margin_cross_entropy(cosine, target, lambda own: own - margin, scale)
 
 
@@ -176,6 +186,11 @@ def sphereface_loss_func(
     Source:
         Liu et al., CVPR 2017, arXiv 1704.08063; without its annealing, a mean of psi and the
         plain cosine whose weight falls during training.
+
+    Example:
+        >>> cosine, target = torch.rand(4, 10), torch.tensor([0, 3, 3, 9])
+        >>> sphereface_loss_func(cosine, target, margin=1).allclose(F.cross_entropy(cosine, target))
+        True
     """
     if not isinstance(margin, int) or margin < 1:
         raise ValueError(f"margin={margin}: must be a whole number of at least 1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,14 @@ from torch.autograd.function import once_differentiable
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.losses.registry import LOSSES
+from solo_ext.losses.common import (
+    LOSSES,
+    check_labelled,
+    check_not_negative,
+    check_positive,
+    check_rows,
+)
+from solo_ext.losses.contrastive import own_columns
 
 
 def row_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -65,11 +72,10 @@ class _PairwiseDistances(torch.autograd.Function):
         return of_x, of_y
 
 
-def own_pairs(rows: int, device: torch.device) -> Tensor:
-    """(N, G) bool, whether column j is local row i itself; G rows on all ranks together."""
-    columns = torch.arange(rows * distributed.world_size(), device=device)
-    places = torch.arange(rows, device=device) + distributed.rank() * rows
-    return places.unsqueeze(1) == columns
+def own_pairs(rows: Tensor) -> Tensor:
+    """(N, G) bool, whether column j is local row i of N itself; G rows on all ranks together."""
+    columns = torch.arange(len(rows) * distributed.world_size(), device=rows.device)
+    return own_columns(rows) == columns
 
 
 def class_pairs(targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +89,7 @@ def class_pairs(targets: Tensor) -> tuple[Tensor, Tensor]:
         of another class.
     """
     same = targets.unsqueeze(1) == distributed.gather(targets)
-    return same & ~own_pairs(targets.shape[0], targets.device), ~same
+    return same & ~own_pairs(targets), ~same
 
 
 def keep(values: Tensor, mask: Tensor) -> Tensor:
@@ -141,21 +147,20 @@ def contrastive_loss_func(x: Tensor, y: Tensor, same: Tensor, margin: float = 1.
 
     Source:
         Hadsell, Chopra and LeCun, CVPR 2006.
+
+    Example:
+        >>> x, y = torch.zeros(2, 2), torch.tensor([[0.6, 0.0], [0.6, 0.0]])
+        >>> contrastive_loss_func(x, y, same=torch.tensor([True, False]))  # (0.6^2 + 0.4^2) / 2
+        tensor(0.2600)
     """
-    _check_pairs(x, y, same, margin)
+    check_rows(x=x, y=y)
+    check_not_negative(margin=margin)
+    if same.shape != x.shape[:1]:
+        raise ValueError(f"same must be ({len(x)},), one per pair, got {tuple(same.shape)}")
     x, y = full_precision(x, y)
     distances = row_distances(x, y)
     apart = (margin - distances).relu()
     return torch.where(same.bool(), distances, apart).square().mean()
-
-
-def _check_pairs(x: Tensor, y: Tensor, same: Tensor, margin: float) -> None:
-    if x.ndim != 2 or x.shape != y.shape:
-        raise ValueError(f"x and y must both be (N, D), got {tuple(x.shape)} and {tuple(y.shape)}")
-    if same.shape != x.shape[:1]:
-        raise ValueError(f"same must be ({x.shape[0]},), one per pair, got {tuple(same.shape)}")
-    if not margin >= 0:
-        raise ValueError(f"margin={margin}: must be at least 0")
 
 
 @LOSSES.register(
@@ -187,23 +192,19 @@ def triplet_loss_func(
 
     Source:
         Schroff et al., CVPR 2015, arXiv 1503.03832.
+
+    Example:
+        >>> anchor, positive = torch.zeros(1, 2), torch.tensor([[1.0, 0.0]])
+        >>> triplet_loss_func(anchor, positive, negative=torch.tensor([[0.0, 1.1]]))
+        tensor(0.7900)
     """
-    _check_triplets(anchor, positive, negative, margin)
+    check_rows(anchor=anchor, positive=positive, negative=negative)
+    check_not_negative(margin=margin)
     anchor, positive, negative = full_precision(anchor, positive, negative)
     near, far = row_distances(anchor, positive), row_distances(anchor, negative)
     if squared:
         near, far = near.square(), far.square()
     return (near - far + margin).relu().mean()
-
-
-def _check_triplets(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float) -> None:
-    if anchor.ndim != 2 or not anchor.shape == positive.shape == negative.shape:
-        raise ValueError(
-            f"anchor, positive and negative must all be (N, D), got {tuple(anchor.shape)}, "
-            f"{tuple(positive.shape)} and {tuple(negative.shape)}"
-        )
-    if not margin >= 0:
-        raise ValueError(f"margin={margin}: must be at least 0")
 
 
 @LOSSES.register(
@@ -236,11 +237,13 @@ def lifted_structured_loss_func(
 
     Source:
         Oh Song et al., CVPR 2016, arXiv 1511.06452.
+
+    Example:
+        >>> x, targets = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
+        >>> lifted_structured_loss_func(x, targets).shape
+        torch.Size([])
     """
-    if x.ndim != 2 or targets.shape != x.shape[:1]:
-        raise ValueError(
-            f"x must be (N, D) and targets (N,), got {tuple(x.shape)} and {tuple(targets.shape)}"
-        )
+    check_labelled(x, targets)
     if not math.isfinite(margin):
         raise ValueError(f"margin={margin}: must be finite")
     (x,) = full_precision(x)
@@ -282,20 +285,17 @@ def n_pair_loss_func(anchor: Tensor, positive: Tensor, l2_reg: float = 0.0) -> T
 
     Source:
         Sohn, NIPS 2016.
+
+    Example:
+        >>> n_pair_loss_func(torch.zeros(4, 8), torch.zeros(4, 8))  # ln 4
+        tensor(1.3863)
     """
-    if anchor.ndim != 2 or anchor.shape != positive.shape:
-        raise ValueError(
-            f"anchor and positive must both be (N, D), got {tuple(anchor.shape)} and "
-            f"{tuple(positive.shape)}"
-        )
-    if not l2_reg >= 0:
-        raise ValueError(f"l2_reg={l2_reg}: must be at least 0")
+    check_rows(anchor=anchor, positive=positive)
+    check_not_negative(l2_reg=l2_reg)
     anchor, positive = full_precision(anchor, positive)
     with full_precision_products(anchor.device):
         logits = anchor @ distributed.gather_with_gradient(positive).T
-        rows = anchor.shape[0]
-        own = torch.arange(rows, device=anchor.device) + distributed.rank() * rows
-        loss = F.cross_entropy(logits, own)
+        loss = F.cross_entropy(logits, own_columns(anchor).squeeze(1))
         if l2_reg:
             norms = anchor.square().sum(1) + positive.square().sum(1)
             loss = loss + 0.25 * l2_reg * norms.mean()
@@ -335,8 +335,16 @@ def soft_nearest_neighbor_loss_func(
 
     Source:
         Frosst et al., ICML 2019, arXiv 1902.01889.
+
+    Example:
+        >>> x, targets = torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])
+        >>> soft_nearest_neighbor_loss_func(x, targets)  # one of three equal neighbours is right
+        tensor(1.0986)
     """
-    _check_neighbors(x, targets, temperature, distance)
+    check_labelled(x, targets)
+    check_positive(temperature=temperature)
+    if distance not in get_args(Distance):
+        raise ValueError(f"distance={distance!r}: must be 'sqeuclidean' or 'cosine'")
     (x,) = full_precision(x)
     with full_precision_products(x.device):
         if distance == "cosine":
@@ -351,14 +359,3 @@ def soft_nearest_neighbor_loss_func(
         # Without negatives the neighbour is certain to be of the class.
         loss = torch.where(counted & negative.any(1), -F.logsigmoid(advantage), 0.0)
         return joined_mean(loss.sum(), counted.sum())
-
-
-def _check_neighbors(x: Tensor, targets: Tensor, temperature: float, distance: str) -> None:
-    if x.ndim != 2 or targets.shape != x.shape[:1]:
-        raise ValueError(
-            f"x must be (N, D) and targets (N,), got {tuple(x.shape)} and {tuple(targets.shape)}"
-        )
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature}: must be above 0")
-    if distance not in ("sqeuclidean", "cosine"):
-        raise ValueError(f"distance={distance!r}: must be 'sqeuclidean' or 'cosine'")

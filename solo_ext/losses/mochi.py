@@ -1,4 +1,4 @@
-"""MoCHi: InfoNCE with synthetic hard negatives."""
+"""MoCHi: InfoNCE with synthetic hard negatives, mixed from the hardest rows of a queue."""
 
 from __future__ import annotations
 
@@ -8,10 +8,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.kernels import MixDraws
-from solo_ext.losses.contrastive import contrastive, shapes
-from solo_ext.losses.registry import LOSSES
+from solo_ext.kernels.mixed_logsumexp import MixDraws
+from solo_ext.losses.common import (
+    LOSSES,
+    check_not_negative,
+    check_positive,
+    check_table,
+    unit_rows,
+)
+from solo_ext.losses.contrastive import contrastive
+
+
+def plain_mochi(
+    query: Tensor,
+    positive: Tensor,
+    queue: Tensor,
+    num_hard: int,
+    draws: MixDraws,
+    temperature: float,
+) -> Tensor:
+    """The loss of unit rows with every synthetic negative made (Eq. 4 and 5); the reference."""
+    pairs, alpha, singles, beta = draws
+    with torch.no_grad():
+        hardest = (query @ queue.T).topk(num_hard, dim=1).indices  # (N, num_hard)
+        i, j, k = (hardest.gather(1, x.long()) for x in (*pairs.unbind(2), singles))
+        a, b = alpha.unsqueeze(2), beta.unsqueeze(2)
+        of_pairs = F.normalize(a * queue[i] + (1 - a) * queue[j], dim=2)  # (N, s, D)
+        with_query = F.normalize(b * query.unsqueeze(1) + (1 - b) * queue[k], dim=2)  # (N, s', D)
+        synthetic = torch.cat((of_pairs, with_query), dim=1)
+    own = (query * positive).sum(1, keepdim=True)
+    logits = torch.cat((own, query @ queue.T, torch.einsum("nd,nsd->ns", query, synthetic)), 1)
+    return F.cross_entropy(logits / temperature, torch.zeros_like(own[:, 0]).long())
 
 
 @dataclass(frozen=True)
@@ -26,6 +53,16 @@ class Mixing:
 
     Raises:
         ValueError: ``num_hard`` is not positive, or the draws' shapes do not fit together.
+
+    Example:
+        >>> anchors = F.normalize(torch.randn(4, 8))
+        >>> mixing = Mixing(16, draw_mixes(anchors, 16, num_pair_mixes=5, num_query_mixes=2))
+        >>> mixing.count
+        7
+        >>> queue = F.normalize(torch.randn(100, 8))
+        >>> terms = contrastive(anchors, anchors[:, None], queue, mixing=mixing, temperature=0.2)
+        >>> terms.losses.shape
+        torch.Size([4, 1])
     """
 
     num_hard: int
@@ -33,10 +70,9 @@ class Mixing:
     ranked: bool = True
 
     def __post_init__(self) -> None:
-        if self.num_hard < 1:
-            raise ValueError(f"num_hard={self.num_hard}: must be above 0")
+        check_positive(num_hard=self.num_hard)
+        # Shapes alone: checking the values would wait for the device.
         pairs, alpha, singles, beta = (tuple(x.shape) for x in self.draws)
-        # Their values would have to be waited for.
         if pairs != (*alpha, 2) or singles != beta or len(alpha) != 2 or alpha[0] != beta[0]:
             raise ValueError(
                 f"draws={pairs}, {alpha}, {singles}, {beta}: must be (N, s, 2), (N, s), (N, s') "
@@ -64,26 +100,31 @@ def draw_mixes(
         num_pair_mixes: s, mixtures of two of them.
         num_query_mixes: s', mixtures of one with the anchor.
         generator: of the anchors' device; the global one by default.
+
+    Example:
+        >>> [tuple(x.shape) for x in draw_mixes(torch.randn(4, 8), 16, 5, 2)]
+        [(4, 5, 2), (4, 5), (4, 2), (4, 2)]
     """
-    rows, place = anchors.shape[0], anchors.device
+    rows, device = len(anchors), anchors.device
     dtype = torch.float64 if anchors.dtype == torch.float64 else torch.float32
 
-    def whole(columns: int, below: int) -> Tensor:
-        # Half the memory of the usual integers; there are thousands for each anchor.
-        lots = torch.int32
-        return torch.randint(below, (rows, columns), generator=generator, device=place, dtype=lots)
+    def indices(columns: int, below: int) -> Tensor:
+        # int32 takes half the memory of the default; there are thousands for each anchor.
+        return torch.randint(
+            below, (rows, columns), generator=generator, device=device, dtype=torch.int32
+        )
 
-    def real(columns: int) -> Tensor:
-        lots = torch.rand((rows, columns), generator=generator, device=place, dtype=dtype)
-        return lots.clamp_(min=torch.finfo(dtype).tiny)
+    def shares(columns: int) -> Tensor:
+        drawn = torch.rand((rows, columns), generator=generator, device=device, dtype=dtype)
+        return drawn.clamp_(min=torch.finfo(dtype).tiny)
 
-    first = whole(num_pair_mixes, num_hard)
+    first = indices(num_pair_mixes, num_hard)
     second = first
     if num_hard > 1:
-        second = (whole(num_pair_mixes, num_hard - 1).add_(first).add_(1)).remainder_(num_hard)
+        second = (indices(num_pair_mixes, num_hard - 1).add_(first).add_(1)).remainder_(num_hard)
     pairs = torch.stack((first, second), 2)
-    alpha, single = real(num_pair_mixes), whole(num_query_mixes, num_hard)
-    return MixDraws(pairs, alpha, single, real(num_query_mixes) / 2)
+    alpha, single = shares(num_pair_mixes), indices(num_query_mixes, num_hard)
+    return MixDraws(pairs, alpha, single, shares(num_query_mixes) / 2)
 
 
 @LOSSES.register(
@@ -128,20 +169,23 @@ def mochi_loss_func(
 
     Source:
         Kalantidis et al., NeurIPS 2020, arXiv 2010.01028.
+
+    Example:
+        >>> query, key, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))
+        >>> draws = draw_mixes(query, 16, num_pair_mixes=5, num_query_mixes=2)
+        >>> mochi_loss_func(query, key, queue, num_hard=16, draws=draws).allclose(
+        ...     plain_mochi(query, key, queue, 16, draws, temperature=0.2)
+        ... )
+        True
     """
-    shapes(query, positive, queue)
-    for name, value in (("num_pair_mixes", num_pair_mixes), ("num_query_mixes", num_query_mixes)):
-        if value < 0:
-            raise ValueError(f"{name}={value}: must be 0 or more")
-    with full_precision_products(query.device):
-        query, positive = (F.normalize(x, dim=1) for x in full_precision(query, positive))
-    # Also checks num_hard.
-    if draws is not None:
-        mixing = Mixing(num_hard, draws)
-    else:
-        mined = max(min(num_hard, queue.shape[0]), 1)
-        made = draw_mixes(query, mined, num_pair_mixes, num_query_mixes)
-        mixing = Mixing(num_hard, made, ranked=False)
+    query, positive = unit_rows(query=query, positive=positive)
+    check_table("queue", queue, query)
+    check_not_negative(num_pair_mixes=num_pair_mixes, num_query_mixes=num_query_mixes)
+    drawn = draws
+    if drawn is None:
+        mined = max(min(num_hard, len(queue)), 1)
+        drawn = draw_mixes(query, mined, num_pair_mixes, num_query_mixes)
+    mixing = Mixing(num_hard, drawn, ranked=draws is not None)
     return contrastive(
         query, positive.unsqueeze(1), queue, mixing=mixing, temperature=temperature
     ).loss

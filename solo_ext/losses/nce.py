@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.losses.registry import LOSSES
+from solo_ext.losses.common import LOSSES, check_positive
+from solo_ext.losses.contrastive import own_columns
 
 
 @LOSSES.register(
@@ -35,6 +35,11 @@ def nce_loss_func(data_logits: Tensor, noise_logits: Tensor) -> Tensor:
 
     Source:
         Gutmann and Hyvärinen, AISTATS 2010.
+
+    Example:
+        >>> import torch
+        >>> nce_loss_func(torch.zeros(4), torch.zeros(4, 10))  # 11 ln 2
+        tensor(7.6246)
     """
     if data_logits.ndim != 1:
         raise ValueError(f"data_logits must be (N,), got {tuple(data_logits.shape)}")
@@ -80,15 +85,19 @@ def bilinear_info_nce_loss_func(
 
     Source:
         van den Oord et al., 2018, arXiv 1807.03748.
+
+    Example:
+        >>> import torch
+        >>> query, context, weight = torch.randn(4, 8), torch.randn(4, 6), torch.zeros(8, 6)
+        >>> bilinear_info_nce_loss_func(query, context, weight).allclose(torch.tensor(4.0).log())
+        True
     """
     _check(query, context, weight, temperature)
     query, context, weight = full_precision(query, context, weight)
     with full_precision_products(query.device):
         candidates = distributed.gather_with_gradient(context)
         logits = query @ weight @ candidates.T / temperature
-        rows = query.shape[0]
-        own = torch.arange(rows, device=query.device) + distributed.rank() * rows
-        return F.cross_entropy(logits, own)
+        return F.cross_entropy(logits, own_columns(query).squeeze(1))
 
 
 def _check(query: Tensor, context: Tensor, weight: Tensor, temperature: float) -> None:
@@ -102,5 +111,4 @@ def _check(query: Tensor, context: Tensor, weight: Tensor, temperature: float) -
             f"weight must be ({query.shape[1]}, {context.shape[1]}), from query to context, got "
             f"{tuple(weight.shape)}"
         )
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature}: must be above 0")
+    check_positive(temperature=temperature)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core import distributed
-from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.losses.common import LOSSES, unit_rows
 from solo_ext.losses.contrastive import (
     PLAIN,
     ContrastiveTerms,
     NegativeEstimator,
     contrastive,
-    own_rows,
+    own_columns,
 )
 from solo_ext.losses.mochi import Mixing
-from solo_ext.losses.registry import LOSSES
+
+
+def plain_nnclr(nn: Tensor, p: Tensor, temperature: float, symmetric: bool = True) -> Tensor:
+    """Eq. 3 and its transpose on the (N, N) matrix of unit rows, on one process; the reference."""
+    logits = nn @ p.T / temperature
+    own = torch.arange(len(nn), device=nn.device)
+    rows = F.cross_entropy(logits, own)
+    return (rows + F.cross_entropy(logits.T, own)) / 2 if symmetric else rows
 
 
 def nnclr_terms(
@@ -41,35 +49,35 @@ def nnclr_terms(
 
     Raises:
         ValueError: shapes do not fit, or the temperature is not positive.
+
+    Example:
+        >>> loss, rows = nnclr_terms(torch.randn(4, 8), torch.randn(4, 8), temperature=0.1)
+        >>> loss.shape, rows.losses.shape
+        (torch.Size([]), torch.Size([4, 1]))
     """
-    if nn.ndim != 2 or nn.shape != p.shape:
-        raise ValueError(
-            f"nn and p must both be (N, D), got {tuple(nn.shape)} and {tuple(p.shape)}"
-        )
-    with full_precision_products(p.device):
-        nn, p = (F.normalize(x, dim=1) for x in full_precision(nn, p))
-    excluded_columns = own_rows(p)
-
-    def direction(
-        anchors: Tensor, targets: Tensor, candidates: Tensor | None, mixing: Mixing | None
-    ) -> ContrastiveTerms:
-        if candidates is None:
-            candidates = distributed.gather_with_gradient(targets)
-        return contrastive(
-            anchors,
-            targets.unsqueeze(1),
-            candidates,
-            excluded_columns=excluded_columns,
-            estimator=estimator,
-            mixing=mixing,
-            temperature=temperature,
-        )
-
-    all_nn, all_p = joined or (None, None)
-    rows = direction(nn, p, all_p, mixing)
+    nn, p = unit_rows(nn=nn, p=p)
+    own, gather = own_columns(p), distributed.gather_with_gradient
+    all_nn, all_p = joined or (None, gather(p))
+    rows = contrastive(
+        nn,
+        p.unsqueeze(1),
+        all_p,
+        excluded_columns=own,
+        estimator=estimator,
+        mixing=mixing,
+        temperature=temperature,
+    )
     if not symmetric:
         return rows.loss, rows
-    return (rows.loss + direction(p, nn, all_nn, None).loss) / 2, rows
+    columns = contrastive(
+        p,
+        nn.unsqueeze(1),
+        gather(nn) if all_nn is None else all_nn,
+        excluded_columns=own,
+        estimator=estimator,
+        temperature=temperature,
+    )
+    return (rows.loss + columns.loss) / 2, rows
 
 
 @LOSSES.register(
@@ -102,5 +110,10 @@ def nnclr_symmetric_loss_func(
 
     Source:
         Dwibedi et al., ICCV 2021, arXiv 2104.14548.
+
+    Example:
+        >>> nn, p = (F.normalize(torch.randn(4, 8)) for _ in range(2))
+        >>> nnclr_symmetric_loss_func(nn, p).allclose(plain_nnclr(nn, p, 0.1))
+        True
     """
     return nnclr_terms(nn, p, temperature, symmetric)[0]

@@ -9,10 +9,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.kernels import table_logsumexp
-from solo_ext.losses.registry import LOSSES
+from solo_ext.kernels.tables import table_logsumexp
+from solo_ext.losses.common import LOSSES
 
 Collisions = Literal["paper", "merge"]
+
+
+def plain_proto_nce(
+    query: Tensor,
+    prototypes: Tensor,
+    concentration: Tensor,
+    positive_ids: Tensor,
+    negative_ids: Tensor | None = None,
+    collisions: Collisions = "paper",
+) -> Tensor:
+    """The second term of Eq. 11 on the (N, C) matrix of logits, of unit rows; the reference."""
+    if negative_ids is None:
+        logits = query @ prototypes.T / concentration
+    else:
+        columns = torch.cat((positive_ids, negative_ids))
+        logits = query @ prototypes[columns].T / concentration[columns]
+        if collisions == "merge":
+            logits = logits.masked_fill(_repeated(columns, len(prototypes)), float("-inf"))
+    own = (query * prototypes[positive_ids]).sum(-1) / concentration[positive_ids]
+    return (logits.logsumexp(-1) - own).mean()
 
 
 class ProtoNCETerms(NamedTuple):
@@ -42,39 +62,42 @@ def proto_nce_terms(
     Arguments, errors and source as in :func:`proto_nce_loss_func`. The query may also be
     (V, N, D), V views of the images whose prototypes ``positive_ids`` are: the means are over all
     views, as if each had been given alone, and all are compared with the same columns.
+
+    Example:
+        >>> views, prototypes = torch.randn(2, 4, 8), F.normalize(torch.randn(9, 8))
+        >>> terms = proto_nce_terms(views, prototypes, torch.full((9,), 0.2), torch.arange(4))
+        >>> bool(0 <= terms.accuracy <= 1)
+        True
     """
     _check(query, prototypes, concentration, positive_ids, collisions)
     query, prototypes, concentration = full_precision(query, prototypes, concentration)
     with full_precision_products(query.device):
         query = F.normalize(query, dim=-1)
-        similar = (query * prototypes[positive_ids]).sum(-1)
-        own = (similar / concentration[positive_ids]).flatten()
-        query, columns, log_weight = query.flatten(0, -2), None, None
+        own = ((query * prototypes[positive_ids]).sum(-1) / concentration[positive_ids]).flatten()
+        columns, log_weight = None, None
         if negative_ids is not None:
             columns = torch.cat((positive_ids, negative_ids))
             if collisions == "merge":
-                repeated = _repeated(columns, prototypes.shape[0])
+                repeated = _repeated(columns, len(prototypes))
                 log_weight = own.new_zeros(()).where(~repeated, float("-inf"))
-        scale = (concentration if columns is None else concentration[columns]).reciprocal()
-        if prototypes.requires_grad or scale.requires_grad:
-            table = prototypes if columns is None else prototypes[columns]
-            logits = query @ table.T * scale
-            if log_weight is not None:
-                logits = logits + log_weight
-            mass, largest = logits.logsumexp(1), logits.detach().amax(1)
-        else:
-            mass, largest = table_logsumexp(
-                query,
-                prototypes,
-                scale,
-                columns=columns,
-                log_weight=log_weight,
-                compute_dtype=compute_dtype,
-            )
+        mass, largest = table_logsumexp(
+            query.flatten(0, -2),
+            prototypes,
+            1 / (concentration if columns is None else concentration[columns]).detach(),
+            columns=columns,
+            log_weight=log_weight,
+            compute_dtype=compute_dtype,
+        )
         # The same product, summed in another order or of rounded factors, may differ.
         close = 1e-4 if compute_dtype is None else torch.finfo(compute_dtype).eps
         reached = own.detach() >= largest - close * largest.abs().clamp(min=1)
-    return ProtoNCETerms((mass - own).mean(), reached.to(mass.dtype).mean())
+        loss = (mass[0] - own).mean()
+        if prototypes.requires_grad or concentration.requires_grad:
+            # To the kernel they are constants.
+            loss = plain_proto_nce(
+                query, prototypes, concentration, positive_ids, negative_ids, collisions
+            )
+        return ProtoNCETerms(loss, reached.to(loss.dtype).mean())
 
 
 def _repeated(ids: Tensor, size: int) -> Tensor:
@@ -127,16 +150,20 @@ def proto_nce_loss_func(
 
     Source:
         Li et al., ICLR 2021, arXiv 2005.04966.
+
+    Example:
+        >>> query, prototypes = (F.normalize(torch.randn(n, 8)) for n in (4, 9))
+        >>> concentration, ids = torch.linspace(0.1, 0.3, 9), torch.tensor([0, 3, 3, 8])
+        >>> proto_nce_loss_func(query, prototypes, concentration, ids).allclose(
+        ...     plain_proto_nce(query, prototypes, concentration, ids)
+        ... )
+        True
     """
-    _check_query(query)
+    if query.ndim != 2:
+        raise ValueError(f"query must be (N, D), got {tuple(query.shape)}")
     return proto_nce_terms(
         query, prototypes, concentration, positive_ids, negative_ids, collisions, compute_dtype
     ).loss
-
-
-def _check_query(query: Tensor) -> None:
-    if query.ndim != 2:
-        raise ValueError(f"query must be (N, D), got {tuple(query.shape)}")
 
 
 def _check(

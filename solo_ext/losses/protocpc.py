@@ -10,11 +10,31 @@ from torch import Tensor
 
 from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.kernels.prototype_contrast import prototype_contrast
-from solo_ext.kernels.sinkhorn import Assignment, assign
-from solo_ext.losses.registry import LOSSES
+from solo_ext.kernels.sinkhorn import Assignment, assign, plain_sinkhorn
+from solo_ext.losses.common import LOSSES, check_positive, check_table
+
+AssignmentKind = Literal["sinkhorn", "softmax"]
+PriorOrder = Literal["before_loss", "after_loss"]
+PrototypeLoss = Literal["protocpc", "ce"]
 
 LEAST_PRIOR = 1e-8
 """A prototype of prior 0 would never be pushed away from."""
+
+
+def plain_protocpc(
+    student: Tensor,
+    teacher: Tensor,
+    prototypes: Tensor,
+    prior: Tensor,
+    student_temperature: float = 0.1,
+    teacher_temperature: float = 0.04,
+    prior_momentum: float = 0.9,
+) -> Tensor:
+    """Algorithm 1 with the (N, K) matrices of one view each, of unit rows; the reference."""
+    with torch.no_grad():
+        probs = plain_sinkhorn(teacher @ prototypes.T, teacher_temperature, iterations=3)
+        prior = moved_prior(prior, probs.mean(0), prior_momentum)
+    return protocpc_loss_func(student @ prototypes.T, probs, prior, student_temperature)
 
 
 @LOSSES.register(
@@ -49,6 +69,12 @@ def protocpc_loss_func(
 
     Source:
         Lee, 2021, openreview 8la28hZOwug.
+
+    Example:
+        >>> logits, probs = torch.rand(4, 10), torch.rand(4, 10).softmax(1)
+        >>> loss = protocpc_loss_func(logits, probs, torch.ones(10), temperature=0.1)
+        >>> loss.allclose(F.cross_entropy(logits / 0.1, probs))
+        True
     """
     _check(student_logits, teacher_probs, prior, temperature)
     logits, probs, prior = full_precision(student_logits, teacher_probs, prior)
@@ -66,6 +92,10 @@ def moved_prior(prior: Tensor, mean: Tensor, momentum: float) -> Tensor:
         prior: (K,) that sums to K.
         mean: (K,) mean of the teacher's probabilities, which sums to 1.
         momentum: m, in [0, 1].
+
+    Example:
+        >>> moved_prior(torch.ones(4), torch.tensor([1.0, 0.0, 0.0, 0.0]), momentum=0.9)
+        tensor([1.3000, 0.9000, 0.9000, 0.9000])
     """
     return momentum * prior + (1 - momentum) * prior.shape[0] * mean.to(prior.dtype)
 
@@ -80,13 +110,7 @@ def _check(logits: Tensor, probs: Tensor, prior: Tensor, temperature: float) -> 
         raise ValueError(
             f"prior must be ({logits.shape[1]},), one per prototype, got {tuple(prior.shape)}"
         )
-    if temperature <= 0:
-        raise ValueError(f"temperature={temperature}: must be above 0; the paper uses 0.1")
-
-
-AssignmentKind = Literal["sinkhorn", "softmax"]
-PriorOrder = Literal["before_loss", "after_loss"]
-PrototypeLoss = Literal["protocpc", "ce"]
+    check_positive(temperature=temperature)
 
 
 class ProtoCPCTerms(NamedTuple):
@@ -98,6 +122,12 @@ class ProtoCPCTerms(NamedTuple):
         unif: scalar, the log-sum-exp, without gradient.
         prior: (K,) that contains this batch, to be kept once the step is done; the same on every
             rank.
+
+    Example:
+        >>> views, prototypes = torch.randn(2, 4, 8), torch.eye(8)
+        >>> terms = protocpc_step(views, views, prototypes, prior=torch.ones(8))
+        >>> terms.loss.allclose(terms.align + terms.unif), terms.prior.shape
+        (True, torch.Size([8]))
     """
 
     loss: Tensor
@@ -157,11 +187,31 @@ def protocpc_step(
 
     Source:
         Lee, 2021, openreview 8la28hZOwug.
+
+    Example:
+        >>> student, teacher, prototypes = (
+        ...     F.normalize(torch.randn(n, 8), dim=-1) for n in (4, 4, 20)
+        ... )
+        >>> terms = protocpc_step(student[None], teacher[None], prototypes, torch.ones(20))
+        >>> terms.loss.allclose(plain_protocpc(student, teacher, prototypes, torch.ones(20)))
+        True
     """
     held = prototypes if teacher_prototypes is None else teacher_prototypes
     _check_shapes(student, teacher, prototypes, held, prior, targets)
-    _check_numbers(student_temperature, teacher_temperature, iterations, prior_momentum)
-    _check_choices(assignment, prior_order, loss)
+    check_positive(student_temperature=student_temperature, teacher_temperature=teacher_temperature)
+    if iterations < 1:
+        raise ValueError(f"iterations={iterations}: must be 1 or more; the paper uses 3")
+    if not 0 <= prior_momentum <= 1:
+        raise ValueError(f"prior_momentum={prior_momentum}: must be in [0, 1]; the paper uses 0.9")
+    for name, value, kinds in (
+        ("assignment", assignment, AssignmentKind),
+        ("prior_order", prior_order, PriorOrder),
+        ("loss", loss, PrototypeLoss),
+    ):
+        if value not in get_args(kinds):
+            raise ValueError(
+                f"{name}={value!r}: must be one of {', '.join(map(repr, get_args(kinds)))}"
+            )
     with full_precision_products(student.device):
         student, prototypes = full_precision(student, prototypes)
         student = F.normalize(student, dim=-1)
@@ -237,15 +287,8 @@ def _check_shapes(
             f"there must be a view and a sample at least, got student {tuple(student.shape)} and "
             f"teacher {tuple(teacher.shape)}"
         )
-    for name, features, rows in (
-        ("prototypes", student, prototypes),
-        ("teacher_prototypes", teacher, teacher_prototypes),
-    ):
-        if rows.ndim != 2 or rows.shape[1] != features.shape[2]:
-            raise ValueError(
-                f"{name} must be (K, {features.shape[2]}) like the features they are compared "
-                f"with, got {tuple(rows.shape)}"
-            )
+    check_table("prototypes", prototypes, student)
+    check_table("teacher_prototypes", teacher_prototypes, teacher)
     if not len(prototypes) == len(teacher_prototypes) == len(prior) or prior.ndim != 1:
         raise ValueError(
             f"prototypes, teacher_prototypes and prior must be of one K, got "
@@ -258,28 +301,3 @@ def _check_shapes(
             f"targets must be {views}, a row per student view and a column per teacher view, got "
             f"{tuple(targets.shape)}"
         )
-
-
-def _check_numbers(
-    student_temperature: float, teacher_temperature: float, iterations: int, momentum: float
-) -> None:
-    for name, value in (
-        ("student_temperature", student_temperature),
-        ("teacher_temperature", teacher_temperature),
-    ):
-        if value <= 0:
-            raise ValueError(f"{name}={value}: must be above 0; the paper uses 0.1 and 0.04")
-    if iterations < 1:
-        raise ValueError(f"iterations={iterations}: must be 1 or more; the paper uses 3")
-    if not 0 <= momentum <= 1:
-        raise ValueError(f"prior_momentum={momentum}: must be in [0, 1]; the paper uses 0.9")
-
-
-def _check_choices(assignment: str, prior_order: str, loss: str) -> None:
-    for name, value, allowed in (
-        ("assignment", assignment, get_args(AssignmentKind)),
-        ("prior_order", prior_order, get_args(PriorOrder)),
-        ("loss", loss, get_args(PrototypeLoss)),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")

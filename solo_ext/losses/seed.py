@@ -8,10 +8,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.kernels.table_distillation import table_distillation
-from solo_ext.losses.contrastive import shapes
-from solo_ext.losses.registry import LOSSES
+from solo_ext.core.precision import full_precision_products
+from solo_ext.kernels.tables import table_logsumexp, table_mean
+from solo_ext.losses.common import LOSSES, check_positive, check_table, unit_rows
+
+
+def plain_seed(
+    student: Tensor,
+    teacher: Tensor,
+    queue: Tensor,
+    student_temperature: float,
+    teacher_temperature: float,
+) -> Tensor:
+    """The cross-entropy of section 3.2 on (N, 1 + K) matrices, of unit rows; the reference."""
+    own = (student * teacher).sum(1, keepdim=True), (teacher * teacher).sum(1, keepdim=True)
+    predicted = torch.cat((own[0], student @ queue.T), dim=1) / student_temperature
+    targets = (torch.cat((own[1], teacher @ queue.T), dim=1) / teacher_temperature).softmax(1)
+    return F.cross_entropy(predicted, targets)
 
 
 class SEEDTerms(NamedTuple):
@@ -22,6 +35,11 @@ class SEEDTerms(NamedTuple):
         entropy: scalar, mean entropy of the teacher's targets in nats, which the loss cannot fall
             below; at most ln(K + 1).
         own: scalar in [0, 1], mean target of the image's own embedding; at 1 the loss is InfoNCE.
+
+    Example:
+        >>> terms = seed_terms(torch.randn(4, 8), torch.randn(4, 8), torch.empty(0, 8))
+        >>> terms.own, terms.entropy
+        (tensor(1.), tensor(0.))
     """
 
     loss: Tensor
@@ -39,25 +57,37 @@ def seed_terms(
 ) -> SEEDTerms:
     """The SEED loss together with how soft its targets are.
 
-    Arguments, errors and source as in :func:`seed_loss_func`.
+    Of the targets p only the mean ``m_i = sum_j p_ij d_j`` is needed:
+    ``loss_i = log sum_j exp(s_i.d_j / T_s) - s_i.m_i / T_s``. Arguments, errors and source as in
+    :func:`seed_loss_func`.
+
+    Example:
+        >>> student, teacher = torch.randn(4, 8), torch.randn(4, 8)
+        >>> queue = F.normalize(torch.randn(100, 8))
+        >>> [tuple(x.shape) for x in seed_terms(student, teacher, queue)]
+        [(), (), ()]
     """
-    shapes(student, teacher, queue)
-    for name, value in (
-        ("student_temperature", student_temperature),
-        ("teacher_temperature", teacher_temperature),
-    ):
-        if value <= 0:
-            raise ValueError(f"{name}={value}: must be above 0; the paper uses 0.2 and 0.01")
+    student, teacher = unit_rows(student=student, teacher=teacher.detach())
+    check_table("queue", queue, student)
+    check_positive(student_temperature=student_temperature, teacher_temperature=teacher_temperature)
+    queue, sharpness, scale = (
+        queue.to(student.dtype),
+        1 / teacher_temperature,
+        1 / student_temperature,
+    )
     with full_precision_products(student.device):
-        student, teacher, queue = full_precision(student, teacher.detach(), queue.detach())
-        terms = table_distillation(
-            F.normalize(student, dim=1),
-            F.normalize(teacher, dim=1),
-            queue,
-            (1 / student_temperature, 1 / teacher_temperature),
-            compute_dtype=compute_dtype,
+        of_queue, mean = table_mean(teacher, queue, sharpness)
+        predicted, _ = table_logsumexp(
+            student, queue, scale, bound=scale, compute_dtype=compute_dtype
         )
-        return SEEDTerms(*(x.mean() for x in terms))
+        # All relative to the image's own entry d_0 = t: low temperatures make logits large and
+        # their differences small.
+        from_queue = of_queue - sharpness * (teacher * teacher).sum(1)
+        pull = from_queue.sigmoid().unsqueeze(1) * (mean - teacher)  # m - t
+        mass = predicted[0] - scale * (student * teacher).sum(1)
+        loss = -F.logsigmoid(-mass) - scale * (student * pull).sum(1)
+        entropy = -F.logsigmoid(-from_queue) - sharpness * (teacher * pull).sum(1)
+        return SEEDTerms(loss.mean(), entropy.mean(), (-from_queue).sigmoid().mean())
 
 
 @LOSSES.register(
@@ -88,8 +118,8 @@ def seed_loss_func(
             K may be 0.
         student_temperature: T_s, above 0.
         teacher_temperature: T_t, above 0.
-        compute_dtype: of the factors of matrix products, but for the teacher's similarities,
-            ``torch.bfloat16`` for example; fp32 by default.
+        compute_dtype: of the factors of the student's matrix products, ``torch.bfloat16`` for
+            example; fp32 by default, and for the teacher, whose temperature magnifies errors.
 
     Returns:
         Scalar.
@@ -99,6 +129,13 @@ def seed_loss_func(
 
     Source:
         Fang et al., ICLR 2021, arXiv 2101.04731.
+
+    Example:
+        >>> student, teacher, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))
+        >>> seed_loss_func(student, teacher, queue).allclose(
+        ...     plain_seed(student, teacher, queue, 0.2, 0.01), rtol=1e-4
+        ... )
+        True
     """
     return seed_terms(
         student, teacher, queue, student_temperature, teacher_temperature, compute_dtype

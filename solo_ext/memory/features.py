@@ -89,7 +89,7 @@ class FeatureQueue(State):
     def extra_state(self) -> list[int]:
         return [self.pointer, self.written, self.updates]
 
-    def set_numbers(self, numbers: list[int]) -> None:
+    def load_extra_state(self, numbers: list[int]) -> None:
         self.pointer, self.written, self.updates = numbers
 
 

@@ -162,5 +162,5 @@ class ClusterPrototypes(State):
     def extra_state(self) -> list[int]:
         return [self.epoch, *self.backend.encode()]
 
-    def set_numbers(self, numbers: list[int]) -> None:
+    def load_extra_state(self, numbers: list[int]) -> None:
         self.epoch, self.backend = numbers[0], bytes(numbers[1:]).decode()

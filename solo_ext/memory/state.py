@@ -22,13 +22,14 @@ class State(Unsynchronised):
 
     Buffers whose size depends on the data set start empty and take the size of a checkpoint when
     one is loaded. Whole numbers that a step reads live in Python, for a buffer on a GPU would
-    have to be waited for; :meth:`extra_state` and :meth:`set_numbers` bring them into checkpoints.
+    have to be waited for; :meth:`extra_state` and :meth:`load_extra_state` bring them into
+    checkpoints.
 
     Example:
         >>> class Counter(State):
         ...     steps = 0
         ...     def extra_state(self): return [self.steps]
-        ...     def set_numbers(self, numbers): self.steps = numbers[0]
+        ...     def load_extra_state(self, numbers): self.steps = numbers[0]
         >>> first, resumed = Counter(), Counter()
         >>> first.steps = 7
         >>> resumed.load_state_dict(first.state_dict())
@@ -44,7 +45,7 @@ class State(Unsynchronised):
         """Python state to keep in checkpoints."""
         return []
 
-    def set_numbers(self, numbers: list[int]) -> None:
+    def load_extra_state(self, numbers: list[int]) -> None:
         """Takes what :meth:`extra_state` gave."""
 
     def get_extra_state(self) -> Tensor:
@@ -52,7 +53,7 @@ class State(Unsynchronised):
         return torch.tensor(self.extra_state(), dtype=torch.long)
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.set_numbers(state.tolist())
+        self.load_extra_state(state.tolist())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         for name in self.sized_by_data:

@@ -92,7 +92,7 @@ class Teacher(State):
     def extra_state(self) -> list[int]:
         return [*self.digest.encode()]
 
-    def set_numbers(self, numbers: list[int]) -> None:
+    def load_extra_state(self, numbers: list[int]) -> None:
         given = bytes(numbers).decode()
         if given != self.digest:
             raise UserError(

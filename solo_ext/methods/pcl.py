@@ -20,7 +20,7 @@ from solo_ext.core import distributed
 from solo_ext.core.draws import draw, mix
 from solo_ext.core.errors import ConfigError
 from solo_ext.host import initialize_momentum_params
-from solo_ext.losses.contrastive import info_nce_loss_func
+from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
 from solo_ext.memory.features import FeatureBank, FeatureQueue
 from solo_ext.memory.heads import projector

@@ -18,7 +18,7 @@ from benchmarks.footprint.formulas import TILE, Sizes, Traffic, perceptron
 from benchmarks.footprint.tables import BEGIN, END, FORMULAS, document
 from benchmarks.interleaved import peak_mib
 from solo_ext import host
-from solo_ext.kernels import tiles
+from solo_ext.kernels import tables
 from solo_ext.kernels.nearest_rows import nearest_rows
 from solo_ext.losses.contrastive import batch_of_views, contrastive
 from solo_ext.losses.margin import arcface_loss_func
@@ -27,7 +27,7 @@ from solo_ext.losses.proto_nce import proto_nce_terms
 from solo_ext.losses.protocpc import protocpc_step
 from solo_ext.losses.seed import seed_terms
 from solo_ext.memory.heads import ClassWeights, projector
-from solo_ext.methods.registry import METHODS
+from solo_ext.methods import METHODS, load_all
 
 BATCH, DIM = 128, 64
 S = Sizes(0, BATCH, 1, DIM, tile=TILE["cpu"])
@@ -74,10 +74,11 @@ def test_backbones(loaded: host.Host, name: str, expected: tuple[int, int, int])
 
 
 def test_tiles_are_those_of_the_kernels() -> None:
-    assert tiles._BYTES == TILE
+    assert tables._TILE_BYTES == TILE
 
 
 def test_every_method_has_its_lines() -> None:
+    load_all()
     assert {case.method for case in cases()} == set(FORMULAS) == set(METHODS)
 
 

@@ -75,11 +75,6 @@ def test_lower_precision_gives_fp32(dtype: torch.dtype) -> None:
     assert torch.equal(found.assignments, exact.assignments)
 
 
-def test_means_are_not_normalised() -> None:
-    x = 3 * sample(50)
-    assert kmeans(x, 1).means[0].tolist() == pytest.approx(x.mean(0).tolist(), abs=1e-12)
-
-
 def test_a_common_offset_changes_nothing() -> None:
     x = sample(400, 8, dtype=torch.float32)
     found = kmeans(x + 500, 10, init=x[:10] + 500, precision="highest")
@@ -150,14 +145,6 @@ def test_converged_start_stops_at_once() -> None:
     assert torch.equal(again.means, first.means)
 
 
-def test_converged_means_are_those_of_the_assignment() -> None:
-    x = sample(300)
-    found = kmeans(x, 8, iterations=500)
-    for cluster in range(8):
-        own = x[found.assignments == cluster].mean(0)
-        torch.testing.assert_close(found.means[cluster], own, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("kind", ["far away", "equal"])
 def test_empty_clusters_are_refilled(kind: str) -> None:
     x = sample(400)
@@ -189,18 +176,12 @@ def test_largest_clusters_are_split_first() -> None:
     assert near.tolist() == [1, 2]
 
 
-def test_equal_rows() -> None:
-    x = torch.ones(30, 4)
-    found = kmeans(x, 5)
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_equal_rows(value: float) -> None:
+    found = kmeans(torch.full((30, 4), value), 5)
     assert found.objective == pytest.approx(0, abs=1e-5)
     assert found.means.isfinite().all()
     assert found.assignments.max() < 5
-
-
-def test_zero_rows() -> None:
-    found = kmeans(torch.zeros(10, 3), 3)
-    assert found.objective == 0
-    assert found.means.eq(0).all()
 
 
 def test_gradients_and_inputs_are_left_alone() -> None:

@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from solo_ext import host
-from solo_ext.core.errors import ConfigError
 from solo_ext.host import detect
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
@@ -183,32 +182,6 @@ def test_dino_clips_by_itself_and_by_the_trainer(make_config: Any, tmp_path: Pat
         norms[name] = float((after[key] - watch.before[key]).norm())
     assert norms["own"] < norms["free"] / 10
     assert norms["trainer"] < norms["free"] / 10
-
-
-@pytest.mark.parametrize("name", MISSING)
-def test_what_only_main_has_is_refused(make_config: Any, name: str) -> None:
-    with pytest.raises(ConfigError, match="only its main branch does") as caught:
-        prepare(make_config(name))
-    assert caught.value.key == "method"
-    assert "1.0.2" in str(caught.value)
-    assert "PYTHONPATH" in str(caught.value)
-
-
-@builtins
-def test_a_misspelt_argument_is_refused(make_config: Any, name: str) -> None:
-    config = make_config(name, method_kwargs={"proj_output_dimm": 8})
-    with pytest.raises(ConfigError, match="did you mean 'proj_output_dim'") as caught:
-        prepare(config)
-    assert caught.value.key == "method_kwargs.proj_output_dimm"
-
-
-@builtins
-def test_a_missing_argument_is_named(make_config: Any, name: str) -> None:
-    config = make_config(name)
-    del config["method_kwargs"]["proj_output_dim"]
-    with pytest.raises(ConfigError, match="required") as caught:
-        prepare(config)
-    assert caught.value.key == "method_kwargs.proj_output_dim"
 
 
 @pytest.mark.parametrize(("dim", "eps"), [(4, 0.0), (8, 0.1)])

@@ -216,18 +216,6 @@ def test_few_classes(without: Without, classes: int) -> None:
             torch.testing.assert_close(own, (first, fifth))
 
 
-@pytest.mark.patch("few-classes")
-@pytest.mark.skipif(GENERATION != "main", reason="the release's base class is replaced whole")
-def test_few_classes_of_a_momentum_classifier(
-    without: Without, make_config: Any, tmp_path: Path
-) -> None:
-    config = make_config("mocov2plus", momentum={"classifier": True})
-    watch = Runs(config, tmp_path).whole()
-    assert watch.metrics["train_momentum_acc5"] == 100
-    with without(), pytest.raises(RuntimeError, match="out of range"):
-        pretrain(prepare(config), run_dir=tmp_path / "own")
-
-
 @pytest.mark.patch("no-labels")
 @pytest.mark.skipif(GENERATION != "main", reason="the release's base class is replaced whole")
 def test_no_labels(without: Without, make_config: Any, images: Path, tmp_path: Path) -> None:
@@ -336,33 +324,35 @@ def test_momentum_update_is_in_place(without: Without) -> None:
     assert torch.equal(patched[1].running_mean, torch.zeros(4))
 
 
-@pytest.mark.patch("momentum-update")
-@pytest.mark.parametrize("tau", [0.0, 1.0])
-def test_momentum_update_at_the_ends(without: Without, tau: float) -> None:
-    updater = importlib.import_module("solo.utils.momentum").MomentumUpdater(tau, 1.0)
-    online, patched = nn.Linear(3, 3), nn.Linear(3, 3)
-    own = copy.deepcopy(patched)
-    updater.update(online, patched)
-    with without():
-        updater.update(online, own)
-    assert torch.equal(patched.weight, own.weight)
-    # A network without parameters, as in methods without a projector.
-    updater.update(nn.Identity(), nn.Identity())
+def late(name: str, method: str, stop: int, words: str) -> Any:
+    return pytest.param(method, stop, words, marks=pytest.mark.patch(name))
 
 
-@pytest.mark.patch("swav-queue")
-def test_swav_queue(without: Without, make_config: Any, tmp_path: Path) -> None:
-    config = make_config("swav", max_epochs=2)
+@pytest.mark.parametrize(
+    ("method", "stop", "words"),
+    [
+        late("swav-queue", "swav", 2, "queue"),
+        late("all4one-encoding", "all4one", 2, "cached_penc"),
+        late("deepcluster-memory", "deepclusterv2", 2, "local_memory"),
+        # Within an epoch, where nothing is clustered on resuming.
+        late("deepcluster-memory", "deepclusterv2", 3, "local_memory"),
+    ],
+)
+def test_buffers_that_are_made_late(
+    method: str, stop: int, words: str, without: Without, make_config: Any, tmp_path: Path
+) -> None:
+    """A resumed run is the uninterrupted one; without the patch its checkpoint cannot be read."""
+    config = make_config(method, max_epochs=2, checkpoint={"every_n_steps": 1})
     runs = Runs(config, tmp_path)
     whole = runs.whole()
-    for name in ("stopped", "own"):
-        runs.stopped(2, name)
+    runs.stopped(stop)
+    with without():
+        runs.stopped(stop, "own")
+        with pytest.raises(UserError, match=f"Unexpected key.*{words}"):
+            runs.resumed("own")
     resumed = runs.resumed()
-    assert resumed.seen == whole.seen[2:]
+    assert resumed.seen == whole.seen[stop:]
     assert_same_end(resumed, whole)
-    assert resumed.state["queue"].abs().sum() > 0
-    with without(), pytest.raises(UserError, match=r"Unexpected key.*queue"):
-        runs.resumed("own")
 
 
 @pytest.mark.patch("swav-queue")
@@ -380,40 +370,6 @@ def test_swav_queue_of_another_size_is_refused(
         pretrain(prepare(config), run_dir=tmp_path / "second", force=True)
     with without(), pytest.raises(UserError, match="Unexpected key"):
         pretrain(prepare(config), run_dir=tmp_path / "third", force=True)
-
-
-@pytest.mark.patch("all4one-encoding")
-def test_all4one_encoding(without: Without, make_config: Any, tmp_path: Path) -> None:
-    """Also a checkpoint that was written without the patch."""
-    runs = Runs(make_config("all4one", max_epochs=2), tmp_path)
-    whole = runs.whole()
-    runs.stopped(2, "stopped")
-    with without():
-        runs.stopped(2, "own")
-        with pytest.raises(UserError, match=r"Unexpected key.*cached_penc"):
-            runs.resumed("own")
-    for name in ("stopped", "own"):
-        resumed = runs.resumed(name)
-        assert resumed.seen == whole.seen[2:]
-        assert_same_end(resumed, whole)
-
-
-@pytest.mark.patch("deepcluster-memory")
-@pytest.mark.parametrize("stop", [2, 3])
-def test_deepcluster_memory(without: Without, make_config: Any, tmp_path: Path, stop: int) -> None:
-    """Stopped between epochs, and within one, where nothing is clustered on resuming."""
-    config = make_config("deepclusterv2", max_epochs=2, checkpoint={"every_n_steps": 1})
-    runs = Runs(config, tmp_path, lambda method, loss: (method.assignments.tolist(), float(loss)))
-    whole = runs.whole()
-    assert -1 in whole.seen[0][0][0]
-    assert -1 not in whole.seen[2][0][0]
-    for name in ("stopped", "own"):
-        runs.stopped(stop, name)
-    resumed = runs.resumed()
-    assert resumed.seen == whole.seen[stop:]
-    assert_same_end(resumed, whole)
-    with without(), pytest.raises(UserError, match=r"Unexpected key.*local_memory"):
-        runs.resumed("own")
 
 
 @pytest.mark.patch("deepcluster-memory")
@@ -501,7 +457,7 @@ def test_dino_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
 
 def test_every_patch_has_a_test() -> None:
     texts = [file.read_text() for file in Path(__file__).parent.glob("test_*.py")]
-    found = re.findall(r'^@pytest\.mark\.patch\("(.+)"\)$', "\n".join(texts), re.MULTILINE)
+    found = re.findall(r'(?:\.patch|\blate)\("([a-z0-9-]+)"', "\n".join(texts))
     in_scripts = {"messages", "dali-validation", "method-kwargs"}
     assert set(found) == set(PATCHES) - in_scripts, "those are seen in solo-learn's own scripts"
 

@@ -35,13 +35,13 @@ def plain(
     num_hard: int,
     powers: tuple[float, ...] = (1.0,),
     *,
-    own: Tensor | None = None,
+    excluded_columns: Tensor | None = None,
     with_table: bool = True,
 ) -> MixedLogSumExp:
     """Every mixture of every query as a row."""
     cosine = query @ table.T
-    if own is not None:
-        cosine = cosine.scatter(1, own, float("-inf"))
+    if excluded_columns is not None:
+        cosine = cosine.scatter(1, excluded_columns, float("-inf"))
     with torch.no_grad():
         values, top = cosine.topk(num_hard, dim=1)
         hard = table[top]
@@ -75,7 +75,7 @@ def test_equals_the_plain_form(
     tile: int | None, powers: tuple[float, ...], factor: float, excludes: bool, with_table: bool
 ) -> None:
     query, table, own, draws = inputs()
-    settings: Any = {"own": own if excludes else None, "with_table": with_table}
+    settings: Any = {"excluded_columns": own if excludes else None, "with_table": with_table}
     found = mixed_logsumexp(query, table, factor, draws, HARD, powers, tile=tile, **settings)
     expected = plain(query, table, factor, draws, HARD, powers, **settings)
     for one, two in zip(found, expected, strict=True):

@@ -17,16 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.kernels import MixDraws
+from solo_ext.kernels.mixed_logsumexp import MixDraws
 from solo_ext.losses.contrastive import (
     PLAIN,
     NegativeEstimator,
     batch_of_views,
     contrastive,
-    estimated_terms,
-    info_nce_loss_func,
     nt_xent_loss_func,
+    two_view_terms,
 )
+from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
 from solo_ext.losses.nnclr import nnclr_terms
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
@@ -55,13 +55,8 @@ def nt_xent(given: Local, temperature: float) -> Found:
     return nt_xent_loss_func(*given.views[:2], temperature), torch.zeros(())
 
 
-def pair(
-    given: Local, temperature: float, estimator: NegativeEstimator, more: bool = False
-) -> Found:
-    """Two views, and the third as a further sample of the positive."""
-    z1, z2, z3 = given.views
-    further = z3.unsqueeze(1) if more else None
-    terms = estimated_terms(z1, z2, temperature, estimator, further)
+def pair(given: Local, temperature: float, estimator: NegativeEstimator) -> Found:
+    terms = two_view_terms(*given.views[:2], temperature, estimator)
     return terms.loss, terms.floored
 
 
@@ -111,7 +106,6 @@ LOSSES: dict[str, Callable[[Local, float], Found]] = {
     "debiased": partial(pair, estimator=NegativeEstimator(0.1)),
     "hard": partial(pair, estimator=NegativeEstimator(0.1, 1.0)),
     "hard, detached": partial(pair, estimator=NegativeEstimator(0.1, 1.0, True)),
-    "hard, more positives": partial(pair, estimator=NegativeEstimator(0.1, 1.0), more=True),
     "three views": partial(of_views, estimator=PLAIN),
     "three views, hard": partial(of_views, estimator=NegativeEstimator(0.1, 0.5)),
     "three views, mixed": partial(of_views, estimator=NegativeEstimator(0.1, 0.5), mixes=True),

@@ -20,9 +20,9 @@ from solo_ext.losses.contrastive import (
     contrastive,
     debiased_loss_func,
     hard_negative_loss_func,
-    info_nce_loss_func,
     nt_xent_loss_func,
 )
+from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
 from solo_ext.losses.nnclr import nnclr_symmetric_loss_func
 
@@ -70,9 +70,6 @@ LOSSES: dict[str, Loss] = {
     "debiased": lambda x, t: debiased_loss_func(x[0], x[1], t, 0.1),
     "hard": lambda x, t: hard_negative_loss_func(x[0], x[1], t, 0.1, 1.0),
     "hard, detached": lambda x, t: hard_negative_loss_func(x[0], x[1], t, 0.1, 1.0, True),
-    "hard, more positives": lambda x, t: hard_negative_loss_func(
-        x[0], x[1], t, 0.1, 1.0, more_positives=x[2].unsqueeze(1)
-    ),
     "very hard": lambda x, t: hard_negative_loss_func(x[0], x[1], t, 0.1, 200.0),
     "row of nnclr": lambda x, t: nnclr_symmetric_loss_func(x[0], x[1], t, False),
     "nnclr": lambda x, t: nnclr_symmetric_loss_func(x[0], x[1], t),

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solo_ext.kernels import MixDraws
-from solo_ext.losses import LOSSES
-from solo_ext.losses.contrastive import NegativeEstimator, contrastive, info_nce_loss_func
+from solo_ext.kernels.mixed_logsumexp import MixDraws
+from solo_ext.losses.contrastive import NegativeEstimator, contrastive
+from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
 
 ESTIMATOR = NegativeEstimator(0.1, 0.7)
@@ -124,7 +124,7 @@ def test_no_mixtures_is_info_nce(queue: int) -> None:
     found = mochi_loss_func(
         query, positive, table, 0.2, num_hard=8, num_pair_mixes=0, num_query_mixes=0
     )
-    assert torch.equal(found, info_nce_loss_func(query, positive, table, 0.2))
+    torch.testing.assert_close(found, info_nce_loss_func(query, positive, table, 0.2))
 
 
 def test_draws_of_its_own() -> None:
@@ -146,15 +146,6 @@ def test_draws_of_its_own() -> None:
     assert found > info_nce_loss_func(query, positive, table, 0.2)
     # Mixtures of the hardest are harder than the hardest are on average.
     assert terms.mixed > terms.mined
-
-
-def test_defaults() -> None:
-    query, positive, table = make(4, 20)
-    losses = []
-    for arguments in ((), (0.2, 1024, 1024, 128)):
-        torch.manual_seed(0)
-        losses.append(mochi_loss_func(query, positive, table, *arguments))
-    assert torch.equal(*losses)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
@@ -181,11 +172,11 @@ def test_no_queue_gives_zero_on_the_graph() -> None:
     [
         ({"num_hard": 0}, "num_hard=0: must be above 0"),
         ({"num_hard": -3}, "num_hard=-3: must be above 0"),
-        ({"num_pair_mixes": -1}, "num_pair_mixes=-1: must be 0 or more"),
-        ({"num_query_mixes": -1}, "num_query_mixes=-1: must be 0 or more"),
+        ({"num_pair_mixes": -1}, "num_pair_mixes=-1: must be at least 0"),
+        ({"num_query_mixes": -1}, "num_query_mixes=-1: must be at least 0"),
         ({"temperature": 0.0}, "temperature=0.0: must be above 0"),
         ({"positive": torch.ones(4, 5)}, r"query and positive must both be \(N, D\)"),
-        ({"queue": torch.ones(5, 4)}, r"negatives must be \(K, 5\)"),
+        ({"queue": torch.ones(5, 4)}, r"queue must be \(K, 5\)"),
         ({"draws": draw_mixes(torch.ones(2, 5), 4, 1, 1)}, "draws for 2 anchors, there are 3"),
     ],
 )
@@ -239,12 +230,6 @@ def test_draws_follow_the_anchors_precision() -> None:
     ):
         draws = draw_mixes(torch.ones(2, 3, dtype=given_dtype), 4, 2, 2)
         assert draws.alpha.dtype == draws.beta.dtype == expected
-
-
-def test_is_registered() -> None:
-    entry = LOSSES["mochi_loss_func"]
-    assert entry.target is mochi_loss_func
-    assert entry.arxiv == "2010.01028"
 
 
 @pytest.mark.parametrize("field", ["pair_indices", "alpha", "single_indices", "beta"])

@@ -56,8 +56,10 @@ def test_extreme_features_train(rows: str) -> None:
     assert head.weight.grad.isfinite().all()
 
 
-def test_runs_on_meta() -> None:
-    assert ClassWeights(4, 3).to("meta")(torch.empty(5, 3, device="meta")).is_meta
+def test_run_on_meta() -> None:
+    x, c = torch.empty(5, 3, device="meta"), torch.empty(2, 4, device="meta")
+    assert ClassWeights(4, 3).to("meta")(x).is_meta
+    assert BilinearCritic(3, 4).to("meta")(x, c).is_meta
 
 
 def test_rematching_moves_the_weights_in_place() -> None:
@@ -111,12 +113,6 @@ def test_refuses_what_is_no_permutation(match: list[int]) -> None:
     with pytest.raises(ValueError, match="must hold each of 0 to 3 once"):
         head.rematch_(torch.tensor(match))
     assert torch.equal(head.weight, before)
-
-
-@pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (-1, 4)])
-def test_refuses_sizes(sizes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=f"num_classes={sizes[0]}, dim={sizes[1]}"):
-        ClassWeights(*sizes)
 
 
 def test_scores_every_query_with_every_context() -> None:
@@ -174,12 +170,9 @@ def test_autocast_leaves_scores_in_single_precision(half: torch.dtype) -> None:
     assert scores.dtype == torch.float32
 
 
-def test_critic_runs_on_meta() -> None:
-    critic = BilinearCritic(3, 4).to("meta")
-    assert critic(torch.empty(5, 3, device="meta"), torch.empty(2, 4, device="meta")).is_meta
-
-
 @pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (-1, 4)])
-def test_critic_refuses_sizes(sizes: tuple[int, int]) -> None:
+def test_refuse_sizes(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=f"num_classes={sizes[0]}, dim={sizes[1]}"):
+        ClassWeights(*sizes)
     with pytest.raises(ValueError, match=f"query_dim={sizes[0]}, context_dim={sizes[1]}"):
         BilinearCritic(*sizes)

@@ -246,17 +246,6 @@ def test_online_euclidean_equals_the_loop(epsilon: float) -> None:
     assert metric.compute() == pytest.approx(expected)
 
 
-def test_distances_differ_on_the_same_rows() -> None:
-    bank, bank_targets = torch.tensor([[9.0, 0.0], [0.5, 1.0]]), torch.tensor([0, 1])
-    query, target = torch.tensor([[1.0, 0.1]]), torch.tensor([0])
-    accuracy = {}
-    for distance_fx in ("cosine", "euclidean"):
-        metric = OnlineKNN(k=1, distance_fx=distance_fx)
-        feed(metric, (query, target, bank, bank_targets), parts=1)
-        accuracy[distance_fx] = metric.compute()[0]
-    assert accuracy == {"cosine": 100.0, "euclidean": 0.0}
-
-
 @pytest.mark.parametrize(("epsilon", "expected"), [(1e-5, 100.0), (10.0, 0.0)])
 def test_epsilon_weakens_the_nearest_neighbour(epsilon: float, expected: float) -> None:
     bank, bank_targets = torch.tensor([[0.1], [1.0], [1.1]]), torch.tensor([0, 1, 1])

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from solo_ext.memory import PrototypePrior, sinkhorn
-from solo_ext.memory.state import keep_out_of_broadcast
 
 
 def probabilities(seed: int, rows: int = 6, width: int = 5) -> Tensor:
@@ -62,12 +61,6 @@ def test_checkpoint_brings_it_back() -> None:
     restored.load_state_dict(prior.state_dict())
     assert torch.equal(restored.value, prior.value)
     assert torch.equal(restored.peek(probabilities(1)), prior.peek(probabilities(1)))
-
-
-def test_ddp_leaves_it_alone() -> None:
-    model = nn.ModuleDict({"prior": PrototypePrior(5)})
-    keep_out_of_broadcast(model)
-    assert model._ddp_params_and_buffers_to_ignore == ["prior.value"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

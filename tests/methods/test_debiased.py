@@ -20,7 +20,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.data.loaders import pretrain_loader
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.losses import debiased_loss_func
-from solo_ext.losses.contrastive import NegativeEstimator, estimated_terms
+from solo_ext.losses.contrastive import NegativeEstimator, two_view_terms
 from solo_ext.methods import METHODS, Debiased
 from solo_ext.methods.contrastive import Contrastive
 from solo_ext.methods.contrastive_kwargs import report_settings
@@ -156,7 +156,7 @@ def test_step_is_the_sum_of_both_losses(
     torch.testing.assert_close(logged["train_debiased_loss"], contrastive)
     torch.testing.assert_close(logged["train_class_loss"], classification)
     z1, z2 = (method(view)["z"] for view in batch[1])
-    floored = estimated_terms(z1, z2, temperature, NegativeEstimator(tau_plus)).floored
+    floored = two_view_terms(z1, z2, temperature, NegativeEstimator(tau_plus)).floored
     assert logged.get("train_clamped_fraction", torch.zeros(())).item() == pytest.approx(
         floored.item()
     )

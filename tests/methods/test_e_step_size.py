@@ -108,19 +108,6 @@ def test_a_sample_is_drawn_anew_in_every_epoch(
     assert logged["e_step/objective_4"] == pytest.approx(float(nearest.square().mean()), rel=1e-3)
 
 
-def test_a_sample_of_all_images_is_all_images(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for sample in (None, IMAGES + 1):
-        folder = tmp_path / str(sample)
-        config = make_config("pcl", method_kwargs={"e_step_sample": sample}, max_epochs=2)
-        pretrain(prepare(config), run_dir=folder, show_progress=False)
-        found.append(weights(folder))
-    for key, value in found[0].items():
-        assert torch.equal(value, found[1][key]), key
-
-
 @pytest.mark.fault
 def test_no_room_is_said_before_the_first_epoch(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "file").touch()

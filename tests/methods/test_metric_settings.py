@@ -38,8 +38,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "=1.0: triplet_loss_func takes no such argument; did you mean 'margin'",
     ),
     "an argument that is a tensor": (
-        {"loss": "debiased_loss_func", "loss_kwargs": {"more_positives": 1}},
-        "loss_kwargs.more_positives",
+        {"loss": "contrastive_loss_func", "loss_kwargs": {"same": 1}},
+        "loss_kwargs.same",
         "takes no such argument",
     ),
     "the length of features": (

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext import host
 from solo_ext.data.transforms import eval_transform, statistics
@@ -234,6 +233,26 @@ def test_step_is_the_sum_of_its_terms(
     assert {"train_proto_acc_40", "train_collisions_30", "train_info_nce_loss"} <= set(logged)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_online_classifier_and_knn_see_the_queries(
+    make_config: MakeConfig, symmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the host's step does with each view, done for each view that is a query."""
+    config = make_config("pcl", method_kwargs={"symmetric": symmetric}, knn_eval={"enabled": True})
+    method = PCL(prepare(config).cfg).eval()
+    logged: dict[str, Tensor] = {}
+    monkeypatch.setattr(method, "log_dict", lambda metrics, **_: logged.update(metrics))
+    targets, views = torch.tensor([0, 1, 2, 0]), [torch.randn(4, 3, 16, 16) for _ in range(2)]
+    method.training_step([torch.arange(4), views, targets], 0)
+    outs = [method(view) for view in views[: 2 if symmetric else 1]]
+    losses = [F.cross_entropy(out["logits"], targets) for out in outs]
+    torch.testing.assert_close(logged["train_class_loss"], sum(losses) / len(losses))
+    assert {"train_acc1", "train_acc5"} <= set(logged)
+    stored = torch.cat(list(method.knn.train_features))
+    torch.testing.assert_close(stored, torch.cat([out["feats"] for out in outs]).detach())
+    assert len(torch.cat(list(method.knn.train_targets))) == len(stored)
+
+
 def test_gradients_go_to_the_online_networks_alone(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,20 +387,6 @@ def test_all_state_is_kept_out_of_ddp_s_broadcast(make_config: MakeConfig) -> No
     assert len(kept_out) == 2 + 3 * 2 + 1 + 2
 
 
-class OnDevice(TorchDispatchMode):
-    """Refuses to make a tensor anywhere else: a copy between devices waits for both."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device = device
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else [out]:
-            assert not isinstance(tensor, Tensor) or tensor.device == self.device, func
-        return out
-
-
 @pytest.mark.parametrize("num_negatives", [None, 4])
 def test_products_in_bfloat16(make_config: MakeConfig, num_negatives: int | None) -> None:
     """With queue and with prototypes, in both directions."""
@@ -402,7 +407,7 @@ def test_products_in_bfloat16(make_config: MakeConfig, num_negatives: int | None
         torch.testing.assert_close(exact, narrow, rtol=5e-3, atol=0)
 
 
-def test_step_s_loss_runs_on_meta_tensors(make_config: MakeConfig) -> None:
+def test_step_s_loss_runs_on_meta_tensors(make_config: MakeConfig, on_meta: Any) -> None:
     """No value is asked for: no synchronisation with the host in a step."""
     for kwargs in ({}, {"num_negatives": 4, "num_prototypes": [40, 48], "symmetric": True}):
         prepared = made(make_config, **{"e_step": "bank", **kwargs})
@@ -410,7 +415,7 @@ def test_step_s_loss_runs_on_meta_tensors(make_config: MakeConfig) -> None:
         views = len(method.queues)
         z = [torch.empty(BATCH, 8, device="meta", requires_grad=True) for _ in range(views)]
         indices = torch.empty(BATCH, dtype=torch.long, device="meta")
-        with OnDevice(torch.device("meta")):
+        with on_meta:
             loss, _ = method.contrast(z, [x.detach() for x in z], indices)
             loss.backward()
         assert loss.device.type == "meta"

@@ -64,16 +64,6 @@ def test_settings_of_hydra(section: str, mine: Path, package: str) -> None:
     assert REMEDY in line
 
 
-def test_settings_of_hydra_that_name_no_code(mine: Path) -> None:
-    """solo-learn's own configs have them."""
-    plain = compose("run", (), mine)
-    (mine / "run.yaml").write_text(
-        VALID
-        + "hydra: {output_subdir: null, run: {dir: .}, sweep: {dir: x}, job: {chdir: false}}\n"
-    )
-    assert compose("run", (), mine) == plain
-
-
 def test_the_user_allows_it(mine: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused else: the package is imported, and its configs found."""
     monkeypatch.setenv(ALLOW, "1")
@@ -81,15 +71,6 @@ def test_the_user_allows_it(mine: Path, package: str, monkeypatch: pytest.Monkey
     (mine / "run.yaml").write_text(text + f"hydra: {{searchpath: [pkg://{package}]}}\n")
     assert compose("run", (), mine)["seed"] == 1
     assert sys.modules.pop(package, None) is not None
-
-
-@pytest.mark.parametrize("value", ["", "0", "true", "yes"])
-def test_only_one_word_allows_it(
-    value: str, mine: Path, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(ALLOW, value)
-    (mine / "run.yaml").write_text(VALID + f"hydra: {{searchpath: [pkg://{package}]}}\n")
-    assert "hydra.searchpath" in refusal(mine)
 
 
 @pytest.mark.parametrize(
@@ -227,11 +208,6 @@ def test_aliases_that_blow_up(bomb: str, mine: Path) -> None:
         read_config(mine)
     with pytest.raises(UserError, match=says):
         read_benchmark(str(mine / "bench.yaml"))
-
-
-def test_aliases_as_people_write_them(mine: Path) -> None:
-    (mine / "run.yaml").write_text(VALID + "checkpoint: &off {enabled: false}\nauto_resume: *off\n")
-    assert compose("run", (), mine)["auto_resume"] == {"enabled": False}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,13 @@ from benchmarks.speed.peers import peer
 from benchmarks.speed.rows.inputs import relative
 from benchmarks.speed.target import Finding, Measured, at_most, slope
 from solo_ext import host
-from solo_ext.losses import debiased_loss_func, hard_negative_loss_func, nt_xent_loss_func
+from solo_ext.losses.contrastive import (
+    batch_of_views,
+    debiased_loss_func,
+    hard_negative_loss_func,
+    nt_xent_loss_func,
+    plain_contrastive,
+)
 
 DIM, TEMPERATURE, TAU, BETA = 128, 0.5, 0.1, 1.0
 LAUNCHES = 60
@@ -37,18 +43,7 @@ def negatives_by_rows(count: int, device: torch.device) -> Tensor:
     return torch.cat((negative, negative)).to(device)
 
 
-def negatives_at_once(count: int, device: torch.device) -> Tensor:
-    """The same without a loop."""
-    own = torch.eye(count // 2, dtype=torch.bool, device=device)
-    return ~own.repeat(2, 2)
-
-
-def plain_estimate(
-    z1: Tensor,
-    z2: Tensor,
-    beta: float,
-    mask: Callable[[int, torch.device], Tensor] = negatives_by_rows,
-) -> Tensor:
+def plain_estimate(z1: Tensor, z2: Tensor, beta: float) -> Tensor:
     """Debiased, and with ``beta`` hard negatives, in the manner of the authors' code.
 
     Similarities, a mask of own columns, exponentials, on the (2N, 2N) matrix.
@@ -57,7 +52,7 @@ def plain_estimate(
     rows = torch.cat((z1, z2))
     count = len(rows)
     similarity = torch.exp(rows @ rows.T / TEMPERATURE)
-    negative = similarity.masked_select(mask(count, rows.device)).view(count, -1)
+    negative = similarity.masked_select(negatives_by_rows(count, rows.device)).view(count, -1)
     positive = torch.exp((z1 * z2).sum(1) / TEMPERATURE)
     positive = torch.cat((positive, positive))
     if beta:
@@ -69,6 +64,13 @@ def plain_estimate(
     estimate = (mass - TAU * size * positive) / (1 - TAU)
     estimate = estimate.clamp(min=size * math.exp(-1 / TEMPERATURE))
     return -torch.log(positive / (positive + estimate)).mean()
+
+
+def formula(z1: Tensor, z2: Tensor, beta: float) -> Tensor:
+    """The plain form of the same."""
+    return plain_contrastive(
+        *batch_of_views((z1, z2)), temperature=TEMPERATURE, tau_plus=TAU, beta=beta
+    )
 
 
 def two_views(effort: Effort, size: int) -> list[Tensor]:
@@ -105,12 +107,8 @@ def setup(effort: Effort, rows: int) -> Setup:
             "NT-Xent": lambda: gradient(nt_xent_loss_func, *views, TEMPERATURE),
             "plain debiased": lambda: gradient(plain_estimate, *views, 0.0),
             "plain hard": lambda: gradient(plain_estimate, *views, BETA),
-            "plain debiased, mask at once": lambda: gradient(
-                plain_estimate, *views, 0.0, negatives_at_once
-            ),
-            "plain hard, mask at once": lambda: gradient(
-                plain_estimate, *views, BETA, negatives_at_once
-            ),
+            "plain debiased, mask at once": lambda: gradient(formula, *views, 0.0),
+            "plain hard, mask at once": lambda: gradient(formula, *views, BETA),
             "solo-learn SimCLR": lambda: gradient(simclr),
             "lightly NT-Xent": peer("lightly.loss", lightly),
         },

@@ -7,39 +7,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.interleaved import Work
 from benchmarks.speed.effort import Effort
 from benchmarks.speed.operation import EXACT, Case, Goal, Operation, Setup
 from benchmarks.speed.rows.inputs import across, relative, unit
-from solo_ext.kernels import MixDraws
-from solo_ext.losses import mochi_loss_func
+from solo_ext.losses import MixDraws, mochi_loss_func
+from solo_ext.losses.mochi import plain_mochi
 
 BATCH, DIM, TEMPERATURE = 256, 128, 0.2
 HARD, PAIRS, QUERIES = 1024, 1024, 128
-
-
-def plain_mochi(
-    query: Tensor, key: Tensor, queue: Tensor, hard: int, draws: Callable[[], MixDraws]
-) -> Tensor:
-    """The formula with the synthetic negatives made, normalised and multiplied."""
-    count = len(query)
-    with torch.no_grad():
-        top = (query @ queue.T).topk(hard, dim=1).indices
-        pairs, alpha, singles, beta = draws()
-        first, second = (top.gather(1, pairs[:, :, side].long()) for side in range(2))
-        share = alpha.unsqueeze(2)
-        of_pairs = F.normalize(share * queue[first] + (1 - share) * queue[second], dim=2)
-        single, share = top.gather(1, singles.long()), beta.unsqueeze(2)
-        with_query = share * query.unsqueeze(1) + (1 - share) * queue[single]
-        made = torch.cat((of_pairs, F.normalize(with_query, dim=2)), 1)
-    own = (query * key).sum(1, keepdim=True)
-    logits = torch.cat((own, query @ queue.T, torch.einsum("nd,nsd->ns", query, made)), 1)
-    return F.cross_entropy(
-        logits / TEMPERATURE, torch.zeros(count, dtype=torch.long, device=query.device)
-    )
 
 
 class Draws(NamedTuple):
@@ -92,8 +70,13 @@ def setup(effort: Effort, size: int, loop: bool = False) -> Setup:
     def of(loss: Callable[..., Tensor], *rest: Any) -> Work:
         return lambda: torch.autograd.grad(loss(query, key, queue, *rest), query)[0]
 
+    def plain(draw: Callable[[], MixDraws]) -> Work:
+        return lambda: torch.autograd.grad(
+            plain_mochi(query, key, queue, counts[0], draw(), TEMPERATURE), query
+        )[0]
+
     if loop:
-        by_loop = of(plain_mochi, counts[0], draws.one_by_one)
+        by_loop = plain(draws.one_by_one)
         return Setup({"ours": of(mochi_loss_func, TEMPERATURE, *counts), LOOP: by_loop})
     # In fp32 negatives that are as hard as each other, but for the last bit, are ranked either way.
     exact = query.detach().double().requires_grad_(), key.double(), queue.double()
@@ -106,12 +89,12 @@ def setup(effort: Effort, size: int, loop: bool = False) -> Setup:
     return Setup(
         {
             "ours": of(mochi_loss_func, TEMPERATURE, *counts),
-            PLAIN: of(plain_mochi, counts[0], draws.at_once),
+            PLAIN: plain(draws.at_once),
         },
         lambda found, expected: relative(across(found, exact[0]), across(expected, exact[0])),
         {
             "ours": of_given(mochi_loss_func, TEMPERATURE, *counts, given),
-            PLAIN: of_given(plain_mochi, counts[0], lambda: given),
+            PLAIN: of_given(plain_mochi, counts[0], given, TEMPERATURE),
         },
     )
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.interleaved import Work
@@ -16,7 +15,7 @@ from benchmarks.speed.effort import Effort
 from benchmarks.speed.operation import EXACT, NARROW, Case, Goal, Operation, Setup
 from benchmarks.speed.peers import compiled
 from benchmarks.speed.rows.inputs import across, relative, unit
-from solo_ext.losses import proto_nce_loss_func
+from solo_ext.losses.proto_nce import plain_proto_nce, proto_nce_loss_func
 
 BATCH, DIM = 256, 128
 IMAGENET = (25000, 50000, 100000), 16384
@@ -37,10 +36,7 @@ def sampled(query: Tensor, table: Table, negatives: int) -> Tensor:
 
 def plain_drawn(query: Tensor, table: Table, negatives: Tensor) -> Tensor:
     """The formula with the negatives of these ids."""
-    prototypes, phi, ids = table
-    columns = torch.cat((ids, negatives.to(ids.device)))
-    logits = query @ prototypes[columns].T / phi[columns]
-    return F.cross_entropy(logits, torch.arange(len(ids), device=query.device))
+    return plain_proto_nce(query, *table, negatives.to(query.device))
 
 
 def drawn(query: Tensor, table: Table, negatives: int, **dtype: Any) -> Tensor:
@@ -58,8 +54,7 @@ def ours(query: Tensor, table: Table, *ids: Tensor, **dtype: Any) -> Tensor:
 
 def plain_all(query: Tensor, table: Table) -> Tensor:
     """The formula over all prototypes, as a (N, K) matrix of logits."""
-    prototypes, phi, ids = table
-    return F.cross_entropy(query @ prototypes.T / phi, ids)
+    return plain_proto_nce(query, *table)
 
 
 def setup(effort: Effort, sizes: tuple[int, ...], negatives: int) -> Setup:

@@ -18,6 +18,7 @@ from benchmarks.speed.rows.inputs import across, relative, unit
 from benchmarks.speed.rows.sinkhorn import plain_sinkhorn
 from benchmarks.speed.target import slope
 from solo_ext.losses import protocpc_step, seed_loss_func
+from solo_ext.losses.seed import plain_seed
 
 BATCH = 512
 
@@ -79,20 +80,12 @@ def step(effort: Effort, size: int, dim: int, learns: bool) -> Setup:
     )
 
 
-def plain_seed(student: Tensor, teacher: Tensor, queue: Tensor) -> Tensor:
-    """The formula, as (N, 1 + K) matrices of logits."""
-    own = (student * teacher).sum(1, keepdim=True), (teacher * teacher).sum(1, keepdim=True)
-    logits = torch.cat((own[0], student @ queue.T), 1) / 0.2
-    target = (torch.cat((own[1], teacher @ queue.T), 1) / 0.01).softmax(1)
-    return -(target * logits.log_softmax(1)).sum(1).mean()
-
-
 def seed(effort: Effort) -> Setup:
     """Variants of SEED."""
     batch, size = effort.size(BATCH), effort.size(65536)
     student, teacher = unit(effort, batch, 128).requires_grad_(), unit(effort, batch, 128)
     queue = unit(effort, size, 128)
-    made = compiled(effort, plain_seed, student, teacher, queue)
+    made = compiled(effort, plain_seed, student, teacher, queue, 0.2, 0.01)
 
     def of(loss: Callable[..., Tensor], *rest: Any) -> Work:
         return lambda: torch.autograd.grad(loss(student, teacher, queue, *rest), student)
@@ -101,7 +94,7 @@ def seed(effort: Effort) -> Setup:
         {
             "ours": of(seed_loss_func),
             "bfloat16": of(seed_loss_func, 0.2, 0.01, torch.bfloat16),
-            "plain": of(plain_seed),
+            "plain": of(plain_seed, 0.2, 0.01),
             "compiled": made
             if isinstance(made, str)
             else lambda: torch.autograd.grad(made(), student),

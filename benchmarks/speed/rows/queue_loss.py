@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.interleaved import Work
@@ -18,16 +17,14 @@ from benchmarks.speed.peers import compiled, peer
 from benchmarks.speed.rows.inputs import across, relative, unit
 from benchmarks.speed.target import slope
 from solo_ext import host
-from solo_ext.losses import info_nce_loss_func
+from solo_ext.losses.info_nce import info_nce_loss_func, plain_info_nce
 
 BATCH, DIM, TEMPERATURE = 256, 128, 0.2
 
 
-def plain_info_nce(query: Tensor, key: Tensor, queue: Tensor) -> Tensor:
-    """The formula as PCL and MoCo compute it: logits of a copied queue, joined, cross-entropy."""
-    own = (query * key).sum(1, keepdim=True)
-    logits = torch.cat((own, query @ queue.clone().T), dim=1) / TEMPERATURE
-    return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long, device=query.device))
+def of_copy(query: Tensor, key: Tensor, queue: Tensor) -> Tensor:
+    """The plain form with a copy of the queue at every step, as PCL and MoCo make it."""
+    return plain_info_nce(query, key, queue.clone(), TEMPERATURE)
 
 
 def setup(effort: Effort, size: int) -> Setup:
@@ -57,8 +54,8 @@ def setup(effort: Effort, size: int) -> Setup:
         {
             "ours": lambda: gradient(info_nce_loss_func, queue, TEMPERATURE),
             "bfloat16": lambda: gradient(info_nce_loss_func, queue, TEMPERATURE, torch.bfloat16),
-            "plain (PCL, MoCo)": lambda: gradient(plain_info_nce, queue),
-            "compiled": compiled(effort, lambda: gradient(plain_info_nce, queue)),
+            "plain (PCL, MoCo)": lambda: gradient(of_copy, queue),
+            "compiled": compiled(effort, lambda: gradient(of_copy, queue)),
             "solo-learn": solo_learn,
             "lightly": peer("lightly.loss", lightly),
         },

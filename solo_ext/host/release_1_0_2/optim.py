@@ -56,7 +56,13 @@ def configure_optimizers(module: Any) -> Any:
 
 
 def split_by_dimension(groups: Iterable[Group], **vectors: Any) -> list[Group]:
-    """Parts groups into matrices and vectors (biases, norms), updating the latter."""
+    """Parts groups into matrices and vectors (biases, norms), updating the latter.
+
+    >>> layer = torch.nn.Linear(4, 3)
+    >>> groups = split_by_dimension([{"params": list(layer.parameters())}], weight_decay=0.0)
+    >>> [([tuple(p.shape) for p in g["params"]], g.get("weight_decay")) for g in groups]
+    [([(3, 4)], None), ([(3,)], 0.0)]
+    """
     out: list[Group] = []
     for group in groups:
         matrices = [p for p in group["params"] if p.ndim > 1]
@@ -119,6 +125,10 @@ def warmup_cosine(
         total: length of the whole schedule.
         start: rate at step 0 of the warm-up.
         end: rate at the end of the schedule.
+
+    >>> rate = partial(warmup_cosine, base=1.0, warmup=2, total=6, start=0.1, end=0.0)
+    >>> [round(rate(step), 3) for step in range(6)]
+    [0.1, 1.0, 1.0, 0.854, 0.5, 0.146]
     """
     if step < warmup:
         # A warm-up of a fractional number of steps would end above the base rate.

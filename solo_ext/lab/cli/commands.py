@@ -179,8 +179,7 @@ def _eval(args: argparse.Namespace) -> Any:
     from omegaconf import OmegaConf
 
     from solo_ext.config.compose import apply_overrides, parse
-    from solo_ext.lab.evaluation.evaluate import evaluate
-    from solo_ext.lab.evaluation.settings import SUITE
+    from solo_ext.lab.evaluation.evaluate import SUITE, evaluate
     from solo_ext.lab.evaluation.suite import evaluate_suite
 
     settings = OmegaConf.create({})

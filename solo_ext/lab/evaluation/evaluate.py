@@ -1,4 +1,4 @@
-"""Evaluating a finished run."""
+"""Evaluating a finished run with one protocol."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from solo_ext.core.errors import ConfigError
-from solo_ext.data.reading import Images
-from solo_ext.lab.evaluation.protocols import BackboneProtocol, FeatureProtocol, Protocol, Row
-from solo_ext.lab.evaluation.settings import read_settings
-from solo_ext.lab.evaluation.subject import EvalContext, Progress, open_subject
+from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.lab.evaluation.context import Progress, open_context
+from solo_ext.lab.evaluation.protocol import Protocol, Row, measure, read_settings
+from solo_ext.lab.evaluation.transfer import ON_ONE_DATA_SET, Transfer
+
+PROTOCOLS: dict[str, type[Protocol]] = {**ON_ONE_DATA_SET, "transfer": Transfer}
+"""By the name on the command line, in the order of the report."""
+SUITE = "suite"
+"""In place of a protocol: several of them, with one report."""
 
 
 def evaluate(
@@ -25,8 +29,8 @@ def evaluate(
     Args:
         path: as :func:`solo_ext.lab.evaluation.models.open_model` takes it: a run directory, a
             checkpoint, ``timm/<model>`` or ``pixels``.
-        protocol: a name in :data:`solo_ext.lab.evaluation.protocols.PROTOCOLS`.
-        settings: fields of the protocol, and of :class:`solo_ext.lab.evaluation.settings.EvalRun`.
+        protocol: a name in :data:`PROTOCOLS`.
+        settings: fields of the protocol, and of :class:`~solo_ext.lab.evaluation.models.EvalRun`.
         progress: called with what is being done and the batches done and in all.
 
     Returns:
@@ -36,66 +40,26 @@ def evaluate(
     Raises:
         UserError: wrong settings, or a path that is no run.
     """
-    shared, own = read_settings(protocol, dict(settings or {}))
-    subject = open_subject(str(path), shared, progress)
+    if protocol not in PROTOCOLS:
+        names = nearest(protocol, (*PROTOCOLS, SUITE), show=40)
+        raise ConfigError("protocol", protocol, "unknown protocol", names)
+    shared, own = read_settings(PROTOCOLS[protocol], settings or {})
+    context = open_context(str(path), shared, progress)
     begin = time.monotonic()
-    rows = measure(own, subject)
+    rows = measure(own, context)
     return {
         "protocol": protocol,
-        **about(subject),
+        **context.about(),
         "settings": own.model_dump(),
         "seconds": round(time.monotonic() - begin, 2),
         "results": rows,
     }
 
 
-def measure(protocol: Protocol, subject: EvalContext) -> list[Row]:
-    """Runs one protocol; none but the first of several processes gets rows."""
-    if isinstance(protocol, FeatureProtocol):
-        features = subject.features
-        return [] if subject.ranks.rank else protocol.measure(features)
-    assert isinstance(protocol, BackboneProtocol)
-    if protocol.needs_every_image:
-        _refuse_gaps(subject)
-    return [] if subject.ranks.rank else protocol.run(subject.alone())
+def headline(protocol: str, rows: list[Row]) -> dict[str, float]:
+    """The few numbers by which runs are compared.
 
-
-def _refuse_gaps(subject: EvalContext) -> None:
-    """Refuses images without features, which would be shown or trained on as others."""
-    for split, names in subject.left_out().items():
-        raise ConfigError(
-            "data.unreadable",
-            "skip",
-            f"{len(names)} images of {split} cannot be read, the first {names[0]!r}, and this "
-            "protocol needs every image",
-            "remove them; protocols on features, such as knn and linear, go without",
-        )
-
-
-def about(subject: EvalContext) -> dict[str, Any]:
-    """What is evaluated, and on what."""
-    model, cfg = subject.model, subject.cfg
-    return {
-        "run": model.name,
-        "folder": str(model.folder),
-        "checkpoint": model.checkpoint,
-        "checkpoint_sha256": model.digest,
-        "method": cfg.get("method"),
-        "backbone": cfg["backbone"],
-        "epoch": model.epoch,
-        "image_size": cfg["augmentations"][0]["crop_size"],
-        "train": _split(subject, "train", subject.train),
-        "test": _split(subject, "val", subject.test),
-    }
-
-
-def _split(subject: EvalContext, split: str, images: Images) -> dict[str, Any]:
-    unreadable = subject.unreadable.get(split, [])
-    data = subject.cfg["data"]
-    # Both are parts of the training images where some are held out.
-    name = split if data.get("holdout") is None else "train"
-    return {
-        "path": str(data[f"{name}_path"]),
-        "images": len(images) - len(unreadable),
-        "unreadable": unreadable,
-    }
+    >>> headline("linear", [{"acc1": 87.5, "acc5": 99.0}])
+    {'acc1': 87.5}
+    """
+    return PROTOCOLS[protocol].headline(rows)

@@ -1,17 +1,74 @@
-"""Features of a frozen backbone for a whole data set."""
+"""Features of a frozen backbone: extracting them, and the form in which protocols get them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from solo_ext.core.errors import UserError
 from solo_ext.memory.state import eval_mode
 
 BatchProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Frozen features of both splits; rows with target -1 carry no label.
+
+    Attributes:
+        train: (n, D), on the CPU, finite; float32, or half precision where they are stored so.
+        train_targets: (n,) int64.
+        test: (m, D).
+        test_targets: (m,).
+        num_classes: C; ``None``: one more than the largest target.
+        device: where to compute.
+        class_names: by number; none where they are not known.
+
+    >>> x = torch.eye(3)
+    >>> features = Features(x, torch.tensor([0, 1, -1]), x, torch.tensor([0, 1, 2]))
+    >>> features.classes, features.split("train")[0].shape
+    (3, torch.Size([2, 3]))
+    """
+
+    train: Tensor
+    train_targets: Tensor
+    test: Tensor
+    test_targets: Tensor
+    num_classes: int | None = None
+    device: str = "cpu"
+    class_names: Sequence[str] = ()
+
+    def name_of(self, label: int) -> str:
+        """What messages call a class."""
+        return repr(self.class_names[label]) if label < len(self.class_names) else str(label)
+
+    @property
+    def classes(self) -> int:
+        """C, of the data set or as the targets show it."""
+        targets = (self.train_targets, self.test_targets)
+        return self.num_classes or 1 + max(int(t.max()) for t in targets)
+
+    def split(self, name: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
+        """Labelled features of one split and their targets.
+
+        Raises:
+            UserError: there are none.
+        """
+        features = self.train if name == "train" else self.test
+        targets = self.train_targets if name == "train" else self.test_targets
+        labelled = targets >= 0
+        if not labelled.any():
+            path = "train_path" if name == "train" else "val_path"
+            raise UserError(
+                f"none of {len(targets)} images of the {name} split has a label; give images with "
+                f"labels, such as class folders, with data.{path}=..."
+            )
+        return (features, targets) if labelled.all() else (features[labelled], targets[labelled])
 
 
 def extract_features(
@@ -19,7 +76,6 @@ def extract_features(
     loader: Iterable[Any],
     *,
     device: str | torch.device = "cpu",
-    channels_last: bool = False,
     progress: BatchProgress | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
@@ -27,7 +83,7 @@ def extract_features(
 
     Outputs (B, D) are kept as they are, feature maps (B, D, H, W) are averaged over H and W. The
     training mode of every submodule is restored afterwards, also after an error. The backbone is
-    moved to ``device`` and stays there. Where the loader knows how many images it has, memory for
+    moved to ``device`` and stays there. Where the loader has a sampler of known length, memory for
     all rows is taken once and filled.
 
     Args:
@@ -35,7 +91,6 @@ def extract_features(
         loader: yields ``(images, targets)`` or ``(indices, images, targets)``; targets (B,) whole
             numbers.
         device: where the backbone runs.
-        channels_last: passes the images in the channels-last memory format.
         progress: called after every batch with the number of batches done and in all, the latter
             0 if the loader has no length.
         dtype: of the features that are returned.
@@ -46,15 +101,34 @@ def extract_features(
     Raises:
         ValueError: the loader is empty, a batch or an output has another form, or features are
             not finite.
+
+    >>> batches = [(torch.ones(4, 3, 8, 8), torch.arange(4)), (torch.ones(2, 3, 8, 8), [4, 5])]
+    >>> features, targets = extract_features(nn.Identity(), batches)
+    >>> features.shape, targets.tolist()
+    (torch.Size([6, 3]), [0, 1, 2, 3, 4, 5])
     """
-    rows = RowBuffer(_rows(loader), dtype)
-    stream = feature_batches(
-        backbone, loader, device=device, channels_last=channels_last, progress=progress
-    )
-    with closing(stream):
-        for features, labels in stream:
-            rows.add(features, labels)
-    return rows.filled()
+    rows, labels = torch.empty(0, 0, dtype=dtype), torch.empty(0, dtype=torch.int64)
+    count = broken = 0
+    with closing(feature_batches(backbone, loader, device=device, progress=progress)) as stream:
+        for features, targets in stream:
+            end = count + len(features)
+            if not count or end > len(rows):
+                size = max(_expected(loader), end, 2 * count)
+                # This keeps the rows that are there.
+                rows.resize_(size, features.shape[1])
+                labels.resize_(size)
+            rows[count:end], labels[count:end] = features, targets
+            # After the cast: half precision may overflow.
+            broken += int((~rows[count:end].isfinite().all(dim=1)).sum())
+            count = end
+    if not count:
+        raise ValueError("The loader yielded no images; pass one with at least one batch.")
+    if broken:
+        raise ValueError(
+            f"{broken} of {count} rows of features are not finite; check the weights of the "
+            "backbone and its input normalisation."
+        )
+    return rows[:count], labels[:count]
 
 
 # Not inference_mode: a tensor that a module caches under it could never be trained through again.
@@ -64,96 +138,52 @@ def feature_batches(
     loader: Iterable[Any],
     *,
     device: str | torch.device = "cpu",
-    channels_last: bool = False,
     progress: BatchProgress | None = None,
 ) -> Generator[tuple[Tensor, Tensor]]:
     """The batches of :func:`extract_features`, one by one: features (B, D), fp32, and targets.
 
     A generator: close it, or run it to its end, for the modes of the backbone to be restored.
     """
-    memory_format = torch.channels_last if channels_last else torch.preserve_format
-    total = _length(loader)
+    total = _batches(loader)
     backbone.to(device)
     with eval_mode(backbone):
         for done, batch in enumerate(loader, start=1):
             images, labels = _images_and_targets(batch)
-            output = backbone(images.to(device, memory_format=memory_format))
-            yield pooled(output, len(labels)).cpu(), labels.cpu()
+            yield pooled(backbone(images.to(device)), len(labels)).cpu(), labels.cpu()
             if progress is not None:
                 progress(done, total)
 
 
-class RowBuffer:
-    """Rows of features and targets, in memory that is taken once.
+def pooled(output: Any, rows: int) -> Tensor:
+    """Features (B, D), fp32, of what a backbone returned: feature maps are averaged.
 
-    Args:
-        capacity: rows that are expected; the buffer grows where more come.
-        dtype: of the features.
+    Raises:
+        ValueError: the output is neither (B, D) nor (B, D, H, W), or of another B than ``rows``.
+
+    >>> pooled(torch.ones(4, 16, 7, 7, dtype=torch.bfloat16), 4).shape
+    torch.Size([4, 16])
     """
-
-    def __init__(self, capacity: int, dtype: torch.dtype = torch.float32) -> None:
-        self.capacity, self.dtype = capacity, dtype
-        self.count = self.broken = 0
-        self._features: Tensor | None = None
-        self._targets: Tensor | None = None
-
-    def add(self, features: Tensor, targets: Tensor) -> None:
-        """Appends rows.
-
-        Args:
-            features: (B, D).
-            targets: (B,).
-        """
-        end = self.count + len(features)
-        if self._features is None or end > len(self._features):
-            self._grow(end, features.shape[1])
-        assert self._features is not None
-        assert self._targets is not None
-        rows = self._features[self.count : end]
-        rows.copy_(features)
-        self._targets[self.count : end] = targets
-        # After the cast: half precision may overflow.
-        self.broken += int((~rows.isfinite().all(dim=1)).sum())
-        self.count = end
-
-    def filled(self) -> tuple[Tensor, Tensor]:
-        """All rows, (n, D) and (n,).
-
-        Raises:
-            ValueError: there are none, or some are not finite.
-        """
-        if self._features is None or self._targets is None or not self.count:
-            raise ValueError("The loader yielded no images; pass one with at least one batch.")
-        if self.broken:
-            raise ValueError(
-                f"{self.broken} of {self.count} rows of features are not finite; check the weights "
-                "of the backbone and its input normalisation."
-            )
-        return self._features[: self.count], self._targets[: self.count]
-
-    def _grow(self, needed: int, width: int) -> None:
-        held = self._features
-        size = max(self.capacity, needed if held is None else max(needed, 2 * len(held)))
-        features = torch.empty(size, width, dtype=self.dtype)
-        targets = torch.empty(size, dtype=torch.int64)
-        if held is not None and self._targets is not None:
-            features[: self.count], targets[: self.count] = (
-                held[: self.count],
-                self._targets[: self.count],
-            )
-        self._features, self._targets = features, targets
+    if not isinstance(output, Tensor) or output.ndim not in (2, 4) or len(output) != rows:
+        found = str(tuple(output.shape)) if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(
+            f"The backbone returned {found} for {rows} images; it must return a tensor (B, D) or "
+            "(B, D, H, W)."
+        )
+    features = output.float()
+    return features if features.ndim == 2 else features.mean(dim=(2, 3))
 
 
-def _rows(loader: Iterable[Any]) -> int:
+def _expected(loader: Any) -> int:
+    """Images of a loader, 0 where it does not know."""
     try:
-        return len(loader.sampler)  # type: ignore[attr-defined]
+        return len(loader.sampler)
     except (AttributeError, TypeError):
         return 0
 
 
-def _length(loader: Iterable[Any]) -> int:
+def _batches(loader: Any) -> int:
     try:
-        return len(loader)  # type: ignore[arg-type]
+        return len(loader)
     except TypeError:  # an iterable data set has a __len__ that raises
         return 0
 
@@ -173,19 +203,3 @@ def _images_and_targets(batch: Any) -> tuple[Tensor, Tensor]:
             "one tensor of images and one whole-number target per image."
         )
     return images, labels.long()
-
-
-def pooled(output: Any, rows: int) -> Tensor:
-    """Features (B, D), fp32, of what a backbone returned: feature maps are averaged.
-
-    Raises:
-        ValueError: the output is neither (B, D) nor (B, D, H, W), or of another B than ``rows``.
-    """
-    if not isinstance(output, Tensor) or output.ndim not in (2, 4) or len(output) != rows:
-        found = str(tuple(output.shape)) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(
-            f"The backbone returned {found} for {rows} images; it must return a tensor (B, D) or "
-            "(B, D, H, W)."
-        )
-    features = output.float()
-    return features if features.ndim == 2 else features.mean(dim=(2, 3))

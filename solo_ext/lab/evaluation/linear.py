@@ -1,38 +1,57 @@
-"""Linear probes of frozen features: multinomial logistic regression by L-BFGS."""
+"""Linear probes of frozen features: L-BFGS, a sweep by SGD, and few labels.
+
+Read :func:`linear_probe` first; the protocols ``linear`` and ``lowshot`` run it, ``linear_sgd``
+runs :func:`sweep_linear_probes`.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from annotated_types import Gt, Lt, MinLen
+from scipy.stats import t as student_t
 from torch import Tensor
 
-from solo_ext.lab.evaluation.labelled_draw import labelled_draw
+from solo_ext.config.types import LearningRate, NonNegativeFloat, NonNegativeInt, PositiveInt
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
 
-_FEW_LABEL_WEIGHT_DECAY = 1e-2
+Holdout = Annotated[float, Gt(0), Lt(1)]
+_MOMENTUM = 0.9
+_ROWS = 4096
+"""Rows whose logits are computed at once."""
 
 
 @dataclass(frozen=True)
-class LinearProbeResult:
-    """What ``linear_probe`` measured.
+class ProbeResult:
+    """What a probe measured, in percent.
 
     Attributes:
-        accuracy: top-1 on the test features in percent, [0, 100].
-        top5: top-5 on the test features in percent; top-C with C < 5 train classes.
+        accuracy: top-1 on the test features.
+        top5: top-5 there; top-C with C < 5 train classes.
+        train_accuracy: top-1 on the train features.
         weight_decay: the penalty used.
-        train_accuracy: top-1 on the train features in percent.
-        num_train: number of labelled train rows.
+        learning_rate: the rate used, of SGD.
+        held_out: top-1 on the held-out rows by (rate, penalty), of which the largest was chosen;
+            empty where there was nothing to choose from or by.
     """
 
     accuracy: float
     top5: float
-    weight_decay: float
     train_accuracy: float
-    num_train: int
+    weight_decay: float
+    learning_rate: float | None = None
+    held_out: dict[tuple[float, float], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,67 +67,57 @@ class _Model:
 
 @torch.inference_mode(False)
 def linear_probe(
-    train_features: Tensor,
-    train_targets: Tensor,
-    test_features: Tensor,
-    test_targets: Tensor,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
     *,
     weight_decays: Sequence[float] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0),
     holdout: float = 0.2,
     max_iterations: int = 200,
     seed: int = 0,
-    num_classes: int | None = None,
-) -> LinearProbeResult:
+) -> ProbeResult:
     """Accuracy of a multinomial logistic regression fitted to frozen features.
 
     Minimises ``mean_i CE(W x_i + b, y_i) + weight_decay / 2 * ||W||^2`` over the n train rows
     (scikit-learn's ``C = 1 / (n * weight_decay)``), x standardised by the mean and standard
     deviation of the train features, in float64 by L-BFGS with strong Wolfe line search, on the
-    device of ``train_features``. The penalty is the one with the best top-1 on a stratified
+    device of the train features. The penalty is the one with the best top-1 on a stratified
     hold-out of the train rows, the stronger one on a tie; the grid is walked from the strongest
     penalty to the weakest, each fit starting at the previous one, and the chosen one is refitted
-    on all train rows. The test rows are used for nothing but the reported accuracies. Rows with
-    target -1 (unlabelled) are dropped. Repeated calls return the same numbers.
+    on all train rows. The test rows are used for nothing but the reported accuracies. Repeated
+    calls return the same numbers.
 
     If a train class has fewer than 2 rows there is no stratified hold-out, and the middle of the
     sorted grid is used (the stronger of two middles); a single penalty is used as it is. Classes
     without train rows are never predicted: their test rows count as errors.
 
     Args:
-        train_features: (n, D), finite.
-        train_targets: (n,) classes, from -1.
-        test_features: (m, D), finite.
-        test_targets: (m,) classes, from -1.
+        train: features (n, D), finite, and their classes (n,).
+        test: features (m, D), finite, and their classes (m,).
         weight_decays: penalties to choose from, each at least 0.
         holdout: share of every class's train rows held out, in (0, 1); at least one row of each
             class is held out and at least one is fitted.
         max_iterations: cap of the L-BFGS iterations of every fit, at least 1.
         seed: of the hold-out, at least 0.
-        num_classes: targets must lie below it; ``None`` for no bound.
 
     Returns:
         The accuracies in percent, with the penalty chosen.
 
     Raises:
-        ValueError: no labelled row on one side, shapes that do not match, a target or an option
-            outside its range, or features that are not finite.
+        ValueError: features that are not finite.
 
     Source:
         Protocol of Kornblith et al., CVPR 2019, arXiv 1805.08974.
+
+    >>> y = torch.arange(3).repeat(10)
+    >>> x = torch.eye(3)[y]
+    >>> linear_probe((x, y), (x, y)).accuracy
+    100.0
     """
-    _check_options(weight_decays, holdout, max_iterations, seed)
-    device = train_features.device
-    x, train_labels = _labelled("train", train_features, train_targets, device, num_classes)
-    x_test, test_labels = _labelled("test", test_features, test_targets, device, num_classes)
-    if x.shape[1] != x_test.shape[1]:
-        raise ValueError(
-            f"train_features have {x.shape[1]} columns, test_features {x_test.shape[1]}; pass "
-            "features of the same backbone."
-        )
+    x, x_test = (_finite(side, part[0]) for side, part in (("train", train), ("test", test)))
+    x_test = x_test.to(x.device)
     # Absent classes would drive their unpenalised biases to minus infinity.
-    classes, y = torch.unique(train_labels, return_inverse=True)
-    y_test = torch.searchsorted(classes, test_labels).clamp_max(len(classes) - 1)
-    y_test = torch.where(classes[y_test] == test_labels, y_test, -1)
+    classes, y = torch.unique(train[1].to(x.device), return_inverse=True)
+    y_test = _numbered(test[1].to(x.device), classes)
 
     std, mean = torch.std_mean(x, dim=0, correction=0)
     std = std.clamp_min(max(1e-6 * float(std.max()), 1e-30))
@@ -117,70 +126,28 @@ def linear_probe(
     blank = _Model(x.new_zeros(len(classes), x.shape[1]), x.new_zeros(len(classes)))
     weight_decay, start = _choose(x, y, blank, sorted(weight_decays), holdout, max_iterations, seed)
     model = _fit(x, y, start, weight_decay, max_iterations)
-    return LinearProbeResult(
+    return ProbeResult(
         accuracy=model.accuracy(x_test, y_test),
         top5=model.accuracy(x_test, y_test, topk=5),
-        weight_decay=weight_decay,
         train_accuracy=model.accuracy(x, y),
-        num_train=len(x),
+        weight_decay=weight_decay,
     )
 
 
-def few_label_probe(
-    train_features: Tensor,
-    train_targets: Tensor,
-    test_features: Tensor,
-    test_targets: Tensor,
-    *,
-    per_class: int = 10,
-    draws: int = 5,
-    seed: int = 0,
-) -> tuple[float, float, list[float]]:
-    """Accuracy of linear probes fitted to few labels per class, over random class-balanced draws.
-
-    Every draw takes ``per_class`` train rows of each class and evaluates ``linear_probe`` on all
-    test rows with the fixed penalty 0.01: a hold-out of so few rows would choose by chance. Draw d
-    depends on the train targets, ``per_class`` and ``(seed, d)`` alone, so methods whose features
-    come in the same row order are compared on the same subsets.
-
-    Args:
-        train_features: (n, D), finite.
-        train_targets: (n,) classes, from -1; rows with -1 (unlabelled) are never drawn.
-        test_features: (m, D), finite.
-        test_targets: (m,) classes, from -1; rows with -1 are dropped.
-        per_class: rows drawn of every class, at least 1.
-        draws: number of subsets, at least 1.
-        seed: at least 0.
-
-    Returns:
-        Mean, sample standard deviation (``ddof=1``; nan for a single draw) and list of the top-1
-        accuracies in percent.
-
-    Raises:
-        ValueError: a class of either side has fewer than ``per_class`` train rows, ``per_class``,
-            ``draws`` or ``seed`` is too small, or any error of ``linear_probe``.
-
-    Source:
-        The protocol of repeated balanced draws: Sohn et al., NeurIPS 2020, arXiv 2001.07685.
-    """
-    for name, value, least in (("per_class", per_class, 1), ("draws", draws, 1), ("seed", seed, 0)):
-        if value < least:
-            raise ValueError(f"{name} is {value}; it must be at least {least}.")
-    labels, test_labels = train_targets.cpu().numpy(), test_targets.cpu().numpy()
-    classes = np.union1d(labels, test_labels)
-    accuracies = []
-    for draw in range(draws):
-        rows = labelled_draw(labels, classes[classes >= 0], per_class, seed, draw)
-        result = linear_probe(
-            train_features[rows.to(train_features.device)],
-            train_targets[rows.to(train_targets.device)],
-            test_features,
-            test_targets,
-            weight_decays=(_FEW_LABEL_WEIGHT_DECAY,),
+def _finite(side: str, features: Tensor) -> Tensor:
+    broken = int((~features.isfinite().all(dim=1)).sum())
+    if broken:
+        raise ValueError(
+            f"{broken} of {len(features)} rows of {side} features are not finite; check the "
+            "backbone that made them."
         )
-        accuracies.append(result.accuracy)
-    spread = statistics.stdev(accuracies) if draws > 1 else float("nan")
-    return statistics.fmean(accuracies), spread, accuracies
+    return features.double()
+
+
+def _numbered(targets: Tensor, classes: Tensor) -> Tensor:
+    """Places of targets among sorted classes, -1 for those that are not there."""
+    found = torch.searchsorted(classes, targets).clamp_max(len(classes) - 1)
+    return torch.where(classes[found] == targets, found, -1)
 
 
 def _choose(
@@ -204,25 +171,6 @@ def _choose(
         if accuracy > best[0]:
             best = (accuracy, weight_decay, model)
     return best[1:]
-
-
-def holdout_mask(labels: np.ndarray, holdout: float, seed: int) -> Tensor:
-    """Which rows are held out: ``holdout`` of every class, at least one, never all of them.
-
-    Args:
-        labels: (n,) classes.
-        holdout: above 0, below 1.
-        seed: of the draw.
-
-    Returns:
-        (n,) bool.
-    """
-    rng = np.random.default_rng(seed)
-    held = np.zeros(len(labels), dtype=bool)
-    for label in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == label))
-        held[rows[: min(max(1, round(holdout * len(rows))), len(rows) - 1)]] = True
-    return torch.from_numpy(held)
 
 
 def _fit(x: Tensor, y: Tensor, start: _Model, weight_decay: float, max_iterations: int) -> _Model:
@@ -249,48 +197,380 @@ def _fit(x: Tensor, y: Tensor, start: _Model, weight_decay: float, max_iteration
     return _Model(weight.detach(), bias.detach())
 
 
-def _labelled(
-    side: str, features: Tensor, targets: Tensor, device: torch.device, num_classes: int | None
+def holdout_mask(labels: npt.NDArray[np.int64], holdout: float, seed: int) -> Tensor:
+    """Which rows are held out: ``holdout`` of every class, at least one, never all of them.
+
+    Args:
+        labels: (n,) classes.
+        holdout: above 0, below 1.
+        seed: of the draw.
+
+    Returns:
+        (n,) bool.
+
+    >>> held = holdout_mask(np.array([0] * 10 + [1] * 5), 0.2, seed=0)
+    >>> held[:10].sum().item(), held[10:].sum().item()
+    (2, 1)
+    """
+    rng = np.random.default_rng(seed)
+    held = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        held[rows[: min(max(1, round(holdout * len(rows))), len(rows) - 1)]] = True
+    return torch.from_numpy(held)
+
+
+class Linear(FeatureProtocol):
+    """Settings of ``eval linear``: penalties to choose from, the share of training held out."""
+
+    title: ClassVar[str] = "Linear probe, L-BFGS"
+
+    weight_decay: Annotated[list[NonNegativeFloat], MinLen(1)] = [1e-4, 1e-3, 1e-2, 1e-1, 1.0]
+    holdout: Holdout = 0.2
+    max_iterations: PositiveInt = 200
+    seed: NonNegativeInt = 0
+
+    def measure(self, features: Features) -> list[Row]:
+        """One row: ``acc1``, ``acc5``, ``train_acc1``, the chosen ``weight_decay``."""
+        x, y = features.split("train")
+        result = linear_probe(
+            (x.to(features.device), y),
+            features.split("test"),
+            weight_decays=self.weight_decay,
+            holdout=self.holdout,
+            max_iterations=self.max_iterations,
+            seed=self.seed,
+        )
+        return [
+            {
+                "acc1": result.accuracy,
+                "acc5": result.top5,
+                "train_acc1": result.train_accuracy,
+                "weight_decay": result.weight_decay,
+            }
+        ]
+
+
+def labelled_draw(
+    labels: npt.NDArray[np.int64], classes: Sequence[int], amount: int | float, seed: int, draw: int
+) -> Tensor:
+    """Draws rows of every class.
+
+    A draw depends on the labels and on (seed, draw) alone, so that models whose features come in
+    the same order are compared on the same rows. Of one draw the smaller amounts are contained in
+    the larger ones.
+
+    Args:
+        labels: (n,), -1 where there is none.
+        classes: that must be present.
+        amount: rows per class, at most as many as there are; a float is a share of every class, at
+            least one row.
+        seed: at least 0.
+        draw: number of the draw.
+
+    Returns:
+        Indices of the rows, class by class.
+
+    >>> labels = np.array([0, 1, 0, 1, -1, 0])
+    >>> labels[labelled_draw(labels, [0, 1], 2, seed=0, draw=0)].tolist()
+    [0, 0, 1, 1]
+    """
+    rng = np.random.default_rng((seed, draw))
+    chosen = []
+    for label in classes:
+        own = np.flatnonzero(labels == label)
+        wanted = amount if isinstance(amount, int) else max(1, round(amount * len(own)))
+        chosen.append(rng.permutation(own)[:wanted])
+    return torch.from_numpy(np.concatenate(chosen))
+
+
+class LowShot(FeatureProtocol):
+    """Settings of ``eval lowshot``: linear probes on few labels, over repeated draws.
+
+    ``shots`` are labels per class, ``fractions`` shares of every class. Several penalties are
+    chosen from on a hold-out of the draw, one is used as it is.
+
+    Source:
+        The protocol of repeated balanced draws: Sohn et al., NeurIPS 2020, arXiv 2001.07685.
+    """
+
+    title: ClassVar[str] = "Few labels"
+
+    shots: list[PositiveInt] = [1, 5, 10]
+    fractions: list[Annotated[float, Gt(0), Lt(1)]] = [0.01, 0.1]
+    draws: PositiveInt = 5
+    weight_decay: Annotated[list[NonNegativeFloat], MinLen(1)] = [1e-2]
+    max_iterations: PositiveInt = 200
+    seed: NonNegativeInt = 0
+
+    def measure(self, features: Features) -> list[Row]:
+        """One row per amount: ``acc1`` is a mean over draws.
+
+        ``std`` is their sample deviation, ``ci95`` half the 95 % interval of the mean by Student's
+        t: over draws of labels, not over training seeds. Where some amounts are more than a class
+        has, they have no numbers, and ``note`` says which class it is.
+
+        Raises:
+            UserError: every amount is more, or a class has no training image at all.
+        """
+        test, (_, labels) = features.split("test"), features.split("train")
+        amounts: list[tuple[str, int | float, str]] = [
+            *((f"{shots} per class", shots, f"shots.{i}") for i, shots in enumerate(self.shots)),
+            *((f"{100 * f:g} %", f, f"fractions.{i}") for i, f in enumerate(self.fractions)),
+        ]
+        if not amounts:
+            raise ConfigError("shots", [], "nothing to measure", "give shots or fractions")
+        counts = labels.bincount(minlength=features.classes)
+        smallest = int(counts.argmin())
+        name, count = features.name_of(smallest), int(counts[smallest])
+        if not count:
+            raise UserError(
+                f"class {name} has no training image, and few labels are of every class; give "
+                "images of it, or leave the class out of both splits"
+            )
+        short = f"class {name} has {count} training images"
+        # A fraction takes one image at least, and never more than there are.
+        possible = [not isinstance(amount, int) or amount <= count for _, amount, _ in amounts]
+        if not any(possible):
+            raise ConfigError(amounts[0][2], amounts[0][1], short, "lower it")
+        rows = []
+        for (label, amount, _), fits in zip(amounts, possible, strict=True):
+            row = self._row(features, test, amount) if fits else dict.fromkeys(_OF_DRAWS)
+            note = {} if all(possible) else {"note": "" if fits else short}
+            rows.append({"labels": label, **row, **note})
+        return rows
+
+    @classmethod
+    def headline(cls, rows: list[Row]) -> dict[str, float]:
+        """By amount, such as ``acc1_10_per_class``; without those that a class has too few for."""
+        found = {}
+        for row in rows:
+            if row["acc1"] is not None:
+                name = row["labels"].replace(" per class", "_per_class").replace(" %", "_percent")
+                found[f"acc1_{name}"] = float(row["acc1"])
+        return found
+
+    def _row(self, features: Features, test: tuple[Tensor, Tensor], amount: int | float) -> Row:
+        labels, classes = features.train_targets.numpy(), range(features.classes)
+        accuracies, count = [], 0
+        for draw in range(self.draws):
+            rows = labelled_draw(labels, classes, amount, self.seed, draw)
+            count = len(rows)
+            result = linear_probe(
+                (features.train[rows].to(features.device), features.train_targets[rows]),
+                test,
+                weight_decays=self.weight_decay,
+                max_iterations=self.max_iterations,
+                seed=self.seed,
+            )
+            accuracies.append(result.accuracy)
+        std = statistics.stdev(accuracies) if self.draws > 1 else None
+        half = None
+        if std is not None:
+            half = float(student_t.ppf(0.975, self.draws - 1)) * std / self.draws**0.5
+        mean = statistics.fmean(accuracies)
+        return dict(zip(_OF_DRAWS, (count, mean, std, half, self.draws), strict=True))
+
+
+_OF_DRAWS = ("images", "acc1", "std", "ci95", "draws")
+
+
+@torch.no_grad()
+def sweep_linear_probes(
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    *,
+    learning_rates: Sequence[float],
+    weight_decays: Sequence[float] = (0.0,),
+    epochs: int = 30,
+    batch_size: int = 256,
+    holdout: float = 0.2,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> ProbeResult:
+    """Trains one linear classifier per rate and penalty at once, and keeps the best.
+
+    Every classifier starts at zero and minimises ``mean CE(W x + b, y) + decay / 2 |W|^2`` by SGD
+    with momentum 0.9 and a cosine schedule, on the same batches: the logits of all of them are one
+    matrix product. The pair with the best top-1 on a stratified hold-out of the train rows is
+    chosen, the smaller rate and the larger penalty on a tie, and trained again on all train rows.
+    Where no class has two train rows there is no hold-out, and the middle of both lists is taken.
+    The test rows are used for nothing but the accuracies that are returned. x is standardised by
+    mean and deviation of the train rows, batch by batch: features on ``device`` are not copied.
+
+    Args:
+        train: features (n, D), finite, and their classes (n,).
+        test: features (m, D), finite, and their classes (m,).
+        learning_rates: each above 0; not scaled by the batch.
+        weight_decays: each 0 or more.
+        epochs: passes over the rows.
+        batch_size: rows of a batch.
+        holdout: share of the rows that chooses, of each class.
+        seed: of the hold-out and the order.
+        device: where the classifiers are.
+
+    Source:
+        The protocol of many heads in one pass: Oquab et al., 2023, arXiv 2304.07193.
+
+    >>> y = torch.arange(3).repeat(10)
+    >>> x = torch.eye(3)[y]
+    >>> sweep_linear_probes((x, y), (x, y), learning_rates=[0.1, 1.0]).accuracy
+    100.0
+    """
+    train_features, test_features = train[0].to(device), test[0].to(device)
+    classes, targets = torch.unique(train[1], return_inverse=True)
+    everything = torch.arange(len(targets))
+    # Penalties the largest first and rates the smallest first: the first of equals is kept.
+    grid = list(itertools.product(sorted(learning_rates), sorted(weight_decays, reverse=True)))
+    held = holdout_mask(targets.numpy(), holdout, seed)
+    targets = targets.to(device)
+    # Without a hold-out the middle, of two the smaller rate and the larger penalty.
+    rates, decays = (list(dict.fromkeys(column)) for column in zip(*grid, strict=True))
+    chosen = (rates[(len(rates) - 1) // 2], decays[(len(decays) - 1) // 2])
+    scores: dict[tuple[float, float], float] = {}
+    if len(grid) > 1 and bool(held.any()):
+        fitted = everything[~held]
+        fit = _Rows(train_features, targets, *_statistics(train_features, fitted))
+        heads = _trained(fit, fitted, len(classes), grid, epochs, batch_size, seed)
+        accuracies = _accuracies(fit, everything[held], heads, (1,))[1]
+        scores = dict(zip(grid, accuracies, strict=True))
+        chosen = max(grid, key=scores.__getitem__)
+    whole = _Rows(train_features, targets, *_statistics(train_features, everything))
+    head = _trained(whole, everything, len(classes), [chosen], epochs, batch_size, seed)
+    known = _numbered(test[1], classes).to(device)
+    found = _accuracies(
+        _Rows(test_features, known, whole.mean, whole.std), torch.arange(len(known)), head, (1, 5)
+    )
+    return ProbeResult(
+        accuracy=found[1][0],
+        top5=found[5][0],
+        train_accuracy=_accuracies(whole, everything, head, (1,))[1][0],
+        weight_decay=chosen[1],
+        learning_rate=chosen[0],
+        held_out=scores,
+    )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Features and classes; rows are standardised by ``mean`` and ``std`` as they are read."""
+
+    features: Tensor
+    targets: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __getitem__(self, which: Tensor) -> tuple[Tensor, Tensor]:
+        which = which.to(self.mean.device)
+        return (self.features[which].float() - self.mean) / self.std, self.targets[which]
+
+
+def _statistics(features: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    total = square = torch.zeros(features.shape[1], dtype=torch.float64, device=features.device)
+    for part in torch.split(rows.to(features.device), _ROWS):
+        x = features[part].double()
+        total, square = total + x.sum(0), square + x.square().sum(0)
+    mean = total / len(rows)
+    std = (square / len(rows) - mean.square()).clamp_min(0).sqrt()
+    # A dimension that never moves has nothing to say, and rounding must not be blown up.
+    std = std.clamp_min(max(1e-4 * float(std.max()), 1e-30))
+    return mean.float(), std.float()
+
+
+def _trained(
+    data: _Rows,
+    rows: Tensor,
+    num_classes: int,
+    grid: Sequence[tuple[float, float]],
+    epochs: int,
+    batch_size: int,
+    seed: int,
 ) -> tuple[Tensor, Tensor]:
-    if features.ndim != 2 or targets.shape != features.shape[:1]:
-        raise ValueError(
-            f"{side}_features and {side}_targets have the shapes {tuple(features.shape)} and "
-            f"{tuple(targets.shape)}; pass (n, D) and (n,)."
-        )
-    labels = targets.to(device).long()
-    labelled = labels >= 0
-    if not labelled.any():
-        raise ValueError(
-            f"{side}_targets have {len(labels)} rows, none of them labelled; pass at least one row "
-            "with a target of 0 or more."
-        )
-    low, high = int(labels.min()), int(labels.max())
-    if low < -1 or (num_classes is not None and high >= num_classes):
-        bound = "" if num_classes is None else f" to {num_classes - 1}"
-        raise ValueError(
-            f"{side}_targets lie in [{low}, {high}]; allowed are classes from 0{bound}, and -1 for "
-            "an unlabelled row."
-        )
-    rows = features.to(device, torch.float64)[labelled]
-    broken = int((~rows.isfinite().all(dim=1)).sum())
-    if broken:
-        raise ValueError(
-            f"{broken} of {len(rows)} rows of {side}_features are not finite; check the backbone "
-            "that made them."
-        )
-    return rows, labels[labelled]
+    """Weights (D, H, C) and biases (H, C) of the classifiers of a grid."""
+    device, width, heads = data.mean.device, len(data.mean), len(grid)
+    rates, decays = torch.tensor(grid, device=device, dtype=torch.float32).T[..., None]
+    weight = torch.zeros(width, heads, num_classes, device=device)
+    bias = torch.zeros(heads, num_classes, device=device)
+    moved, moved_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+    steps = epochs * -(-len(rows) // batch_size)
+    done = 0
+    rng = np.random.default_rng(seed)
+    for _ in range(epochs):
+        order = rows[torch.from_numpy(rng.permutation(len(rows)))]
+        for part in torch.split(order, batch_size):
+            x, y = data[part]
+            logits = (x @ weight.flatten(1)).view(len(x), heads, num_classes) + bias
+            slope = (logits.softmax(-1) - F.one_hot(y, num_classes)[:, None]) / len(x)
+            gradient = (x.T @ slope.flatten(1)).view_as(weight).add_(weight * decays)
+            moved.mul_(_MOMENTUM).add_(gradient)
+            moved_bias.mul_(_MOMENTUM).add_(slope.sum(0))
+            rate = rates * (0.5 * (1 + math.cos(math.pi * done / steps)))
+            weight -= rate * moved
+            bias -= rate * moved_bias
+            done += 1
+    return weight, bias
 
 
-def _check_options(
-    weight_decays: Sequence[float], holdout: float, max_iterations: int, seed: int
-) -> None:
-    if not len(weight_decays) or not all(value >= 0 for value in weight_decays):
-        raise ValueError(
-            f"weight_decays is {list(weight_decays)}; pass at least one number, none below 0."
+def _accuracies(
+    data: _Rows, rows: Tensor, heads: tuple[Tensor, Tensor], ranks: Sequence[int]
+) -> dict[int, list[float]]:
+    """Top-k accuracies of every classifier in percent."""
+    weight, bias = heads
+    hits = {k: torch.zeros(len(bias), device=bias.device) for k in ranks}
+    for part in torch.split(rows, _ROWS):
+        x, y = data[part]
+        logits = (x @ weight.flatten(1)).view(len(x), *bias.shape) + bias
+        # A rate that is far too large ends in logits that are not finite: no answer is right.
+        logits = logits.nan_to_num(float("-inf"), float("-inf"), float("-inf"))
+        guess = logits.topk(min(max(ranks), bias.shape[1]), dim=-1).indices
+        right = (guess == y[:, None, None]) & logits.isfinite().any(-1, keepdim=True)
+        for k in ranks:
+            hits[k] += right[..., :k].any(-1).sum(0)
+    return {k: (100 * h / len(rows)).tolist() for k, h in hits.items()}
+
+
+class LinearSGD(FeatureProtocol):
+    """Settings of ``eval linear_sgd``: a grid of rates and penalties, trained at once."""
+
+    title: ClassVar[str] = "Linear probe, SGD sweep"
+
+    learning_rate: Annotated[list[LearningRate], MinLen(1)] = [
+        *(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+    ]
+    weight_decay: Annotated[list[NonNegativeFloat], MinLen(1)] = [0.0, 1e-3]
+    epochs: PositiveInt = 30
+    sgd_batch_size: PositiveInt = 256
+    holdout: Holdout = 0.2
+    seed: NonNegativeInt = 0
+
+    def measure(self, features: Features) -> list[Row]:
+        """One row: accuracies, the chosen ``learning_rate`` and ``weight_decay``.
+
+        ``at_edge`` says that the rate is the largest or smallest of several: widen the grid. It is
+        ``None`` where no class has two training images, so that none could be held out to choose.
+        """
+        found = sweep_linear_probes(
+            features.split("train"),
+            features.split("test"),
+            learning_rates=self.learning_rate,
+            weight_decays=self.weight_decay,
+            epochs=self.epochs,
+            batch_size=self.sgd_batch_size,
+            holdout=self.holdout,
+            seed=self.seed,
+            device=features.device,
         )
-    if not 0 < holdout < 1:
-        raise ValueError(f"holdout is {holdout}; it must lie between 0 and 1, both excluded.")
-    if max_iterations < 1 or seed < 0:
-        raise ValueError(
-            f"max_iterations is {max_iterations} and seed {seed}; they must be at least 1 and 0."
-        )
+        chosen = found.learning_rate
+        edges = (min(self.learning_rate), max(self.learning_rate))
+        several = len(set(self.learning_rate)) > 1
+        return [
+            {
+                "acc1": found.accuracy,
+                "acc5": found.top5,
+                "train_acc1": found.train_accuracy,
+                "held_out_acc1": max(found.held_out.values(), default=None),
+                "learning_rate": chosen,
+                "weight_decay": found.weight_decay,
+                "at_edge": None if several and not found.held_out else several and chosen in edges,
+            }
+        ]

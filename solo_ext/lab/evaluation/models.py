@@ -1,19 +1,20 @@
-"""What can be evaluated: runs, checkpoints, models of timm, and raw pixels."""
+"""What can be evaluated: runs, checkpoints, models of timm, and raw pixels; and what all share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 from torch import Tensor, nn
 
 from solo_ext import host
+from solo_ext.config.schema import Free, HuggingFace, Section
+from solo_ext.config.types import NonNegativeInt, PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.host.backbones import PREFIX, build_backbone
-from solo_ext.lab.evaluation.run_settings import EvalRun
 from solo_ext.pretrained.files import state_digest
 from solo_ext.pretrained.libraries import image_side
 from solo_ext.pretrained.runs import load_pretrained
@@ -21,6 +22,45 @@ from solo_ext.pretrained.runs import load_pretrained
 PIXELS = "pixels"
 _PIXELS_SIZE = 32
 _BATCH_SIZE = 64
+
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class EvalData(Section):
+    """``data`` of an evaluation; what is not given is as in pretraining."""
+
+    train_path: str | None = None
+    val_path: str | None = None
+    format: Literal["image_folder", "h5", "huggingface", "dali"] | None = None
+    huggingface: HuggingFace | None = None
+    unreadable: Literal["refuse", "skip"] | None = None
+
+
+class EvalDALI(Section):
+    """``dali`` of an evaluation; what is not given is as in pretraining, or ``gpu``."""
+
+    device: Literal["cpu", "gpu"] | None = None
+
+
+class EvalRun(Section):
+    """Settings that every protocol shares.
+
+    ``pretrained``, ``model_seed`` and ``model_kwargs`` are for models of timm.
+    """
+
+    data: EvalData = EvalData()
+    dali: EvalDALI = EvalDALI()
+    crop_size: PositiveInt | None = None
+    batch_size: PositiveInt | None = None
+    num_workers: NonNegativeInt | None = None
+    device: str = "auto"
+    out: str | None = None
+    features_dir: str | None = None
+    features_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    pretrained: bool = True
+    model_seed: NonNegativeInt = 0
+    model_kwargs: Free = {}
 
 
 @dataclass(frozen=True)

@@ -19,19 +19,11 @@ from solo_ext.core.distributed import on_first, propagate_rank_errors
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.reading import Images
-from solo_ext.lab.evaluation.evaluate import measure
-from solo_ext.lab.evaluation.features import extract_features
-from solo_ext.lab.evaluation.labelled_images import labelled_images
-from solo_ext.lab.evaluation.models import Model
-from solo_ext.lab.evaluation.protocols import (
-    PROTOCOLS,
-    BackboneProtocol,
-    Features,
-    Protocol,
-    headline,
-)
-from solo_ext.lab.evaluation.run_settings import EvalRun
-from solo_ext.lab.evaluation.subject import EvalContext, evaluation_config
+from solo_ext.lab.evaluation.context import EvalContext, evaluation_config, labelled_images
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS, headline
+from solo_ext.lab.evaluation.features import Features, extract_features
+from solo_ext.lab.evaluation.models import EvalRun, Model
+from solo_ext.lab.evaluation.protocol import BackboneProtocol, Protocol, measure
 from solo_ext.pretrained.files import state_digest
 
 
@@ -124,12 +116,12 @@ class OnlineEvaluation(Callback):
     def _numbers(self, pl_module: pl.LightningModule, epoch: int) -> dict[str, float]:
         numbers: dict[str, float] = {}
         with isolate_rng():
-            subject = self._subject(pl_module, epoch)
+            context = self._subject(pl_module, epoch)
             for name, protocol in self.protocols.items():
-                found = headline(name, measure(protocol, subject))
+                found = headline(name, measure(protocol, context))
                 numbers |= {f"online_{name}_{k}": v for k, v in found.items()}
             # Those of another data set, which transfer reads.
-            shutil.rmtree(subject.out / "features", ignore_errors=True)
+            shutil.rmtree(context.out / "features", ignore_errors=True)
         return numbers
 
     def _subject(self, pl_module: pl.LightningModule, epoch: int) -> EvalContext:
@@ -142,20 +134,20 @@ class OnlineEvaluation(Callback):
         digest = state_digest(backbone.state_dict())
         model = Model("online", backbone, width, self.cfg, "online", digest, epoch, out)
         cfg = evaluation_config(self.cfg, settings)
-        subject = EvalContext(model, settings, cfg, self.train, self.val, device, out)
+        context = EvalContext(model, settings, cfg, self.train, self.val, device, out)
         (train, train_targets), (test, test_targets) = (
             extract_features(backbone, loader, device=pl_module.device) for loader in self.loaders
         )
-        subject.__dict__["features"] = Features(
+        context.__dict__["features"] = Features(
             train,
             train_targets,
             test,
             test_targets,
-            num_classes=subject.num_classes,
+            num_classes=context.num_classes,
             device=device,
-            class_names=subject.class_names,
+            class_names=context.class_names,
         )
-        return subject
+        return context
 
     def _log(self, trainer: pl.Trainer, accuracies: dict[str, float], epoch: int) -> None:
         if accuracies:

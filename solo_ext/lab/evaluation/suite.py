@@ -20,12 +20,18 @@ from solo_ext.config.check import validated
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import locked, write_text
 from solo_ext.data.images import images_fingerprint
-from solo_ext.lab.evaluation.evaluate import about, measure
-from solo_ext.lab.evaluation.protocols import PROTOCOLS, FeatureProtocol, Protocol, headline
-from solo_ext.lab.evaluation.row_files import file_digest, files_of, is_unchanged
-from solo_ext.lab.evaluation.run_settings import EvalRun
+from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS, headline
+from solo_ext.lab.evaluation.models import EvalRun
+from solo_ext.lab.evaluation.protocol import (
+    FeatureProtocol,
+    Protocol,
+    file_digest,
+    files_of,
+    is_unchanged,
+    measure,
+)
 from solo_ext.lab.evaluation.store import VERSION
-from solo_ext.lab.evaluation.subject import EvalContext, Progress, open_subject
 from solo_ext.lab.evaluation.suite_page import render_suite
 
 RECORD, PAGE = "eval_suite.json", "eval_suite.html"
@@ -47,7 +53,7 @@ def evaluate_suite(
 
     Args:
         path: as :func:`solo_ext.lab.evaluation.models.open_model` takes it.
-        settings: fields of :class:`~solo_ext.lab.evaluation.settings.EvalRun`; ``protocols``,
+        settings: fields of :class:`~solo_ext.lab.evaluation.models.EvalRun`; ``protocols``,
             names; and the settings of each protocol under its name.
         progress: called with what is being done and the batches done and in all.
 
@@ -60,15 +66,15 @@ def evaluate_suite(
         UserError: wrong settings, a path that is no run, or a folder that cannot be written.
     """
     shared, chosen = read_suite_settings(settings or {})
-    subject = open_subject(str(path), shared, progress)
-    if subject.ranks.rank:
+    context = open_context(str(path), shared, progress)
+    if context.ranks.rank:
         if any(isinstance(protocol, FeatureProtocol) for protocol in chosen.values()):
             # The first process meets what is wrong itself; it is not to be ended by a launcher that
             # sees a process fail before the other protocols are done.
             with contextlib.suppress(Exception):
-                _ = subject.features
-        return {**about(subject), "entries": [], "failed": []}
-    return _Suite(subject).run(chosen)
+                _ = context.features
+        return {**context.about(), "entries": [], "failed": []}
+    return _Suite(context).run(chosen)
 
 
 def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str, Protocol | None]]:
@@ -100,19 +106,19 @@ def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str,
 class _Suite:
     """One call: what is known before a protocol runs, and the record as it grows."""
 
-    def __init__(self, subject: EvalContext) -> None:
-        self.subject, self.folder = subject, subject.model.folder
+    def __init__(self, context: EvalContext) -> None:
+        self.context, self.folder = context, context.model.folder
         # Once: of a million files this takes a while.
-        prints = [images_fingerprint(images) for images in (subject.train, subject.test)]
+        prints = [images_fingerprint(images) for images in (context.train, context.test)]
         self.known = None not in prints
         self.base = _digest(
             {
-                "model": subject.model.digest,
-                "backbone": subject.cfg["backbone"],
+                "model": context.model.digest,
+                "backbone": context.cfg["backbone"],
                 "images": prints,
-                "view": subject.cfg["augmentations"][0],
-                "data": [subject.cfg["data"][key] for key in ("dataset", "format")],
-                "dtype": subject.settings.features_dtype,
+                "view": context.cfg["augmentations"][0],
+                "data": [context.cfg["data"][key] for key in ("dataset", "format")],
+                "dtype": context.settings.features_dtype,
                 "features": VERSION,
             }
         )
@@ -123,8 +129,8 @@ class _Suite:
 
     def run(self, chosen: Mapping[str, Protocol | None]) -> dict[str, Any]:
         for place, (name, protocol) in enumerate(chosen.items()):
-            if self.subject.progress is not None:
-                self.subject.progress("protocols", place, len(chosen))
+            if self.context.progress is not None:
+                self.context.progress("protocols", place, len(chosen))
             held, key = self.entries.get(name), self._key(protocol)
             if key is None or held is None or held["key"] != key or not self._complete(held):
                 self.measured[name] = {"key": key, **self._entry(name, protocol)}
@@ -136,7 +142,7 @@ class _Suite:
         content: dict[str, Any] = {"base": self.base, "settings": None}
         if protocol is not None:
             try:
-                further = protocol.depends_on(self.subject)
+                further = protocol.depends_on(self.context)
             except Exception:
                 # Measuring meets it again, and reports it.
                 return None
@@ -161,14 +167,14 @@ class _Suite:
                 self._extract()
                 # Which protocol comes first and waits for the features says nothing about it.
                 begin = time.monotonic()
-            rows = measure(protocol, self.subject)
+            rows = measure(protocol, self.context)
         except Exception as error:
             # One protocol must not cost the others their numbers; a typed error says it in a line.
             lines = str(error).splitlines() or [""]
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             entry |= {"status": "failed", "error": kind + lines[0]}
         else:
-            files = {file: file_digest(self.subject.out / file) for file in files_of(rows)}
+            files = {file: file_digest(self.context.out / file) for file in files_of(rows)}
             entry |= {"status": "done", "headline": headline(name, rows), "results": rows}
             entry["files"] = files
         return {**entry, "seconds": round(time.monotonic() - begin, 2)}
@@ -177,7 +183,7 @@ class _Suite:
         if self.broken_features is not None:
             raise UserError(self.broken_features)
         try:
-            _ = self.subject.features
+            _ = self.context.features
         except Exception as error:
             # Not once more for every protocol.
             self.broken_features = f"no features: {error}"
@@ -199,7 +205,7 @@ class _Suite:
     def _complete(self, entry: Mapping[str, Any]) -> bool:
         files = entry.get("files") or {}
         return entry["status"] == "done" and all(
-            is_unchanged(self.subject.out / file, digest) for file, digest in files.items()
+            is_unchanged(self.context.out / file, digest) for file, digest in files.items()
         )
 
     def _record(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,8 +213,8 @@ class _Suite:
         failed = [e["protocol"] for e in entries if e["status"] == "failed"]
         return {
             "base": self.base,
-            **about(self.subject),
-            "environment": _environment(self.subject.device),
+            **self.context.about(),
+            "environment": _environment(self.context.device),
             # Of what this call was asked for: it ended well where that did.
             "failed": [name for name in failed if name in chosen],
             "entries": entries,
@@ -220,7 +226,7 @@ class _Suite:
             self.entries = {**self.entries, **self._earlier(), **self.measured}
             record = self._record(chosen)
             write_text(self.folder / RECORD, json.dumps(record, indent=1))
-            write_text(self.folder / PAGE, render_suite(record, self.subject.out))
+            write_text(self.folder / PAGE, render_suite(record, self.context.out))
         return record
 
 

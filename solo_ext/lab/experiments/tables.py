@@ -358,7 +358,7 @@ def hardware(environment: Mapping[str, Any]) -> str:
 def protocols_table(records: Sequence[Record]) -> Table:
     """Settings of every protocol, defaults filled in, and how many runs were measured so."""
     # The protocols import torch, which nothing else in a report needs.
-    from solo_ext.lab.evaluation.protocols import PROTOCOLS
+    from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 
     def settings_of(name: str, given: Mapping[str, Any] | None) -> str:
         fields = PROTOCOLS[name].model_fields if name in PROTOCOLS else {}

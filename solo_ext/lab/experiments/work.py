@@ -28,10 +28,10 @@ from solo_ext import host
 from solo_ext.core.errors import UserError, in_one_line, show_messages
 from solo_ext.core.files import append_lines, locked, read_jsonl, refuse_link, write_text
 from solo_ext.data.reading import Images
-from solo_ext.lab.evaluation.evaluate import measure
+from solo_ext.lab.evaluation.context import EvalContext, context_of, open_context
+from solo_ext.lab.evaluation.evaluate import headline
 from solo_ext.lab.evaluation.models import PIXELS, Model, RawPixels
-from solo_ext.lab.evaluation.protocols import headline
-from solo_ext.lab.evaluation.subject import EvalContext, open_subject, subject_of
+from solo_ext.lab.evaluation.protocol import measure
 from solo_ext.lab.evaluation.suite import read_suite_settings
 from solo_ext.lab.experiments.plan import PlannedRun
 from solo_ext.lab.experiments.records import Curves, Memory, Record, code_version
@@ -45,7 +45,7 @@ EPOCHS, STARTS, LOG, _LOCK = "epochs.jsonl", "starts.jsonl", "work.log", ".work.
 PARENT = "SOLO_EXT_BENCHMARK_PARENT"
 """Environment variable: the process that started this one."""
 _WAIT = 30.0
-# Built-ins log theirs by step and by epoch, which Lightning tells apart by an ending.
+# Built-in methods log by step and by epoch; Lightning appends `_epoch` to the latter.
 _LOSS = re.compile(r"train_(?!class_)(\w*loss|neg_cos_sim)(_epoch)?")
 
 
@@ -66,13 +66,13 @@ def work(folder: Path) -> Record | None:
     planned = PlannedRun(**json.loads((folder / PLANNED).read_text()))
     torch.set_num_threads(planned.threads)
     if int(os.environ.get("LOCAL_RANK", 0)):
-        # Lightning started it to train along; the first process holds the folder.
+        # A further rank, which Lightning started, only trains: rank 0 holds the lock and writes.
         _train(prepare(_config(planned, folder)), folder)
         return None
     with locked(folder / _LOCK, _WAIT):
         file = folder / RECORD
         if not file.is_file():
-            # Now: who commits meanwhile changes what the checkout says.
+            # The commit is read before training: somebody may commit meanwhile.
             start = {"code": code_version(), "environment": _environment()}
             append_lines(folder / STARTS, [start])
             record = _run(planned, folder)
@@ -146,10 +146,10 @@ def _run(planned: PlannedRun, folder: Path) -> Record:
     if planned.baseline is None:
         checkpoint = _train(prepared, folder)
         memory = _peak(folder / PEAK)
-        # The other processes of a run are gone by now.
-        subject = open_subject(str(checkpoint), shared).alone()
+        # Lightning has ended the other ranks: rank 0 evaluates alone.
+        subject = open_context(str(checkpoint), shared).alone()
     else:
-        subject = subject_of(_baseline(planned, prepared, folder), shared, device)
+        subject = context_of(_baseline(planned, prepared, folder), shared, device)
     scores: dict[str, float] = {}
     for name, protocol in chosen.items():
         if protocol is None:

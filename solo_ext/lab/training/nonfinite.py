@@ -242,12 +242,20 @@ class NonFiniteWatch(Callback):
 
 
 def not_finite(x: Tensor) -> Tensor:
-    """Whether any value is infinite or NaN, a scalar of bool on the device."""
+    """Whether any value is infinite or NaN, a scalar of bool on the device.
+
+    >>> not_finite(torch.tensor([1.0, float("inf")]))
+    tensor(True)
+    """
     return (~x.detach().isfinite()).any()
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:
-    """The largest absolute value, a scalar on the device: NaN if any is, and never an overflow."""
+    """The largest absolute value, a scalar on the device: NaN if any is, and never an overflow.
+
+    >>> largest([torch.tensor([1.0, -3.0]), torch.tensor([2.0])])
+    tensor(3.)
+    """
     tensors = [x for x in tensors if x.numel()]
     if tensors[0].device.type != "cpu":
         return nn.utils.get_total_norm(tensors, norm_type=math.inf)
@@ -257,7 +265,11 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def nan_where(bad: Tensor) -> Callable[[Tensor], Tensor]:
-    """A hook that makes a gradient NaN if ``bad``, a scalar on the device, is true."""
+    """A hook that makes a gradient NaN if ``bad``, a scalar on the device, is true.
+
+    >>> nan_where(torch.tensor(True))(torch.ones(2))
+    tensor([nan, nan])
+    """
     return lambda gradient: gradient.masked_fill(bad, math.nan)
 
 
@@ -410,6 +422,14 @@ class BufferSnapshot:
 
     Args:
         root: the method; its frozen subtrees are left out.
+
+    >>> norm = nn.BatchNorm1d(2)
+    >>> snapshot = BufferSnapshot(norm)
+    >>> snapshot.hold()
+    >>> _ = norm(torch.full((4, 2), torch.nan))
+    >>> snapshot.restore(torch.tensor(True))
+    >>> norm.running_mean
+    tensor([0., 0.])
     """
 
     def __init__(self, root: nn.Module) -> None:

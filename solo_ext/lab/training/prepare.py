@@ -19,7 +19,7 @@ from solo_ext.data.images import class_names, open_images
 from solo_ext.data.reading import Images
 from solo_ext.data.transforms import STATISTICS
 from solo_ext.host.dali_loader import check_dali
-from solo_ext.lab.evaluation.classes import same_classes
+from solo_ext.lab.evaluation.context import same_classes
 from solo_ext.lab.training.builtin_methods import (
     BUILTIN_KWARGS,
     check_builtin,

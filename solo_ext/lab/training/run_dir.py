@@ -86,13 +86,21 @@ class Checkpoint:
 
 
 def changes_numbers(key: str) -> bool:
-    """Whether the setting of this dotted key can change what a run computes."""
+    """Whether the setting of this dotted key can change what a run computes.
+
+    >>> changes_numbers("optimizer.lr"), changes_numbers("data.num_workers")
+    (True, False)
+    """
     parts = key.split(".")
     return not any(".".join(parts[:n]) in _NOT_OF_THE_RUN for n in range(1, len(parts) + 1))
 
 
 def run_digest(given: Mapping[str, Any]) -> str:
-    """Eight hex digits that change with everything that changes the run's numbers."""
+    """Eight hex digits that change with everything that changes the run's numbers.
+
+    >>> run_digest({"seed": 1}) == run_digest({"seed": 1, "loggers": ["csv"]})
+    True
+    """
     text = json.dumps(_relevant(given, ""), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -106,7 +114,11 @@ def _relevant(given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def numbers_alike(value: Any) -> Any:
-    """Makes all numbers floats: 10 and 10.0 are the same setting, whoever wrote the file."""
+    """Makes all numbers floats: 10 and 10.0 are the same setting, whoever wrote the file.
+
+    >>> numbers_alike({"epochs": 10, "symmetric": True})
+    {'epochs': 10.0, 'symmetric': True}
+    """
     if isinstance(value, dict):
         return {k: numbers_alike(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -115,7 +127,11 @@ def numbers_alike(value: Any) -> Any:
 
 
 def file_name(name: str) -> str:
-    """The name of a run as part of a file name, without what would lead to another folder."""
+    """The name of a run as part of a file name, without what would lead to another folder.
+
+    >>> file_name("../my run")
+    '..-my-run'
+    """
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
 
 

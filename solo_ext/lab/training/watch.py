@@ -34,6 +34,11 @@ class AsyncHostCopy:
     Attributes:
         pending: whether a tensor was sent and not taken.
         immediate: whether the last one sent could be taken at once.
+
+    >>> copy = AsyncHostCopy()
+    >>> copy.send(torch.tensor([1.0, 2.0]))
+    >>> copy.take()
+    tensor([1., 2.])
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,6 @@ import torch
 from solo_ext import __version__, host
 from solo_ext.host import detect
 from solo_ext.lab.cli import commands
-from solo_ext.lab.cli.main import build_parser
 from solo_ext.losses import LOSSES
 from solo_ext.methods import METHODS
 from tests.lab.cli.conftest import document
@@ -61,21 +60,11 @@ def python(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str
     )
 
 
-def test_commands_are_all_here() -> None:
-    actions = build_parser()._actions
-    assert next(tuple(a.choices) for a in actions if a.choices) == COMMANDS
-    assert set(commands._COMMANDS) == set(COMMANDS)
-
-
 @pytest.mark.parametrize("words", [(), *((name,) for name in COMMANDS)], ids=str)
 def test_help(words: tuple[str, ...], command: Command) -> None:
     result = command(*words, "--help")
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"usage: {' '.join(('solo-ext', *words))} ")
-
-
-def test_version(command: Command) -> None:
-    assert command("--version").out == f"solo-ext {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -248,15 +237,6 @@ def test_e_step_is_reported(command: Command) -> None:
         (line,) = [text for text in result.err.splitlines() if "E-step" in text]
         assert line.startswith("E-step before epoch 1: 20+50+100 prototypes by torch k-means")
         assert document(result)["epochs"] == 1
-
-
-def test_more_prototypes_than_images(command: Command) -> None:
-    result = command(*PCL, "method_kwargs.num_prototypes=[50,300]")
-    assert (result.code, result.out) == (2, "")
-    assert result.err == (
-        "solo-ext: method_kwargs.num_prototypes=[50, 300]: the training set has 280 images; "
-        "allowed: numbers up to 280\n"
-    )
 
 
 @pytest.mark.parametrize(

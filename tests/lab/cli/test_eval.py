@@ -61,24 +61,6 @@ def test_table_is_text_with_rounded_numbers(capsys: pytest.CaptureFixture[str]) 
     assert "None" not in shown
 
 
-def test_table_of_one_row_stands_upright(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It fits a terminal, however many numbers there are."""
-    monkeypatch.setenv("COLUMNS", "60")
-    rows = [{f"number_{n}_of_many": float(n) for n in range(12)}]
-    commands._show(argparse.Namespace(json=False), "geometry", rows)
-    shown = capsys.readouterr().out
-    assert all(f"number {n} of many" in shown for n in range(12))
-    assert "11.00" in shown
-
-
-def test_overrides_stand_anywhere(own_run: Path, command: Command) -> None:
-    words = ("eval", "--json", "knn", str(own_run), "k=[3]", "--json", "temperature=[0.5]")
-    (row,) = document(command(*words))["results"]
-    assert (row["k"], row["temperature"]) == (3, 0.5)
-
-
 def test_record_that_cannot_be_written_is_not_lost(
     own_run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,10 +189,3 @@ def test_eval_suite_with_a_failure(own_run: Path, command: Command) -> None:
     other = command("eval", "suite", str(own_run), "protocols=[knn]")
     assert (other.code, other.err) == (0, "")
     assert "clustering" in other.out
-
-
-def test_eval_suite_into_a_file(own_run: Path, command: Command) -> None:
-    Path("taken").touch()
-    shown = command("eval", "suite", str(own_run), "protocols=[knn]", "out=taken")
-    assert (shown.code, shown.out, len(shown.lines)) == (2, "", 1)
-    assert "out='taken'" in shown.err

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from solo_ext.lab.evaluation.protocols import Features
+from solo_ext.lab.evaluation.features import Features
 
 
 @pytest.fixture(scope="session")

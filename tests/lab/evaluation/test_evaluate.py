@@ -78,7 +78,8 @@ def test_knn_is_that_of_the_features(run: Path) -> None:
 
 
 def test_linear_is_that_of_the_features(run: Path) -> None:
-    expected = linear_probe(*features(run), weight_decays=[0.1, 1.0], seed=3)
+    x, y, *test = features(run)
+    expected = linear_probe((x, y), (test[0], test[1]), weight_decays=[0.1, 1.0], seed=3)
     settings = {"weight_decay": [0.1, 1.0], "seed": 3}
     (row,) = evaluate(run, "linear", settings)["results"]
     assert row["acc1"] == expected.accuracy
@@ -196,6 +197,11 @@ def test_moved_torchvision_data_stays_what_it_is(run: Path, tmp_path: Path) -> N
 )
 def test_settings_are_refused(settings: dict[str, Any], line: str, run: Path) -> None:
     assert refusal(run, settings).startswith(line)
+
+
+def test_unknown_protocol_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'retrieval'"):
+        evaluate("/no/run", "retreival")
 
 
 def test_settings_of_the_probe_are_refused(run: Path) -> None:

@@ -26,16 +26,13 @@ def modes(backbone: nn.Module) -> list[bool]:
 
 
 @pytest.mark.parametrize("with_indices", [False, True])
-@pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 3, 10])
-def test_equals_the_eval_mode_forward(
-    batch_size: int, channels_last: bool, with_indices: bool
-) -> None:
+def test_equals_the_eval_mode_forward(batch_size: int, with_indices: bool) -> None:
     images, targets = make_images()
     parts = (torch.arange(10), images, targets) if with_indices else (images, targets)
     loader = DataLoader(TensorDataset(*parts), batch_size=batch_size)
     backbone = make_backbone(nn.Flatten())
-    features, labels = extract_features(backbone, loader, channels_last=channels_last)
+    features, labels = extract_features(backbone, loader)
     expected = backbone.eval()(images).detach()
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
     assert features.shape == (10, 80)
@@ -44,20 +41,6 @@ def test_equals_the_eval_mode_forward(
     assert labels.tolist() == targets.tolist()
     assert not features.requires_grad
     assert not features.is_inference()
-
-
-def test_images_arrive_in_the_memory_format_asked_for() -> None:
-    class Spy(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            seen.append(images.is_contiguous(memory_format=torch.channels_last))
-            assert not torch.is_grad_enabled()
-            return images
-
-    seen: list[bool] = []
-    for channels_last in (False, True):
-        extract_features(Spy(), [make_images()], channels_last=channels_last)
-    assert seen == [False, True]
-    assert torch.is_grad_enabled()
 
 
 def test_feature_maps_are_averaged_over_positions() -> None:

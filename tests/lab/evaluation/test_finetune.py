@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from timm.data import Mixup
+from torch import nn
+from torchvision.models import resnet18
 
 from solo_ext.config.schema import View
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.evaluation.context import EvalContext, open_context
 from solo_ext.lab.evaluation.evaluate import evaluate
-from solo_ext.lab.evaluation.protocols.finetune import Finetune
-from solo_ext.lab.evaluation.run_settings import EvalRun
-from solo_ext.lab.evaluation.subject import EvalContext, open_subject
-from solo_ext.lab.evaluation.supervised.classifier import Classifier
-from solo_ext.lab.evaluation.supervised.fine_tuning import predicted
-from solo_ext.lab.evaluation.supervised.unfinished import EvalCheckpoint
-from solo_ext.lab.evaluation.supervised.views import training_loader
+from solo_ext.lab.evaluation.finetune import Classifier, Finetune, predicted
+from solo_ext.lab.evaluation.models import EvalRun
+from solo_ext.lab.evaluation.supervised import EvalCheckpoint, training_loader
 
 PLAIN = {
     "rrc": {"enabled": False},
@@ -55,7 +55,7 @@ def call(digit_images: dict[str, str], tmp_path: Path) -> Call:
 
 
 @pytest.fixture
-def subject(digit_images: dict[str, str], tmp_path: Path) -> EvalContext:
+def context(digit_images: dict[str, str], tmp_path: Path) -> EvalContext:
     settings = EvalRun.model_validate(
         {
             "data": digit_images,
@@ -67,7 +67,7 @@ def subject(digit_images: dict[str, str], tmp_path: Path) -> EvalContext:
             "out": str(tmp_path),
         }
     )
-    return open_subject("timm/resnet10t", settings)
+    return open_context("timm/resnet10t", settings)
 
 
 def weights(call: Call, out: Path, **settings: Any) -> dict[str, torch.Tensor]:
@@ -97,10 +97,10 @@ def test_is_repeatable_and_leaves_the_generators_alone(call: Call, tmp_path: Pat
 
 
 def test_small_layer_decay_leaves_early_layers_almost_alone(
-    call: Call, subject: EvalContext, tmp_path: Path
+    call: Call, context: EvalContext, tmp_path: Path
 ) -> None:
     settings = {"epochs": 1, "warmup_epochs": 0.0, "weight_decay": 0.0}
-    start = subject.backbone().state_dict()
+    start = context.backbone().state_dict()
 
     def moved(layer_decay: float) -> dict[str, float]:
         found = weights(call, tmp_path / str(layer_decay), layer_decay=layer_decay, **settings)
@@ -116,7 +116,7 @@ def test_small_layer_decay_leaves_early_layers_almost_alone(
     assert small["layer4.0.conv1.weight"] < 0.1 * plain["layer4.0.conv1.weight"]
 
 
-def test_step_without_mixup_is_plain_cross_entropy(subject: EvalContext) -> None:
+def test_step_without_mixup_is_plain_cross_entropy(context: EvalContext) -> None:
     """One step of SGD by hand: the first, whose rate is the base rate without a warm-up."""
     given: dict[str, Any] = {
         "epochs": 1, "batch_size": 300, "augmentation": PLAIN, "optimizer": "sgd", "lr": 0.1,
@@ -124,14 +124,14 @@ def test_step_without_mixup_is_plain_cross_entropy(subject: EvalContext) -> None
         "save": True,
     }  # fmt: skip
     settings = Finetune.model_validate(given)
-    settings.run(subject)
-    found = load_file(subject.out / "finetune.safetensors")
+    settings.run(context)
+    found = load_file(context.out / "finetune.safetensors")
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = Classifier(subject.backbone(), subject.features_dim, 10)
+        model = Classifier(context.backbone(), context.features_dim, 10)
     model.train()
-    loader = training_loader(subject, View.model_validate(PLAIN), batch_size=300, seed=0)
+    loader = training_loader(context, View.model_validate(PLAIN), batch_size=300, seed=0)
     _, (views,), labels = next(iter(loader))
     F.cross_entropy(model(views), labels).backward()
     rate = 0.1 * 300 / 256
@@ -183,11 +183,11 @@ def test_goes_on_behind_the_last_finished_epoch(
     assert calls == 3
 
 
-def test_saved_network_has_the_accuracy(call: Call, subject: EvalContext, tmp_path: Path) -> None:
+def test_saved_network_has_the_accuracy(call: Call, context: EvalContext, tmp_path: Path) -> None:
     row = call(save=True, out=tmp_path / "saved")
-    model = Classifier(subject.backbone(), subject.features_dim, 10)
+    model = Classifier(context.backbone(), context.features_dim, 10)
     model.load_state_dict(load_file(tmp_path / "saved" / "finetune.safetensors"))
-    logits, targets = predicted(model, subject.loader(subject.test), "cpu")
+    logits, targets = predicted(model, context.loader(context.test), "cpu")
     hits = (logits.argmax(1) == targets).float().mean()
     assert row["acc1"] == pytest.approx(100 * float(hits), abs=1e-4)
 
@@ -199,7 +199,7 @@ def test_accuracy_is_of_the_last_epoch_alone(call: Call, monkeypatch: pytest.Mon
         seen.append(1)
         return predicted(*args, **kwargs)
 
-    monkeypatch.setattr("solo_ext.lab.evaluation.protocols.finetune.predicted", once)
+    monkeypatch.setattr("solo_ext.lab.evaluation.finetune.predicted", once)
     call()
     assert seen == [1]
 
@@ -266,3 +266,62 @@ def test_hosts_own_backbone(make_config: Any, digit_images: dict[str, str], tmp_
     given = {**QUICK, "data": digit_images, "epochs": 1, "batch_size": 100, "num_workers": 0}
     record = evaluate(run, "finetune", {**given, "device": "cpu"})
     assert record["results"][0]["epochs"] == 1
+
+
+def scales(model: Classifier, layer_decay: float) -> dict[str, float]:
+    names = {id(p): n for n, p in model.named_parameters()}
+    groups = model.param_groups(0.05, layer_decay)
+    return {names[id(p)]: g["lr_scale"] for g in groups for p in g["params"]}
+
+
+def vit() -> Any:
+    return timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=8, depth=3, embed_dim=12, num_heads=2,
+        num_classes=0,
+    )  # fmt: skip
+
+
+def test_transformer_layers_follow_the_formula() -> None:
+    """Layer 0 embeds, blocks are 1 to depth, the classifier is depth + 1."""
+    found = scales(Classifier(vit(), 12, 3), 0.5)
+    assert len(found) == len(list(Classifier(vit(), 12, 3).named_parameters()))
+    assert found["head.weight"] == found["head.bias"] == 1
+    for block in range(3):
+        own = {v for k, v in found.items() if f"blocks.{block}." in k}
+        assert own == {0.5 ** (3 - block)}
+    for name in ("cls_token", "pos_embed", "patch_embed.proj.weight"):
+        assert found[f"backbone.{name}"] == 0.5**4
+
+
+@pytest.mark.parametrize("source", ["timm", "torchvision"])
+def test_resnet_layers_follow_the_formula(source: str) -> None:
+    """Both libraries' ResNet-18: a stem, eight blocks, the classifier."""
+    own: Any = timm.create_model("resnet18", num_classes=0) if source == "timm" else resnet18()
+    own.fc = nn.Identity()
+    found = scales(Classifier(own, 512, 3), 0.9)
+    blocks = [f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1)]
+    for place, block in enumerate(blocks, start=1):
+        values = {v for k, v in found.items() if k.startswith(f"backbone.{block}.")}
+        assert len(values) == 1
+        assert values.pop() == pytest.approx(0.9 ** (9 - place))
+    assert found["backbone.conv1.weight"] == pytest.approx(0.9**9)
+    assert found["head.weight"] == 1
+
+
+def test_vectors_and_what_the_backbone_names_are_not_decayed() -> None:
+    model = Classifier(vit(), 12, 3)
+    names = {id(p): n for n, p in model.named_parameters()}
+    for layer_decay in (1.0, 0.5):
+        groups = model.param_groups(0.05, layer_decay)
+        decay = {names[id(p)]: g["weight_decay"] for g in groups for p in g["params"]}
+        assert len(decay) == len(names)
+        for name, parameter in model.named_parameters():
+            spared = parameter.ndim <= 1 or name.endswith(("pos_embed", "cls_token"))
+            assert decay[name] == (0 if spared else 0.05), name
+
+
+def test_unknown_layers_are_refused_unless_they_learn_alike() -> None:
+    model = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), 4, 3)
+    with pytest.raises(ConfigError, match=r"layer_decay=0.5: the layers of a Sequential"):
+        model.param_groups(0.05, 0.5)
+    assert sum(len(g["params"]) for g in model.param_groups(0.05, 1.0)) == 4

@@ -1,19 +1,38 @@
-"""Tests of the linear probes against scikit-learn."""
+"""Linear probes: against scikit-learn and torch's SGD, and on few labels."""
+
+from __future__ import annotations
 
 import math
-import statistics
-from collections import Counter
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
-from torch import Tensor
+from torch import Tensor, nn
 
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.evaluation import linear
-from solo_ext.lab.evaluation.linear import LinearProbeResult, few_label_probe, linear_probe
+from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.evaluation.linear import (
+    Linear,
+    LinearSGD,
+    LowShot,
+    ProbeResult,
+    labelled_draw,
+    linear_probe,
+    sweep_linear_probes,
+)
 
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def probe(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, **options: Any) -> ProbeResult:
+    return linear_probe((x, y), (x_test, y_test), **options)
 
 
 def make_data(
@@ -32,7 +51,7 @@ def make_data(
 @pytest.mark.parametrize("classes", [2, 4, 9])
 def test_equals_scikit_learn(weight_decay: float, classes: int) -> None:
     x, y, x_test, y_test = make_data(classes=classes)
-    found = linear_probe(x, y, x_test, y_test, weight_decays=[weight_decay], max_iterations=500)
+    found = probe(x, y, x_test, y_test, weight_decays=[weight_decay], max_iterations=500)
     scaler = StandardScaler().fit(x.double())
     inputs = torch.from_numpy(scaler.transform(x.double()))
     # scikit-learn's binary model is a sigmoid, whose weight is the difference of the two rows.
@@ -57,30 +76,16 @@ def test_equals_scikit_learn(weight_decay: float, classes: int) -> None:
     torch.testing.assert_close(weight, coefficients, rtol=1e-3, atol=1e-4)
 
 
-def test_reports_what_it_used() -> None:
-    x, y, x_test, y_test = make_data(classes=8, train=160)
-    found = linear_probe(x, y, x_test, y_test, weight_decays=[0.01])
-    assert isinstance(found, LinearProbeResult)
-    assert found.num_train == 160
-    assert found.weight_decay == 0.01
-    assert found.accuracy < found.top5 < 100
-    with pytest.raises(AttributeError):
-        found.accuracy = 0.0  # type: ignore[misc]
-
-
-def test_top5_is_clipped_to_the_classes() -> None:
-    assert linear_probe(*make_data(classes=4)).top5 == 100.0
-
-
 @pytest.mark.parametrize("seed", [0, 3])
 def test_same_numbers_every_call(seed: int) -> None:
-    data = make_data()
+    data = make_data(classes=4)
     torch.manual_seed(1)
-    first = linear_probe(*data, seed=seed)
+    first = probe(*data, seed=seed)
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    assert linear_probe(*data, seed=seed) == first
+    assert probe(*data, seed=seed) == first
     assert torch.equal(torch.get_rng_state(), state), "drew from the global generator"
+    assert first.top5 == 100, "there are four classes"
 
 
 def make_strong() -> Data:
@@ -113,19 +118,19 @@ def test_penalty_is_the_best_on_the_holdout(
         reference = LogisticRegression(C=2 / (128 * weight_decay), tol=1e-10, max_iter=5000)
         scores[weight_decay] = reference.fit(inputs[~held], y[~held]).score(inputs[held], y[held])
     assert max(scores, key=scores.__getitem__) == best, "the data must need this penalty"
-    found = linear_probe(x, y, x_test, y_test, weight_decays=grid)
+    found = probe(x, y, x_test, y_test, weight_decays=grid)
     assert found.weight_decay == best
-    alone = linear_probe(x, y, x_test, y_test, weight_decays=[best])
+    alone = probe(x, y, x_test, y_test, weight_decays=[best])
     assert found == alone, "the chosen penalty was not refitted on all rows"
 
 
 @pytest.mark.parametrize("data", [make_data(), make_weak(), make_strong()])
 def test_test_rows_do_not_choose_the_penalty(data: Data) -> None:
     x, y, x_test, y_test = data
-    found = linear_probe(x, y, x_test, y_test)
+    found = probe(x, y, x_test, y_test)
     order = torch.randperm(len(y_test), generator=torch.Generator().manual_seed(0))
-    shuffled = linear_probe(x, y, x_test, y_test[order])
-    other = linear_probe(x, y, 100 * x_test[:7], y_test[:7])
+    shuffled = probe(x, y, x_test, y_test[order])
+    other = probe(x, y, 100 * x_test[:7], y_test[:7])
     assert shuffled.accuracy != found.accuracy
     assert shuffled.weight_decay == other.weight_decay == found.weight_decay
     assert shuffled.train_accuracy == other.train_accuracy == found.train_accuracy
@@ -148,15 +153,15 @@ def test_a_class_with_one_row_falls_back_to_the_middle(
 ) -> None:
     x, y, x_test, y_test = make_data()
     y = torch.where(torch.arange(len(y)) == 7, 4, y)
-    assert linear_probe(x, y, x_test, y_test, weight_decays=grid).weight_decay == middle
+    assert probe(x, y, x_test, y_test, weight_decays=grid).weight_decay == middle
 
 
 @pytest.mark.parametrize("missing", [0, 2, 3])
 def test_a_class_missing_in_train_only_costs_its_own_rows(missing: int) -> None:
     x, y, x_test, y_test = make_data(classes=4)
     x, y, there = x[y != missing], y[y != missing], y_test != missing
-    known = linear_probe(x, y, x_test[there], y_test[there])
-    found = linear_probe(x, y, x_test, y_test)
+    known = probe(x, y, x_test[there], y_test[there])
+    found = probe(x, y, x_test, y_test)
     assert found.accuracy == pytest.approx(0.75 * known.accuracy)
     assert found.top5 == pytest.approx(75.0)
     assert found.train_accuracy == known.train_accuracy
@@ -164,152 +169,254 @@ def test_a_class_missing_in_train_only_costs_its_own_rows(missing: int) -> None:
 
 def test_a_class_missing_in_test() -> None:
     x, y, x_test, y_test = make_data(classes=4)
-    everything = linear_probe(x, y, x_test, y_test)
-    found = linear_probe(x, y, x_test[y_test < 3], y_test[y_test < 3], num_classes=4)
-    last = linear_probe(x, y, x_test[y_test == 3], y_test[y_test == 3])
+    everything = probe(x, y, x_test, y_test)
+    found = probe(x, y, x_test[y_test < 3], y_test[y_test < 3])
+    last = probe(x, y, x_test[y_test == 3], y_test[y_test == 3])
     assert (3 * found.accuracy + last.accuracy) / 4 == pytest.approx(everything.accuracy)
-
-
-def test_unlabelled_rows_are_dropped() -> None:
-    x, y, x_test, y_test = make_data()
-    none = torch.full((9,), -1)
-    found = linear_probe(
-        torch.cat((1e3 * x_test[:9], x)),
-        torch.cat((none, y)),
-        torch.cat((x_test[:9], x_test)),
-        torch.cat((none, y_test)),
-    )
-    assert found == linear_probe(x, y, x_test, y_test)
 
 
 def test_constant_columns_do_no_harm() -> None:
     x, y, x_test, y_test = make_data()
-    expected = linear_probe(x, y, x_test, y_test, weight_decays=[0.01])
+    expected = probe(x, y, x_test, y_test, weight_decays=[0.01])
     padded = [torch.cat((rows, torch.full((len(rows), 1), 0.1)), dim=1) for rows in (x, x_test)]
-    found = linear_probe(padded[0], y, padded[1], y_test, weight_decays=[0.01])
+    found = probe(padded[0], y, padded[1], y_test, weight_decays=[0.01])
     assert found.accuracy == expected.accuracy
-    collapsed = linear_probe(torch.ones_like(x), y, torch.ones_like(x_test), y_test)
+    collapsed = probe(torch.ones_like(x), y, torch.ones_like(x_test), y_test)
     assert collapsed.accuracy == 25.0
 
 
 def test_a_large_offset_does_no_harm() -> None:
     x, y, x_test, y_test = make_data()
     x, x_test = x.double(), x_test.double()
-    expected = linear_probe(x, y, x_test, y_test, weight_decays=[0.01])
-    assert linear_probe(x + 1e6, y, x_test + 1e6, y_test, weight_decays=[0.01]) == expected
+    expected = probe(x, y, x_test, y_test, weight_decays=[0.01])
+    assert probe(x + 1e6, y, x_test + 1e6, y_test, weight_decays=[0.01]) == expected
 
 
 def test_works_on_inference_tensors_inside_inference_mode() -> None:
     data = make_data()
-    expected = linear_probe(*data, weight_decays=[0.01])
+    expected = probe(*data, weight_decays=[0.01])
     with torch.inference_mode():
         rows = tuple(part.double() if part.is_floating_point() else part + 0 for part in data)
         assert rows[0].is_inference()
-        assert linear_probe(*rows, weight_decays=[0.01]) == expected  # type: ignore[arg-type]
+        assert probe(*rows, weight_decays=[0.01]) == expected  # type: ignore[arg-type]
         assert torch.is_inference_mode_enabled()
 
 
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_features_that_are_not_finite_are_refused(side: str) -> None:
+    x, y, x_test, y_test = make_data()
+    (x if side == "train" else x_test)[3, 2] = math.nan
+    with pytest.raises(ValueError, match=f"1 of {120 if side == 'train' else 200} rows of {side}"):
+        probe(x, y, x_test, y_test)
+
+
+def sweep(features: Features, **options: Any) -> ProbeResult:
+    options.setdefault("epochs", 3)
+    return sweep_linear_probes(features.split("train"), features.split("test"), **options)
+
+
+def test_sweep_at_once_is_each_by_itself(digits: Features) -> None:
+    """And each is torch's own SGD on torch's own linear layer."""
+    rows = torch.arange(len(digits.train))
+    data = linear._Rows(digits.train, digits.train_targets, *linear._statistics(digits.train, rows))
+    grid = [(0.01, 0.0), (0.1, 0.01), (0.3, 0.1)]
+    weight, bias = linear._trained(data, rows, 10, grid, 2, 300, seed=0)
+    for place, (rate, decay) in enumerate(grid):
+        layer = nn.Linear(64, 10)
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        groups = [
+            {"params": [layer.weight], "weight_decay": decay},
+            {"params": [layer.bias], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.SGD(groups, lr=rate, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+        rng = np.random.default_rng(0)
+        for _ in range(2):
+            order = torch.from_numpy(rng.permutation(1000))
+            for part in torch.split(order, 300):
+                x, y = data[part]
+                optimizer.zero_grad()
+                F.cross_entropy(layer(x), y).backward()
+                optimizer.step()
+                schedule.step()
+        torch.testing.assert_close(weight[:, place].T, layer.weight.detach(), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(bias[place], layer.bias.detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_sweep_chooses_by_training_rows_alone(digits: Features) -> None:
+    grid = {"learning_rates": [1e-5, 0.3, 1e-4], "weight_decays": [0.0, 0.01]}
+    found = sweep(digits, **grid)
+    assert found.learning_rate == 0.3
+    assert len(found.held_out) == 6
+    assert found.held_out[0.3, found.weight_decay] == max(found.held_out.values())
+    shuffled = Features(
+        digits.train, digits.train_targets, digits.test, (digits.test_targets + 1) % 10
+    )
+    other = sweep(shuffled, **grid)
+    assert (other.learning_rate, other.held_out) == (found.learning_rate, found.held_out)
+    assert other.accuracy < 20 < 80 < found.accuracy <= found.top5
+
+
+def test_sweep_takes_the_smaller_rate_and_larger_penalty_on_a_tie() -> None:
+    x = torch.tensor([[1.0], [-1.0]]).repeat(20, 1)
+    y = torch.tensor([0, 1]).repeat(20)
+    found = sweep(
+        Features(x, y, x, y), learning_rates=[0.5, 0.1], weight_decays=[0.0, 1e-3], holdout=0.3
+    )
+    assert (found.accuracy, found.learning_rate, found.weight_decay) == (100, 0.1, 1e-3)
+
+
+def test_sweep_of_one_setting_needs_no_choice(digits: Features) -> None:
+    found = sweep(digits, learning_rates=[0.3])
+    assert found.held_out == {}
+    assert found.accuracy > 80
+
+
+def test_classes_of_a_sweep_are_what_training_has(digits: Features) -> None:
+    """Numbers may have gaps; a class of the test rows alone is never right."""
+    spread = Features(digits.train, digits.train_targets * 7, digits.test, digits.test_targets * 7)
+    assert sweep(spread, learning_rates=[0.03]) == sweep(digits, learning_rates=[0.03])
+    fewer = digits.train_targets != 3
+    partial = Features(
+        digits.train[fewer], digits.train_targets[fewer], digits.test, digits.test_targets
+    )
+    share = 100 * float((digits.test_targets != 3).float().mean())
+    assert sweep(partial, learning_rates=[0.03]).top5 <= share
+
+
+def test_sweep_with_a_dimension_that_never_moves(digits: Features) -> None:
+    padded = Features(
+        F.pad(digits.train, (0, 2), value=3.0),
+        digits.train_targets,
+        F.pad(digits.test, (0, 2), value=3.0),
+        digits.test_targets,
+    )
+    assert sweep(padded, learning_rates=[0.03]) == sweep(digits, learning_rates=[0.03])
+
+
+LABELS = np.array([0] * 10 + [1] * 40 + [2] * 7 + [-1] * 5)
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"weight_decays": []}, "weight_decays is"),
-        ({"weight_decays": [-1.0]}, "weight_decays is"),
-        ({"holdout": 0.0}, "holdout is 0.0"),
-        ({"holdout": 1.0}, "holdout is 1.0"),
-        ({"max_iterations": 0}, "max_iterations is 0"),
-        ({"seed": -1}, "seed -1"),
-        ({"num_classes": 3}, "classes from 0 to 2"),
-        ({"train_targets": torch.full((120,), -1)}, "train_targets have 120 rows, none"),
-        ({"test_targets": torch.full((200,), -1)}, "test_targets have 200 rows, none"),
-        ({"test_targets": torch.full((200,), -3)}, "none of them labelled"),
-        ({"train_targets": torch.arange(120) - 2}, r"train_targets lie in \[-2, 117\]"),
-        ({"train_targets": torch.arange(119)}, r"\(120, 6\) and \(119,\)"),
-        ({"train_features": torch.ones(120, 6, 1)}, r"\(120, 6, 1\)"),
-        ({"test_features": torch.ones(200, 7)}, "6 columns, test_features 7"),
-        ({"train_features": torch.full((120, 6), math.nan)}, "120 of 120 rows of train_features"),
-        ({"test_features": torch.full((200, 6), math.inf)}, "200 of 200 rows of test_features"),
-    ],
+    ("amount", "counts"),
+    [(1, [1, 1, 1]), (7, [7, 7, 7]), (0.1, [1, 4, 1]), (0.5, [5, 20, 4]), (0.001, [1, 1, 1])],
 )
-def test_rejects(change: dict[str, object], message: str) -> None:
-    names = ("train_features", "train_targets", "test_features", "test_targets")
-    arguments: dict[str, object] = dict(zip(names, make_data(), strict=True)) | change
-    with pytest.raises(ValueError, match=message):
-        linear_probe(**arguments)  # type: ignore[arg-type]
+def test_every_class_is_there(amount: float, counts: list[int]) -> None:
+    rows = labelled_draw(LABELS, range(3), amount, 0, 0)
+    assert np.bincount(LABELS[rows]).tolist() == counts
+    assert len(set(rows.tolist())) == sum(counts)
 
 
-def record_draws(monkeypatch: pytest.MonkeyPatch, data: Data, **options: int) -> list[list[int]]:
-    """Returns the train rows of every draw, by an index hidden in the first column."""
-    drawn: list[list[int]] = []
-
-    def probe(x: Tensor, y: Tensor, *_: object, **__: object) -> LinearProbeResult:
-        drawn.append(x[:, 0].long().tolist())
-        return LinearProbeResult(float(len(drawn)), 0.0, 0.0, 0.0, len(x))
-
-    monkeypatch.setattr(linear, "linear_probe", probe)
-    x, y, x_test, y_test = data
-    x = torch.cat((torch.arange(len(x))[:, None], x), dim=1)
-    few_label_probe(x, y, x_test, y_test, **options)
-    return drawn
+def test_draws_differ_and_repeat() -> None:
+    draws = [labelled_draw(LABELS, range(3), 5, 0, d).tolist() for d in range(4)]
+    assert len({tuple(d) for d in draws}) == 4
+    assert labelled_draw(LABELS, range(3), 5, 0, 2).tolist() == draws[2]
+    assert labelled_draw(LABELS, range(3), 5, 1, 2).tolist() != draws[2]
 
 
-def test_draws_are_balanced_distinct_and_the_same_for_every_method(
-    monkeypatch: pytest.MonkeyPatch,
+def test_fewer_are_among_more() -> None:
+    few, many = (set(labelled_draw(LABELS, range(3), n, 0, 0).tolist()) for n in (2, 6))
+    assert few < many
+
+
+def test_lowshot_is_the_probe_over_draws(digits: Features) -> None:
+    scores = []
+    for draw in range(4):
+        rows = labelled_draw(digits.train_targets.numpy(), range(10), 3, 2, draw)
+        train = (digits.train[rows], digits.train_targets[rows])
+        scores.append(linear_probe(train, digits.split("test"), weight_decays=[0.01]).accuracy)
+    (row,) = LowShot(shots=[3], fractions=[], draws=4, seed=2).measure(digits)
+    assert row["acc1"] == pytest.approx(np.mean(scores))
+    assert row["std"] == pytest.approx(np.std(scores, ddof=1))
+    low, high = stats.t.interval(0.95, 3, loc=np.mean(scores), scale=stats.sem(scores))
+    assert row["ci95"] == pytest.approx((high - low) / 2)
+    assert (row["labels"], row["images"]) == ("3 per class", 30)
+
+
+def test_methods_are_compared_on_the_same_rows(
+    digits: Features, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = make_data()
-    other = make_data(dim=9, seed=1)
-    drawn = record_draws(monkeypatch, data, per_class=5, draws=4)
-    assert len(drawn) == 4
-    for rows in drawn:
-        assert len(set(rows)) == 20
-        assert Counter(data[1][rows].tolist()) == dict.fromkeys(range(4), 5)
-    assert len({frozenset(rows) for rows in drawn}) == 4
-    assert record_draws(monkeypatch, other, per_class=5, draws=4) == drawn
-    assert record_draws(monkeypatch, other, per_class=5, draws=2) == drawn[:2]
-    assert not any(rows in drawn for rows in record_draws(monkeypatch, data, per_class=5, seed=1))
+    def spy(train: tuple[Tensor, Tensor], *rest: object, **options: object) -> None:
+        x = train[0]
+        seen.append((x[:, 0] if x.shape[1] == 1 else x.sum(1)).tolist())
+        raise KeyboardInterrupt
+
+    seen: list[list[float]] = []
+    monkeypatch.setattr("solo_ext.lab.evaluation.linear.linear_probe", spy)
+    other = replace(digits, train=digits.train.sum(1, keepdim=True))
+    for features in (digits, other):
+        with pytest.raises(KeyboardInterrupt):
+            LowShot(shots=[], fractions=[0.1]).measure(features)
+    assert seen[0] == seen[1]
 
 
-def test_few_labels_never_draws_an_unlabelled_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y, x_test, y_test = make_data()
-    y = torch.where(torch.arange(len(y)) < 100, y, -1)
-    drawn = record_draws(monkeypatch, (x, y, x_test, y_test), per_class=25, draws=1)
-    assert sorted(drawn[0]) == list(range(100))
+def test_more_labels_are_better(digits: Features) -> None:
+    rows = LowShot(shots=[1, 10], fractions=[0.5], draws=3).measure(digits)
+    assert [r["labels"] for r in rows] == ["1 per class", "10 per class", "50 %"]
+    assert rows[0]["acc1"] < rows[1]["acc1"] < rows[2]["acc1"]
+    names = LowShot.headline(rows)
+    assert list(names) == ["acc1_1_per_class", "acc1_10_per_class", "acc1_50_percent"]
 
 
-def test_few_labels_summarises_the_draws() -> None:
-    data = make_data()
-    mean, spread, accuracies = few_label_probe(*data, per_class=5, draws=3)
-    assert len(accuracies) == 3
-    assert mean == pytest.approx(sum(accuracies) / 3)
-    assert spread == pytest.approx(statistics.stdev(accuracies))
-    assert spread > 0
-    assert few_label_probe(*data, per_class=5, draws=3) == (mean, spread, accuracies)
-    whole, nothing, _ = few_label_probe(*data, per_class=30, draws=1)
-    assert math.isnan(nothing)
-    assert whole == linear_probe(*data, weight_decays=[0.01]).accuracy
+def test_single_draw_has_no_deviation(digits: Features) -> None:
+    (row,) = LowShot(shots=[2], fractions=[], draws=1).measure(digits)
+    assert (row["std"], row["ci95"]) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("class_of_first_test_row", "label"), [(None, 2), (9, 9)], ids=["few rows", "no rows"]
-)
-def test_few_labels_names_the_class_that_is_short(
-    class_of_first_test_row: int | None, label: int
-) -> None:
-    x, y, x_test, y_test = make_data()
-    if class_of_first_test_row is None:
-        x, y = torch.cat((x[y != 2], x[y == 2][:4])), torch.cat((y[y != 2], y[y == 2][:4]))
-    else:
-        y_test = torch.cat((torch.tensor([class_of_first_test_row]), y_test[1:]))
-    with pytest.raises(ValueError, match=f"Class {label} has {4 if label == 2 else 0} train rows"):
-        few_label_probe(x, y, x_test, y_test, per_class=5)
+def scikit_learn_logistic(features: Features, weight_decay: float) -> float:
+    scaler = StandardScaler().fit(features.train.double().numpy())
+    c = 1 / (len(features.train) * weight_decay)
+    theirs = LogisticRegression(C=c, max_iter=5000, tol=1e-8)
+    theirs.fit(scaler.transform(features.train.double().numpy()), features.train_targets.numpy())
+    x = scaler.transform(features.test.double().numpy())
+    return float(100 * theirs.score(x, features.test_targets.numpy()))
 
 
-@pytest.mark.parametrize("option", ["per_class", "draws", "seed"])
-def test_few_labels_rejects(option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option} is -1"):
-        few_label_probe(*make_data(), **{option: -1})  # type: ignore[arg-type]
+@pytest.mark.parametrize("weight_decay", [1e-3, 1e-2, 1e-1])
+def test_linear_is_that_of_scikit_learn(weight_decay: float, digits: Features) -> None:
+    row = Linear(weight_decay=[weight_decay]).measure(digits)[0]
+    assert row["acc1"] == pytest.approx(scikit_learn_logistic(digits, weight_decay), abs=0.5)
 
 
-def test_few_labels_without_any_labels() -> None:
-    x, y, x_test, y_test = make_data()
-    with pytest.raises(ValueError, match="none of them labelled"):
-        few_label_probe(x, torch.full_like(y, -1), x_test, torch.full_like(y_test, -1))
+def test_sweep_comes_close_to_scikit_learn(digits: Features) -> None:
+    row = LinearSGD(epochs=60).measure(digits)[0]
+    best = max(scikit_learn_logistic(digits, w) for w in (1e-3, 1e-2))
+    assert row["acc1"] == pytest.approx(best, abs=1.0)
+
+
+def test_more_shots_than_images(digits: Features) -> None:
+    rows = LowShot(shots=[1, 500], fractions=[], draws=2).measure(digits)
+    one, many = rows
+    assert one["note"] == ""
+    assert one["acc1"] > 20
+    assert (many["labels"], many["acc1"], many["images"]) == ("500 per class", None, None)
+    smallest = int(digits.train_targets.bincount().min())
+    assert many["note"].endswith(f"has {smallest} training images")
+    assert LowShot.headline(rows) == {"acc1_1_per_class": one["acc1"]}
+    with pytest.raises(ConfigError, match=r"shots\.0=500: class \d has \d+ training images; lower"):
+        LowShot(shots=[500], fractions=[]).measure(digits)
+
+
+def test_class_without_training_image_is_named(digits: Features) -> None:
+    kept = digits.train_targets != 4
+    without = replace(
+        digits,
+        train=digits.train[kept],
+        train_targets=digits.train_targets[kept],
+        class_names=[f"digit {c}" for c in range(10)],
+    )
+    with pytest.raises(UserError, match="class 'digit 4' has no training image") as caught:
+        LowShot().measure(without)
+    assert "lower" not in str(caught.value)
+
+
+def test_nothing_to_choose_by_takes_the_middle(digits: Features) -> None:
+    """One row per class leaves none to hold out."""
+    places = torch.stack([(digits.train_targets == c).nonzero()[0, 0] for c in range(10)])
+    few = replace(digits, train=digits.train[places], train_targets=digits.train_targets[places])
+    (row,) = LinearSGD().measure(few)
+    assert (row["learning_rate"], row["weight_decay"]) == (0.01, 1e-3)
+    assert (row["at_edge"], row["held_out_acc1"]) == (None, None)
+    (one,) = LinearSGD(learning_rate=[0.1], weight_decay=[0.0]).measure(digits)
+    assert one["at_edge"] is False

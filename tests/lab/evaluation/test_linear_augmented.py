@@ -15,15 +15,12 @@ from torch import nn
 from solo_ext.config.schema import View
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.images import targets_of
+from solo_ext.lab.evaluation.context import EvalContext, open_context
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.linear import holdout_mask
-from solo_ext.lab.evaluation.models import Model
-from solo_ext.lab.evaluation.protocols.linear_augmented import LinearAugmented
-from solo_ext.lab.evaluation.run_settings import EvalRun
-from solo_ext.lab.evaluation.subject import EvalContext, open_subject
-from solo_ext.lab.evaluation.supervised.schedule import cosine_schedule
-from solo_ext.lab.evaluation.supervised.unfinished import EvalCheckpoint
-from solo_ext.lab.evaluation.supervised.views import training_loader
+from solo_ext.lab.evaluation.linear_augmented import LinearAugmented
+from solo_ext.lab.evaluation.models import EvalRun, Model
+from solo_ext.lab.evaluation.supervised import EvalCheckpoint, cosine_schedule, training_loader
 
 PLAIN = {"rrc": {"enabled": False}, "horizontal_flip": {"prob": 0.0}}
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 50, "augmentation": PLAIN}
@@ -39,16 +36,16 @@ def opened(digit_images: dict[str, str], out: Path, name: str = "pixels") -> Eva
     }
     if name != "pixels":
         given |= {"pretrained": False, "model_kwargs": {"channels": [8, 8, 8, 8]}}
-    return open_subject(name, EvalRun.model_validate(given))
+    return open_context(name, EvalRun.model_validate(given))
 
 
-def run(subject: EvalContext, **settings: Any) -> dict[str, Any]:
-    (row,) = LinearAugmented.model_validate({**QUICK, **settings}).run(subject)
+def run(context: EvalContext, **settings: Any) -> dict[str, Any]:
+    (row,) = LinearAugmented.model_validate({**QUICK, **settings}).run(context)
     return row
 
 
-def head(subject: EvalContext, out: Path, **settings: Any) -> dict[str, torch.Tensor]:
-    run(replace(subject, out=out), save=True, **settings)
+def head(context: EvalContext, out: Path, **settings: Any) -> dict[str, torch.Tensor]:
+    run(replace(context, out=out), save=True, **settings)
     return load_file(out / "linear_augmented.safetensors")
 
 
@@ -56,10 +53,10 @@ def test_without_augmentation_is_a_plain_probe(
     digit_images: dict[str, str], tmp_path: Path
 ) -> None:
     """SGD with momentum 0.9 and a cosine by hand, over stored features, in the same order."""
-    subject = opened(digit_images, tmp_path)
-    found = head(subject, tmp_path, lr=[0.05])
-    x, y = subject.features.train, subject.features.train_targets
-    order = training_loader(subject, View.model_validate(PLAIN), batch_size=50, seed=0).order
+    context = opened(digit_images, tmp_path)
+    found = head(context, tmp_path, lr=[0.05])
+    x, y = context.features.train, context.features.train_targets
+    order = training_loader(context, View.model_validate(PLAIN), batch_size=50, seed=0).order
     weight, bias = torch.zeros(10, x.shape[1]), torch.zeros(10)
     moved, moved_bias = torch.zeros_like(weight), torch.zeros_like(bias)
     done, total = 0, 3 * 6
@@ -79,11 +76,11 @@ def test_without_augmentation_is_a_plain_probe(
 def test_classifiers_side_by_side_are_those_trained_alone(
     digit_images: dict[str, str], tmp_path: Path
 ) -> None:
-    subject = opened(digit_images, tmp_path)
+    context = opened(digit_images, tmp_path)
     rates = [0.003, 0.1, 3.0]
-    chosen = run(subject, lr=rates)["lr"]
-    together = head(subject, tmp_path / "together", lr=rates)
-    alone = head(subject, tmp_path / "alone", lr=[chosen])
+    chosen = run(context, lr=rates)["lr"]
+    together = head(context, tmp_path / "together", lr=rates)
+    alone = head(context, tmp_path / "alone", lr=[chosen])
     for name, tensor in alone.items():
         torch.testing.assert_close(together[name], tensor)
 
@@ -92,11 +89,11 @@ def test_rate_is_chosen_on_training_images_alone(
     digit_images: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rate's accuracy on the images held out, by one that is trained without them."""
-    subject = opened(digit_images, tmp_path)
-    targets = torch.tensor(list(targets_of(subject.train)))
+    context = opened(digit_images, tmp_path)
+    targets = torch.tensor(list(targets_of(context.train)))
     held = holdout_mask(targets.numpy(), 0.2, 4)
-    x, y = subject.features.train, subject.features.train_targets
-    loader = training_loader(subject, View.model_validate(PLAIN), batch_size=50, seed=4)
+    x, y = context.features.train, context.features.train_targets
+    loader = training_loader(context, View.model_validate(PLAIN), batch_size=50, seed=4)
     scores = {}
     for rate in (0.001, 0.03):
         probe = nn.Linear(x.shape[1], 10)
@@ -115,13 +112,13 @@ def test_rate_is_chosen_on_training_images_alone(
                 step += 1
         hits = probe(x[held]).argmax(1) == y[held]
         scores[rate] = 100 * float(hits.float().mean())
-    row = run(subject, lr=[0.03, 0.001], holdout=0.2, seed=4)
+    row = run(context, lr=[0.03, 0.001], holdout=0.2, seed=4)
     assert row["held_out"] == ", ".join(f"{r:g}: {s:.2f}" for r, s in scores.items())
     assert row["lr"] == max(scores, key=scores.__getitem__)
 
 
 def test_backbone_is_left_as_it_is(digit_images: dict[str, str], tmp_path: Path) -> None:
-    subject = opened(digit_images, tmp_path, "timm/resnet10t")
+    context = opened(digit_images, tmp_path, "timm/resnet10t")
     copies: list[nn.Module] = []
 
     class Kept(EvalContext):
@@ -129,15 +126,15 @@ def test_backbone_is_left_as_it_is(digit_images: dict[str, str], tmp_path: Path)
             copies.append(super().backbone().train())
             return copies[-1]
 
-    kept = Kept(**{f: getattr(subject, f) for f in EvalContext.__dataclass_fields__})
-    before = {k: v.clone() for k, v in subject.model.backbone.state_dict().items()}
+    kept = Kept(**{f: getattr(context, f) for f in EvalContext.__dataclass_fields__})
+    before = {k: v.clone() for k, v in context.model.backbone.state_dict().items()}
     run(kept, augmentation={})
     (trained,) = copies
     assert any("running_mean" in k for k in before)
-    for model in (trained, subject.model.backbone):
+    for model in (trained, context.model.backbone):
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, before[name]), name
-    assert isinstance(subject.model, Model)
+    assert isinstance(context.model, Model)
 
 
 def test_learns_is_repeatable_and_the_seed_counts(
@@ -195,11 +192,11 @@ def test_settings_are_refused(
 
 
 def test_rates_that_all_diverge_are_a_line(digit_images: dict[str, str], tmp_path: Path) -> None:
-    subject = opened(digit_images, tmp_path)
+    context = opened(digit_images, tmp_path)
     with pytest.raises(UserError, match="answers of the classifiers are not finite"):
-        run(subject, lr=[1e30], weight_decay=1.0)
+        run(context, lr=[1e30], weight_decay=1.0)
     assert not list(tmp_path.glob(".unfinished-*"))
-    assert run(subject, lr=[1e30, 0.01], weight_decay=1.0)["lr"] == 0.01
+    assert run(context, lr=[1e30, 0.01], weight_decay=1.0)["lr"] == 0.01
 
 
 def test_rate_beyond_single_precision_is_refused(digit_images: dict[str, str]) -> None:

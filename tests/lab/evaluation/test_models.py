@@ -11,8 +11,7 @@ from PIL import Image
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.evaluation.evaluate import evaluate
-from solo_ext.lab.evaluation.models import open_model
-from solo_ext.lab.evaluation.run_settings import EvalRun
+from solo_ext.lab.evaluation.models import EvalRun, open_model
 
 SMALL = {"channels": [8, 8, 8, 8]}
 KNN = {"k": [1], "temperature": [0.1], "num_workers": 0}

@@ -12,11 +12,10 @@ from PIL import Image
 from sklearn.neighbors import NearestNeighbors
 
 from solo_ext.core.errors import ConfigError
+from solo_ext.lab.evaluation import neighbors
 from solo_ext.lab.evaluation.evaluate import evaluate
-from solo_ext.lab.evaluation.pictures import neighbours
-from solo_ext.lab.evaluation.pictures.images import queries_of_all_classes
-from solo_ext.lab.evaluation.pictures.neighbours import Shown, nearest, write_grid
-from solo_ext.lab.evaluation.protocols import Features
+from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.evaluation.neighbors import Shown, draw_grid, nearest, queries_of_all_classes
 
 
 def run(digit_images: dict[str, str], out: Path, **settings: Any) -> dict[str, Any]:
@@ -29,7 +28,7 @@ def test_nearest_are_those_of_a_search_by_hand(
     digits: Features, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Several blocks of queries.
-    monkeypatch.setattr(neighbours, "_BLOCK", 50 * len(digits.train))
+    monkeypatch.setattr(neighbors, "_BLOCK", 50 * len(digits.train))
     found, similarity = nearest(digits.test, digits.train, 5)
     search = NearestNeighbors(n_neighbors=5, metric="cosine", algorithm="brute")
     distance, expected = search.fit(digits.train.numpy()).kneighbors(digits.test.numpy())
@@ -41,13 +40,12 @@ def test_grid_shows_the_nearest_and_says_which_are_right(
     digit_images: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    original = write_grid
 
-    def spy(rows: Any, title: str, file: Path) -> None:
+    def spy(rows: Any, title: str) -> Any:
         seen.append(rows)
-        original(rows, title, file)
+        return draw_grid(rows, title)
 
-    monkeypatch.setattr("solo_ext.lab.evaluation.protocols.neighbors.write_grid", spy)
+    monkeypatch.setattr(neighbors, "draw_grid", spy)
     row = run(digit_images, tmp_path, queries=12, k=3, crop_size=16)
     with Image.open(tmp_path / row["picture"]) as picture:
         assert picture.format == "PNG"
@@ -82,7 +80,7 @@ def test_right_ones_alone_have_a_frame(tmp_path: Path) -> None:
 
     def greens(*right: bool) -> int:
         row = [Shown(grey, "q"), *(Shown(grey, "n", 0.5, r) for r in right)]
-        write_grid([row], "title", tmp_path / "grid.png")
+        draw_grid([row], "title").savefig(tmp_path / "grid.png")
         with Image.open(tmp_path / "grid.png") as picture:
             pixels = np.asarray(picture.convert("RGB")).astype(int)
         return int((np.abs(pixels - green).max(axis=2) < 4).sum())

@@ -13,10 +13,9 @@ from torch import nn
 from solo_ext.config.schema import OnlineProtocol
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import read_jsonl
-from solo_ext.lab.evaluation.evaluate import evaluate
-from solo_ext.lab.evaluation.protocols import headline
-from solo_ext.lab.evaluation.run_settings import EvalRun
-from solo_ext.lab.evaluation.subject import open_subject
+from solo_ext.lab.evaluation.context import open_context
+from solo_ext.lab.evaluation.evaluate import evaluate, headline
+from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 
@@ -152,12 +151,12 @@ def test_one_process_trains_a_backbone_of_synchronised_batch_norm(
     """Of several processes the first evaluates alone, and would wait for the others' statistics."""
     config = make_config("simclr", data={"val_path": str(images)})
     run = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False).run_dir
-    subject = open_subject(str(run), EvalRun())
-    plain = subject.backbone()
-    backbone = subject.model.backbone
-    subject.model.__dict__["backbone"] = nn.SyncBatchNorm.convert_sync_batchnorm(backbone)
-    own = subject.backbone()
-    assert any(isinstance(m, nn.SyncBatchNorm) for m in subject.model.backbone.modules())
+    context = open_context(str(run), EvalRun())
+    plain = context.backbone()
+    backbone = context.model.backbone
+    context.model.__dict__["backbone"] = nn.SyncBatchNorm.convert_sync_batchnorm(backbone)
+    own = context.backbone()
+    assert any(isinstance(m, nn.SyncBatchNorm) for m in context.model.backbone.modules())
     assert not any(isinstance(m, nn.SyncBatchNorm) for m in own.modules())
     x = torch.randn(4, 3, 16, 16)
     assert torch.equal(own.train()(x), plain.train()(x))

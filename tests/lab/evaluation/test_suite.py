@@ -17,17 +17,12 @@ from PIL import Image
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.evaluation import suite
-from solo_ext.lab.evaluation.evaluate import evaluate
-from solo_ext.lab.evaluation.protocols import (
-    PROTOCOLS,
-    BackboneProtocol,
-    FeatureProtocol,
-    Features,
-    Row,
-)
-from solo_ext.lab.evaluation.settings import EvalRun
+from solo_ext.lab.evaluation.context import EvalContext, open_context
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
+from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.evaluation.models import EvalRun
+from solo_ext.lab.evaluation.protocol import BackboneProtocol, FeatureProtocol, Row
 from solo_ext.lab.evaluation.store import Ranks
-from solo_ext.lab.evaluation.subject import EvalContext, open_subject
 from solo_ext.lab.evaluation.suite import evaluate_suite, read_suite_settings
 from solo_ext.lab.evaluation.suite_page import render_suite
 from solo_ext.lab.training.prepare import prepare
@@ -73,11 +68,11 @@ class Drawn(BackboneProtocol):
     by_default: ClassVar[bool] = False
     colour: str
 
-    def run(self, subject: EvalContext) -> list[Row]:
-        seen.append(subject)
-        subject.out.mkdir(exist_ok=True)
-        Image.new("RGB", (3, 3), self.colour).save(subject.out / "drawn.png")
-        (subject.out / "drawn.safetensors").write_text(self.colour)
+    def run(self, context: EvalContext) -> list[Row]:
+        seen.append(context)
+        context.out.mkdir(exist_ok=True)
+        Image.new("RGB", (3, 3), self.colour).save(context.out / "drawn.png")
+        (context.out / "drawn.safetensors").write_text(self.colour)
         return [{"acc1": 1.5, "picture": "drawn.png", "page": "map.html", "saved": WEIGHTS}]
 
 
@@ -181,9 +176,9 @@ def test_features_that_cannot_be_had_are_tried_once(
 
 
 def test_measured_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def spy(protocol: Any, subject: EvalContext) -> list[Row]:
+    def spy(protocol: Any, context: EvalContext) -> list[Row]:
         asked.append(type(protocol).__name__)
-        return measure(protocol, subject)
+        return measure(protocol, context)
 
     asked: list[str] = []
     measure = suite.measure
@@ -276,14 +271,12 @@ def test_transfer_to_what_nothing_tells_apart_is_always_measured(
     asked: list[str] = []
     measure = suite.measure
 
-    def spy(protocol: Any, subject: EvalContext) -> list[Row]:
+    def spy(protocol: Any, context: EvalContext) -> list[Row]:
         asked.append(type(protocol).__name__)
-        return measure(protocol, subject)
+        return measure(protocol, context)
 
     monkeypatch.setattr(suite, "measure", spy)
-    monkeypatch.setattr(
-        "solo_ext.lab.evaluation.protocols.transfer.images_fingerprint", lambda _: None
-    )
+    monkeypatch.setattr("solo_ext.lab.evaluation.transfer.images_fingerprint", lambda _: None)
     for _ in range(2):
         evaluate_suite(run, transfer_to(images, "knn"))
     assert asked == ["Transfer", "Transfer"]
@@ -326,10 +319,10 @@ def test_other_format_is_measured_again(run: Path) -> None:
 def test_calls_at_once_share_the_record(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that begins and ends while another measures."""
 
-    def with_another(protocol: Any, subject: EvalContext) -> list[Row]:
+    def with_another(protocol: Any, context: EvalContext) -> list[Row]:
         monkeypatch.setattr(suite, "measure", measure)
         evaluate_suite(run, {"protocols": ["geometry"]})
-        return measure(protocol, subject)
+        return measure(protocol, context)
 
     measure = suite.measure
     monkeypatch.setattr(suite, "measure", with_another)
@@ -379,13 +372,13 @@ def test_features_are_extracted_once_where_they_are_not_stored(
 
 
 def test_features_stay_in_a_process_that_goes_on_alone(run: Path) -> None:
-    subject = open_subject(str(run), EvalRun())
-    assert subject.alone() is subject
-    helped = replace(subject, ranks=Ranks(0, 2))
+    context = open_context(str(run), EvalRun())
+    assert context.alone() is context
+    helped = replace(context, ranks=Ranks(0, 2))
     assert "features" not in helped.alone().__dict__
-    helped.__dict__["features"] = subject.features
-    assert helped.alone().features is subject.features
-    helper = replace(subject, ranks=Ranks(1, 2))
+    helped.__dict__["features"] = context.features
+    assert helped.alone().features is context.features
+    helper = replace(context, ranks=Ranks(1, 2))
     # It has no rows.
     helper.__dict__["features"] = None
     assert helper.alone().features is not None

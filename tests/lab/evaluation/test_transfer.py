@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.lab.evaluation.evaluate import evaluate
-from solo_ext.lab.evaluation.protocols import Features, Row, headline
-from solo_ext.lab.evaluation.protocols.knn import KNN as KNNProtocol
+from solo_ext.lab.evaluation.evaluate import evaluate, headline
+from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.evaluation.knn import KNN as KNNProtocol
+from solo_ext.lab.evaluation.protocol import Row
 
 KNN = {"protocols": ["knn"], "settings": {"knn": {"k": [3], "temperature": [0.1]}}}
 

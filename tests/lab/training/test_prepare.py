@@ -59,3 +59,36 @@ def test_an_optimiser_that_a_fork_has_added(
     assert {group["alpha"] for group in state["param_groups"]} == {0.9}
     with pytest.raises(ConfigError, match=r"optimizer.name='rmsprob': unknown optimiser"):
         prepare(make_config("simclr", optimizer={"name": "rmsprob"}))
+
+
+CROPS = [
+    {"crop_size": 16, "num_crops": 2, "rrc": {"enabled": True}},
+    {"crop_size": 12, "num_crops": 2, "rrc": {"enabled": True}},
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "taken"),
+    [
+        ("simclr", True),
+        ("nnclr", host.detect().generation == "main"),
+        ("debiased", True),
+        ("pcl", False),
+    ],
+)
+def test_small_crops(method: str, taken: bool, make_config: MakeConfig) -> None:
+    config = {**make_config(method), "augmentations": CROPS}
+    if taken:
+        assert prepare(config).cfg.data.num_small_crops == 2
+    else:
+        with pytest.raises(ConfigError, match=r"augmentations.*small crops"):
+            prepare(config)
+
+
+def test_a_queue_is_a_multiple_of_the_batch(
+    make_config: MakeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared = prepare(make_config("nnclr", method_kwargs={"queue_size": 50}))
+    assert prepared.given["method_kwargs"]["queue_size"] == 48
+    assert prepared.cfg.method_kwargs.queue_size == 48
+    assert "method_kwargs.queue_size: 48 instead of 50" in caplog.text

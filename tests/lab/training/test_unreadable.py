@@ -135,17 +135,6 @@ def test_clusters_are_those_of_the_stand_ins(
     assert torch.equal(*found)
 
 
-@pytest.mark.fault
-@pytest.mark.parametrize("kwargs", [{}, {"e_step": "bank"}])
-def test_clusters_of_later_epochs(
-    kwargs: dict[str, Any], make_config: MakeConfig, faulty: Path, tmp_path: Path
-) -> None:
-    config = make_config("pcl", method_kwargs=kwargs, data=data(faulty), max_epochs=3)
-    train(config, tmp_path / "run")
-    assert all(v.isfinite().all() for v in weights(tmp_path / "run").values())
-    assert named(tmp_path / "run", faulty) == set(BROKEN)
-
-
 class _Remove(Callback):
     """Removes a file before an epoch."""
 
@@ -223,14 +212,3 @@ def test_the_command_ends_with_one_line(
     assert "0/15.png' cannot be read" in capsys.readouterr().err
     assert main(command) == 0
     assert "4 of 48 images of train cannot be read" in capsys.readouterr().err
-
-
-@pytest.mark.fault
-def test_nothing_but_unreadable_images(
-    make_config: MakeConfig, faulty: Path, tmp_path: Path
-) -> None:
-    for path in faulty.rglob("*.png"):
-        path.unlink()
-        path.write_bytes(b"")
-    with pytest.raises(UnreadableImage, match="none of 48 images in a row can be read"):
-        train(make_config("simclr", data=data(faulty)), tmp_path / "run")

@@ -1,0 +1,239 @@
+"""Log-sum-exps of similarities to a large constant table, and means of its rows.
+
+The matrix of similarities of N queries to K rows is never held: the table is read once, tile by
+tile, and memory does not grow with K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+BOUND = 40.0
+"""Sums of exponentials of -40 to 40 neither overflow in fp32 nor lose what weighs in them."""
+
+
+_TILE_BYTES = {"cpu": 2**20, "cuda": 2**25}
+"""What stays in a core's own cache, and what keeps a GPU busy."""
+
+
+def tile_rows(x: Tensor, columns: int, least: int, share: int = 1) -> int:
+    """Rows of a tile with ``columns`` columns that suits the device of ``x``.
+
+    Args:
+        x: gives device and element size.
+        columns: of the tile.
+        least: fewer rows are not worth a matrix product.
+        share: how many such tiles fill the budget.
+
+    Example:
+        >>> tile_rows(torch.empty(0), columns=256, least=64)
+        1024
+    """
+    budget = _TILE_BYTES.get(x.device.type, _TILE_BYTES["cuda"]) * share
+    return max(budget // (x.element_size() * max(columns, 1)), least)
+
+
+def tiles_of(count: int, size: int) -> Iterator[slice]:
+    """Slices of ``size`` that cover ``count`` rows in order, the last as long as what is left.
+
+    Example:
+        >>> list(tiles_of(5, 2))
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return (slice(begin, min(begin + size, count)) for begin in range(0, count, size))
+
+
+def table_logsumexp(
+    query: Tensor,
+    table: Tensor,
+    scale: Tensor | float,
+    *,
+    powers: Sequence[float] = (1.0,),
+    columns: Tensor | None = None,
+    log_weight: Tensor | None = None,
+    bound: float | None = None,
+    compute_dtype: torch.dtype | None = None,
+    tile: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp over the rows of a constant table, without the matrix of similarities.
+
+    ``lse_ei = log sum_j w_j exp(p_e scale_j q_i . t_j)``. The query's gradient ``sum_j softmax_ij
+    p scale_j t_j`` is made along the way, so that nothing of the table is kept for the backward
+    pass: it may be overwritten before.
+
+    Args:
+        query: (N, D), fp32 or fp64; the only input that gets a gradient.
+        table: (K, D), of the query's dtype; K may be 0.
+        scale: inverse temperature, one for all rows or (C,).
+        powers: (E,) values of p above 0, all computed from the same similarities.
+        columns: (C,) rows of the table that are summed, in any number; each once by default.
+        log_weight: (C,) log w; minus infinity leaves a row out; all zero by default.
+        bound: what no ``|scale_j q_i . t_j|`` exceeds, where that is known. If ``p bound`` is at
+            most :data:`BOUND`, the sums need no running maximum.
+        compute_dtype: of the factors of matrix products, ``torch.bfloat16`` for example; sums and
+            exponentials stay in the query's dtype, which is also the default.
+        tile: rows of the table at a time; by default what suits the device's cache.
+
+    Returns:
+        ``lse`` (E, N); minus infinity where no row has weight. And the largest
+        ``scale_j q_i . t_j`` (N,), without gradient, of rows without weight too; NaN where the
+        bound spared looking for it.
+
+    Raises:
+        RuntimeError: it is differentiated twice.
+
+    Example:
+        >>> query, table = torch.randn(4, 8), torch.randn(1000, 8)
+        >>> lse, largest = table_logsumexp(query, table, 5.0)
+        >>> lse.shape, largest.shape
+        (torch.Size([1, 4]), torch.Size([4]))
+        >>> torch.allclose(lse[0], (5.0 * query @ table.T).logsumexp(1), rtol=1e-5)
+        True
+    """
+    bounded = bound is not None and max(powers) * bound <= BOUND
+    sweep = _Sweep(scale, columns, log_weight, tuple(powers), bounded, compute_dtype, tile)
+    query = query if torch.is_grad_enabled() else query.detach()
+    return _TableLogSumExp.apply(query, table.detach(), *sweep)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@torch.no_grad()
+def table_mean(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp over the rows of a table, and the mean of the rows by the softmax; constants.
+
+    Args:
+        query: (N, D), fp32 or fp64.
+        table: (K, D), of the query's dtype; K may be 0.
+        scale: inverse temperature.
+
+    Returns:
+        ``log sum_j exp(scale q_i . t_j)`` (N,), and ``sum_j softmax_j(scale q_i . t_j) t_j``
+        (N, D), zero for an empty table.
+
+    Example:
+        >>> query, table = torch.randn(4, 8), torch.randn(1000, 8)
+        >>> lse, mean = table_mean(query, table, 5.0)
+        >>> torch.allclose(mean, (5.0 * query @ table.T).softmax(1) @ table, atol=1e-5)
+        True
+    """
+    lse, mean, _ = _Sweep(scale).run(query, table, wanted=True)
+    assert mean is not None
+    return lse[0], mean[0]
+
+
+class _Sweep(NamedTuple):
+    """One pass over a table, as :func:`table_logsumexp` describes it."""
+
+    scale: Tensor | float
+    columns: Tensor | None = None
+    log_weight: Tensor | None = None
+    powers: tuple[float, ...] = (1.0,)
+    bounded: bool = False
+    dtype: torch.dtype | None = None
+    tile: int | None = None
+
+    def run(
+        self, query: Tensor, table: Tensor, wanted: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Log-sum-exps (E, N), the means of the rows (E, N, D) where wanted, the largest (N,).
+
+        Rows that have scales of their own are averaged with them.
+        """
+        powers, log_weight, per_row = self.powers, self.log_weight, isinstance(self.scale, Tensor)
+        count = len(table if self.columns is None else self.columns)
+        tile = min(self.tile or tile_rows(query, len(query), 64), max(count, 1))
+        factors = (query if per_row else query * self.scale).to(self.dtype or query.dtype)
+        sums = [_Sum(query, wanted, self.bounded) for _ in powers]
+        largest = query.new_full((len(query),), float("nan" if self.bounded else "-inf"))
+        # The room of every tile, in the dtype of the sums and in that of the factors.
+        wide = query.new_empty(len(query) * tile)
+        narrow = wide if self.dtype is None else factors.new_empty(len(query) * tile)
+        for part in tiles_of(count, tile):
+            rows = table[part if self.columns is None else self.columns[part]]
+            if isinstance(self.scale, Tensor):
+                # The rows are fewer numbers than the logits.
+                rows = rows * self.scale[part].unsqueeze(1)
+            rows = rows.to(factors.dtype)
+            logits, products = (
+                x[: len(query) * len(rows)].view(len(query), -1) for x in (wide, narrow)
+            )
+            torch.mm(factors, rows.T, out=products)
+            if self.dtype is not None:
+                logits.copy_(products)
+            if log_weight is not None and not self.bounded:
+                largest = torch.maximum(largest, logits.amax(1))
+            for e, power in enumerate(powers):
+                # The last power is the last to need the logits.
+                raised = logits if e == len(powers) - 1 else logits.clone()
+                if power != 1:
+                    raised.mul_(power)
+                if log_weight is not None:
+                    raised.add_(log_weight[part])
+                sums[e].add(raised, rows, None if self.dtype is None else products)
+        if log_weight is None and not self.bounded:
+            largest = sums[0].largest / powers[0]
+        lse = torch.stack([s.largest + s.total.log() for s in sums])
+        means = torch.stack([s.mean for s in sums if s.mean is not None]) if wanted else None
+        if means is not None:
+            # Above zero but for an empty table, whose mean is zero.
+            tiny = torch.finfo(query.dtype).tiny
+            means /= torch.stack([s.total for s in sums]).clamp_(min=tiny).unsqueeze(2)
+        return lse, means, largest
+
+
+class _Sum:
+    """Running sum of one power's exponentials, and of the rows that they weigh.
+
+    Both are relative to ``exp(largest)``, the largest logit so far; 0 where logits are bounded.
+    """
+
+    def __init__(self, query: Tensor, wanted: bool, bounded: bool) -> None:
+        self._bounded = bounded
+        self.largest = query.new_full(query.shape[:1], 0.0 if bounded else float("-inf"))
+        self.total = torch.zeros_like(self.largest)
+        self.mean = torch.zeros_like(query) if wanted else None
+
+    def add(self, logits: Tensor, rows: Tensor, narrow: Tensor | None) -> None:
+        """Adds a tile of logits, which is overwritten, as is the room for a narrow copy of it."""
+        if not self._bounded:
+            grown = torch.maximum(self.largest, logits.amax(1))
+            # Rows without weight leave minus infinity, which cannot be subtracted from itself.
+            shift = grown.clamp(min=torch.finfo(grown.dtype).min)
+            logits.sub_(shift.unsqueeze(1))
+            decay = (self.largest - shift).exp_()
+            self.total *= decay
+            if self.mean is not None:
+                self.mean *= decay.unsqueeze(1)
+            self.largest = grown
+        weights = logits.exp_()
+        self.total += weights.sum(1)
+        if self.mean is None:
+            return
+        if narrow is None:
+            self.mean.addmm_(weights, rows)
+        else:
+            self.mean += narrow.copy_(weights) @ rows
+
+
+class _TableLogSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, table: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+        sweep = _Sweep(*settings)
+        lse, slopes, largest = sweep.run(query, table, ctx.needs_input_grad[0])
+        if slopes is not None:
+            scale = 1.0 if isinstance(sweep.scale, Tensor) else sweep.scale
+            for slope, power in zip(slopes, sweep.powers, strict=True):
+                slope *= power * scale
+        ctx.slopes = slopes
+        ctx.mark_non_differentiable(largest)
+        return lse, largest
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        to_query = None if ctx.slopes is None else (grad.unsqueeze(2) * ctx.slopes).sum(0)
+        return to_query, *[None] * 8

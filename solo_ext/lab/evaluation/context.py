@@ -1,0 +1,401 @@
+"""What protocols are given: a backbone, the images it is measured on, and its features."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+from solo_ext.core import distributed
+from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.data.dali import DALIViews
+from solo_ext.data.images import class_names, images_fingerprint, open_images, targets_of
+from solo_ext.data.loaders import FixedLoader, fixed_loader
+from solo_ext.data.reading import Images, Skipping, name_of
+from solo_ext.data.transforms import STATISTICS, statistics
+from solo_ext.lab.evaluation.features import Features, extract_features, feature_batches
+from solo_ext.lab.evaluation.models import DTYPES, EvalData, EvalRun, Model, open_model
+from solo_ext.lab.evaluation.store import ALONE, FeatureStore, Ranks
+
+logger = logging.getLogger(__name__)
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, and how many batches of it are done and in all."""
+_TORCHVISION = {
+    "cifar10": "cifar-10-batches-py",
+    "cifar100": "cifar-100-python",
+    "stl10": "stl10_binary",
+}
+"""The folder by which torchvision's data sets are known."""
+_OF_FILES = ("image_folder", "dali")
+"""Formats that read the same files."""
+
+
+@dataclass(frozen=True)
+class EvalContext:
+    """What protocols are given.
+
+    Attributes:
+        model: the backbone; :meth:`backbone` gives a copy.
+        settings: shared by all protocols.
+        cfg: solo-learn main's config for this evaluation; ``data`` and the one entry of
+            ``augmentations`` are those of the fixed view.
+        train: training images that have a label.
+        test: test images that have one; classes are numbered as in ``train``.
+        device: where to compute.
+        out: folder for pictures; it may not exist yet.
+        progress: ``None`` where nobody looks.
+        ranks: this process among several.
+        unreadable: by split, names of the images that were left out of the features because they
+            cannot be read and ``data.unreadable`` is ``skip``; their features are not stored.
+    """
+
+    model: Model
+    settings: EvalRun
+    cfg: dict[str, Any]
+    train: Images
+    test: Images
+    device: str
+    out: Path
+    progress: Progress | None = None
+    ranks: Ranks = ALONE
+    unreadable: dict[str, list[str]] = field(default_factory=dict)
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        """Names of the classes by their number."""
+        return class_names(self.train)
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.class_names)
+
+    @property
+    def features_dim(self) -> int:
+        """D."""
+        return self.model.features_dim
+
+    def backbone(self) -> nn.Module:
+        """A copy of the backbone with its weights, on the CPU, that may be trained."""
+        own = copy.deepcopy(self.model.backbone).cpu().requires_grad_(True)
+        # While training, one process of several evaluates: nobody would answer it.
+        return TorchSyncBatchNorm().revert(own)
+
+    def loader(self, images: Images) -> FixedLoader | DALIViews:
+        """Batches ``(images, targets)`` of the fixed view, in order, each image once."""
+        return fixed_loader(self.cfg, images, batch_size=self.settings.batch_size)
+
+    def report(self, what: str) -> Callable[[int, int], None] | None:
+        """The progress of one thing: called with the batches done and in all."""
+        progress = self.progress
+        return None if progress is None else lambda done, total: progress(what, done, total)
+
+    @cached_property
+    def features(self) -> Features:
+        """Frozen features of both splits, read from disk where they are stored already.
+
+        In a process other than the first there are no rows.
+        """
+        return Features(
+            *self._features("train", self.train),
+            *self._features("val", self.test),
+            num_classes=self.num_classes,
+            device=self.device,
+            class_names=self.class_names,
+        )
+
+    def left_out(self) -> dict[str, list[str]]:
+        """By split, names of the images without features, which is found by extracting them."""
+        skips = self.cfg["data"].get("unreadable") == "skip" and not self.ranks.rank
+        features = self.features if skips else None
+        return {} if features is None else self.unreadable
+
+    def about(self) -> dict[str, Any]:
+        """What is evaluated, and on what, for a record."""
+        return {
+            "run": self.model.name,
+            "folder": str(self.model.folder),
+            "checkpoint": self.model.checkpoint,
+            "checkpoint_sha256": self.model.digest,
+            "method": self.cfg.get("method"),
+            "backbone": self.cfg["backbone"],
+            "epoch": self.model.epoch,
+            "image_size": self.cfg["augmentations"][0]["crop_size"],
+            "train": self._about_split("train", self.train),
+            "test": self._about_split("val", self.test),
+        }
+
+    def _about_split(self, split: str, images: Images) -> dict[str, Any]:
+        unreadable, data = self.unreadable.get(split, []), self.cfg["data"]
+        # Both are parts of the training images where some are held out.
+        name = split if data.get("holdout") is None else "train"
+        return {
+            "path": str(data[f"{name}_path"]),
+            "images": len(images) - len(unreadable),
+            "unreadable": unreadable,
+        }
+
+    def on(self, data: EvalData) -> EvalContext:
+        """The same backbone on other images.
+
+        Raises:
+            ConfigError: as :func:`open_context`.
+        """
+        settings = self.settings.model_copy(update={"data": data})
+        cfg = evaluation_config(self.model.cfg, settings)
+        train, test = _images(cfg)
+        return replace(self, settings=settings, cfg=cfg, train=train, test=test, unreadable={})
+
+    def alone(self) -> EvalContext:
+        """The same in this process, without help of the others; features that are there stay."""
+        if self.ranks == ALONE:
+            return self
+        found = replace(self, ranks=ALONE)
+        if not self.ranks.rank and "features" in self.__dict__:
+            found.__dict__["features"] = self.__dict__["features"]
+        return found
+
+    def _features(self, split: str, images: Images) -> tuple[Tensor, Tensor]:
+        def batches(indices: Sequence[int]) -> Generator[tuple[Tensor, Tensor]]:
+            every = len(indices) == len(images)
+            part = images if every else Subset(cast(Dataset[Any], images), indices)
+            return feature_batches(
+                self.model.backbone,
+                self.loader(cast(Images, part)),
+                device=self.device,
+                progress=self.report(split),
+            )
+
+        dtype = DTYPES[self.settings.features_dtype]
+        found = images_fingerprint(images)
+        if found is None:
+            if self.ranks.rank:
+                # Nothing is stored, so nothing can be shared.
+                return torch.empty(0, 0, dtype=dtype), torch.empty(0, dtype=torch.int64)
+            loader = self.loader(images)
+            extracted = extract_features(
+                self.model.backbone,
+                loader,
+                device=self.device,
+                progress=self.report(split),
+                dtype=dtype,
+            )
+            self._note_unreadable(split, images, loader.skipped)
+            return extracted
+        first = self.cfg["augmentations"][0]
+        mean, std = statistics(self.cfg["data"]["dataset"], first)
+        key = {
+            "model": self.model.digest,
+            "backbone": self.cfg["backbone"],
+            "data": {
+                "path": str(self.cfg["data"][f"{split}_path"]),
+                "split": split,
+                "fingerprint": found,
+            },
+            "view": {
+                "size": first["crop_size"],
+                "mean": list(mean),
+                "std": list(std),
+                # Its pixels differ by rounding.
+                "dali": self.cfg["data"]["format"] == "dali",
+            },
+        }
+        folder = self.settings.features_dir or self.model.folder / "features"
+        store = FeatureStore(Path(folder).expanduser(), dtype)
+        return store.features(key, len(images), batches, self.ranks)
+
+    def _note_unreadable(self, split: str, images: Images, indices: Sequence[int]) -> None:
+        names = [name_of(images, index) for index in indices]
+        if names:
+            self.unreadable[split] = names
+            logger.warning(
+                f"{len(names)} of {len(images)} images of {split} cannot be read and are left "
+                f"out, the first {names[0]!r}"
+            )
+
+
+def open_context(name: str, settings: EvalRun, progress: Progress | None = None) -> EvalContext:
+    """Loads a model and opens the images that it is evaluated on.
+
+    Args:
+        name: as :func:`solo_ext.lab.evaluation.models.open_model` takes it.
+        settings: shared by all protocols.
+        progress: called while features are extracted.
+
+    Raises:
+        UserError: no such model, no such device, or images that cannot be evaluated on.
+    """
+    ranks = _ranks()
+    device = _device(settings.device, ranks)
+    return context_of(open_model(name, settings), settings, device, progress, ranks)
+
+
+def context_of(
+    model: Model,
+    settings: EvalRun,
+    device: str,
+    progress: Progress | None = None,
+    ranks: Ranks = ALONE,
+) -> EvalContext:
+    """A model at hand and the images that its config names.
+
+    Raises:
+        UserError: images that cannot be evaluated on.
+    """
+    cfg = evaluation_config(model.cfg, settings)
+    train, test = _images(cfg)
+    return EvalContext(model, settings, cfg, train, test, device, model.folder, progress, ranks)
+
+
+def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str, Any]:
+    """The config of pretraining with the images and the view of an evaluation."""
+    data = {"fraction": -1, "format": "image_folder", "num_workers": 0, **trained["data"]}
+    given = {k: v for k, v in settings.data.model_dump().items() if v is not None}
+    # What does not say where the images are leaves the rest as in pretraining.
+    if "unreadable" in given:
+        data["unreadable"] = given.pop("unreadable")
+    if data["format"] in _OF_FILES and given.get("format") in _OF_FILES:
+        data["format"] = given.pop("format")
+    if given:
+        # Class folders of the user's own, unless torchvision's data set only moved; statistics
+        # stay those of pretraining.
+        inside = _TORCHVISION.get(data["dataset"])
+        paths = [given[key] for key in ("train_path", "val_path") if key in given]
+        moved = inside is not None and all((Path(p) / inside).is_dir() for p in paths)
+        # Other formats hold their classes themselves.
+        moved = moved or given.get("format", data["format"]) not in _OF_FILES
+        dataset = data["dataset"] if moved else "custom"
+        whole = {"no_labels": False, "fraction": -1, "holdout": None}
+        data |= {"dataset": dataset, **whole} | given
+    if settings.num_workers is not None:
+        data["num_workers"] = settings.num_workers
+    first = dict(trained["augmentations"][0])
+    if data["dataset"] == "custom" and trained["data"]["dataset"] in STATISTICS:
+        mean, std = STATISTICS[trained["data"]["dataset"]]
+        first |= {"mean": list(mean), "std": list(std)}
+    if settings.crop_size is not None:
+        first["crop_size"] = settings.crop_size
+    device = settings.dali.device or (trained.get("dali") or {}).get("device")
+    return {**trained, "data": data, "augmentations": [first], "dali": {"device": device}}
+
+
+def _images(cfg: Mapping[str, Any]) -> tuple[Images, Images]:
+    for key in ("train_path", "val_path"):
+        given = cfg["data"].get(key)
+        if "${" in str(given):
+            raise ConfigError(
+                f"data.{key}",
+                given,
+                "an interpolation, which is not resolved out of a run's file",
+                f"give the path with data.{key}=...",
+            )
+    if cfg["data"].get("no_labels"):
+        raise ConfigError(
+            "data.train_path",
+            cfg["data"]["train_path"],
+            "the run was trained without labels, and an evaluation needs some",
+            "give class folders with data.train_path=... data.val_path=...",
+        )
+    train, test = (
+        labelled_images(
+            open_images(cfg["data"], split), f"data.{split}_path", str(cfg["data"][f"{split}_path"])
+        )
+        for split in ("train", "val")
+    )
+    if cfg["data"]["dataset"] not in STATISTICS:
+        same_classes(train, test, str(cfg["data"]["val_path"]))
+    return train, test
+
+
+def labelled_images(images: Images, key: str, path: str | None) -> Images:
+    """Leaves out images without a label, such as those that STL-10 has beside its training images.
+
+    Args:
+        images: as :func:`solo_ext.data.images.open_images` gives them.
+        key: where they come from, such as ``data.train_path``.
+        path: its value.
+
+    Returns:
+        The same object where all have one.
+
+    Raises:
+        ConfigError: none has one.
+    """
+    targets = targets_of(images)
+    if all(target >= 0 for target in targets):
+        return images
+    kept = [index for index, target in enumerate(targets) if target >= 0]
+    if not kept:
+        raise ConfigError(
+            key,
+            path,
+            f"none of its {len(images)} images has a label, and an evaluation needs some",
+            "give class folders with data.train_path=... data.val_path=...",
+        )
+    if isinstance(images, Skipping):
+        return cast(Images, Skipping(cast(Images, Subset(images.images, kept))))  # type: ignore[arg-type]
+    return cast(Images, Subset(cast(Dataset[Any], images), kept))
+
+
+def same_classes(train: Images, val: Images, val_path: str) -> None:
+    """Refuses class folders of validation whose numbers mean other classes than in training.
+
+    The last classes may be missing in validation, which shifts no number.
+
+    Raises:
+        ConfigError: a class that training lacks, or one missing before others.
+    """
+    ours, theirs = class_names(train), class_names(val)
+    extra = sorted(set(theirs) - set(ours))
+    if extra:
+        raise ConfigError(
+            "data.val_path",
+            val_path,
+            f"class {extra[0]!r} is not among the training classes",
+            nearest(extra[0], ours),
+        )
+    if theirs != ours[: len(theirs)]:
+        missing = sorted(set(ours) - set(theirs))
+        raise ConfigError(
+            "data.val_path",
+            val_path,
+            f"class {missing[0]!r} is missing, which would shift the labels",
+            "add it, a single image is enough",
+        )
+
+
+def _ranks() -> Ranks:
+    """Of the process group, or as torchrun and SLURM launchers tell it."""
+    if distributed.world_size() > 1:
+        return Ranks(distributed.rank(), distributed.world_size())
+    return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+
+
+def _device(name: str, ranks: Ranks) -> str:
+    if name == "auto":
+        if not torch.cuda.is_available():
+            return "cpu"
+        local = int(os.environ.get("LOCAL_RANK", 0)) if ranks.world > 1 else 0
+        return f"cuda:{local % torch.cuda.device_count()}" if local else "cuda"
+    try:
+        torch.ones(1, device=name).cpu()
+    except Exception as error:
+        # torch answers in many ways: unknown, not built, not there, holding no values.
+        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        raise ConfigError(
+            "device",
+            name,
+            str(error).splitlines()[0],
+            f"allowed here: {', '.join(('auto', 'cpu', *gpus))}",
+        ) from None
+    return name

@@ -1,0 +1,133 @@
+"""``eval geometry``: how features lie in their space, and whether they have collapsed."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Gt
+from torch import Tensor
+
+from solo_ext.config.types import NonNegativeInt
+from solo_ext.core.errors import ConfigError
+from solo_ext.core.geometry import effective_rank
+from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
+from solo_ext.memory.knn import cosines, inverse_norms
+
+_MAX_ELEMENTS = 2**23
+_DEAD = 1e-4
+"""Deviation, beside the largest one, below which a dimension is dead."""
+
+
+@torch.no_grad()
+def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
+    """Measures the spread of features.
+
+    Takes n^2 D operations, and memory for a copy of the features and a bounded table.
+
+    Args:
+        features: (n, D), n at least 2, finite.
+        targets: (n,) classes.
+
+    Returns:
+        - ``effective_rank`` of the features as they are, in [1, min(n, D)];
+        - ``uniformity``, ``log mean_{i != j} exp(-2 |x_i - x_j|^2)`` of unit rows, at most 0;
+        - ``class_alignment``, the mean ``|x_i - x_j|^2`` of unit rows over pairs of the same class,
+          in [0, 4]; nan where no class has two rows;
+        - ``mean_cosine`` over pairs of rows; 1 where all point the same way;
+        - ``std``, the mean deviation of the dimensions of unit rows, times ``sqrt(D)``: about 1 for
+          a cloud that is the same in all directions, 0 for a collapsed one;
+        - ``dead``, the share of the dimensions that hardly move, in percent;
+        - ``mean_norm``, the mean length of the rows.
+
+    Source:
+        Effective rank: Garrido et al., ICML 2023, arXiv 2210.02885. Alignment and uniformity: Wang
+        and Isola, ICML 2020, arXiv 2005.10242. Deviation: Chen and He, CVPR 2021, arXiv 2011.10566.
+
+    >>> found = feature_geometry(torch.eye(4), torch.tensor([0, 0, 1, 1]))
+    >>> round(found["effective_rank"], 3), round(found["class_alignment"], 3)
+    (4.0, 2.0)
+    """
+    x = features.float()
+    deviations = x.std(dim=0, correction=0)
+    unit = F.normalize(x, dim=1)
+    count = len(x)
+    # |sum_i x_i|^2 holds every pair twice, and every row once with itself.
+    pairs = float(unit.double().sum(0).square().sum() - unit.double().square().sum())
+    return {
+        "effective_rank": float(effective_rank(x)),
+        "uniformity": _uniformity(unit),
+        "class_alignment": _class_alignment(unit, targets.to(x.device)),
+        "mean_cosine": pairs / (count * (count - 1)),
+        "std": float(unit.std(dim=0, correction=0).mean()) * math.sqrt(x.shape[1]),
+        "dead": 100 * float((deviations <= _DEAD * deviations.max()).float().mean()),
+        "mean_norm": float(x.norm(dim=1).mean()),
+    }
+
+
+def _uniformity(unit: Tensor, t: float = 2.0) -> float:
+    count, scale = len(unit), inverse_norms(unit)
+    size = max(1, _MAX_ELEMENTS // count)
+    masses = []
+    for start in range(0, count, size):
+        block = cosines(unit[start : start + size], unit, scale)
+        # Unit rows: |x - y|^2 = 2 - 2 x.y.
+        potentials = block.mul_(2 * t).sub_(2 * t)
+        own = torch.arange(len(block), device=block.device)
+        potentials[own, start + own] = float("-inf")
+        masses.append(potentials.logsumexp(1))
+    mass = torch.cat(masses).double().logsumexp(0)
+    return float(mass) - math.log(count * (count - 1))
+
+
+def _class_alignment(unit: Tensor, targets: Tensor) -> float:
+    """By the sums of the classes: ``sum_{i,j} |x_i - x_j|^2 = 2 n sum |x_i|^2 - 2 |sum x_i|^2``."""
+    _, own = torch.unique(targets, return_inverse=True)
+    classes = int(own.max()) + 1
+    x = unit.double()
+    sums = x.new_zeros(classes, x.shape[1]).index_add_(0, own, x)
+    squares = x.new_zeros(classes).index_add_(0, own, x.square().sum(1))
+    sizes = own.bincount(minlength=classes).double()
+    distances = (2 * sizes * squares - 2 * sums.square().sum(1)).clamp_min(0).sum()
+    pairs = (sizes * (sizes - 1)).sum()
+    return float(distances / pairs) if pairs > 0 else float("nan")
+
+
+class FeatureSpace(FeatureProtocol):
+    """Settings of ``eval geometry``: spread and collapse of the features of a split.
+
+    Of more than ``samples`` images that many are drawn by ``seed``.
+    """
+
+    title: ClassVar[str] = "Geometry and collapse"
+
+    split: Literal["train", "test"] = "test"
+    samples: Annotated[int, Gt(1)] = 10_000
+    seed: NonNegativeInt = 0
+
+    def measure(self, features: Features) -> list[Row]:
+        """One row: the numbers of :func:`feature_geometry`, ``None`` in place of nan."""
+        rows, targets = features.split(self.split)
+        if len(rows) < 2:
+            other = "train" if self.split == "test" else "test"
+            raise ConfigError(
+                "split",
+                self.split,
+                "it has one labelled image, and the spread of features needs two",
+                f"give more images, or take split={other}",
+            )
+        if len(rows) > self.samples:
+            generator = torch.Generator().manual_seed(self.seed)
+            drawn = torch.randperm(len(rows), generator=generator)[: self.samples]
+            rows, targets = rows[drawn], targets[drawn]
+        found = feature_geometry(rows.to(features.device), targets)
+        plain = {k: None if math.isnan(v) else v for k, v in found.items()}
+        return [{"images": len(rows), "dimensions": rows.shape[1], **plain}]
+
+    @classmethod
+    def headline(cls, rows: list[Row]) -> dict[str, float]:
+        """``effective_rank``, ``uniformity``, ``dead``."""
+        return {k: float(rows[0][k]) for k in ("effective_rank", "uniformity", "dead")}

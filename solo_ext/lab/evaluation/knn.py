@@ -1,0 +1,169 @@
+"""Protocols on cosine similarities: weighted kNN, and retrieval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import MinLen
+from torch import Tensor
+
+from solo_ext.config.types import PositiveFloat, PositiveInt
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
+from solo_ext.memory.knn import cosines, inverse_norms, knn_accuracy
+
+_MAX_ELEMENTS = 2**21
+
+
+class KNN(FeatureProtocol):
+    """Settings of ``eval knn``: every k with every temperature, from one pass."""
+
+    title: ClassVar[str] = "Weighted cosine kNN"
+
+    k: Annotated[list[PositiveInt], MinLen(1)] = [1, 5, 20, 200]
+    temperature: Annotated[list[PositiveFloat], MinLen(1)] = [0.07, 0.1]
+
+    def measure(self, features: Features) -> list[Row]:
+        """One row per k and temperature: ``k``, ``temperature``, ``acc1``, ``acc5``."""
+        (bank, labels), (queries, targets) = features.split("train"), features.split("test")
+        scores = knn_accuracy(
+            queries.to(features.device),
+            targets,
+            bank.to(features.device),
+            labels,
+            ks=self.k,
+            temperatures=self.temperature,
+        )
+        return [
+            {"k": k, "temperature": t, "acc1": tops[1], "acc5": tops[5]}
+            for (k, t), tops in scores.items()
+        ]
+
+    @classmethod
+    def headline(cls, rows: list[Row]) -> dict[str, float]:
+        """At k = 20, or at the first k."""
+        chosen = next((r for r in rows if r["k"] == 20), rows[0])
+        return {"acc1": float(chosen["acc1"])}
+
+
+@dataclass(frozen=True)
+class RetrievalResult:
+    """What :func:`retrieval_scores` measured.
+
+    Attributes:
+        mean_average_precision: in percent, over the full ranking.
+        recall: by k, percentage of the queries with a relevant row among the first k.
+        queries: that have a relevant row at all; the others are left out.
+    """
+
+    mean_average_precision: float
+    recall: dict[int, float]
+    queries: int
+
+
+@torch.no_grad()
+def retrieval_scores(
+    queries: Tensor,
+    targets: Tensor,
+    gallery: tuple[Tensor, Tensor] | None,
+    ks: Sequence[int],
+    device: str | torch.device = "cpu",
+) -> RetrievalResult:
+    """Ranks a gallery for every query; rows of the query's class are relevant.
+
+    Average precision is ``mean_{relevant r} |{relevant up to rank r}| / rank(r)`` over the whole
+    ranking. Equal similarities keep the order of the gallery. Queries come in blocks, so that
+    beside the features no more than a bounded table is held.
+
+    Args:
+        queries: (n, D).
+        targets: (n,) classes.
+        gallery: features (m, D) and classes (m,); ``None``: the queries themselves, each without
+            itself.
+        ks: ranks for recall; beyond the gallery it is over the whole ranking.
+        device: where to compute.
+
+    Raises:
+        ValueError: no query has a relevant row.
+
+    >>> x, y = torch.eye(2).repeat(3, 1), torch.arange(2).repeat(3)
+    >>> retrieval_scores(x, y, None, ks=[1])
+    RetrievalResult(mean_average_precision=100.0, recall={1: 100.0}, queries=6)
+    """
+    alone = gallery is None
+    rows, labels = (t.to(device) for t in ((queries, targets) if gallery is None else gallery))
+    scale = inverse_norms(rows)
+    size = max(1, _MAX_ELEMENTS // len(rows))
+    precision = torch.zeros((), dtype=torch.float64, device=device)
+    hits = {k: torch.zeros((), dtype=torch.int64, device=device) for k in ks}
+    count = torch.zeros((), dtype=torch.int64, device=device)
+    for start in range(0, len(queries), size):
+        block = queries[start : start + size].to(device)
+        similarity = cosines(block, rows, scale)
+        if alone:
+            own = torch.arange(len(block), device=device)
+            # Mask the query itself: it sorts last and is sliced off.
+            similarity[own, start + own] = float("-inf")
+        order = similarity.argsort(dim=1, descending=True, stable=True)
+        order = order[:, : len(rows) - alone]
+        truth = targets[start : start + size].to(device)
+        relevant = labels[order] == truth[:, None]
+        ranks = torch.arange(1, order.shape[1] + 1, device=device)
+        share = relevant.cumsum(1) / ranks
+        average = (share * relevant).sum(1, dtype=torch.float64) / relevant.sum(1).clamp_min(1)
+        precision += average.sum()
+        count += relevant.any(1).sum()
+        for k in ks:
+            hits[k] += relevant[:, :k].any(1).sum()
+    total = int(count)
+    if not total:
+        raise ValueError("no query shares its class with a row of the gallery")
+    return RetrievalResult(
+        mean_average_precision=100 * float(precision) / total,
+        recall={k: 100 * int(hit) / total for k, hit in hits.items()},
+        queries=total,
+    )
+
+
+class Retrieval(FeatureProtocol):
+    """Settings of ``eval retrieval``: test images ask, the gallery answers.
+
+    ``gallery``: the test split without the image itself, or the train split.
+    """
+
+    title: ClassVar[str] = "Retrieval"
+
+    k: Annotated[list[PositiveInt], MinLen(1)] = [1, 5, 10]
+    gallery: Literal["test", "train"] = "test"
+
+    def measure(self, features: Features) -> list[Row]:
+        """One row: ``map`` and ``recall_<k>`` in percent, ``queries`` that have an answer."""
+        gallery = None if self.gallery == "test" else features.split("train")
+        try:
+            found = retrieval_scores(*features.split("test"), gallery, self.k, features.device)
+        except ValueError as error:
+            other = "train" if self.gallery == "test" else "test"
+            raise ConfigError(
+                "gallery",
+                self.gallery,
+                str(error),
+                f"give more images of a class, or take gallery={other}",
+            ) from error
+        recalls = {f"recall_{k}": value for k, value in found.recall.items()}
+        return [
+            {
+                "gallery": self.gallery,
+                "map": found.mean_average_precision,
+                **recalls,
+                "queries": found.queries,
+            }
+        ]
+
+    @classmethod
+    def headline(cls, rows: list[Row]) -> dict[str, float]:
+        """``map`` and the recalls."""
+        return {k: float(v) for k, v in rows[0].items() if k.startswith(("map", "recall_"))}

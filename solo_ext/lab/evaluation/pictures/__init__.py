@@ -1,1 +1,0 @@
-"""Pictures of features: maps, and images beside their neighbours."""

@@ -1,0 +1,64 @@
+"""The table of losses, and the checks of arguments that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.core.precision import full_precision
+from solo_ext.core.registry import Registry
+
+LOSSES: Registry[Callable[..., Tensor]] = Registry("loss")
+
+
+def check_rows(**rows: Tensor) -> None:
+    """Raises ValueError unless all tensors, called by name, are (N, D) and of one shape."""
+    shapes = [tuple(x.shape) for x in rows.values()]
+    if len(shapes[0]) != 2 or len(set(shapes)) > 1:
+        every = {1: "", 2: "both "}.get(len(rows), "all ")
+        raise ValueError(f"{_listed(rows)} must {every}be (N, D), got {_listed(shapes)}")
+
+
+def check_labelled(x: Tensor, targets: Tensor) -> None:
+    """Raises ValueError unless the rows are (N, D) and there is a class for each."""
+    if x.ndim != 2 or targets.shape != x.shape[:1]:
+        raise ValueError(
+            f"x must be (N, D) and targets (N,), got {tuple(x.shape)} and {tuple(targets.shape)}"
+        )
+
+
+def check_positive(**values: float) -> None:
+    """Raises ValueError unless all numbers, called by name, are above 0."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name}={value}: must be above 0")
+
+
+def check_not_negative(**values: float) -> None:
+    """Raises ValueError unless all numbers, called by name, are at least 0."""
+    for name, value in values.items():
+        if not value >= 0:
+            raise ValueError(f"{name}={value}: must be at least 0")
+
+
+def unit_rows(**rows: Tensor) -> tuple[Tensor, ...]:
+    """Tensors of one shape (N, D) as unit rows in full precision.
+
+    Raises:
+        ValueError: as :func:`check_rows`.
+    """
+    check_rows(**rows)
+    return tuple(F.normalize(x, dim=1) for x in full_precision(*rows.values()))
+
+
+def check_table(name: str, table: Tensor, like: Tensor) -> None:
+    """Raises ValueError unless the table is (K, D) with the D of rows (..., D)."""
+    if table.ndim != 2 or table.shape[1] != like.shape[-1]:
+        raise ValueError(f"{name} must be (K, {like.shape[-1]}), got {tuple(table.shape)}")
+
+
+def _listed(names: Iterable[object]) -> str:
+    *first, last = map(str, names)
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,240 @@
+"""Log-sum-exps and means over a large table against the plain forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.kernels.tables import BOUND, table_logsumexp, table_mean
+
+N, K, D = 6, 23, 5
+POWERS = pytest.mark.parametrize("powers", [(1.0,), (0.4,), (1.7, 0.7), (2.0, 1.0, 0.3)])
+BOUNDED = pytest.mark.parametrize("bound", [None, 5.5])
+PeakBytes = Callable[[Callable[[], Any]], int]
+Launches = Callable[[Callable[[], Any]], int]
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit rows, and scales below 5.5."""
+    generator = torch.Generator().manual_seed(0)
+    query, table = (
+        F.normalize(torch.randn(rows, D, generator=generator, dtype=torch.float64), dim=1)
+        for rows in (N, K)
+    )
+    scale = 0.5 + 5 * torch.rand(K, generator=generator, dtype=torch.float64)
+    return query.to(dtype).requires_grad_(), table.to(dtype), scale.to(dtype)
+
+
+def weights_of(columns: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(columns, generator=generator, dtype=torch.float64)
+
+
+def plain(
+    query: Tensor,
+    table: Tensor,
+    scale: Tensor | float,
+    log_weight: Tensor | None = None,
+    powers: tuple[float, ...] = (1.0,),
+) -> Tensor:
+    logits = query @ table.T * scale
+    extra = torch.zeros(()) if log_weight is None else log_weight
+    return torch.stack([(p * logits + extra).logsumexp(1) for p in powers])
+
+
+def slope(lse: Tensor, query: Tensor) -> Tensor:
+    """Gradient of a sum in which every log-sum-exp has a weight of its own."""
+    each = torch.arange(1.0, lse.numel() + 1, dtype=lse.dtype).view_as(lse)
+    return torch.autograd.grad((lse * each).sum(), query)[0]
+
+
+@pytest.mark.parametrize("tile", [None, 1, 7, 100])
+@pytest.mark.parametrize("scalar", [True, False])
+@pytest.mark.parametrize("weighted", [False, True])
+@POWERS
+@BOUNDED
+def test_equals_the_plain_form(
+    tile: int | None, scalar: bool, weighted: bool, powers: tuple[float, ...], bound: float | None
+) -> None:
+    """Over rows of the table in any order, one again and again, and over all of it."""
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
+        for columns in (None, torch.tensor([20, 3, 3, 0, 22, 3, 8, 1, 20])):
+            query, table, scales = inputs(dtype)
+            rows = table if columns is None else table[columns]
+            scale = 4.5 if scalar else scales[: len(rows)]
+            log_weight = weights_of(len(rows)).to(dtype) if weighted else None
+            found, largest = table_logsumexp(
+                query,
+                table,
+                scale,
+                powers=powers,
+                columns=columns,
+                log_weight=log_weight,
+                bound=bound,
+                tile=tile,
+            )
+            expected = plain(query, rows, scale, log_weight, powers)
+            assert found.dtype == dtype
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+            most = (query @ rows.T * scale).detach().amax(1)
+            if bound is None:
+                torch.testing.assert_close(largest, most, rtol=tolerance, atol=tolerance)
+            assert not largest.requires_grad
+            ours, theirs = slope(found, query), slope(expected, query)
+            torch.testing.assert_close(ours, theirs, rtol=20 * tolerance, atol=20 * tolerance)
+
+
+@BOUNDED
+def test_gradcheck(bound: float | None) -> None:
+    query, table, scale = inputs()
+    settings: Any = {"log_weight": weights_of(K), "powers": (1.5, 0.5), "bound": bound, "tile": 7}
+    assert torch.autograd.gradcheck(
+        lambda q: table_logsumexp(q, table, scale, **settings)[0], query
+    )
+
+
+@pytest.mark.parametrize("size", [0, K])
+def test_mean_equals_the_plain_form(size: int) -> None:
+    query, table, _ = inputs()
+    for scale in (1.0, 50.0, 1e4):
+        lse, mean = table_mean(query, table[:size], scale)
+        logits = scale * query.detach() @ table[:size].T
+        torch.testing.assert_close(lse, logits.logsumexp(1))
+        torch.testing.assert_close(mean, logits.softmax(1) @ table[:size])
+        assert not mean.requires_grad
+
+
+def test_large_similarities_do_not_overflow() -> None:
+    query, table, scale = inputs(torch.float32)
+    lse, _ = table_logsumexp(query, table, 1e4 * scale, powers=(3.0, 2.0), tile=4)
+    assert lse.isfinite().all()
+    assert slope(lse, query).isfinite().all()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_single_precision_at_the_bound(sign: float) -> None:
+    """All similarities as large, or as low, as they can be."""
+    query = F.normalize(torch.ones(N, D), dim=1).requires_grad_()
+    table = sign * query.detach()[:1].repeat(2000, 1)
+    lse, _ = table_logsumexp(query, table, BOUND, bound=BOUND)
+    expected = torch.tensor(2000.0).log() + sign * BOUND
+    torch.testing.assert_close(lse, expected.expand(1, N), rtol=1e-5, atol=0)
+    torch.testing.assert_close(slope(lse, query)[0], BOUND * table[0], rtol=1e-4, atol=0)
+
+
+def test_running_maximum_where_the_bound_is_too_large() -> None:
+    query, table, _ = inputs()
+    for bound, powers, spared in ((40.0, (1.0,), True), (40.1, (1.0,), False), (21, (2.0,), False)):
+        _, largest = table_logsumexp(query, table, 1.0, powers=powers, bound=bound)
+        assert largest.isnan().all() == spared
+
+
+@pytest.mark.parametrize("tile", [1, 4, 100])
+def test_rows_without_weight_are_left_out(tile: int) -> None:
+    """Also where they fill the first tile, or all of them."""
+    query, table, scale = inputs()
+    kept = torch.arange(K) % 7 > 4
+    log_weight = torch.where(kept, 0.0, float("-inf")).double()
+    found, _ = table_logsumexp(query, table, scale, tile=tile, log_weight=log_weight)
+    expected = plain(query, table[kept], scale[kept])
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(slope(found, query), slope(expected, query))
+    nothing = torch.full_like(log_weight, float("-inf"))
+    lse, _ = table_logsumexp(query, table, scale, tile=tile, log_weight=nothing)
+    assert (lse == float("-inf")).all()
+    assert not slope(lse, query).any()
+
+
+@BOUNDED
+def test_no_rows(bound: float | None) -> None:
+    query, table, scale = inputs()
+    nothing = torch.empty(0, dtype=torch.long)
+    for rows, columns in ((table[:0], None), (table, nothing)):
+        lse, _ = table_logsumexp(
+            query, rows, scale[:0], columns=columns, powers=(2.0, 1.0), bound=bound
+        )
+        assert (lse == float("-inf")).all()
+        assert not slope(lse, query).any()
+
+
+@POWERS
+@BOUNDED
+def test_factors_of_half_precision(powers: tuple[float, ...], bound: float | None) -> None:
+    query, table, _ = inputs(torch.float32)
+    exact, half = (
+        table_logsumexp(query, table, 5.0, powers=powers, bound=bound, tile=7, compute_dtype=d)[0]
+        for d in (None, torch.bfloat16)
+    )
+    assert half.dtype == torch.float32
+    assert not torch.equal(half, exact)
+    torch.testing.assert_close(half, exact, rtol=2e-2, atol=2e-2)
+    one, two = slope(half, query), slope(exact, query)
+    assert one.dtype == torch.float32
+    assert (one - two).norm() < 2e-2 * two.norm()
+
+
+@BOUNDED
+def test_table_may_be_overwritten_before_the_backward_pass(bound: float | None) -> None:
+    query, table, _ = inputs()
+    lse, _ = table_logsumexp(query, table, 5.0, bound=bound)
+    expected = slope(plain(query, table, 5.0), query)
+    table.zero_()
+    torch.testing.assert_close(slope(lse, query), expected)
+
+
+def test_second_derivative_is_refused() -> None:
+    query, table, scale = inputs()
+    lse, _ = table_logsumexp(query, table, scale)
+    (first,) = torch.autograd.grad(lse.square().sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_no_gradient_where_none_is_wanted(launches: Launches) -> None:
+    query, table, scale = inputs()
+
+    def run() -> Tensor:
+        return table_logsumexp(query, table, scale, tile=1)[0]
+
+    full = launches(run)
+    assert not table_logsumexp(query.detach(), table, scale)[0].requires_grad
+    with torch.no_grad():
+        assert not run().requires_grad
+        # The product with the rows of every tile.
+        assert launches(run) <= full - K
+
+
+def test_fewer_launches_without_a_running_maximum(launches: Launches) -> None:
+    """Product, exponential, sum twice and the mean, of every tile."""
+    query, _, _ = inputs(torch.float32)
+    table = F.normalize(torch.randn(700, D), dim=1)
+
+    def of(tile: int, bound: float | None = 5.0, dtype: torch.dtype | None = None) -> int:
+        return launches(
+            lambda: table_logsumexp(query, table, 5.0, bound=bound, tile=tile, compute_dtype=dtype)
+        )
+
+    assert of(7) - of(70) == 5 * 90
+    assert of(7, dtype=torch.bfloat16) - of(70, dtype=torch.bfloat16) == 9 * 90
+    assert of(7) < of(7, bound=None) / 2
+
+
+@BOUNDED
+def test_memory_does_not_grow_with_the_table(peak_bytes: PeakBytes, bound: float | None) -> None:
+    def peak(rows: int) -> int:
+        query = F.normalize(torch.randn(64, 32), dim=1).requires_grad_()
+        table = F.normalize(torch.randn(rows, 32), dim=1)
+        return peak_bytes(
+            lambda: table_logsumexp(query, table, 5.0, bound=bound)[0].sum().backward()
+        )
+
+    small, large = peak(8192), peak(65536)
+    assert small > 2**20, "the tile itself must be seen"
+    assert large <= 1.05 * small
+    if bound is not None:
+        assert small < 1.1 * 2**20, "one tile and little else"

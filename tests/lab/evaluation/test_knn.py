@@ -1,0 +1,148 @@
+"""kNN and retrieval against loops and scikit-learn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import average_precision_score
+from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.evaluation.knn import KNN, Retrieval, retrieval_scores
+
+
+def by_loop(
+    queries: Tensor, targets: Tensor, gallery: Tensor, labels: Tensor, ks: list[int], alone: bool
+) -> tuple[float, dict[int, float], int]:
+    precisions, hits = [], dict.fromkeys(ks, 0)
+    for i, query in enumerate(queries):
+        kept = [j for j in range(len(gallery)) if not (alone and i == j)]
+        similarity = F.cosine_similarity(query[None].double(), gallery[kept].double())
+        relevant = [bool(labels[j] == targets[i]) for j in kept]
+        if not any(relevant):
+            continue
+        order = sorted(range(len(kept)), key=lambda j: -float(similarity[j]))
+        seen, total = 0, 0.0
+        for rank, j in enumerate(order, start=1):
+            if relevant[j]:
+                seen += 1
+                total += seen / rank
+        precisions.append(total / seen)
+        for k in ks:
+            hits[k] += any(relevant[j] for j in order[:k])
+    count = len(precisions)
+    return (
+        100 * sum(precisions) / count,
+        {k: 100 * hit / count for k, hit in hits.items()},
+        count,
+    )
+
+
+def rows(count: int, seed: int, classes: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 5, generator=generator)
+    return x, torch.randint(classes, (count,), generator=generator)
+
+
+@pytest.mark.parametrize("block", [1, 200, 2**20])
+@pytest.mark.parametrize("alone", [True, False])
+def test_equals_a_loop(alone: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solo_ext.lab.evaluation.knn._MAX_ELEMENTS", block)
+    (x, y), (gallery, labels) = rows(30, 0), rows(41, 1)
+    ks = [1, 3, 100]
+    found = retrieval_scores(x, y, None if alone else (gallery, labels), ks)
+    expected = by_loop(x, y, *((x, y) if alone else (gallery, labels)), ks, alone)
+    assert found.mean_average_precision == pytest.approx(expected[0], abs=1e-4)
+    assert found.recall == pytest.approx(expected[1], abs=1e-4)
+    assert found.queries == expected[2]
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most elements that a tensor had."""
+
+    elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        tensors = [t for t in tree_leaves(made) if isinstance(t, Tensor)]
+        self.elements = max(self.elements, *(t.numel() for t in tensors), 0)
+        return made
+
+
+def test_no_table_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solo_ext.lab.evaluation.knn._MAX_ELEMENTS", 5000)
+    for count in (200, 600):
+        features, targets = rows(count, seed=0)
+        assert features.numel() < 5000
+        with Largest() as largest:
+            retrieval_scores(features, targets, None, ks=[1])
+        assert count < largest.elements <= 5000, f"{count} rows, {count**2} pairs"
+
+
+def test_average_precision_is_that_of_scikit_learn() -> None:
+    (x, y), (gallery, labels) = rows(20, 2), rows(50, 3)
+    similarity = F.normalize(x.double(), dim=1) @ F.normalize(gallery.double(), dim=1).T
+    pairs = zip(similarity, y, strict=True)
+    theirs = [average_precision_score((labels == target).numpy(), s.numpy()) for s, target in pairs]
+    found = retrieval_scores(x, y, (gallery, labels), [1])
+    assert found.mean_average_precision == pytest.approx(100 * sum(theirs) / len(theirs), abs=1e-4)
+
+
+def test_perfect_and_hopeless() -> None:
+    y = torch.arange(3).repeat_interleave(4)
+    x = F.one_hot(y).float()
+    found = retrieval_scores(x, y, None, [1])
+    assert (found.mean_average_precision, found.recall[1]) == (100, 100)
+    gallery, labels = torch.tensor([[1.0, 0], [0.9, 0.1]]), torch.tensor([0, 1])
+    query = torch.tensor([[1.0, 0]])
+    worst = retrieval_scores(query, torch.tensor([1]), (gallery, labels), [1, 2])
+    assert (worst.mean_average_precision, worst.recall) == (50, {1: 0.0, 2: 100.0})
+
+
+def test_queries_without_an_answer_are_left_out() -> None:
+    x, y = rows(12, 4, classes=2)
+    alone = torch.cat([y, torch.tensor([99])])
+    found = retrieval_scores(torch.cat([x, x[:1]]), alone, None, [1])
+    assert found.queries == 12
+    with pytest.raises(ValueError, match="no query shares its class"):
+        retrieval_scores(x[:2], torch.tensor([0, 1]), None, [1])
+
+
+def test_length_of_the_rows_does_not_matter() -> None:
+    (x, y), (gallery, labels) = rows(30, 0), rows(41, 1)
+    scale = torch.rand(41, 1) + 0.1
+    found = retrieval_scores(x, y, (gallery * scale, labels), [1, 5])
+    assert found == retrieval_scores(x, y, (gallery, labels), [1, 5])
+
+
+@pytest.mark.parametrize("temperature", [0.07, 0.5])
+@pytest.mark.parametrize("k", [1, 7, 20])
+def test_knn_is_that_of_scikit_learn(k: int, temperature: float, digits: Features) -> None:
+    def votes(distances: np.ndarray) -> np.ndarray:
+        return np.exp((1 - distances) / temperature)
+
+    # In double precision there, so that no tie is decided by rounding here alone.
+    theirs = KNeighborsClassifier(k, weights=votes, metric="cosine", algorithm="brute")
+    theirs.fit(digits.train.double().numpy(), digits.train_targets.numpy())
+    expected = 100 * theirs.score(digits.test.double().numpy(), digits.test_targets.numpy())
+    settings = {"k": [k], "temperature": [temperature]}
+    (row,) = KNN.model_validate(settings).measure(digits)
+    assert row["acc1"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_query_without_an_answer_is_a_line(digits: Features) -> None:
+    places = torch.stack([(digits.test_targets == c).nonzero()[0, 0] for c in range(10)])
+    few = replace(digits, test=digits.test[places], test_targets=digits.test_targets[places])
+    with pytest.raises(ConfigError, match=r"gallery='test': no query shares its class .*=train"):
+        Retrieval().measure(few)

@@ -1,0 +1,245 @@
+"""N-pair, CLIP, CPC and NCE against their formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from solo_ext.losses import (
+    bilinear_info_nce_loss_func,
+    clip_loss_func,
+    n_pair_loss_func,
+    nce_loss_func,
+)
+
+DRAWN = settings(deadline=None, max_examples=30)
+
+
+def make(count: int, seed: int, *dims: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(count, dim, generator=generator, dtype=torch.float64).requires_grad_()
+        for dim in dims
+    ]
+
+
+def cross_entropy(score: Callable[[int, int], Tensor], count: int) -> Tensor:
+    """``-log(exp(s_ii) / sum_j exp(s_ij))``, mean over i."""
+    terms = []
+    for i in range(count):
+        mass = sum(score(i, j).exp() for j in range(count))
+        terms.append(-(score(i, i).exp() / mass).log())
+    return torch.stack(terms).mean()
+
+
+def close(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
+    """Compares values and gradients."""
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    one, two = torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs)
+    torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-10)
+
+
+@DRAWN
+@given(count=st.integers(1, 6), seed=st.integers(0, 999), l2_reg=st.sampled_from([0.0, 0.02, 1.5]))
+def test_n_pair_equals_the_loop(count: int, seed: int, l2_reg: float) -> None:
+    a, p = make(count, seed, 4, 4)
+    terms = []
+    for i in range(count):
+        others = [(a[i] @ p[j] - a[i] @ p[i]).exp() for j in range(count) if j != i]
+        term = (1 + torch.stack([*others, 0 * a[i] @ p[i]]).sum()).log()
+        terms.append(term + l2_reg / 4 * (a[i] @ a[i] + p[i] @ p[i]))
+    close(n_pair_loss_func(a, p, l2_reg), torch.stack(terms).mean(), [a, p])
+
+
+@DRAWN
+@given(count=st.integers(1, 6), seed=st.integers(0, 999), scale=st.floats(0.1, 50))
+def test_clip_equals_the_loop(count: int, seed: int, scale: float) -> None:
+    image, text = make(count, seed, 4, 4)
+    learned = torch.tensor(scale, dtype=torch.float64, requires_grad=True)
+
+    def score(i: int, j: int) -> Tensor:
+        return learned * F.cosine_similarity(image[i], text[j], dim=0)
+
+    rows = cross_entropy(score, count)
+    columns = cross_entropy(lambda i, j: score(j, i), count)
+    inputs = [image, text, learned]
+    close(clip_loss_func(image, text, learned), (rows + columns) / 2, inputs)
+    assert torch.equal(clip_loss_func(image, text, scale), clip_loss_func(image, text, learned))
+
+
+@DRAWN
+@given(count=st.integers(1, 6), seed=st.integers(0, 999), temperature=st.floats(0.3, 4))
+def test_cpc_equals_the_loop(count: int, seed: int, temperature: float) -> None:
+    z, c = make(count, seed, 3, 5)
+    weight = make(3, seed + 1, 5)[0]
+
+    def score(i: int, j: int) -> Tensor:
+        products = [
+            z[i, a] * weight[a, b] * c[j, b] / temperature for a in range(3) for b in range(5)
+        ]
+        return torch.stack(products).sum()
+
+    found = bilinear_info_nce_loss_func(z, c, weight, temperature)
+    close(found, cross_entropy(score, count), [z, c, weight])
+
+
+def test_gradcheck() -> None:
+    a, b, c = make(4, 0, 3, 3, 5)
+    weight, scale = make(3, 1, 5)[0], torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, y: n_pair_loss_func(x, y, 0.3), (a, b))
+    assert torch.autograd.gradcheck(clip_loss_func, (a, b, scale))
+    assert torch.autograd.gradcheck(bilinear_info_nce_loss_func, (a, c, weight))
+
+
+def test_clip_is_symmetric_and_blind_to_length() -> None:
+    image, text = make(5, 0, 4, 4)
+    expected = clip_loss_func(image, text, 7.0)
+    torch.testing.assert_close(clip_loss_func(text, image, 7.0), expected)
+    torch.testing.assert_close(clip_loss_func(1e5 * image, 1e-5 * text, 7.0), expected)
+    one = torch.tensor([7.0], dtype=torch.float64)
+    torch.testing.assert_close(clip_loss_func(image, text, one), expected)
+
+
+def test_cpc_with_the_identity_is_n_pair() -> None:
+    a, b = make(5, 0, 4, 4)
+    identity = torch.eye(4, dtype=torch.float64)
+    found = bilinear_info_nce_loss_func(a, b, identity)
+    torch.testing.assert_close(found, n_pair_loss_func(a, b))
+    turned = bilinear_info_nce_loss_func(b, a, identity)
+    assert not torch.isclose(found, turned)
+
+
+def test_collapsed_rows_give_the_logarithm_of_their_number() -> None:
+    rows = torch.ones(6, 4)
+    for loss in (
+        n_pair_loss_func(rows, rows),
+        clip_loss_func(rows, rows, 100.0),
+        bilinear_info_nce_loss_func(rows, rows, torch.eye(4)),
+    ):
+        assert loss.item() == pytest.approx(math.log(6), rel=1e-5)
+
+
+def test_a_single_pair_gives_zero_on_the_graph() -> None:
+    a, b = make(1, 0, 4, 4)
+    for loss in (
+        n_pair_loss_func(a, b),
+        clip_loss_func(a, b, 20.0),
+        bilinear_info_nce_loss_func(a, b, torch.eye(4)),
+    ):
+        assert loss.item() == 0
+        assert not any(g.any() for g in torch.autograd.grad(loss, (a, b)))
+
+
+def test_large_products_do_not_overflow() -> None:
+    a, b = (z.detach().float().requires_grad_() for z in make(5, 0, 4, 4))
+    loss = n_pair_loss_func(1e4 * a, 1e4 * b)
+    loss.backward()
+    products = 1e8 * a @ b.T
+    expected = (products.amax(1) - products.diagonal()).mean()
+    torch.testing.assert_close(loss, expected)
+    assert a.grad is not None
+    assert a.grad.isfinite().all()
+
+
+def test_refuses_shapes() -> None:
+    x = torch.ones(3, 2)
+    for y in (x[:2], x[:, :1], x[0]):
+        with pytest.raises(ValueError, match=r"\(N, D\)"):
+            n_pair_loss_func(x, y)
+        with pytest.raises(ValueError, match=r"\(N, D\)"):
+            clip_loss_func(x, y, 1.0)
+    with pytest.raises(ValueError, match=r"logit_scale has the shape \(3,\)"):
+        clip_loss_func(x, x, torch.ones(3))
+    with pytest.raises(ValueError, match=r"query must be \(N, D1\)"):
+        bilinear_info_nce_loss_func(x, x[:2], torch.eye(2))
+    with pytest.raises(ValueError, match=r"weight must be \(2, 4\)"):
+        bilinear_info_nce_loss_func(x, torch.ones(3, 4), torch.ones(4, 2))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
+def test_refuses_settings(value: float) -> None:
+    x = torch.ones(3, 2)
+    with pytest.raises(ValueError, match="logit_scale"):
+        clip_loss_func(x, x, value)
+    with pytest.raises(ValueError, match="temperature"):
+        bilinear_info_nce_loss_func(x, x, torch.eye(2), value)
+    if value != 0:
+        with pytest.raises(ValueError, match="l2_reg"):
+            n_pair_loss_func(x, x, value)
+
+
+def nce_make(count: int, noise: int | None, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count,) if noise is None else (count, noise)
+    data = torch.randn(count, generator=generator, dtype=torch.float64)
+    other = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return (3 * data).requires_grad_(), (3 * other).requires_grad_()
+
+
+@settings(deadline=None, max_examples=30)
+@given(count=st.integers(1, 5), noise=st.none() | st.integers(0, 4), seed=st.integers(0, 999))
+def test_equals_the_loop(count: int, noise: int | None, seed: int) -> None:
+    data, other = nce_make(count, noise, seed)
+    total = data.new_zeros(())
+    for i in range(count):
+        total = total - (1 / (1 + (-data[i]).exp())).log()
+        for logit in other[i].reshape(-1):
+            total = total - (1 - 1 / (1 + (-logit).exp())).log()
+    found, expected = nce_loss_func(data, other), total / count
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    one = torch.autograd.grad(found, (data, other))
+    # Without noise samples the loop's sum does not reach them.
+    two = torch.autograd.grad(expected + 0 * other.sum(), (data, other))
+    torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-11)
+
+
+def test_nce_gradcheck() -> None:
+    assert torch.autograd.gradcheck(nce_loss_func, nce_make(4, 3))
+    assert torch.autograd.gradcheck(nce_loss_func, nce_make(4, None))
+
+
+def test_one_sample_of_noise_may_have_its_own_axis() -> None:
+    data, noise = nce_make(5, None)
+    found = nce_loss_func(data, noise.unsqueeze(1))
+    torch.testing.assert_close(found, nce_loss_func(data, noise))
+
+
+def test_is_least_at_the_true_ratio() -> None:
+    """Data and noise on three points; the logits that minimise are log(p / q)."""
+    p, q = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.3, 0.5]], dtype=torch.float64)
+    counts = (1000 * p).round().int(), (1000 * q).round().int()
+    places = [torch.arange(3).repeat_interleave(n) for n in counts]
+    logits = (p / q).log().requires_grad_()
+    loss = nce_loss_func(logits[places[0]], logits[places[1]])
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert gradient.abs().max() < 1e-12
+    assert nce_loss_func(logits[places[0]] + 0.1, logits[places[1]] + 0.1) > loss
+
+
+@pytest.mark.parametrize("size", [25.0, 1e4, 1e30])
+def test_large_logits(size: float) -> None:
+    """A confident error costs what the logit says, a confident success nothing."""
+    data = torch.tensor([size, -size], dtype=torch.float64, requires_grad=True)
+    noise = torch.tensor([-size, size], dtype=torch.float64, requires_grad=True)
+    loss = nce_loss_func(data, noise)
+    slack = 2 * math.log1p(math.exp(-size))
+    assert loss.item() == pytest.approx(size + slack, rel=1e-15)
+    gradients = torch.cat(torch.autograd.grad(loss, (data, noise)))
+    expected = torch.tensor([0, -0.5, 0, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-10)
+
+
+def test_nce_refuses_shapes() -> None:
+    x = torch.ones(3)
+    with pytest.raises(ValueError, match=r"data_logits must be \(N,\)"):
+        nce_loss_func(torch.ones(3, 1), x)
+    for noise in (torch.ones(2), torch.ones(2, 3), torch.ones(3, 1, 1), torch.ones(())):
+        with pytest.raises(ValueError, match=r"noise_logits must be \(3,\) or \(3, K\)"):
+            nce_loss_func(x, noise)

@@ -1,0 +1,244 @@
+"""ArcFace, CosFace and SphereFace against their formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from solo_ext.losses import arcface_loss_func, cosface_loss_func, sphereface_loss_func
+
+DRAWN = settings(deadline=None, max_examples=40)
+ANGLES = st.lists(st.floats(0.02, math.pi - 0.02), min_size=2, max_size=5)
+
+
+def arc(margin: float, monotone: bool) -> Callable[[float], float]:
+    def change(angle: float) -> float:
+        if monotone and angle > math.pi - margin:
+            return math.cos(angle) - margin * math.sin(margin)
+        return math.cos(angle + margin)
+
+    return change
+
+
+def sphere(margin: int) -> Callable[[float], float]:
+    def change(angle: float) -> float:
+        k = math.floor(margin * angle / math.pi)
+        sign = -1 if k % 2 else 1
+        return sign * math.cos(margin * angle) - 2 * k
+
+    return change
+
+
+def expected(
+    angles: list[float], target: int, change: Callable[[float], float], scale: float
+) -> float:
+    """Cross-entropy of one row, relative to the largest logit."""
+    logits = [scale * math.cos(angle) for angle in angles]
+    logits[target] = scale * change(angles[target])
+    largest = max(logits)
+    return largest + math.log(sum(math.exp(v - largest) for v in logits)) - logits[target]
+
+
+def row(angles: list[float]) -> Tensor:
+    return torch.tensor([angles], dtype=torch.float64).cos().requires_grad_()
+
+
+@DRAWN
+@given(
+    angles=ANGLES,
+    scale=st.floats(0.5, 100),
+    margin=st.floats(0, 3.1),
+    monotone=st.booleans(),
+    data=st.data(),
+)
+def test_arcface_equals_the_formula(
+    angles: list[float], scale: float, margin: float, monotone: bool, data: st.DataObject
+) -> None:
+    target = data.draw(st.integers(0, len(angles) - 1))
+    loss = arcface_loss_func(row(angles), torch.tensor([target]), scale, margin, monotone)
+    known = expected(angles, target, arc(margin, monotone), scale)
+    assert loss.item() == pytest.approx(known, rel=1e-9, abs=1e-10)
+
+
+@DRAWN
+@given(angles=ANGLES, scale=st.floats(0.5, 100), margin=st.floats(0, 2))
+def test_cosface_equals_the_formula(angles: list[float], scale: float, margin: float) -> None:
+    loss = cosface_loss_func(row(angles), torch.tensor([1]), scale, margin)
+    known = expected(angles, 1, lambda angle: math.cos(angle) - margin, scale)
+    assert loss.item() == pytest.approx(known, rel=1e-9, abs=1e-10)
+
+
+@DRAWN
+@given(
+    angles=ANGLES,
+    scale=st.floats(0.5, 5),
+    margin=st.integers(1, 6),
+    norm=st.none() | st.floats(0, 9),
+)
+def test_sphereface_equals_the_formula(
+    angles: list[float], scale: float, margin: int, norm: float | None
+) -> None:
+    norms = None if norm is None else torch.tensor([norm], dtype=torch.float64)
+    loss = sphereface_loss_func(row(angles), torch.tensor([1]), scale, margin, norms)
+    known = expected(angles, 1, sphere(margin), scale * (1 if norm is None else norm))
+    assert loss.item() == pytest.approx(known, rel=1e-8, abs=1e-10)
+
+
+def losses() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    return {
+        "arcface": lambda c, y: arcface_loss_func(c, y, 8.0),
+        "arcface plain": lambda c, y: arcface_loss_func(c, y, 8.0, 1.0, False),
+        "cosface": lambda c, y: cosface_loss_func(c, y, 8.0),
+        "sphereface": lambda c, y: sphereface_loss_func(c, y, 2.0),
+        "sphereface 3": lambda c, y: sphereface_loss_func(
+            c, y, 2.0, 3, torch.arange(1.0, len(c) + 1, dtype=c.dtype)
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", losses())
+def test_gradcheck_and_mean_over_rows(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    cosine = 1.9 * torch.rand(6, 4, generator=generator, dtype=torch.float64) - 0.95
+    target = torch.tensor([0, 3, 1, 1, 2, 0])
+    loss = losses()[name]
+    assert torch.autograd.gradcheck(lambda c: loss(c, target), cosine.requires_grad_())
+    if name != "sphereface 3":
+        single = [loss(cosine[i : i + 1], target[i : i + 1]) for i in range(6)]
+        torch.testing.assert_close(loss(cosine, target), torch.stack(single).mean())
+
+
+def test_without_margin_all_are_the_softmax() -> None:
+    cosine, target = row([0.3, 1.2, 2.8]), torch.tensor([2])
+    known = F.cross_entropy(5 * cosine, target)
+    for loss in (
+        arcface_loss_func(cosine, target, 5.0, 0.0),
+        cosface_loss_func(cosine, target, 5.0, 0.0),
+        sphereface_loss_func(cosine, target, 5.0, 1),
+    ):
+        torch.testing.assert_close(loss, known)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("margin", [0.3, 0.5, 1.5])
+def test_monotone_arcface_never_falls_as_the_angle_grows(margin: float, dtype: torch.dtype) -> None:
+    """Also across pi - margin and out to where rounding may put a cosine."""
+    own = torch.linspace(1 + 1e-6, -1 - 1e-6, 2001, dtype=dtype).requires_grad_()
+    target = torch.zeros(2001).long()
+    rows = torch.stack((own, torch.zeros_like(own)), dim=1)
+    (gradient,) = torch.autograd.grad(arcface_loss_func(rows, target, 4.0, margin), own)
+    assert gradient.isfinite().all()
+    assert (gradient < 0).all()
+    each = [arcface_loss_func(r[None], target[:1], 4.0, margin) for r in rows.detach()[::10]]
+    assert (torch.stack(each).diff() > 0).all()
+    plain = [
+        arcface_loss_func(r[None], target[:1], 4.0, margin, False) for r in rows.detach()[::10]
+    ]
+    assert (torch.stack(plain).diff() < 0).any()
+
+
+@pytest.mark.parametrize("margin", [1, 2, 3, 4, 5])
+def test_sphereface_never_falls_as_the_angle_grows(margin: int) -> None:
+    """Its slope is 0 at the angles where k changes, and nowhere positive, not even at pi."""
+    own = torch.linspace(1 + 1e-6, -1 - 1e-6, 2001).requires_grad_()
+    rows, target = torch.stack((own, torch.zeros_like(own)), dim=1), torch.zeros(2001).long()
+    (gradient,) = torch.autograd.grad(sphereface_loss_func(rows, target, 1.0, margin), own)
+    assert gradient.isfinite().all()
+    assert (gradient <= 1e-6).all()
+    opposite = torch.tensor([[-1.0, 0.0]], requires_grad=True)
+    loss = sphereface_loss_func(opposite, target[:1], 1.0, margin)
+    assert loss.item() == pytest.approx(math.log1p(math.exp(2 * margin - 1)), rel=1e-5)
+    assert torch.autograd.grad(loss, opposite)[0][0, 0] < 0
+
+
+@pytest.mark.parametrize("cosine", [1.0, 1.0000001, -1.0, -1.0000001])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", losses())
+def test_poles_are_finite(name: str, dtype: torch.dtype, cosine: float) -> None:
+    rows = torch.tensor([[cosine, 0.2, cosine]], dtype=dtype, requires_grad=True)
+    loss = losses()[name](rows, torch.tensor([0]))
+    (gradient,) = torch.autograd.grad(loss, rows)
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+    assert gradient[0, 0] != 0
+
+
+def test_arcface_at_the_poles_is_the_formula() -> None:
+    rows = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    loss = arcface_loss_func(rows, torch.tensor([0]), 1.0, 0.5)
+    assert loss.item() == pytest.approx(math.log1p(math.exp(-math.cos(0.5))))
+    loss = arcface_loss_func(-rows, torch.tensor([0]), 1.0, 0.5, monotone=False)
+    assert loss.item() == pytest.approx(math.log1p(math.exp(math.cos(0.5))))
+    loss = arcface_loss_func(-rows, torch.tensor([0]), 1.0, 0.5)
+    assert loss.item() == pytest.approx(math.log1p(math.exp(1 + 0.5 * math.sin(0.5))))
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
+@pytest.mark.parametrize("name", ["ArcFaceLoss", "CosFaceLoss", "SphereFaceLoss"])
+def test_is_that_of_pytorch_metric_learning(name: str) -> None:
+    library = pytest.importorskip("pytorch_metric_learning.losses")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(32, 6, generator=generator, dtype=torch.float64).requires_grad_()
+    target = torch.randint(5, (32,), generator=generator)
+    torch.manual_seed(0)
+    kwargs = {} if name == "SphereFaceLoss" else {"scale": 16}
+    theirs: Any = getattr(library, name)(5, 6, **kwargs).double()
+    cosine = F.normalize(x, dim=1) @ F.normalize(theirs.W.detach(), dim=0)
+    found = {
+        "ArcFaceLoss": lambda: arcface_loss_func(cosine, target, 16.0, math.radians(28.6)),
+        "CosFaceLoss": lambda: cosface_loss_func(cosine, target, 16.0, 0.35),
+        "SphereFaceLoss": lambda: sphereface_loss_func(cosine, target, feature_norm=x.norm(dim=1)),
+    }[name]()
+    known = theirs(x, target)
+    torch.testing.assert_close(found, known, rtol=1e-9, atol=0)
+    gradients = [torch.autograd.grad(loss, x)[0] for loss in (found, known)]
+    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-9)
+
+
+def test_norms_are_learned() -> None:
+    norm = torch.tensor([2.0], requires_grad=True)
+    loss = sphereface_loss_func(row([0.2, 1.5]).float(), torch.tensor([0]), feature_norm=norm)
+    assert torch.autograd.grad(loss, norm)[0] < 0
+
+
+@pytest.mark.parametrize("loss", [arcface_loss_func, cosface_loss_func, sphereface_loss_func])
+def test_refuses_shapes_and_scale(loss: Callable[..., Tensor]) -> None:
+    cosine, target = torch.zeros(3, 2), torch.zeros(3).long()
+    for rows, labels in ((cosine[0], target[:2]), (cosine, target[:2]), (cosine, target[:, None])):
+        with pytest.raises(ValueError, match=r"\(N, C\) and target \(N,\)"):
+            loss(rows, labels)
+    for scale in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="scale"):
+            loss(cosine, target, scale)
+
+
+@pytest.mark.parametrize(
+    ("loss", "margin", "message"),
+    [
+        (arcface_loss_func, -0.1, r"\[0, pi\), in radians"),
+        (arcface_loss_func, 28.6, r"\[0, pi\), in radians"),
+        (arcface_loss_func, math.nan, r"\[0, pi\), in radians"),
+        (cosface_loss_func, -0.1, "at least 0"),
+        (cosface_loss_func, math.nan, "at least 0"),
+        (sphereface_loss_func, 0, "whole number"),
+        (sphereface_loss_func, 1.35, "whole number"),
+    ],
+)
+def test_refuses_margin(loss: Callable[..., Tensor], margin: float, message: str) -> None:
+    with pytest.raises(ValueError, match=f"margin={margin}: must .*{message}"):
+        loss(torch.zeros(3, 2), torch.zeros(3).long(), margin=margin)
+
+
+def test_refuses_norms() -> None:
+    with pytest.raises(ValueError, match=r"feature_norm must be \(3,\)"):
+        sphereface_loss_func(
+            torch.zeros(3, 2), torch.zeros(3).long(), feature_norm=torch.ones(3, 1)
+        )
