@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,8 +82,22 @@ class Preset:
     def __call__(self, cfg: DictConfig) -> Contrastive:
         """The module of a config, which is checked and filled in."""
         cfg = self.add_and_assert_specific_cfg(cfg)
-        queued = self.uses_momentum(cfg.method_kwargs)
-        return (QueueContrastive if queued else Contrastive)(cfg, self.kwargs_type)
+        return self._kind(cfg)(cfg, self.kwargs_type)
+
+    def load_from_checkpoint(
+        self, path: str | Path, *, cfg: DictConfig, **given: Any
+    ) -> Contrastive:
+        """As Lightning's method of a class, which solo-learn's scripts call.
+
+        Args:
+            path: of the checkpoint.
+            cfg: of its run.
+            **given: as Lightning takes it, such as ``strict``.
+        """
+        cfg = self.add_and_assert_specific_cfg(cfg)
+        return self._kind(cfg).load_from_checkpoint(
+            path, cfg=cfg, kwargs_type=self.kwargs_type, **given
+        )
 
     def add_and_assert_specific_cfg(self, cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
@@ -92,6 +107,9 @@ class Preset:
         require_two_views(cfg, small=True)
         fill_sizes(cfg)
         return validate(cfg)
+
+    def _kind(self, cfg: DictConfig) -> type[Contrastive]:
+        return QueueContrastive if self.uses_momentum(cfg.method_kwargs) else Contrastive
 
     def uses_momentum(self, kwargs: Any) -> bool:
         """Whether ``method_kwargs`` ask for a momentum backbone."""
