@@ -102,10 +102,13 @@ def _started(start: Callable[[], Any]) -> Any:
     if not hasattr(signal, "SIGCHLD") or not _in_main_thread():
         return start()
     held = signal.getsignal(signal.SIGCHLD)
+    if held is None or getattr(held, "__module__", "").startswith("torch.utils.data."):
+        # A plain `DataLoader` of this process installed torch's handler before.
+        held = signal.SIG_DFL
     try:
         return start()
     finally:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL if held is None else held)
+        signal.signal(signal.SIGCHLD, held)
 
 
 def _lost_of(batches: Any) -> signal.Signals | None:

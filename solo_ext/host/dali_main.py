@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from solo_ext.core.draws import mix
-from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import files_of, open_images, targets_of
 from solo_ext.host.dali_loader import DALIPass, open_reader
 
 upstream: Any = importlib.import_module("solo.data.dali_dataloader")
 _crops: Any = importlib.import_module("solo.data.pretrain_dataloader")
-NEED_INDICES = ("deepclusterv2",)
-"""Built-in methods that look samples up; those of the plugin refuse for themselves."""
+# The patches have put functions of this module in the place of upstream's own classes.
+_OwnPretrainPipelineBuilder: Any = inspect.unwrap(upstream.PretrainPipelineBuilder)
+_OwnPretrainWrapper: Any = inspect.unwrap(upstream.PretrainWrapper)
 
 
-class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore[misc]
+class PretrainPipelineBuilder(_OwnPretrainPipelineBuilder):
     """Upstream's graph over our own reader: it runs on CPUs, too, with the seed of the run.
 
     Args:
@@ -118,7 +118,7 @@ class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore
         return made
 
 
-class PretrainWrapper(upstream.PretrainWrapper):  # type: ignore[misc]
+class PretrainWrapper(_OwnPretrainWrapper):
     """Epochs of full length, also after one that was cut short."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -141,59 +141,8 @@ def _without_gpu(builder: type[Any]) -> type[Any]:
     return type(builder.__name__, (builder,), {"__init__": __init__})
 
 
-BUILDERS = ("PretrainPipelineBuilder", "PretrainWrapper")
-NormalPipelineBuilder = _without_gpu(upstream.NormalPipelineBuilder)
-CustomNormalPipelineBuilder = _without_gpu(upstream.CustomNormalPipelineBuilder)
-
-
-def on_the_cpu(own: Any, ours: Any) -> Any:
-    """Builds ``ours`` where DALI runs on the CPU, on which the host's fails, else the host's."""
-
-    def make(*args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device", kwargs.get("model_device", "gpu"))
-        return (ours if str(device) == "cpu" else own)(*args, **kwargs)
-
-    return make
-
-
-def with_indices(original: Any, *, on_gpu: bool) -> Any:
-    """``PretrainDALIDataModule.add_and_assert_specific_cfg``, with sample indices by default.
-
-    Args:
-        original: the host's.
-        on_gpu: whether also where DALI runs on a GPU.
-    """
-
-    def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
-        given = OmegaConf.select(cfg, "dali.encode_indexes_into_labels")
-        cfg = original(cfg)
-        if cfg.dali.device == "cpu" or on_gpu:
-            cfg.dali.encode_indexes_into_labels = True if given is None else given
-            if cfg.data.get("format") == "dali" and given is False and cfg.method in NEED_INDICES:
-                raise ConfigError(
-                    "dali.encode_indexes_into_labels",
-                    False,
-                    f"{cfg.method} looks samples up by index, which DALI's batches then lack",
-                    "set it to true",
-                )
-        return cfg
-
-    return add_and_assert_specific_cfg
-
-
-def _validation(self: Any) -> Any:
-    return vars(self).get("val_dataloader") or LightningDataModule.val_dataloader.__get__(self)
-
-
-def _set_validation(self: Any, loader: Callable[[], Any]) -> None:
-    vars(self)["val_dataloader"] = None if loader() is None else loader
-
-
-val_dataloader = property(
-    _validation,
-    _set_validation,
-    doc="A data module's, left undefined by ``lambda: None``: Lightning takes no loader of None.",
-)
+NormalPipelineBuilder = _without_gpu(inspect.unwrap(upstream.NormalPipelineBuilder))
+CustomNormalPipelineBuilder = _without_gpu(inspect.unwrap(upstream.CustomNormalPipelineBuilder))
 
 
 def transforms(wanted: DALIPass) -> Any:

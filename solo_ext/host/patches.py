@@ -661,6 +661,58 @@ def _dali_of_the_host() -> Any | None:
     return sys.modules.get("solo.data.dali_dataloader")
 
 
+def _ours(own: Any, name: str, *, on_gpu: bool) -> Any:
+    """Builds what `dali_main` has of this name; on a GPU the host's own, unless ``on_gpu``."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device", kwargs.get("model_device", "gpu"))
+        if str(device) != "cpu" and not on_gpu:
+            return own(*args, **kwargs)
+        # Imported when it is needed, because it imports the data sets.
+        return getattr(_module("solo_ext.host.dali_main"), name)(*args, **kwargs)
+
+    return functools.update_wrapper(make, own, updated=())
+
+
+def _with_indices(original: Any, *, on_gpu: bool) -> Any:
+    """``PretrainDALIDataModule.add_and_assert_specific_cfg``, with sample indices by default.
+
+    Args:
+        original: the host's.
+        on_gpu: whether also where DALI runs on a GPU.
+    """
+
+    def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
+        given = OmegaConf.select(cfg, "dali.encode_indexes_into_labels")
+        cfg = original(cfg)
+        if cfg.dali.device == "cpu" or on_gpu:
+            cfg.dali.encode_indexes_into_labels = True if given is None else given
+            if (
+                cfg.data.get("format") == "dali"
+                and given is False
+                and cfg.method == "deepclusterv2"
+            ):
+                raise ConfigError(
+                    "dali.encode_indexes_into_labels",
+                    False,
+                    f"{cfg.method} looks samples up by index, which DALI's batches then lack",
+                    "set it to true",
+                )
+        return cfg
+
+    return add_and_assert_specific_cfg
+
+
+def _validation(self: Any) -> Any:
+    from lightning.pytorch import LightningDataModule
+
+    return vars(self).get("val_dataloader") or LightningDataModule.val_dataloader.__get__(self)
+
+
+def _set_validation(self: Any, loader: Callable[[], Any]) -> None:
+    vars(self)["val_dataloader"] = None if loader() is None else loader
+
+
 @_patch(
     "dali-cpu",
     "data.format=dali on the CPU fails with `GPU DALI pipeline while CUDA is not available`",
@@ -669,13 +721,12 @@ def _dali_cpu() -> Iterator[Replacement]:
     module = _dali_of_the_host()
     if module is None:
         return
-    repaired = _module("solo_ext.host.dali_main")
-    for name in repaired.BUILDERS:
-        yield module, name, repaired.on_the_cpu(vars(module)[name], getattr(repaired, name))
+    for name in ("PretrainPipelineBuilder", "PretrainWrapper"):
+        yield module, name, _ours(vars(module)[name], name, on_gpu=False)
     for name in ("NormalPipelineBuilder", "CustomNormalPipelineBuilder"):
-        yield module, name, getattr(repaired, name)
+        yield module, name, _ours(vars(module)[name], name, on_gpu=True)
     owner = module.PretrainDALIDataModule
-    section = repaired.with_indices(owner.add_and_assert_specific_cfg, on_gpu=False)
+    section = _with_indices(owner.add_and_assert_specific_cfg, on_gpu=False)
     yield owner, "add_and_assert_specific_cfg", staticmethod(section)
 
 
@@ -689,11 +740,10 @@ def _dali() -> Iterator[Replacement]:
     module = _dali_of_the_host()
     if module is None:
         return
-    repaired = _module("solo_ext.host.dali_main")
-    for name in repaired.BUILDERS:
-        yield module, name, getattr(repaired, name)
+    for name in ("PretrainPipelineBuilder", "PretrainWrapper"):
+        yield module, name, _ours(vars(module)[name], name, on_gpu=True)
     owner = module.PretrainDALIDataModule
-    section = repaired.with_indices(owner.add_and_assert_specific_cfg, on_gpu=True)
+    section = _with_indices(owner.add_and_assert_specific_cfg, on_gpu=True)
     yield owner, "add_and_assert_specific_cfg", staticmethod(section)
 
 
@@ -701,5 +751,9 @@ def _dali() -> Iterator[Replacement]:
 def _dali_validation() -> Iterator[Replacement]:
     module = _dali_of_the_host()
     if module is not None:
-        owner = module.PretrainDALIDataModule
-        yield owner, "val_dataloader", _module("solo_ext.host.dali_main").val_dataloader
+        replacement = property(
+            _validation,
+            _set_validation,
+            doc="Left undefined by ``lambda: None``, because Lightning takes no loader of None.",
+        )
+        yield module.PretrainDALIDataModule, "val_dataloader", replacement

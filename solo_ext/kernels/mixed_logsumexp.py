@@ -187,7 +187,7 @@ class _Mixed(torch.autograd.Function):
             block_masses, block_means = [], []
             for e, power in enumerate(powers):
                 factor = inverse_temperature * power
-                # The last power needs them no more: one such matrix, and not two.
+                # The last power is the last to need the logits.
                 weights = logits if e == len(powers) - 1 else logits.clone()
                 if with_table:
                     weights.sub_(largest).mul_(factor).exp_()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.core.precision import full_precision
 from solo_ext.core.registry import Registry
 
 LOSSES: Registry[Callable[..., Tensor]] = Registry("loss")
@@ -17,10 +17,8 @@ def check_rows(**rows: Tensor) -> None:
     """Raises ValueError unless all tensors, called by name, are (N, D) and of one shape."""
     shapes = [tuple(x.shape) for x in rows.values()]
     if len(shapes[0]) != 2 or len(set(shapes)) > 1:
-        raise ValueError(
-            f"{_listed(rows)} must {['', 'both ', 'all '][len(rows) - 1]}be (N, D), got "
-            f"{_listed(map(str, shapes))}"
-        )
+        every = {1: "", 2: "both "}.get(len(rows), "all ")
+        raise ValueError(f"{_listed(rows)} must {every}be (N, D), got {_listed(shapes)}")
 
 
 def check_labelled(x: Tensor, targets: Tensor) -> None:
@@ -52,9 +50,7 @@ def unit_rows(**rows: Tensor) -> tuple[Tensor, ...]:
         ValueError: as :func:`check_rows`.
     """
     check_rows(**rows)
-    first = next(iter(rows.values()))
-    with full_precision_products(first.device):
-        return tuple(F.normalize(x, dim=1) for x in full_precision(*rows.values()))
+    return tuple(F.normalize(x, dim=1) for x in full_precision(*rows.values()))
 
 
 def check_table(name: str, table: Tensor, like: Tensor) -> None:
@@ -63,6 +59,6 @@ def check_table(name: str, table: Tensor, like: Tensor) -> None:
         raise ValueError(f"{name} must be (K, {like.shape[-1]}), got {tuple(table.shape)}")
 
 
-def _listed(names: object) -> str:
-    *first, last = names  # type: ignore[misc]
-    return f"{', '.join(first)} and {last}" if first else str(last)
+def _listed(names: Iterable[object]) -> str:
+    *first, last = map(str, names)
+    return f"{', '.join(first)} and {last}" if first else last

@@ -368,8 +368,7 @@ def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
     if len(views) < 2:
         raise ValueError(f"views={len(views)}: at least two are needed")
     check_rows(**{f"views[{v}]": view for v, view in enumerate(views)})
-    with full_precision_products(views[0].device):
-        local = F.normalize(torch.stack(full_precision(*views)), dim=-1)
+    local = F.normalize(torch.stack(full_precision(*views)), dim=-1)
     number = len(views)
     # (N, V, D) gathers rank by rank; (V, G, D) keeps each view's rows together.
     joined = distributed.gather_with_gradient(local.transpose(0, 1)).transpose(0, 1)

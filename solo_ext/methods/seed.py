@@ -290,7 +290,7 @@ def _check_loss(kwargs: Any) -> None:
             f"loss={kwargs.loss} has no distribution of the teacher",
             "leave it out",
         )
-    mixed = mixes(kwargs.mixing)
+    mixed = mixes(kwargs)
     estimated = {"tau_plus": kwargs.tau_plus, "beta": kwargs.beta, "mixing": mixed}
     named = next((name for name, value in estimated.items() if value), None)
     if kwargs.loss != "contrastive" and named is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from solo_ext import host
 from solo_ext.config.check import validated
 from solo_ext.config.types import PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.files import CHECKPOINT_NAME
 from solo_ext.data.transforms import STATISTICS, statistics
 from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained.exported import FETCHING
@@ -37,7 +37,6 @@ RELU = (
     *("protocpc", "ressl", "simclr", "simsiam", "supcon", "swav", "vicreg", "wmse"),
 )
 """Methods by the activation of their projector, which its weights do not tell."""
-_EPOCH = re.compile(r"-ep=(\d+)(?:-step=(\d+))?\.ckpt$")
 
 
 @dataclass(frozen=True)
@@ -206,7 +205,7 @@ def _checkpoint_in(path: Path) -> Path:
 
 def _progress(checkpoint: Path) -> tuple[int, bool, int, int]:
     """Orders ``...-ep=<epoch>[-step=<step>].ckpt``; within an epoch its end comes last."""
-    match = _EPOCH.search(checkpoint.name)
+    match = CHECKPOINT_NAME.search(checkpoint.name)
     epoch, step = (match[1], match[2]) if match else ("-1", None)
     return int(epoch), step is None, int(step or 0), checkpoint.stat().st_mtime_ns
 

@@ -27,7 +27,7 @@ from solo_ext.losses.proto_nce import proto_nce_terms
 from solo_ext.losses.protocpc import protocpc_step
 from solo_ext.losses.seed import seed_terms
 from solo_ext.memory.heads import ClassWeights, projector
-from solo_ext.methods.registry import METHODS
+from solo_ext.methods import METHODS, load_all
 
 BATCH, DIM = 128, 64
 S = Sizes(0, BATCH, 1, DIM, tile=TILE["cpu"])
@@ -78,6 +78,7 @@ def test_tiles_are_those_of_the_kernels() -> None:
 
 
 def test_every_method_has_its_lines() -> None:
+    load_all()
     assert {case.method for case in cases()} == set(FORMULAS) == set(METHODS)
 
 

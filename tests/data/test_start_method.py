@@ -160,6 +160,8 @@ def test_signals_to_workers_of_a_fixed_pass(
         "optimizer": {"batch_size": 2},
         "augmentations": [AUGMENTATION.model_dump()],
     }
+    # A loader of torch alone installs its handler of SIGCHLD for the whole process.
+    list(DataLoader([0], num_workers=1))  # type: ignore[arg-type]
     views = pretrain_loader(cfg, open_images(cfg["data"], "train")).dataset
     served: list[int] = []
     for indices, _ in indexed_eval_loader(cfg, views, range(len(views)), 1):

@@ -69,28 +69,3 @@ def test_soft_nearest_neighbours_by_cosine_are_the_host_s_supcon() -> None:
     x, labels = torch.stack((degrees.cos(), degrees.sin()), 1), torch.tensor([0, 0, 0, 1, 1])
     loss = soft_nearest_neighbor_loss_func(x, labels, temperature=0.5, distance="cosine")
     assert loss.item() == pytest.approx(0.266097381236, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("z2", "expected"),
-    [
-        ([[1, 1], [1, -1], [-1, 1], [-1, -1]], 5e-12),
-        ([[1, 1], [1, 1], [-1, -1], [-1, -1]], 0.025124997503),
-    ],
-)
-def test_the_host_s_barlow_twins(loaded: Host, z2: list[list[float]], expected: float) -> None:
-    """As a check of the vectors, and of the host that results are compared with."""
-    views = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1]]), torch.tensor(z2).float()
-    found = loaded.solo.losses.barlow_loss_func(*views, 0.005, 0.025)
-    assert found.item() == pytest.approx(expected, abs=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("p", "z", "expected"),
-    [([[1.0, 0]], [[0.5, 0.866025403784]], 1.0), ([[2.0, 0], [0, 3]], [[1.0, 0], [0, -1]], 2.0)],
-)
-def test_the_host_s_byol(
-    loaded: Host, p: list[list[float]], z: list[list[float]], expected: float
-) -> None:
-    found = loaded.solo.losses.byol_loss_func(torch.tensor(p), torch.tensor(z))
-    assert found.item() == pytest.approx(expected, abs=1e-6)

@@ -152,6 +152,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "fewer than no mixtures": ({"mixing": {"num_query_mixes": -1}}, "mixing.num_query_mixes", "0"),
     "a prior of 1": ({"tau_plus": 1.0}, "tau_plus", "below 1"),
     "negative beta": ({"beta": -1.0}, "beta", "0 or more"),
+    "no temperature": ({"temperature": 0.0}, "temperature", "above 0"),
+    "a temperature in words": ({"temperature": "0.5"}, "temperature", "number"),
+    "half a width": ({"proj_hidden_dim": 1.5}, "proj_hidden_dim", "integer"),
+    "a batch norm of 3": ({"proj_batch_norm": 3}, "proj_batch_norm", "true or false"),
     "fp16": ({"compute_dtype": "float16"}, "compute_dtype", "allowed: bfloat16, float32"),
     "no prototypes": (
         {**PROTOTYPES, "clusters": {"num_prototypes": []}},
@@ -236,6 +240,14 @@ def test_two_large_crops(make_config: MakeConfig, name: str) -> None:
     for crops in ([{"crop_size": 16, "num_crops": 1}, small], [{"crop_size": 16, "num_crops": 3}]):
         with pytest.raises(ConfigError, match=r"augmentations.*compares two views.*num_crops: 2"):
             prepare(make_config(name, augmentations=crops))
+
+
+@pytest.mark.parametrize(("large", "small"), [(1, 0), (3, 0), (1, 1), (3, 6), (0, 2)])
+def test_crops_of_upstream_s_script(build: Build, large: int, small: int) -> None:
+    """Refused by the constructor, further than which that script does not get."""
+    with pytest.raises(ConfigError, match=f"{large} large and {small} small") as caught:
+        build(small=small, data={"num_large_crops": large})
+    assert caught.value.key == "augmentations"
 
 
 def test_momentum_section_follows_the_negatives(

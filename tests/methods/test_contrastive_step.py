@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.losses.mochi import draw_mixes
-from solo_ext.methods import METHODS
+from solo_ext.methods import METHODS, Debiased
 from solo_ext.methods import negatives as module
 from solo_ext.methods.contrastive import Contrastive, Preset
 
@@ -182,3 +184,37 @@ def test_presets_are_there_by_name() -> None:
         assert METHODS[name].year in (2020, 2021)
         assert METHODS[name].arxiv
     assert "metric" in METHODS
+
+
+def test_debiased_by_its_formula(build: Build, log: Any) -> None:
+    """With three crops the estimate takes the mean over all other crops of the image (M of it)."""
+    method, given = build(Debiased, small=1), batch(3)
+    method.eval()
+    logged, (_, views, targets) = log(method), given
+    loss = method.training_step(given, 0)
+    unit = [F.normalize(method.multicrop_forward(view)["z"], dim=1) for view in views]
+    losses = []
+    for v, row in itertools.product(range(3), range(len(targets))):
+        similar = [(z @ unit[v][row] / 0.5).exp() for z in unit]
+        positives = torch.stack([s[row] for u, s in enumerate(similar) if u != v])
+        negatives = torch.cat([torch.cat((s[:row], s[row + 1 :])) for s in similar])
+        estimate = (negatives.mean() - 0.1 * positives.mean()) / 0.9
+        mass = len(negatives) * estimate.clamp(min=math.exp(-2))
+        losses.append((-(positives / (positives + mass)).log()).mean())
+    torch.testing.assert_close(logged["train_debiased_loss"], torch.stack(losses).mean())
+    torch.testing.assert_close(loss, logged["train_debiased_loss"] + logged["train_class_loss"])
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+def test_heads(build: Build, batch_norm: bool) -> None:
+    method = build(proj_batch_norm=batch_norm)
+    kinds = [type(layer).__name__ for layer in method.projector]
+    assert ("BatchNorm1d" in kinds) == batch_norm
+    # A bias that the batch norm removes again would be a parameter without effect.
+    assert (method.projector[0].bias is None) == batch_norm
+    images = torch.randn(4, 3, 16, 16)
+    out = method.eval()(images)
+    assert set(out) == {"feats", "logits", "z"}
+    assert out["z"].shape == (4, 8)
+    torch.testing.assert_close(out["z"], method.projector(method.backbone(images)))
+    torch.testing.assert_close(out["logits"], method.classifier(out["feats"]))

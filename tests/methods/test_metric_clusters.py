@@ -149,11 +149,3 @@ def test_logged_names(train: Train, images: Any) -> None:
         logged = train("metric", method_kwargs=kwargs, data={"val_path": str(images)})
         assert {k for k in logged if k.startswith("train_")} == common | more
         assert all(torch.tensor(value).isfinite() for value in logged.values())
-
-
-def test_late_clusters_are_a_warning(train: Train, caplog: pytest.LogCaptureFixture) -> None:
-    clusters = {"num_prototypes": [4], "warmup_epochs": 1}
-    kwargs = {**ARCFACE, "loss": "triplet_loss_func", "clusters": clusters}
-    train("metric", method_kwargs=kwargs)
-    (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert said.startswith("method_kwargs.clusters.warmup_epochs=1 of max_epochs=1")

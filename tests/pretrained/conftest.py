@@ -8,13 +8,13 @@ import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
@@ -37,7 +37,7 @@ class Official:
         inner: prefix of the backbone's keys there.
         head: of the head's and prototypes' keys.
         network: the backbone.
-        embed: the head, as formulas.
+        embed: the head.
         rows: the prototypes as written; ``None`` for MoCo v2.
         source: arguments of ``TeacherSource`` besides the path.
     """
@@ -106,120 +106,65 @@ def shaken(network: nn.Module) -> nn.Module:
     return network.eval()
 
 
-def linear(out: int, into: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(out, into) / into**0.5, torch.randn(out)
+def mlp(*widths: int, activation: type[nn.Module], norm: bool) -> nn.Sequential:
+    """A head with batch norm behind its hidden layers, or without."""
+    parts: list[nn.Module] = []
+    for number, (width, following) in enumerate(pairwise(widths), start=1):
+        parts.append(nn.Linear(width, following))
+        if number < len(widths) - 1:
+            parts += [*([nn.BatchNorm1d(following)] if norm else []), activation()]
+    return shaken(nn.Sequential(*parts))  # type: ignore[return-value]
 
 
 def moco_v2(tiny: bool) -> Official:
     network = backbone(False, tiny)
-    features, out = (8, 4) if tiny else (2048, 128)
-    (w0, b0), (w2, b2) = linear(features, features), linear(out, features)
-    head = {"fc.0.weight": w0, "fc.0.bias": b0, "fc.2.weight": w2, "fc.2.bias": b2}
+    head = mlp(*((8, 8, 4) if tiny else (2048, 2048, 128)), activation=nn.ReLU, norm=False)
     inner = "module.encoder_q."
-    weights = {inner + k: v for k, v in {**network.state_dict(), **head}.items()}
-    return Official(
-        "moco_v2",
-        {"epoch": 800, "arch": "resnet50", "state_dict": weights},
-        weights,
-        inner,
-        [inner + k for k in head],
-        network,
-        lambda x: F.linear(F.relu(F.linear(x, w0, b0)), w2, b2),
-        None,
-        {"layout": "moco_v2", **_architecture(False, tiny)},
-    )
+    held = {f"{inner}fc.{k}": v for k, v in head.state_dict().items()}
+    weights = {inner + k: v for k, v in network.state_dict().items()} | held
+    content = {"epoch": 800, "arch": "resnet50", "state_dict": weights}
+    source = {"layout": "moco_v2", **_architecture(False, tiny)}
+    return Official("moco_v2", content, weights, inner, [*held], network, head, None, source)
 
 
 def swav(tiny: bool) -> Official:
     network = backbone(False, tiny)
-    features, hidden, out, k = (8, 10, 4, 12) if tiny else (2048, 2048, 128, 3000)
-    (w0, b0), (w3, b3) = linear(hidden, features), linear(out, hidden)
-    norm = shaken(nn.BatchNorm1d(hidden))
-    rows = torch.randn(k, out)
-    head = {
-        "projection_head.0.weight": w0,
-        "projection_head.0.bias": b0,
-        **{f"projection_head.1.{key}": v for key, v in norm.state_dict().items()},
-        "projection_head.3.weight": w3,
-        "projection_head.3.bias": b3,
-        "prototypes.weight": rows,
-    }
-    weights = {f"module.{key}": v for key, v in {**network.state_dict(), **head}.items()}
-    return Official(
-        "swav",
-        weights,
-        weights,
-        "module.",
-        [f"module.{key}" for key in head],
-        network,
-        lambda x: F.linear(F.relu(norm(F.linear(x, w0, b0))), w3, b3),
-        rows,
-        {"layout": "swav", **_architecture(False, tiny)},
-    )
+    head = mlp(*((8, 10, 4) if tiny else (2048, 2048, 128)), activation=nn.ReLU, norm=True)
+    rows = torch.randn(*((12, 4) if tiny else (3000, 128)))
+    held = {f"module.projection_head.{k}": v for k, v in head.state_dict().items()}
+    held["module.prototypes.weight"] = rows
+    weights = {f"module.{k}": v for k, v in network.state_dict().items()} | held
+    source = {"layout": "swav", **_architecture(False, tiny)}
+    return Official("swav", weights, weights, "module.", [*held], network, head, rows, source)
 
 
 def dino_resnet50(tiny: bool) -> Official:
-    network = backbone(False, tiny)
-    features, hidden, out, k = (8, 10, 4, 12) if tiny else (2048, 4096, 256, 60000)
-    (w0, b0), (w3, b3) = linear(hidden, features), linear(out, hidden)
-    norm = shaken(nn.BatchNorm1d(hidden))
-    rows = torch.randn(k, out)
-    head = {
-        "mlp.0.weight": w0,
-        "mlp.0.bias": b0,
-        **{f"mlp.1.{key}": v for key, v in norm.state_dict().items()},
-        "mlp.3.weight": w3,
-        "mlp.3.bias": b3,
-        "last_layer.weight": rows,
-    }
-    return _dino(
-        "dino_resnet50",
-        network,
-        head,
-        lambda x: F.linear(F.gelu(norm(F.linear(x, w0, b0))), w3, b3),
-        rows,
-        tiny,
-    )
+    head = mlp(*((8, 10, 4) if tiny else (2048, 4096, 256)), activation=nn.GELU, norm=True)
+    rows = torch.randn(*((12, 4) if tiny else (60000, 256)))
+    layer = {"last_layer.weight": rows}
+    return _dino("dino_resnet50", backbone(False, tiny), head, layer, rows, tiny)
 
 
 def dino_deitsmall16(tiny: bool) -> Official:
-    network = backbone(True, tiny)
-    features, hidden, out, k = (16, 10, 4, 12) if tiny else (384, 2048, 256, 65536)
-    (w0, b0), (w2, b2), (w4, b4) = (
-        linear(hidden, features),
-        linear(hidden, hidden),
-        linear(out, hidden),
-    )
-    rows = torch.randn(k, out)
-    head = {
-        "mlp.0.weight": w0,
-        "mlp.0.bias": b0,
-        "mlp.2.weight": w2,
-        "mlp.2.bias": b2,
-        "mlp.4.weight": w4,
-        "mlp.4.bias": b4,
-        "last_layer.weight_g": torch.rand(k, 1) + 0.5,
-        "last_layer.weight_v": rows,
-    }
-
-    def embed(x: Tensor) -> Tensor:
-        hidden = F.gelu(F.linear(F.gelu(F.linear(x, w0, b0)), w2, b2))
-        return F.linear(hidden, w4, b4)
-
-    return _dino("dino_deitsmall16", network, head, embed, rows, tiny)
+    widths = (16, 10, 10, 4) if tiny else (384, 2048, 2048, 256)
+    head = mlp(*widths, activation=nn.GELU, norm=False)
+    rows = torch.randn(*((12, 4) if tiny else (65536, 256)))
+    layer = {"last_layer.weight_g": torch.rand(len(rows), 1) + 0.5, "last_layer.weight_v": rows}
+    return _dino("dino_deitsmall16", backbone(True, tiny), head, layer, rows, tiny)
 
 
 def _dino(
     name: str,
     network: nn.Module,
-    head: dict[str, Tensor],
-    embed: Callable[[Tensor], Tensor],
+    head: nn.Module,
+    layer: dict[str, Tensor],
     rows: Tensor,
     tiny: bool,
 ) -> Official:
     vit = name == "dino_deitsmall16"
-    teacher = {f"backbone.{k}": v for k, v in network.state_dict().items()}
-    teacher |= {f"head.{k}": v for k, v in head.items()}
+    held = {f"head.mlp.{k}": v for k, v in head.state_dict().items()}
+    held |= {f"head.{k}": v for k, v in layer.items()}
+    teacher = {f"backbone.{k}": v for k, v in network.state_dict().items()} | held
     content = {
         "student": {f"module.{k}": v for k, v in teacher.items()},
         "teacher": teacher,
@@ -236,17 +181,8 @@ def _dino(
         "dino_loss": {"center": torch.zeros(1, len(rows))},
         "fp16_scaler": {"scale": 65536.0},
     }
-    return Official(
-        name,
-        content,
-        teacher,
-        "backbone.",
-        [f"head.{k}" for k in head],
-        network,
-        embed,
-        rows,
-        {"layout": "dino", **_architecture(vit, tiny)},
-    )
+    source = {"layout": "dino", **_architecture(vit, tiny)}
+    return Official(name, content, teacher, "backbone.", [*held], network, head, rows, source)
 
 
 def _architecture(vit: bool, tiny: bool) -> dict[str, Any]:

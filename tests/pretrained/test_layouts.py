@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from solo_ext.core.errors import UserError
 from solo_ext.pretrained.files import unwrap
@@ -305,13 +305,6 @@ def test_wide_resnets_are_wider_everywhere() -> None:
         ]
         assert list(value.shape) == expected, key
     assert wide(torch.zeros(1, 3, 32, 32, device="meta")).shape == (1, 4096)
-
-
-def test_teacher_is_in_eval_mode(official: MakeOfficial, tmp_path: Path) -> None:
-    given = official("swav", tiny=True)
-    teacher = load(tmp_path / "file.pth", given.content, given)
-    parts: list[nn.Module] = [teacher.backbone, *([teacher.head] if teacher.head else [])]
-    assert not any(m.training for part in parts for m in part.modules())
 
 
 def test_arguments_of_a_training_are_read_in_dino_files_alone(

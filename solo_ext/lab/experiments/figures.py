@@ -83,10 +83,10 @@ def curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
                     # A curve of one point is a dot.
                     marker = "o" if len(points) == 1 else ""
                     axes.plot(xs, scores, marker=marker, color=colour(name), label=label)
-            for row, level in levels.items():
+            for (row, level), dashes in zip(levels.items(), ("--", ":"), strict=False):
                 for axes in (by_epoch, by_seconds):
                     label = _short(results.label(row))
-                    axes.axhline(level, color=colour("soft"), ls="--", lw=1, label=label)
+                    axes.axhline(level, color=colour("soft"), ls=dashes, lw=1, label=label)
             by_epoch.xaxis.set_major_locator(MaxNLocator(integer=True))
             by_epoch.set(xlabel="epochs", ylabel=_short(measure))
             by_seconds.set(xlabel="seconds of training")

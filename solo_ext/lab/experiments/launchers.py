@@ -153,7 +153,7 @@ class LocalLauncher(Launcher):
     def _room(self, running: Sequence[_Running]) -> bool:
         if not running:
             return True
-        # Those that have just begun have not taken their part yet.
+        # A run that has just begun has not allocated yet what it will need.
         promised = sum(max(0.0, self.memory - _resident(r.process.pid)) for r in running)
         return len(running) < self.places and _available() - promised >= self.memory
 
@@ -205,7 +205,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_PATIENCE)
     except subprocess.TimeoutExpired:
-        # What it had not written yet is repeated by the next call.
+        # A killed run goes on from its last checkpoint in the next call.
         process.kill()
         process.wait()
 
@@ -247,7 +247,7 @@ class Job:
         work(Path(folder))
 
     def checkpoint(self, folder: str) -> Any:
-        """Called by submitit before SLURM takes the job away."""
+        """What submitit queues in place of a job that SLURM takes away."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(Job(), folder)
@@ -310,7 +310,7 @@ class SlurmLauncher(Launcher):
         return None if job.done(force_check=True) else job
 
     def _array(self, folders: Sequence[Path], tick: Callable[[], None]) -> list[Outcome]:
-        """Jobs go on if this call is interrupted; the next one waits for those that are left."""
+        """Jobs outlive an interrupted call; the next one waits for those that still run."""
         if not folders:
             return []
         jobs = {f: job for f in folders if (job := self._queued(f)) is not None}

@@ -15,7 +15,7 @@ from solo_ext.lab.experiments.records import SETTINGS, Record, read_records, tim
 from solo_ext.lab.experiments.settings import BenchmarkSettings, settings_of
 
 _OF_A_RUN = ("seed", "name", "path", "dir")
-"""Ends of the keys that may differ between the seeds of a row."""
+"""Config keys that end so may differ between the seeds of a row."""
 
 
 class Place(NamedTuple):

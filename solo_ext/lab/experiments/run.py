@@ -11,6 +11,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
+from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import StoppedBySignal, UserError
 from solo_ext.core.files import locked, write_text
 from solo_ext.lab.experiments.launchers import Launcher, Outcome
@@ -23,7 +24,7 @@ from solo_ext.lab.experiments.records import (
     note_claims,
     read_records,
 )
-from solo_ext.lab.experiments.settings import BenchmarkSettings
+from solo_ext.lab.experiments.settings import BenchmarkSettings, settings_of
 from solo_ext.lab.experiments.work import EPOCHS, PLANNED, RECORD, read_epochs
 from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.lab.training.signals import StopSignals
@@ -82,8 +83,9 @@ def run_benchmark(
         dumped = settings.model_dump(exclude_defaults=True)
         write_text(out / SETTINGS, yaml.safe_dump(dumped, sort_keys=False))
         note_claims(settings, out)
-        # What a killed call left, of other rows too.
-        held = {r["key"]: r for r in _held(out)}
+        # An earlier call may have been killed between a run's end and its line in the records.
+        records = read_records(out) if (out / RECORDS).is_file() else []
+        held = {record["key"]: record for record in records}
         _collect(out, held, [f.name for f in (out / RUNS).glob("*/")])
         _rename(out, held, plan)
         planned = [run.folder for run in plan]
@@ -102,7 +104,7 @@ def run_benchmark(
         tick()
         missing = {run.folder: run for run in plan if run.key not in held}
         taught_by = {run.teacher for run in missing.values()}
-        # Its record may have come without its run directory.
+        # A teacher whose record was copied here without its checkpoint is trained again.
         missing |= {
             run.folder: run
             for run in plan
@@ -125,21 +127,15 @@ def _joined(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:
         UserError: the folder holds another benchmark.
     """
     file = out / SETTINGS
-    try:
-        before = yaml.safe_load(file.read_text()) if file.is_file() else None
-    except yaml.YAMLError:
-        before = None
-    if not isinstance(before, dict):
+    if not file.is_file():
         return settings
-    if before.get("title") != settings.title:
+    before = settings_of(read_yaml(file))
+    if before.title != settings.title:
         raise UserError(
-            f"--out {str(out)!r} holds the benchmark {before.get('title')!r}, not "
+            f"--out {str(out)!r} holds the benchmark {before.title!r}, not "
             f"{settings.title!r}; name another folder"
         )
-    # What is not written is the default.
-    held = before.get("seeds", BenchmarkSettings.model_fields["seeds"].default)
-    seeds = [s for s in held if isinstance(s, int)]
-    return settings.model_copy(update={"seeds": sorted({*seeds, *settings.seeds})})
+    return settings.model_copy(update={"seeds": sorted({*before.seeds, *settings.seeds})})
 
 
 def _rename(out: Path, held: dict[str, Record], plan: Sequence[PlannedRun]) -> None:
@@ -161,25 +157,13 @@ def _place(run: PlannedRun, out: Path) -> Path:
     return folder.absolute()
 
 
-def _held(out: Path) -> list[Record]:
-    return read_records(out) if (out / RECORDS).is_file() else []
-
-
-def _read(file: Path) -> Record:
-    try:
-        record: Record = json.loads(file.read_text())
-        return {**record, "key": record["key"]}
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{str(file)!r}: not a record of a run; remove it") from None
-
-
 def _collect(out: Path, held: dict[str, Record], folders: Sequence[str]) -> None:
     """Adds the records of run directories that are not among ``held``."""
     fresh: dict[str, Record] = {}
     for name in folders:
         key, file = name.rpartition("-")[2], out / RUNS / name / RECORD
         if key not in held and file.is_file():
-            fresh[key] = _read(file)
+            fresh[key] = json.loads(file.read_text())
     if fresh:
         append_records(out, fresh.values())
         held |= fresh

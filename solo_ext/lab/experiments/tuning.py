@@ -23,7 +23,7 @@ from solo_ext.lab.experiments.settings import (
     check_measure,
 )
 
-TRIALS, TUNED = "trials.json", "tuned.yaml"
+TUNED = "tuned.yaml"
 
 
 def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> BenchmarkSettings:
@@ -94,10 +94,9 @@ def tunable(settings: BenchmarkSettings, rows: Sequence[str] | None = None) -> l
 def write_tuned(
     settings: BenchmarkSettings, rows: Sequence[str], records: Mapping[str, Record], out: Path
 ) -> Path:
-    """Writes every trial's score to ``trials.json``, and the best settings to ``tuned.yaml``.
+    """Writes ``tuned.yaml``: the benchmark with the settings of each row's best trial.
 
-    The latter is the benchmark with the settings of each row's best trial; of equal ones the first,
-    so that a row changes only for something better.
+    Of equal trials the first counts, so that a row changes only for something better.
 
     Args:
         settings: what was tuned.
@@ -108,26 +107,27 @@ def write_tuned(
     Raises:
         UserError: trials are missing, or the measure is not among their scores.
     """
-    tuning = _tuning(settings)
-    trials = []
+    tuning, trials = _tuning(settings), trial_settings(settings, rows).rows
     tuned = dict(settings.rows)
     for name in rows:
-        row = settings.rows[name]
-        found: list[dict[str, Any]] = []
-        for number, drawn in enumerate(_draws(tuning, name, row)):
-            record = records.get(f"{name}.{number}")
-            if record is None:
+        scores: dict[str, float] = {}
+        for number in range(tuning.trials):
+            trial = f"{name}.{number}"
+            if trial not in records:
                 raise UserError(
                     f"row {name}, trial {number} has no record; run the same command again"
                 )
-            score = _score(record, tuning)
-            found.append({"row": name, "trial": number, "settings": drawn, "score": score})
-        best = max(found, key=lambda trial: (trial["score"], -trial["trial"]))
-        trials += found
-        own = [f"{key}={json.dumps(value)}" for key, value in best["settings"].items()]
-        tuned[name] = row.model_copy(update={"changes": [*row.changes, *own]})
-    document = {"measure": tuning.measure, "holdout": tuning.holdout, "trials": trials}
-    write_text(out / TRIALS, json.dumps(document, indent=1))
+            found = records[trial]["scores"]
+            if tuning.measure not in found:
+                raise ConfigError(
+                    "tuning.measure",
+                    tuning.measure,
+                    "the evaluation does not give it",
+                    f"allowed: {', '.join(found)}",
+                )
+            scores[trial] = found[tuning.measure]
+        best = max(scores, key=lambda trial: scores[trial])
+        tuned[name] = settings.rows[name].model_copy(update={"changes": trials[best].changes})
     of_best = settings.model_copy(
         update={"title": f"{settings.title}, tuned", "rows": tuned, "tuning": None}
     )
@@ -135,17 +135,6 @@ def write_tuned(
     text = yaml.safe_dump(of_best.model_dump(exclude_defaults=True), sort_keys=False)
     write_text(file, text)
     return file
-
-
-def _score(record: Record, tuning: Tuning) -> float:
-    if tuning.measure not in record["scores"]:
-        raise ConfigError(
-            "tuning.measure",
-            tuning.measure,
-            "the evaluation does not give it",
-            f"allowed: {', '.join(record['scores'])}",
-        )
-    return record["scores"][tuning.measure]
 
 
 def _tuning(settings: BenchmarkSettings) -> Tuning:

@@ -45,7 +45,7 @@ EPOCHS, STARTS, LOG, _LOCK = "epochs.jsonl", "starts.jsonl", "work.log", ".work.
 PARENT = "SOLO_EXT_BENCHMARK_PARENT"
 """Environment variable: the process that started this one."""
 _WAIT = 30.0
-# Built-ins log theirs by step and by epoch, which Lightning tells apart by an ending.
+# Built-in methods log by step and by epoch; Lightning appends `_epoch` to the latter.
 _LOSS = re.compile(r"train_(?!class_)(\w*loss|neg_cos_sim)(_epoch)?")
 
 
@@ -66,13 +66,13 @@ def work(folder: Path) -> Record | None:
     planned = PlannedRun(**json.loads((folder / PLANNED).read_text()))
     torch.set_num_threads(planned.threads)
     if int(os.environ.get("LOCAL_RANK", 0)):
-        # Lightning started it to train along; the first process holds the folder.
+        # A further rank, which Lightning started, only trains: rank 0 holds the lock and writes.
         _train(prepare(_config(planned, folder)), folder)
         return None
     with locked(folder / _LOCK, _WAIT):
         file = folder / RECORD
         if not file.is_file():
-            # Now: who commits meanwhile changes what the checkout says.
+            # The commit is read before training: somebody may commit meanwhile.
             start = {"code": code_version(), "environment": _environment()}
             append_lines(folder / STARTS, [start])
             record = _run(planned, folder)
@@ -146,7 +146,7 @@ def _run(planned: PlannedRun, folder: Path) -> Record:
     if planned.baseline is None:
         checkpoint = _train(prepared, folder)
         memory = _peak(folder / PEAK)
-        # The other processes of a run are gone by now.
+        # Lightning has ended the other ranks: rank 0 evaluates alone.
         subject = open_context(str(checkpoint), shared).alone()
     else:
         subject = context_of(_baseline(planned, prepared, folder), shared, device)

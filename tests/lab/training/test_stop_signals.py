@@ -84,6 +84,49 @@ def test_after_the_last_step_there_is_nothing_to_stop(
     assert result.epochs == 1
 
 
+@contextlib.contextmanager
+def in_a_terminal(
+    config: dict[str, Any], folder: Path, awaited: str, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """``solo-ext pretrain`` with the run directory ``run``, in a process group of its own.
+
+    Args:
+        config: of the run.
+        folder: where it is started.
+        awaited: files of the run directory, one of which has to be there first.
+        environment: variables besides those of this process, without SLURM's.
+    """
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
+    words = ["--config-path", ".", "--config-name", "mine", "--run-dir", "run"]
+    outer = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "solo_ext.lab.cli.main", "pretrain", *words],
+        cwd=folder,
+        env={**outer, **environment},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while not list((folder / "run").glob(awaited)):
+            assert started.poll() is None
+            time.sleep(0.002)
+        yield started
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+def queue_that(answers: str, folder: Path) -> str:
+    """The ``PATH`` with a ``scontrol`` that runs this line."""
+    scontrol = folder / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f"#!/bin/sh\n{answers}\n")
+    scontrol.chmod(scontrol.stat().st_mode | stat.S_IXUSR)
+    return f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}"
+
+
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize(
@@ -105,33 +148,15 @@ def test_command_line(
 ) -> None:
     """A line on standard error, the exit code of the signal, and the queue where there is one."""
     config = make_config("simclr", max_epochs=1000, checkpoint={"every_n_steps": 1})
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.parent.mkdir()
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
-    scontrol.chmod(scontrol.stat().st_mode | stat.S_IXUSR)
-    run = tmp_path / "run"
-    words = ["--config-path", str(tmp_path), "--config-name", "mine", "--run-dir", str(run)]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
-    environment |= {**job, "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}"}
-    started = subprocess.Popen(
-        [sys.executable, "-m", "solo_ext.lab.cli.main", "pretrain", *words],
-        env=environment,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        while not list(run.glob("*.ckpt")):
-            assert started.poll() is None
+    path = queue_that(f'echo "$@" >> {tmp_path}/asked', tmp_path)
+    with in_a_terminal(config, tmp_path, "*.ckpt", PATH=path, **job) as started:
         started.send_signal(signal.Signals[number])
         _, shown = started.communicate(timeout=120)
-    finally:
-        started.kill()
     assert started.returncode == 128 + signal.Signals[number]
     last = shown.strip().splitlines()[-1]
     assert last.startswith(f"solo-ext: stopped by {number} after optimiser step ")
-    then = "the job is requeued" if asked else f"`solo-ext pretrain --resume {run}` goes on"
+    resumes = f"`solo-ext pretrain --resume {tmp_path / 'run'}` goes on"
+    then = "the job is requeued" if asked else resumes
     assert last.endswith(then)
     assert "Traceback" not in shown
     found = tmp_path / "asked"
@@ -147,15 +172,9 @@ def test_no_process_ends_before_the_first_has_saved_and_asked(
     config = make_config("simclr", max_epochs=1000, devices=2, strategy="ddp")
     config["optimizer"]["batch_size"] = 8
     (tmp_path / "config.json").write_text(json.dumps(config))
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.parent.mkdir()
-    scontrol.write_text(f"#!/bin/sh\nsleep 3\ndate +%s.%N > {tmp_path}/asked\n")
-    scontrol.chmod(scontrol.stat().st_mode | stat.S_IXUSR)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
-    environment |= {
-        "SLURM_JOB_ID": "17",
-        "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}",
-    }
+    environment["PATH"] = queue_that(f"sleep 3\ndate +%s.%N > {tmp_path}/asked", tmp_path)
+    environment["SLURM_JOB_ID"] = "17"
     run_script(Path(__file__).with_name("stopped_run.py"), tmp_path, environment=environment)
     asked = float((tmp_path / "asked").read_text())
     for rank in range(2):
@@ -180,49 +199,14 @@ def test_sent_to_workers_too(
     """As clusters do: the step at hand still gets its batch, and the run saves."""
     data = {"num_workers": 2, "start_method": method}
     config = make_config("simclr", max_epochs=1000, data=data, checkpoint={"frequency": 1000})
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-    run = tmp_path / "run"
-    words = ["--config-path", str(tmp_path), "--config-name", "mine", "--run-dir", str(run)]
-    started = subprocess.Popen(
-        [sys.executable, "-m", "solo_ext.lab.cli.main", "pretrain", *words],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        while not list(run.glob("*.ckpt")):
-            assert started.poll() is None
-            time.sleep(0.01)
+    with in_a_terminal(config, tmp_path, "*.ckpt") as started:
         os.killpg(started.pid, number)
         _, shown = started.communicate(timeout=120)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
+    run = tmp_path / "run"
     assert started.returncode == 128 + number, shown
     assert "Traceback" not in shown
     assert len(list(run.glob("*.ckpt"))) == 1
     assert checkpoints(run)[-1].epoch > 0
-
-
-@contextlib.contextmanager
-def in_a_terminal(config: dict[str, Any], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """``solo-ext pretrain`` with the run directory ``run``, in a process group of its own."""
-    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
-    words = ["--config-path", ".", "--config-name", "mine", "--run-dir", "run"]
-    started = subprocess.Popen(
-        [sys.executable, "-m", "solo_ext.lab.cli.main", "pretrain", *words],
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield started
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -239,10 +223,7 @@ def test_ctrl_c_in_the_first_epoch(workers: int, make_config: MakeConfig, tmp_pa
         log_every_n_steps=1,
     )
     run = tmp_path / "run"
-    with in_a_terminal(config, tmp_path) as started:
-        while not (run / METRICS).is_file():
-            assert started.poll() is None
-            time.sleep(0.002)
+    with in_a_terminal(config, tmp_path, METRICS) as started:
         for _ in range(2):
             os.killpg(started.pid, signal.SIGINT)
         _, shown = started.communicate(timeout=120)
@@ -263,10 +244,7 @@ def test_ctrl_c_in_the_first_epoch(workers: int, make_config: MakeConfig, tmp_pa
 def test_ctrl_c_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
     """There is nobody to save; the line says so."""
     config = make_config("simclr", max_epochs=1000, checkpoint={"enabled": False})
-    with in_a_terminal({**config, "log_every_n_steps": 1}, tmp_path) as started:
-        while not (tmp_path / "run" / METRICS).is_file():
-            assert started.poll() is None
-            time.sleep(0.002)
+    with in_a_terminal({**config, "log_every_n_steps": 1}, tmp_path, METRICS) as started:
         os.killpg(started.pid, signal.SIGINT)
         _, shown = started.communicate(timeout=120)
     assert started.returncode == 130, shown
