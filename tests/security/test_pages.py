@@ -62,7 +62,7 @@ def test_suite(record: dict[str, Any], tmp_path: Path) -> None:
     spoiled = hostile(record, keep=("status",))
     entry = spoiled["entries"][0]
     entry["settings"] = {HOSTILE: HOSTILE}
-    entry["results"] = [{HOSTILE: HOSTILE, "picture": HOSTILE, "page": HOSTILE}]
+    entry["results"] = [{HOSTILE: HOSTILE, "picture": HOSTILE}]
     entry["headline"] = {HOSTILE: 1.0}
     entry["files"] = {HOSTILE: HOSTILE}
     spoiled["entries"].append({**entry, "status": "failed", "error": HOSTILE})

@@ -88,7 +88,7 @@ class EvalContext:
     def backbone(self) -> nn.Module:
         """A copy of the backbone with its weights, on the CPU, that may be trained."""
         own = copy.deepcopy(self.model.backbone).cpu().requires_grad_(True)
-        # While training, one process of several evaluates: nobody would answer it.
+        # During training rank 0 evaluates alone, where synchronised statistics would wait for ever.
         return TorchSyncBatchNorm().revert(own)
 
     def loader(self, images: Images) -> FixedLoader | DALIViews:
@@ -137,7 +137,7 @@ class EvalContext:
 
     def _about_split(self, split: str, images: Images) -> dict[str, Any]:
         unreadable, data = self.unreadable.get(split, []), self.cfg["data"]
-        # Both are parts of the training images where some are held out.
+        # With data.holdout both splits are parts of the training images.
         name = split if data.get("holdout") is None else "train"
         return {
             "path": str(data[f"{name}_path"]),
@@ -161,8 +161,14 @@ class EvalContext:
         if self.ranks == ALONE:
             return self
         found = replace(self, ranks=ALONE)
-        if not self.ranks.rank and "features" in self.__dict__:
-            found.__dict__["features"] = self.__dict__["features"]
+        held = None if self.ranks.rank else self.__dict__.get("features")
+        return found if held is None else found.with_features(held)
+
+    def with_features(self, features: Features) -> EvalContext:
+        """The same with features at hand, which are then neither extracted nor stored."""
+        found = replace(self)
+        # Where a cached property keeps its value.
+        found.__dict__["features"] = features
         return found
 
     def _features(self, split: str, images: Images) -> tuple[Tensor, Tensor]:
@@ -180,7 +186,7 @@ class EvalContext:
         found = images_fingerprint(images)
         if found is None:
             if self.ranks.rank:
-                # Nothing is stored, so nothing can be shared.
+                # Features are shared through the store, and these images have no key in it.
                 return torch.empty(0, 0, dtype=dtype), torch.empty(0, dtype=torch.int64)
             loader = self.loader(images)
             extracted = extract_features(
@@ -206,7 +212,7 @@ class EvalContext:
                 "size": first["crop_size"],
                 "mean": list(mean),
                 "std": list(std),
-                # Its pixels differ by rounding.
+                # DALI's pixels differ from Pillow's by rounding.
                 "dali": self.cfg["data"]["format"] == "dali",
             },
         }
@@ -261,18 +267,18 @@ def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str
     """The config of pretraining with the images and the view of an evaluation."""
     data = {"fraction": -1, "format": "image_folder", "num_workers": 0, **trained["data"]}
     given = {k: v for k, v in settings.data.model_dump().items() if v is not None}
-    # What does not say where the images are leaves the rest as in pretraining.
+    # These two settings do not say where the images are, so the rest stays as in pretraining.
     if "unreadable" in given:
         data["unreadable"] = given.pop("unreadable")
     if data["format"] in _OF_FILES and given.get("format") in _OF_FILES:
         data["format"] = given.pop("format")
     if given:
-        # Class folders of the user's own, unless torchvision's data set only moved; statistics
-        # stay those of pretraining.
+        # New paths are class folders of the user's own, unless torchvision's data set lies there.
+        # The statistics of the normalisation stay those of pretraining.
         inside = _TORCHVISION.get(data["dataset"])
         paths = [given[key] for key in ("train_path", "val_path") if key in given]
         moved = inside is not None and all((Path(p) / inside).is_dir() for p in paths)
-        # Other formats hold their classes themselves.
+        # HDF5 files and Hugging Face data sets hold their classes themselves.
         moved = moved or given.get("format", data["format"]) not in _OF_FILES
         dataset = data["dataset"] if moved else "custom"
         whole = {"no_labels": False, "fraction": -1, "holdout": None}
@@ -390,7 +396,7 @@ def _device(name: str, ranks: Ranks) -> str:
     try:
         torch.ones(1, device=name).cpu()
     except Exception as error:
-        # torch answers in many ways: unknown, not built, not there, holding no values.
+        # torch raises many types for a device that is unknown, absent or holds no values.
         gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise ConfigError(
             "device",

@@ -114,11 +114,11 @@ def extract_features(
             end = count + len(features)
             if not count or end > len(rows):
                 size = max(_expected(loader), end, 2 * count)
-                # This keeps the rows that are there.
+                # resize_ keeps the rows that are already there.
                 rows.resize_(size, features.shape[1])
                 labels.resize_(size)
             rows[count:end], labels[count:end] = features, targets
-            # After the cast: half precision may overflow.
+            # Checked after the cast to dtype, in which half precision may overflow.
             broken += int((~rows[count:end].isfinite().all(dim=1)).sum())
             count = end
     if not count:
@@ -131,7 +131,7 @@ def extract_features(
     return rows[:count], labels[:count]
 
 
-# Not inference_mode: a tensor that a module caches under it could never be trained through again.
+# no_grad, for a tensor that a module caches under inference_mode could not be trained through.
 @torch.no_grad()
 def feature_batches(
     backbone: nn.Module,

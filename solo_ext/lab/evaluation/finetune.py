@@ -177,7 +177,7 @@ class Finetune(BackboneProtocol):
             model, context.loader(context.test), context.device, self.precision
         )
         if not bool(logits.isfinite().all()):
-            # Another call starts over; this end could only be reached again.
+            # Resuming this training could only end here again, so the next call starts over.
             checkpoint.remove()
             raise _diverged("answers after the last epoch are")
         row: Row = {**accuracies(logits, targets), "train_loss": loss, "epochs": self.epochs}
@@ -238,7 +238,7 @@ class Finetune(BackboneProtocol):
             loss = float(summed) / steps
             if not torch.tensor(loss).isfinite():
                 raise _diverged(f"loss of epoch {epoch + 1} is")
-            # The loss is that before the last update.
+            # The loss was computed before the last update, so the weights are checked too.
             if not all(bool(p.isfinite().all()) for p in model.state_dict().values()):
                 raise _diverged(f"weights after epoch {epoch + 1} are")
             state = {"epochs": epoch + 1, "loss": loss, "model": model.state_dict()}
@@ -268,7 +268,7 @@ class Finetune(BackboneProtocol):
     ) -> Tensor:
         smoothing = self.label_smoothing
         if mixup is not None:
-            # It smooths by itself.
+            # timm's mixup smooths the labels itself.
             views, targets = mixup(views, targets)
             smoothing = 0.0
         with autocast(str(views.device), self.precision):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -50,21 +49,6 @@ class KNN(FeatureProtocol):
         return {"acc1": float(chosen["acc1"])}
 
 
-@dataclass(frozen=True)
-class RetrievalResult:
-    """What :func:`retrieval_scores` measured.
-
-    Attributes:
-        mean_average_precision: in percent, over the full ranking.
-        recall: by k, percentage of the queries with a relevant row among the first k.
-        queries: that have a relevant row at all; the others are left out.
-    """
-
-    mean_average_precision: float
-    recall: dict[int, float]
-    queries: int
-
-
 @torch.no_grad()
 def retrieval_scores(
     queries: Tensor,
@@ -72,7 +56,7 @@ def retrieval_scores(
     gallery: tuple[Tensor, Tensor] | None,
     ks: Sequence[int],
     device: str | torch.device = "cpu",
-) -> RetrievalResult:
+) -> Row:
     """Ranks a gallery for every query; rows of the query's class are relevant.
 
     Average precision is ``mean_{relevant r} |{relevant up to rank r}| / rank(r)`` over the whole
@@ -87,12 +71,17 @@ def retrieval_scores(
         ks: ranks for recall; beyond the gallery it is over the whole ranking.
         device: where to compute.
 
+    Returns:
+        ``map``, mean average precision in percent, over the full ranking; by k ``recall_<k>``, the
+        percentage of the queries with a relevant row among the first k; ``queries`` that have a
+        relevant row at all: the others are left out.
+
     Raises:
         ValueError: no query has a relevant row.
 
     >>> x, y = torch.eye(2).repeat(3, 1), torch.arange(2).repeat(3)
     >>> retrieval_scores(x, y, None, ks=[1])
-    RetrievalResult(mean_average_precision=100.0, recall={1: 100.0}, queries=6)
+    {'map': 100.0, 'recall_1': 100.0, 'queries': 6}
     """
     alone = gallery is None
     rows, labels = (t.to(device) for t in ((queries, targets) if gallery is None else gallery))
@@ -122,11 +111,8 @@ def retrieval_scores(
     total = int(count)
     if not total:
         raise ValueError("no query shares its class with a row of the gallery")
-    return RetrievalResult(
-        mean_average_precision=100 * float(precision) / total,
-        recall={k: 100 * int(hit) / total for k, hit in hits.items()},
-        queries=total,
-    )
+    recalls = {f"recall_{k}": 100 * int(hit) / total for k, hit in hits.items()}
+    return {"map": 100 * float(precision) / total, **recalls, "queries": total}
 
 
 class Retrieval(FeatureProtocol):
@@ -153,15 +139,7 @@ class Retrieval(FeatureProtocol):
                 str(error),
                 f"give more images of a class, or take gallery={other}",
             ) from error
-        recalls = {f"recall_{k}": value for k, value in found.recall.items()}
-        return [
-            {
-                "gallery": self.gallery,
-                "map": found.mean_average_precision,
-                **recalls,
-                "queries": found.queries,
-            }
-        ]
+        return [{"gallery": self.gallery, **found}]
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:

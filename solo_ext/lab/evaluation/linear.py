@@ -115,7 +115,7 @@ def linear_probe(
     """
     x, x_test = (_finite(side, part[0]) for side, part in (("train", train), ("test", test)))
     x_test = x_test.to(x.device)
-    # Absent classes would drive their unpenalised biases to minus infinity.
+    # Classes without a train row are left out: their biases would go to minus infinity.
     classes, y = torch.unique(train[1].to(x.device), return_inverse=True)
     y_test = _numbered(test[1].to(x.device), classes)
 
@@ -329,7 +329,7 @@ class LowShot(FeatureProtocol):
                 "images of it, or leave the class out of both splits"
             )
         short = f"class {name} has {count} training images"
-        # A fraction takes one image at least, and never more than there are.
+        # A fraction never asks for more images than a class has.
         possible = [not isinstance(amount, int) or amount <= count for _, amount, _ in amounts]
         if not any(possible):
             raise ConfigError(amounts[0][2], amounts[0][1], short, "lower it")
@@ -420,11 +420,11 @@ def sweep_linear_probes(
     train_features, test_features = train[0].to(device), test[0].to(device)
     classes, targets = torch.unique(train[1], return_inverse=True)
     everything = torch.arange(len(targets))
-    # Penalties the largest first and rates the smallest first: the first of equals is kept.
+    # max() keeps the first of equals: the smallest rate, then the largest penalty.
     grid = list(itertools.product(sorted(learning_rates), sorted(weight_decays, reverse=True)))
     held = holdout_mask(targets.numpy(), holdout, seed)
     targets = targets.to(device)
-    # Without a hold-out the middle, of two the smaller rate and the larger penalty.
+    # Without a hold-out the middle of both lists is used.
     rates, decays = (list(dict.fromkeys(column)) for column in zip(*grid, strict=True))
     chosen = (rates[(len(rates) - 1) // 2], decays[(len(decays) - 1) // 2])
     scores: dict[tuple[float, float], float] = {}
@@ -472,7 +472,7 @@ def _statistics(features: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         total, square = total + x.sum(0), square + x.square().sum(0)
     mean = total / len(rows)
     std = (square / len(rows) - mean.square()).clamp_min(0).sqrt()
-    # A dimension that never moves has nothing to say, and rounding must not be blown up.
+    # Dividing by the deviation of a constant dimension would blow up its rounding errors.
     std = std.clamp_min(max(1e-4 * float(std.max()), 1e-30))
     return mean.float(), std.float()
 
@@ -520,7 +520,7 @@ def _accuracies(
     for part in torch.split(rows, _ROWS):
         x, y = data[part]
         logits = (x @ weight.flatten(1)).view(len(x), *bias.shape) + bias
-        # A rate that is far too large ends in logits that are not finite: no answer is right.
+        # Logits that are not finite, of a rate that is far too large, count as a wrong answer.
         logits = logits.nan_to_num(float("-inf"), float("-inf"), float("-inf"))
         guess = logits.topk(min(max(ranks), bias.shape[1]), dim=-1).indices
         right = (guess == y[:, None, None]) & logits.isfinite().any(-1, keepdim=True)

@@ -135,7 +135,7 @@ class LinearAugmented(BackboneProtocol):
         try:
             chosen, row = self._measured(heads, context.features, held, rates)
         except UserError:
-            # Another call starts over; this end could only be reached again.
+            # Resuming this training could only end here again, so the next call starts over.
             checkpoint.remove()
             raise
         if self.save:

@@ -1,13 +1,9 @@
-"""``eval map``: features in two dimensions, as pictures and as one interactive page."""
+"""``eval map``: features in two dimensions, as pictures."""
 
 from __future__ import annotations
 
-import html
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import matplotlib as mpl
@@ -21,30 +17,26 @@ from matplotlib.lines import Line2D
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE, trustworthiness
 from torch import Tensor
-from torch.utils.data import Subset
 
 from solo_ext.config.schema import Seed
 from solo_ext.config.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link
-from solo_ext.data.reading import Images
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row
 
 Method = Literal["pca", "tsne", "umap"]
-PAGE = "map.html"
 _TITLES: dict[Method, str] = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 _FEWEST = 4
 _BEFORE_TSNE = 50
 _NEIGHBOURS = 15
 _COLOURS = [mpl.colors.to_hex(c) for c in mpl.colormaps["tab10"].colors]  # type: ignore[attr-defined]
-_SHAPES = {"o": "circle", "^": "triangle-up", "s": "square", "D": "diamond", "v": "triangle-down"}
-"""matplotlib's and plotly's names; the eleventh class has the first colour and the next shape."""
+_SHAPES = "o^sDvP"
 _LEGEND_ROWS = 20
 
 
 class FeatureMap(BackboneProtocol):
-    """Settings of ``eval map``: features in two dimensions, as pictures and as a page."""
+    """Settings of ``eval map``: features in two dimensions, a picture for each method."""
 
     title: ClassVar[str] = "Map of the features"
 
@@ -55,27 +47,25 @@ class FeatureMap(BackboneProtocol):
     perplexity: PositiveFloat = 30.0
     n_neighbors: Annotated[int, Ge(2)] = 15
     min_dist: NonNegativeFloat = 0.1
-    html: bool = True
     seed: Seed = 0
 
     def run(self, context: EvalContext) -> list[Row]:
-        """One row per method: ``method``, ``images``, ``trustworthiness``, ``picture``, ``page``.
+        """One row per method: ``method``, ``images``, ``trustworthiness``, ``picture``.
 
         Raises:
             ConfigError: fewer than four labelled images.
         """
         found = context.features
         if self.split == "test":
-            images, x, targets = context.test, found.test, found.test_targets
+            x, targets = found.test, found.test_targets
         else:
-            images, x, targets = context.train, found.train, found.train_targets
+            x, targets = found.train, found.train_targets
         drawn = seeded_sample(targets, self.max_images, self.max_classes, self.seed)
         if len(drawn) < _FEWEST:
             raise ConfigError(
                 "max_images", self.max_images, f"leaves {len(drawn)} images", "a map needs four"
             )
         x, targets = x[drawn].float(), targets[drawn]
-        names = image_names(images, drawn.tolist())
         present = len(torch.unique(targets))
         title = f"{context.cfg.get('method') or context.model.name}"
         about = f"{len(drawn)} {self.split} images of {present} classes"
@@ -83,25 +73,24 @@ class FeatureMap(BackboneProtocol):
             about += f" (of {context.num_classes})"
         context.out.mkdir(parents=True, exist_ok=True)
         report = context.report("maps")
-        maps: dict[str, Map] = {}
         rows: list[Row] = []
         for done, method in enumerate(dict.fromkeys(self.methods), start=1):
             points = self.points(x, method)
             axes = principal_axes(x, points) if method == "pca" else ("", "")
-            one = Map(points, targets.numpy(), context.class_names, names, axes)
-            maps[_TITLES[method]] = one
+            figure = draw_map(
+                points,
+                targets.numpy(),
+                context.class_names,
+                f"{_TITLES[method]} of {title}, {about}",
+                axes,
+            )
             picture = f"map_{method}.png"
-            figure = draw_map(one, f"{_TITLES[method]} of {title}, {about}")
             figure.savefig(refuse_link(context.out / picture), metadata={"Software": None})
             kept = round(kept_neighbours(x, points), 4)
             row: Row = {"method": method, "images": len(drawn), "trustworthiness": kept}
             rows.append({**row, "picture": picture})
             if report is not None:
                 report(done, len(self.methods))
-        if self.html:
-            page = interactive_page(maps, f"{title}: {about}")
-            refuse_link(context.out / PAGE).write_text(page, encoding="utf-8")
-            rows = [{**row, "page": PAGE} for row in rows]
         return rows
 
     @classmethod
@@ -135,172 +124,82 @@ class FeatureMap(BackboneProtocol):
             perplexity = min(self.perplexity, (len(x) - 1) / 3)
             made = TSNE(perplexity=perplexity, init="pca", random_state=self.seed)
         else:
-            # One job: with several the layout is not that of the seed.
-            made = viz_package("umap").UMAP(
+            try:
+                from umap import UMAP
+            except ModuleNotFoundError:
+                raise UserError(
+                    "umap-learn is not installed; pip install 'solo-ext[viz]', or leave umap out "
+                    "of methods"
+                ) from None
+            # With several jobs UMAP does not follow the seed.
+            made = UMAP(
                 n_neighbors=min(self.n_neighbors, len(x) - 1),
                 min_dist=self.min_dist,
                 random_state=self.seed,
                 n_jobs=1,
             )
         with warnings.catch_warnings():
-            # They warn of their own defaults, and of spectral layouts of few points.
+            # The libraries warn of their own defaults, and of spectral layouts of few points.
             warnings.simplefilter("ignore")
             return np.asarray(made.fit_transform(x), dtype=np.float64)
 
 
-@dataclass(frozen=True)
-class Map:
-    """Points with what is known of them.
+def draw_map(
+    points: npt.NDArray[np.float64],
+    targets: npt.NDArray[np.int64],
+    classes: Sequence[str],
+    title: str,
+    axes: tuple[str, str] = ("", ""),
+) -> Figure:
+    """The picture of a map: a colour and shape per class, and their names in a legend.
 
-    Attributes:
+    Args:
         points: (n, 2).
         targets: (n,) class numbers.
         classes: names by number.
-        names: (n,) of the images.
+        title: above the map.
         axes: labels, empty for axes that mean nothing.
-    """
-
-    points: npt.NDArray[np.float64]
-    targets: npt.NDArray[np.int64]
-    classes: Sequence[str]
-    names: Sequence[str]
-    axes: tuple[str, str] = ("", "")
-
-    @property
-    def present(self) -> list[int]:
-        """Numbers of the classes that have a point."""
-        return [int(c) for c in np.unique(self.targets)]
-
-
-def draw_map(what: Map, title: str) -> Figure:
-    """The picture of a map: a colour and shape per class, and their names in a legend.
 
     >>> corners = np.array([[0, 0], [0, 1], [1, 0], [1, 1.0]])
-    >>> figure = draw_map(Map(corners, np.array([0, 0, 1, 1]), ["cat", "dog"], 4 * ["x"]), "PCA")
+    >>> figure = draw_map(corners, np.array([0, 0, 1, 1]), ["cat", "dog"], "PCA")
     >>> [text.get_text() for text in figure.legends[0].get_texts()]
     ['cat', 'dog']
     """
-    columns = -(-len(what.present) // _LEGEND_ROWS)
+    present = [int(label) for label in np.unique(targets)]
+    columns = -(-len(present) // _LEGEND_ROWS)
+    looks: dict[int, Any] = {
+        label: {
+            "color": _COLOURS[place % len(_COLOURS)],
+            "marker": _SHAPES[place // len(_COLOURS) % len(_SHAPES)],
+        }
+        for place, label in enumerate(present)
+    }
     with mpl.rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(7.6 + 1.5 * columns, 6.4), dpi=140, layout="constrained")
         plot = figure.subplots()
-        looks: dict[int, Any] = {
-            label: {
-                "color": _COLOURS[place % len(_COLOURS)],
-                "marker": list(_SHAPES)[place // len(_COLOURS) % len(_SHAPES)],
-            }
-            for place, label in enumerate(what.present)
-        }
-        size = float(np.clip(24000 / len(what.points), 9, 36))
-        # The classes in turn would cover one another; drawn mixed, none is on top.
-        order = np.random.default_rng(0).permutation(len(what.points))
+        size = float(np.clip(24000 / len(points), 9, 36))
+        # Classes are drawn in mixed chunks, so that none covers all others.
+        order = np.random.default_rng(0).permutation(len(points))
         for chunk in np.array_split(order, min(8, len(order))):
-            for label in what.present:
-                x, y = what.points[chunk[what.targets[chunk] == label]].T
+            for label in present:
+                x, y = points[chunk[targets[chunk] == label]].T
                 plot.scatter(x, y, s=size, alpha=0.75, linewidths=0, **looks[label])
         plot.set_title(title, loc="left", fontsize=12)
-        plot.set(xticks=[], yticks=[], xlabel=what.axes[0], ylabel=what.axes[1])
+        plot.set(xticks=[], yticks=[], xlabel=axes[0], ylabel=axes[1])
         plot.set_aspect("equal", adjustable="datalim")
         plot.spines[:].set_color("#c8c8c8")
         legend = figure.legend(
-            [Line2D([], [], linestyle="", **looks[label]) for label in what.present],
-            [str(label) for label in what.present],
+            [Line2D([], [], linestyle="", **looks[label]) for label in present],
+            [str(label) for label in present],
             loc="outside right center",
             frameon=False,
             fontsize=9,
             ncols=columns,
         )
-        for text, label in zip(legend.get_texts(), what.present, strict=True):
-            # A legend leaves out names that it is given with a leading underscore.
-            text.set_text(shortened(what.classes[label], 24))
+        for text, label in zip(legend.get_texts(), present, strict=True):
+            # Set afterwards, because a legend leaves out labels with a leading underscore.
+            text.set_text(shortened(classes[label], 24))
     return figure
-
-
-def interactive_page(maps: Mapping[str, Map], title: str) -> str:
-    """The maps of the same images as one HTML page, plotly's script in it.
-
-    Points say class and file, a click on a class in the legend hides it, buttons change the map.
-
-    Args:
-        maps: by the name on their button; the first is shown.
-        title: plain text.
-    """
-    graph = viz_package("plotly.graph_objects")
-    first = next(iter(maps.values()))
-    rows = [first.targets == label for label in first.present]
-    # plotly reads tags in texts.
-    labels = [html.escape(first.classes[label]) for label in first.present]
-    files = np.array([html.escape(name) for name in first.names], dtype=object)
-    figure = graph.Figure(
-        [
-            graph.Scatter(
-                x=first.points[own, 0].round(4).tolist(),
-                y=first.points[own, 1].round(4).tolist(),
-                mode="markers",
-                name=label,
-                text=files[own].tolist(),
-                hovertemplate=f"<b>{label.replace('%{', '% {')}</b><br>%{{text}}<extra></extra>",
-                marker={
-                    "size": 7 if len(first.points) <= 2000 else 5,
-                    "opacity": 0.8,
-                    "color": _COLOURS[place % len(_COLOURS)],
-                    "symbol": list(_SHAPES.values())[place // len(_COLOURS) % len(_SHAPES)],
-                },
-            )
-            for place, (label, own) in enumerate(zip(labels, rows, strict=True))
-        ]
-    )
-    buttons = [
-        {
-            "label": html.escape(name),
-            "method": "update",
-            "args": [
-                {k: [one.points[own, i].round(4).tolist() for own in rows] for i, k in _XY},
-                {f"{k}axis.title.text": html.escape(one.axes[i]) for i, k in _XY},
-            ],
-        }
-        for name, one in maps.items()
-    ]
-    plain = {"showgrid": False, "zeroline": False, "showticklabels": False}
-    figure.update_layout(
-        template="none",
-        title={"text": html.escape(title), "font": {"size": 16}},
-        # Legible on light and on dark paper.
-        **{"font": {"color": "#808080"}, "paper_bgcolor": "rgba(0,0,0,0)"},
-        plot_bgcolor="rgba(0,0,0,0)",
-        legend={"itemsizing": "constant"},
-        xaxis={**plain, "title": html.escape(first.axes[0])},
-        yaxis={**plain, "title": html.escape(first.axes[1]), "scaleanchor": "x"},
-        updatemenus=[{"type": "buttons", "direction": "right", "buttons": buttons, "y": 1.1}]
-        if len(maps) > 1
-        else [],
-    )
-    plot = figure.to_html(
-        full_html=False,
-        include_plotlyjs=True,
-        default_height="95vh",
-        div_id="map",
-        config={"displaylogo": False, "responsive": True},
-    )
-    return _PAGE.format(title=html.escape(title), plot=plot)
-
-
-_XY = ((0, "x"), (1, "y"))
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-</head>
-<body>
-{plot}
-</body>
-</html>
-"""
 
 
 def seeded_sample(targets: Tensor, count: int, max_classes: int, seed: int) -> Tensor:
@@ -324,19 +223,6 @@ def seeded_sample(targets: Tensor, count: int, max_classes: int, seed: int) -> T
         classes = classes[torch.randperm(len(classes), generator=generator)[:max_classes]]
     rows = torch.nonzero(torch.isin(targets, classes)).flatten()
     return rows[torch.randperm(len(rows), generator=generator)[:count]].sort().values
-
-
-def image_names(images: Images, indices: Sequence[int]) -> list[str]:
-    """Names of images: ``<class>/<file>`` where they are files, else their numbers."""
-    places = list(indices)
-    source: Any = images
-    while isinstance(source, Subset):
-        places = [int(source.indices[i]) for i in places]
-        source = source.dataset
-    found: Any = getattr(source, "samples", None)
-    if not found:
-        return [f"image {i}" for i in places]
-    return ["/".join(Path(str(found[i][0])).parts[-2:]) for i in places]
 
 
 def kept_neighbours(features: Tensor, points: npt.NDArray[np.float64]) -> float:
@@ -371,20 +257,3 @@ def shortened(name: str, longest: int) -> str:
         return name
     half = (longest - 1) // 2
     return f"{name[: longest - 1 - half]}…{name[-half:]}"
-
-
-def viz_package(name: str) -> Any:
-    """Imports a package of the extra ``viz``.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        package = name.partition(".")[0]
-        if error.name is None or error.name.partition(".")[0] != package:
-            raise
-        raise UserError(
-            f"this needs {package}, which is not installed; pip install 'solo-ext[viz]'"
-        ) from None

@@ -1,4 +1,4 @@
-"""What can be evaluated: runs, checkpoints, models of timm, and raw pixels; and what all share."""
+"""What can be evaluated (runs, checkpoints, timm models, raw pixels), and the shared settings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from solo_ext.pretrained.runs import load_pretrained
 PIXELS = "pixels"
 _PIXELS_SIZE = 32
 _BATCH_SIZE = 64
-
-
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 

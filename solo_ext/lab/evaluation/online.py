@@ -109,50 +109,39 @@ class OnlineEvaluation(Callback):
     def _measure(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int
     ) -> dict[str, float]:
-        # A failure ends all: the others must not wait for one that is gone.
+        # If rank 0 fails, the other ranks raise too, in place of waiting for it.
         with propagate_rank_errors(pl_module.device):
             return on_first(partial(self._numbers, pl_module, epoch), pl_module.device) or {}
 
     def _numbers(self, pl_module: pl.LightningModule, epoch: int) -> dict[str, float]:
         numbers: dict[str, float] = {}
         with isolate_rng():
-            context = self._subject(pl_module, epoch)
+            context = self._context(pl_module, epoch)
             for name, protocol in self.protocols.items():
                 found = headline(name, measure(protocol, context))
                 numbers |= {f"online_{name}_{k}": v for k, v in found.items()}
-            # Those of another data set, which transfer reads.
+            # transfer stores the features of its data sets, of weights that will not come again.
             shutil.rmtree(context.out / "features", ignore_errors=True)
         return numbers
 
-    def _subject(self, pl_module: pl.LightningModule, epoch: int) -> EvalContext:
+    def _context(self, pl_module: pl.LightningModule, epoch: int) -> EvalContext:
         """The backbone as it is now, its features in memory alone."""
         backbone: Any = pl_module.backbone
-        device = str(pl_module.device)
-        out = self.out / f"epoch-{epoch}"
         width: Any = pl_module.features_dim
+        device, out = str(pl_module.device), self.out / f"epoch-{epoch}"
         settings = EvalRun(features_dir=str(out / "features"))
         digest = state_digest(backbone.state_dict())
         model = Model("online", backbone, width, self.cfg, "online", digest, epoch, out)
         cfg = evaluation_config(self.cfg, settings)
         context = EvalContext(model, settings, cfg, self.train, self.val, device, out)
-        (train, train_targets), (test, test_targets) = (
-            extract_features(backbone, loader, device=pl_module.device) for loader in self.loaders
-        )
-        context.__dict__["features"] = Features(
-            train,
-            train_targets,
-            test,
-            test_targets,
-            num_classes=context.num_classes,
-            device=device,
-            class_names=context.class_names,
-        )
-        return context
+        train, test = (extract_features(backbone, part, device=device) for part in self.loaders)
+        names = context.class_names
+        return context.with_features(Features(*train, *test, len(names), device, names))
 
     def _log(self, trainer: pl.Trainer, accuracies: dict[str, float], epoch: int) -> None:
         if accuracies:
             step = max(trainer.global_step - 1, 0)
-            # At once: Lightning writes what a hook logs with the next step's metrics.
+            # Lightning would write what a hook logs only with the next step's metrics.
             for logger in trainer.loggers:
                 logger.log_metrics({**accuracies, "epochs_done": epoch}, step=step)
             found = "  ".join(f"{k}={v:.2f}" for k, v in accuracies.items())

@@ -19,8 +19,8 @@ from solo_ext.lab.evaluation.models import EvalRun
 
 Row = dict[str, Any]
 """Numbers and short texts by name. ``picture``: file name of a PNG in the context's ``out`` that
-the report embeds; ``page``: file name of a page there that it names; ``saved``: that of weights;
-``files``: list of further files there, by their paths in it."""
+the report embeds; ``saved``: that of weights; ``files``: list of further files there, by their
+paths in it."""
 
 
 class Protocol(Section):
@@ -105,7 +105,7 @@ def read_settings(kind: type[Protocol], settings: Mapping[str, Any]) -> tuple[Ev
     Raises:
         ConfigError: an unknown key, or a value that it does not take.
     """
-    # One model of both, so that a misspelt key is compared with all that are valid.
+    # One model has the fields of both, so that a misspelt key is compared with all valid ones.
     joint = create_model("Evaluation", __base__=(kind, EvalRun))
     values = validated(TypeAdapter(joint), settings).model_dump()
     own = kind.model_validate({k: values[k] for k in kind.model_fields})
@@ -113,12 +113,12 @@ def read_settings(kind: type[Protocol], settings: Mapping[str, Any]) -> tuple[Ev
 
 
 def files_of(rows: Iterable[Row]) -> list[str]:
-    """Paths, in the folder of the rows, of pictures, pages, weights and further files.
+    """Paths, in the folder of the rows, of pictures, weights and further files.
 
     >>> files_of([{"acc1": 87.5, "picture": "map.png"}, {"picture": "map.png", "files": ["a.png"]}])
     ['map.png', 'a.png']
     """
-    keys = ("picture", "page", "saved")
+    keys = ("picture", "saved")
     named = [[*(row.get(k) for k in keys), *(row.get("files") or ())] for row in rows]
     return list(dict.fromkeys(str(file) for files in named for file in files if file))
 

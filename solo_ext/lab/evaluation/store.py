@@ -38,11 +38,6 @@ class Ranks(NamedTuple):
 ALONE = Ranks()
 
 
-class _Shard(NamedTuple):
-    file: Path
-    rows: range
-
-
 class FeatureStore:
     """A folder of features, by what they are features of.
 
@@ -86,15 +81,15 @@ class FeatureStore:
         whole = {**key, "images": count, "dtype": str(self.dtype), "version": VERSION}
         text = json.dumps(whole, sort_keys=True, indent=1)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        work = _Work(self, self.folder / digest[:16], digest, count, ranks)
-        # What the folder holds is found out by its digest; this file is for people.
+        found = _FeatureSet(self, self.folder / digest[:16], digest, count, ranks)
+        # Only people read this file: the program knows the folder by its digest.
         with contextlib.suppress(OSError):
-            _write(work.place / "key.json", lambda path: path.write_text(text + "\n"))
-        return work.done(batches)
+            _write(found.place / "key.json", lambda path: path.write_text(text + "\n"))
+        return found.read(batches)
 
 
-class _Work:
-    """One call of :meth:`FeatureStore.features`."""
+class _FeatureSet:
+    """The files of one key, and the rows of all of them in the first process."""
 
     def __init__(
         self, store: FeatureStore, place: Path, digest: str, count: int, ranks: Ranks
@@ -103,56 +98,53 @@ class _Work:
         self.count, self.ranks = count, ranks
         size = store.rows_per_file
         files = -(-count // size)
-        self.shards = [
-            _Shard(
-                place / f"{i:05d}-of-{files:05d}.safetensors",
-                range(i * size, min(count, (i + 1) * size)),
-            )
+        self.shards = {
+            place / f"{i:05d}-of-{files:05d}.safetensors": range(count)[i * size : (i + 1) * size]
             for i in range(files)
-        ]
+        }
         self.features: Tensor | None = None
         self.writable = True
         self.targets = torch.empty(count if ranks.rank == 0 else 0, dtype=torch.int64)
 
-    def done(self, batches: Batches) -> tuple[Tensor, Tensor]:
-        own = [s for i, s in enumerate(self.shards) if i % self.ranks.world == self.ranks.rank]
-        others = [s for s in self.shards if s not in own]
+    def read(self, batches: Batches) -> tuple[Tensor, Tensor]:
+        own = list(self.shards)[self.ranks.rank :: self.ranks.world]
         if self.ranks.rank:
-            for shard in own:
-                if self._read(shard) is None:
-                    self._extract_aside(shard, batches)
+            for file in own:
+                if self._held(file) is None:
+                    self._extract_aside(file, batches)
             return torch.empty(0, 0, dtype=self.dtype), self.targets
-        missing = [s for s in own if not self._take(s)]
+        missing = [file for file in own if not self._take(file)]
         begin = time.monotonic()
         self._extract(missing, batches)
         per_file = (time.monotonic() - begin) / max(1, len(missing))
+        others = [file for file in self.shards if file not in own]
         self._extract(self._waited_for(others, max(_STALLED, 3 * per_file)), batches)
         assert self.features is not None
         return self.features, self.targets
 
-    def _waited_for(self, shards: list[_Shard], patience: float) -> list[_Shard]:
+    def _waited_for(self, files: list[Path], patience: float) -> list[Path]:
         """Takes what other processes write; returns what none of them wrote."""
         last = time.monotonic()
-        while shards:
-            left = [s for s in shards if not self._take(s)]
-            if len(left) < len(shards):
-                shards, last = left, time.monotonic()
+        while files:
+            left = [file for file in files if not self._take(file)]
+            if len(left) < len(files):
+                files, last = left, time.monotonic()
             elif not self.writable or time.monotonic() - last > patience:
                 # Where this process cannot write, the others cannot either.
                 break
             else:
                 time.sleep(_WAIT)
-        return shards
+        return files
 
-    def _take(self, shard: _Shard) -> bool:
-        found = self._read(shard)
+    def _take(self, file: Path) -> bool:
+        """Reads a file into the rows of all; whether it was whole."""
+        found = self._held(file)
         if found is None or (
             self.features is not None and found[0].shape[1] != self.features.shape[1]
         ):
             return False
-        rows = slice(shard.rows.start, shard.rows.stop)
-        self._all(found[0].shape[1])[rows] = found[0]
-        self.targets[rows] = found[1]
+        part = self._slice(file)
+        self._all(found[0].shape[1])[part], self.targets[part] = found
         return True
 
     def _all(self, width: int) -> Tensor:
@@ -160,33 +152,39 @@ class _Work:
             self.features = torch.empty(self.count, width, dtype=self.dtype)
         return self.features
 
-    def _extract(self, shards: list[_Shard], batches: Batches) -> None:
-        """Extracts into the rows of all, in one pass over the images of ``shards``."""
-        if not shards:
+    def _slice(self, file: Path) -> slice:
+        rows = self.shards[file]
+        return slice(rows.start, rows.stop)
+
+    def _extract(self, files: list[Path], batches: Batches) -> None:
+        """Extracts into the rows of all, in one pass; a file is written when its rows are done."""
+        if not files:
             return
-        indices = [i for shard in shards for i in shard.rows]
-        place, waiting = 0, list(shards)
-        ends = [sum(len(s.rows) for s in shards[: n + 1]) for n in range(len(shards))]
+        indices = [i for file in files for i in self.shards[file]]
+        done, waiting = 0, list(files)
         with closing(batches(indices)) as stream:
             for features, targets in stream:
-                rows = torch.tensor(indices[place : place + len(features)], dtype=torch.int64)
-                _check_count(place + len(features), len(indices), over=True)
+                rows = indices[done : done + len(features)]
+                done += len(features)
+                if done > len(indices):
+                    break
                 held = self._all(features.shape[1])
                 held[rows], self.targets[rows] = features.to(self.dtype), targets
-                place += len(features)
-                while waiting and ends[len(shards) - len(waiting)] <= place:
-                    shard = waiting.pop(0)
-                    part = slice(shard.rows.start, shard.rows.stop)
-                    self._save(shard, held[part], self.targets[part])
-        _check_count(place, len(indices))
+                while waiting and (
+                    done == len(indices) or indices[done] not in self.shards[waiting[0]]
+                ):
+                    part = self._slice(waiting[0])
+                    self._save(waiting.pop(0), held[part], self.targets[part])
+        _check_count(done, len(indices))
 
-    def _extract_aside(self, shard: _Shard, batches: Batches) -> None:
-        parts = list(batches(list(shard.rows)))
-        features = torch.cat([f for f, _ in parts]).to(self.dtype)
-        _check_count(len(features), len(shard.rows))
-        self._save(shard, features, torch.cat([t for _, t in parts]))
+    def _extract_aside(self, file: Path, batches: Batches) -> None:
+        """Extracts the rows of one file without memory for those of all."""
+        rows = self.shards[file]
+        features, targets = zip(*batches(list(rows)), strict=True)
+        _check_count(sum(map(len, features)), len(rows))
+        self._save(file, torch.cat(features).to(self.dtype), torch.cat(targets))
 
-    def _save(self, shard: _Shard, features: Tensor, targets: Tensor) -> None:
+    def _save(self, file: Path, features: Tensor, targets: Tensor) -> None:
         broken = int((~features.isfinite().all(dim=1)).sum())
         if broken:
             raise ValueError(
@@ -196,36 +194,36 @@ class _Work:
         tensors = {"features": features, "targets": targets}
         about = {"key": self.digest, "sha256": _sha256(features, targets)}
         try:
-            _write(shard.file, lambda path: save_file(tensors, path, about))
+            _write(file, lambda path: save_file(tensors, path, about))
         except OSError as error:
             self.writable = False
-            # Of every process: where one alone cannot write, the first would wait in silence.
+            # Every rank warns: rank 0 may be waiting for a file that only this one cannot write.
             said = f"features are not stored in {str(self.place)!r}: {error}"
             warnings.warn(said, stacklevel=2)
 
-    def _read(self, shard: _Shard) -> tuple[Tensor, Tensor] | None:
+    def _held(self, file: Path) -> tuple[Tensor, Tensor] | None:
         """The rows of a file, ``None`` where it is missing, damaged, or of something else."""
-        if not shard.file.is_file():
+        if not file.is_file():
             return None
         try:
-            with safe_open(shard.file, "pt") as file:
-                about = file.metadata() or {}
-                features, targets = file.get_tensor("features"), file.get_tensor("targets")
+            with safe_open(file, "pt") as opened:
+                about = opened.metadata() or {}
+                features, targets = opened.get_tensor("features"), opened.get_tensor("targets")
         except Exception:
-            # safetensors answers in several ways; whatever it is, the file is of no use.
+            # safetensors raises several types for a damaged file, which is then made again.
             return None
         whole = (
             about.get("key") == self.digest
             and features.ndim == 2
             and features.dtype == self.dtype
-            and len(features) == len(targets) == len(shard.rows)
+            and len(features) == len(targets) == len(self.shards[file])
             and about.get("sha256") == _sha256(features, targets)
         )
         return (features, targets) if whole else None
 
 
-def _check_count(found: int, expected: int, *, over: bool = False) -> None:
-    if found > expected or (found < expected and not over):
+def _check_count(found: int, expected: int) -> None:
+    if found != expected:
         raise ValueError(f"{found} features came for {expected} images; the loader must not skip.")
 
 

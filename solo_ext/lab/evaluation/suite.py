@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -69,8 +69,8 @@ def evaluate_suite(
     context = open_context(str(path), shared, progress)
     if context.ranks.rank:
         if any(isinstance(protocol, FeatureProtocol) for protocol in chosen.values()):
-            # The first process meets what is wrong itself; it is not to be ended by a launcher that
-            # sees a process fail before the other protocols are done.
+            # Rank 0 reports what is wrong with the features. If this rank failed, the launcher
+            # would end rank 0 before the other protocols are done.
             with contextlib.suppress(Exception):
                 _ = context.features
         return {**context.about(), "entries": [], "failed": []}
@@ -108,7 +108,7 @@ class _Suite:
 
     def __init__(self, context: EvalContext) -> None:
         self.context, self.folder = context, context.model.folder
-        # Once: of a million files this takes a while.
+        # Computed once per call, since it lists every file.
         prints = [images_fingerprint(images) for images in (context.train, context.test)]
         self.known = None not in prints
         self.base = _digest(
@@ -144,7 +144,7 @@ class _Suite:
             try:
                 further = protocol.depends_on(self.context)
             except Exception:
-                # Measuring meets it again, and reports it.
+                # Measuring raises the same error again, and reports it.
                 return None
             if None in further:
                 return None
@@ -165,11 +165,11 @@ class _Suite:
                 raise UserError(f"it needs {', '.join(f'{name}.{key}' for key in required)}")
             if isinstance(protocol, FeatureProtocol):
                 self._extract()
-                # Which protocol comes first and waits for the features says nothing about it.
+                # The time of the extraction is not counted to the protocol that comes first.
                 begin = time.monotonic()
             rows = measure(protocol, self.context)
         except Exception as error:
-            # One protocol must not cost the others their numbers; a typed error says it in a line.
+            # The others go on; a UserError is a sentence, anything else is told with its type.
             lines = str(error).splitlines() or [""]
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             entry |= {"status": "failed", "error": kind + lines[0]}
@@ -185,7 +185,7 @@ class _Suite:
         try:
             _ = self.context.features
         except Exception as error:
-            # Not once more for every protocol.
+            # Remembered, so that the next protocol does not try again.
             self.broken_features = f"no features: {error}"
             raise
 
@@ -208,23 +208,20 @@ class _Suite:
             is_unchanged(self.context.out / file, digest) for file, digest in files.items()
         )
 
-    def _record(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        entries = [self.entries[name] for name in PROTOCOLS if name in self.entries]
-        failed = [e["protocol"] for e in entries if e["status"] == "failed"]
-        return {
-            "base": self.base,
-            **self.context.about(),
-            "environment": _environment(self.context.device),
-            # Of what this call was asked for: it ended well where that did.
-            "failed": [name for name in failed if name in chosen],
-            "entries": entries,
-        }
-
     def _kept(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the record with what other calls wrote into it meanwhile."""
         with locked(self.folder / _LOCK):
             self.entries = {**self.entries, **self._earlier(), **self.measured}
-            record = self._record(chosen)
+            entries = [self.entries[name] for name in PROTOCOLS if name in self.entries]
+            failed = [e["protocol"] for e in entries if e["status"] == "failed"]
+            record = {
+                "base": self.base,
+                **self.context.about(),
+                "environment": _environment(self.context.device),
+                # Failures of earlier calls do not make this one fail.
+                "failed": [name for name in failed if name in chosen],
+                "entries": entries,
+            }
             write_text(self.folder / RECORD, json.dumps(record, indent=1))
             write_text(self.folder / PAGE, render_suite(record, self.context.out))
         return record
@@ -247,11 +244,6 @@ def _digest(content: Any) -> str:
 
 
 def _environment(device: str) -> dict[str, str]:
-    found = {"solo_ext": __version__}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     where = torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
-    return {**found, "device": where}
+    packages = {name: version(name) for name in _PACKAGES}
+    return {"solo_ext": __version__, **packages, "device": where}

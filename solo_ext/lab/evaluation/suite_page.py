@@ -24,7 +24,7 @@ _NAMES = {
     "ci95": "± (95 %)",
 }
 """What headings call a number."""
-_FILES = ("picture", "page", "files")
+_FILES = ("picture", "files")
 
 
 def render_suite(record: Mapping[str, Any], folder: Path) -> str:
@@ -109,19 +109,13 @@ def _table(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
 def _figures(
     rows: Sequence[Mapping[str, Any]], folder: Path, digests: Mapping[str, str | None]
 ) -> Iterator[Figure]:
-    """Pictures, and names of pages, that are still those that the rows were written with."""
+    """Pictures that are still those that the rows were written with."""
     for row in rows:
-        said = [f"{_words(k)} {_cell(v, True)}" for k, v in row.items() if k not in _FILES]
-        caption, png = ", ".join(said), b""
-        page, picture = row.get("page"), row.get("picture")
-        linked = page and is_unchanged(folder / str(page), digests.get(str(page)))
-        if linked:
-            caption += f"; interactive: {page}"
-        if picture:
-            png = _png(folder, str(picture), digests.get(str(picture)))
-            caption += "" if png else f" (no picture {picture})"
-        if linked or picture:
-            yield Figure(caption, png=png)
+        if row.get("picture"):
+            name = str(row["picture"])
+            said = [f"{_words(k)} {_cell(v, True)}" for k, v in row.items() if k not in _FILES]
+            png = _png(folder, name, digests.get(name))
+            yield Figure(", ".join(said) + ("" if png else f" (no picture {name})"), png=png)
 
 
 def _png(folder: Path, name: str, digest: str | None) -> bytes:

@@ -70,7 +70,7 @@ def training_loader(
         transform = MultiCrop([T.Compose([transform.transforms[0], erasing])], [1])
     return ResumableLoader(
         TrainingViews(context.train, transform, seed),
-        # This process alone trains, whoever helped to extract features.
+        # One process trains, even where several extracted the features.
         EpochSampler(len(context.train), seed, num_replicas=1, rank=0),
         batch_size,
         context.cfg["data"]["num_workers"],
@@ -134,7 +134,7 @@ def accuracies(logits: Tensor, targets: Tensor) -> dict[str, float]:
     """
     labelled = targets >= 0
     logits, targets = logits[labelled], targets[labelled]
-    # A NaN is no answer.
+    # topk would rank NaN first.
     logits = torch.where(logits.isnan(), -torch.inf, logits)
     guess = logits.topk(min(5, logits.shape[1]), dim=1).indices
     hit = (guess == targets[:, None]) & ~logits.isneginf().all(dim=1, keepdim=True)
@@ -190,7 +190,7 @@ class EvalCheckpoint:
         try:
             state: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True)
         except Exception:
-            # torch answers a damaged file in many ways; the training starts anew.
+            # torch raises many types for a damaged file; the training starts anew.
             return None
         return state
 

@@ -72,7 +72,7 @@ class Transfer(BackboneProtocol):
 
     title: ClassVar[str] = "Transfer to other data sets"
     by_default: ClassVar[bool] = False
-    # Of the data sets that it measures on, which the protocols ask for themselves.
+    # The images of the run itself are not used; the protocols check their own data sets.
     needs_every_image: ClassVar[bool] = False
 
     datasets: Annotated[dict[Name, TransferData], MinLen(1)]
@@ -96,9 +96,9 @@ class Transfer(BackboneProtocol):
             ConfigError: an unknown protocol, a wrong setting of one, or no such folder.
         """
         measured = self._measured()
-        # All of them are opened before the first is measured: a wrong path is found at once.
+        # All data sets are opened before the first is measured: a wrong path is found at once.
         others = self._others(context)
-        # Taken out one by one: the features of one are not to wait for the others.
+        # pop() frees the features of a data set before those of the next are extracted.
         rows = [self._row(name, others.pop(name), measured) for name in self.datasets]
         if len(rows) > 1:
             rows.append(_mean(rows))
@@ -120,7 +120,7 @@ class Transfer(BackboneProtocol):
             found = measure(protocol, context)
             numbers |= {f"{key}_{k}": v for k, v in protocol.headline(found).items()}
             files += [str(_place(name) / file) for file in files_of(found)]
-        # Known by now: what cannot be read is found by reading it.
+        # Counted last, because unreadable images are found while features are extracted.
         counted = {split: context.about()[split]["images"] for split in ("train", "test")}
         row = {"dataset": name, "classes": context.num_classes, **counted, **numbers}
         return {**row, "files": files}
@@ -129,7 +129,7 @@ class Transfer(BackboneProtocol):
         return {
             name: replace(
                 context.on(_data(context, data)),
-                # Pictures and weights of one are not to overwrite those of another.
+                # Each data set has a folder, so that pictures and weights are not overwritten.
                 out=context.out / _place(name),
             )
             for name, data in self.datasets.items()

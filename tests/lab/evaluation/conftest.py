@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,16 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from solo_ext.lab.evaluation.features import Features
+
+PLAIN: dict[str, Any] = {"rrc": {"enabled": False}, "horizontal_flip": {"prob": 0.0}}
+"""Views without augmentation."""
+RESNET: dict[str, Any] = {"pretrained": False, "model_kwargs": {"channels": [8, 8, 8, 8]}}
+"""A small network with drawn weights, for ``timm/resnet10t``."""
+
+
+def shared(data: dict[str, str], out: Path) -> dict[str, Any]:
+    """Settings of every protocol for images of 16 x 16."""
+    return {"data": data, "crop_size": 16, "num_workers": 0, "device": "cpu", "out": str(out)}
 
 
 @pytest.fixture(scope="session")

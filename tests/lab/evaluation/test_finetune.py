@@ -23,11 +23,8 @@ from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.finetune import Classifier, Finetune, predicted
 from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.evaluation.supervised import EvalCheckpoint, training_loader
+from tests.lab.evaluation.conftest import PLAIN, RESNET, shared
 
-PLAIN = {
-    "rrc": {"enabled": False},
-    "horizontal_flip": {"prob": 0.0},
-}
 QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 50, "augmentation": PLAIN, "lr": 0.01}
 Call = Callable[..., dict[str, Any]]
 
@@ -38,16 +35,7 @@ def call(digit_images: dict[str, str], tmp_path: Path) -> Call:
 
     def run(**settings: Any) -> dict[str, Any]:
         out = settings.pop("out", tmp_path)
-        shared = {
-            "data": digit_images,
-            "pretrained": False,
-            "model_kwargs": {"channels": [8, 8, 8, 8]},
-            "crop_size": 16,
-            "num_workers": 0,
-            "device": "cpu",
-            "out": str(out),
-        }
-        given = {**shared, **QUICK, **settings}
+        given = {**shared(digit_images, out), **RESNET, **QUICK, **settings}
         (row,) = evaluate("timm/resnet10t", "finetune", given)["results"]
         return row
 
@@ -56,17 +44,7 @@ def call(digit_images: dict[str, str], tmp_path: Path) -> Call:
 
 @pytest.fixture
 def context(digit_images: dict[str, str], tmp_path: Path) -> EvalContext:
-    settings = EvalRun.model_validate(
-        {
-            "data": digit_images,
-            "pretrained": False,
-            "model_kwargs": {"channels": [8, 8, 8, 8]},
-            "crop_size": 16,
-            "num_workers": 0,
-            "device": "cpu",
-            "out": str(tmp_path),
-        }
-    )
+    settings = EvalRun.model_validate({**shared(digit_images, tmp_path), **RESNET})
     return open_context("timm/resnet10t", settings)
 
 

@@ -21,21 +21,13 @@ from solo_ext.lab.evaluation.linear import holdout_mask
 from solo_ext.lab.evaluation.linear_augmented import LinearAugmented
 from solo_ext.lab.evaluation.models import EvalRun, Model
 from solo_ext.lab.evaluation.supervised import EvalCheckpoint, cosine_schedule, training_loader
+from tests.lab.evaluation.conftest import PLAIN, RESNET, shared
 
-PLAIN = {"rrc": {"enabled": False}, "horizontal_flip": {"prob": 0.0}}
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 50, "augmentation": PLAIN}
 
 
 def opened(digit_images: dict[str, str], out: Path, name: str = "pixels") -> EvalContext:
-    given: dict[str, Any] = {
-        "data": digit_images,
-        "crop_size": 16,
-        "num_workers": 0,
-        "device": "cpu",
-        "out": str(out),
-    }
-    if name != "pixels":
-        given |= {"pretrained": False, "model_kwargs": {"channels": [8, 8, 8, 8]}}
+    given = shared(digit_images, out) | ({} if name == "pixels" else RESNET)
     return open_context(name, EvalRun.model_validate(given))
 
 

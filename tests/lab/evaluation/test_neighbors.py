@@ -16,10 +16,11 @@ from solo_ext.lab.evaluation import neighbors
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.neighbors import Shown, draw_grid, nearest, queries_of_all_classes
+from tests.lab.evaluation.conftest import shared
 
 
 def run(digit_images: dict[str, str], out: Path, **settings: Any) -> dict[str, Any]:
-    given = {"data": digit_images, "out": str(out), "num_workers": 0, "device": "cpu"}
+    given = shared(digit_images, out)
     (row,) = evaluate("pixels", "neighbors", {**given, **settings})["results"]
     return dict(row)
 

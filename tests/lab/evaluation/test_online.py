@@ -22,33 +22,19 @@ from solo_ext.lab.training.pretrain import pretrain
 MakeConfig = Callable[..., dict[str, Any]]
 
 
-def test_online_equals_offline_and_leaves_training_alone(
-    make_config: MakeConfig, images: Path, tmp_path: Path
-) -> None:
-    """Same numbers as `eval` on the checkpoint; the weights are those of a run without it."""
+def test_online_equals_offline(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
+    """The numbers of `eval` on the checkpoint, before training, every n epochs, after the last."""
     online = {"every_n_epochs": 2, "protocols": ["knn", "linear"]}
-    config = make_config("debiased", data={"val_path": str(images)}, max_epochs=3)
-    plain = pretrain(prepare(config), run_dir=tmp_path / "plain", show_progress=False)
-    watched = pretrain(
-        prepare({**config, "online_eval": online}),
-        run_dir=tmp_path / "watched",
-        show_progress=False,
-    )
-    records = read_jsonl(watched.run_dir / "metrics.jsonl")
-    seen = {r["epochs_done"]: r for r in records if "online_knn_acc1" in r}
+    data = {"val_path": str(images)}
+    config = make_config("debiased", data=data, max_epochs=3, online_eval=online)
+    run = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False).run_dir
+    seen = {
+        r["epochs_done"]: r for r in read_jsonl(run / "metrics.jsonl") if "online_knn_acc1" in r
+    }
     assert sorted(seen) == [0, 2, 3]
     for protocol in ("knn", "linear"):
-        record = evaluate(watched.run_dir, protocol)
-        assert seen[3][f"online_{protocol}_acc1"] == pytest.approx(
-            headline(protocol, record["results"])["acc1"]
-        )
-    assert plain.checkpoint is not None
-    assert watched.checkpoint is not None
-    a, b = (
-        torch.load(c, weights_only=True)["state_dict"]
-        for c in (plain.checkpoint, watched.checkpoint)
-    )
-    assert all(torch.equal(a[k], b[k]) for k in a)
+        found = headline(protocol, evaluate(run, protocol)["results"])
+        assert seen[3][f"online_{protocol}_acc1"] == pytest.approx(found["acc1"])
 
 
 def quick(images: Path) -> dict[str, Any]:
@@ -57,7 +43,7 @@ def quick(images: Path) -> dict[str, Any]:
     return {
         "linear_augmented": {"epochs": 1, "lr": [0.1], "batch_size": 16},
         "finetune": {"epochs": 1, "batch_size": 16},
-        "map": {"methods": ["pca"], "html": False},
+        "map": {"methods": ["pca"]},
         "neighbors": {"queries": 3, "k": 2},
         "transfer": {"datasets": {"same": paths}, "protocols": ["knn"]},
     }

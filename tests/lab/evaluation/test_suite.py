@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,9 +22,9 @@ from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.evaluation.protocol import BackboneProtocol, FeatureProtocol, Row
 from solo_ext.lab.evaluation.store import Ranks
 from solo_ext.lab.evaluation.suite import evaluate_suite, read_suite_settings
-from solo_ext.lab.evaluation.suite_page import render_suite
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
+from tests.page_tree import parse
 
 MakeConfig = Callable[..., dict[str, Any]]
 QUICK: dict[str, Any] = {
@@ -73,7 +71,7 @@ class Drawn(BackboneProtocol):
         context.out.mkdir(exist_ok=True)
         Image.new("RGB", (3, 3), self.colour).save(context.out / "drawn.png")
         (context.out / "drawn.safetensors").write_text(self.colour)
-        return [{"acc1": 1.5, "picture": "drawn.png", "page": "map.html", "saved": WEIGHTS}]
+        return [{"acc1": 1.5, "picture": "drawn.png", "saved": WEIGHTS}]
 
 
 seen: list[EvalContext] = []
@@ -204,7 +202,6 @@ def test_failed_ones_and_lost_pictures_are_measured_again(run: Path) -> None:
     settings = {"protocols": ["drawn"], "drawn": {"colour": "red"}}
     evaluate_suite(run, {"protocols": ["drawn"]})
     assert len(seen) == 0
-    (run / "map.html").write_text("")
     for expected in (1, 1):
         evaluate_suite(run, settings)
         assert len(seen) == expected
@@ -231,18 +228,6 @@ def test_picture_of_another_call_is_not_taken_for_its_own(run: Path) -> None:
     assert (run / "drawn.png").read_bytes() == red
     assert base64.b64encode(red).decode() in read(run)[1]
     assert len(seen) == 3
-
-
-def test_single_map_after_the_suite(run: Path) -> None:
-    one = {"methods": ["pca"], "max_images": 30, "html": False}
-    settings = {"protocols": ["map"], "map": one}
-    first = evaluate_suite(run, settings)
-    picture = (run / "map_pca.png").read_bytes()
-    evaluate(run, "map", {**one, "max_images": 12})
-    assert (run / "map_pca.png").read_bytes() != picture
-    again = evaluate_suite(run, settings)
-    assert again["entries"][0]["results"] == first["entries"][0]["results"]
-    assert (run / "map_pca.png").read_bytes() == picture
 
 
 def transfer_to(folder: Path, *protocols: str) -> dict[str, Any]:
@@ -364,7 +349,7 @@ def test_features_are_extracted_once_where_they_are_not_stored(
     asked: list[str] = []
     extract = EvalContext._features
     monkeypatch.setattr(EvalContext, "_features", spy)
-    small = {"neighbors": {"queries": 2, "k": 2}, "map": {"methods": ["pca"], "html": False}}
+    small = {"neighbors": {"queries": 2, "k": 2}, "map": {"methods": ["pca"]}}
     protocols = {"protocols": ["knn", "neighbors", "map"], "data": {"unreadable": "skip"}}
     record = evaluate_suite(run, {**QUICK, **small, **protocols})
     assert record["failed"] == []
@@ -420,63 +405,18 @@ def test_settings_are_refused(settings: dict[str, Any], line: str) -> None:
     assert line in str(caught.value)
 
 
-class Page(HTMLParser):
-    """Tags with their attributes, and the text outside of style."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 @pytest.mark.usefixtures("more")
 def test_page_is_whole_and_escapes(run: Path) -> None:
     settings = {"protocols": ["knn", "broken", "drawn"], "drawn": {"colour": "red"}}
-    (run / "map.html").write_text("")
     evaluate_suite(run, settings)
     record, text = read(run)
-    page = Page(text)
-    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "b", "iframe"})
+    page = parse(text)
+    assert not [tag for tag in ("script", "link", "b", "iframe") if page.all(tag)]
     assert "Broken & <b>bold</b>" in page.text
     assert "<script>alert(1)</script>" in page.text
-    (source,) = (a["src"] for tag, a in page.tags if tag == "img")
-    head, _, data = str(source).partition(",")
+    (picture,) = page.all("img")
+    head, _, data = picture.attrs["src"].partition(",")
     assert head == "data:image/png;base64"
     assert base64.b64decode(data) == (run / "drawn.png").read_bytes()
     assert "http" not in text.replace("http-equiv", "")
-    assert "interactive: map.html" in page.text
     assert f"digest {record['checkpoint_sha256']}" in page.text
-
-
-@pytest.mark.parametrize("name", ["../drawn.png", "/etc/passwd", "none.png", "drawn.svg"])
-def test_only_pictures_of_the_folder_are_embedded(name: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for place in (tmp_path / "drawn.png", folder / "drawn.svg"):
-        Image.new("RGB", (3, 3)).save(place, "PNG")
-    record = {
-        **{"method": None, "run": "x", "epoch": None, "checkpoint": "c", "image_size": 3},
-        "checkpoint_sha256": "d",
-        "backbone": {"name": "r", "kwargs": {}},
-        "train": {"path": "p", "images": 1},
-        "test": {"path": "p", "images": 1},
-        "environment": {},
-        "entries": [
-            {
-                **{"protocol": "p", "title": "P", "status": "done", "headline": {}},
-                **{"seconds": 1.0, "settings": {}, "results": [{"picture": name}]},
-            }
-        ],
-    }
-    outside = {name: hashlib.sha256(tmp_path.joinpath("drawn.png").read_bytes()).hexdigest()}
-    record["entries"][0]["files"] = outside  # type: ignore[index]
-    page = Page(render_suite(record, folder))
-    assert "img" not in {tag for tag, _ in page.tags}
-    assert "no picture" in page.text
