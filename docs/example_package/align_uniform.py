@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solo_ext.config.types import PositiveFloat, PositiveInt
+from solo_ext.core.types import PositiveFloat, PositiveInt
 from solo_ext.host import BaseMethod
 from solo_ext.losses import alignment_loss_func, uniformity_loss_func
 from solo_ext.methods.metric_criteria import PairCriterion, trains

@@ -70,14 +70,14 @@ def check_method_kwargs(kwargs_type: type, given: Mapping[str, Any]) -> dict[str
     """Checks ``method_kwargs`` against a method's class of them and fills in its defaults.
 
     The class is a :class:`Section`, or a dataclass with the decorator
-    :func:`solo_ext.config.types.method_kwargs`.
+    :func:`solo_ext.core.types.method_kwargs`.
 
     Keys of the class attribute ``SYNONYMS``, if there is one, stand for those that it maps them to.
 
     Raises:
         ConfigError: as :func:`check_run`; a key and its synonym with two values.
 
-    >>> from solo_ext.config.types import method_kwargs
+    >>> from solo_ext.core.types import method_kwargs
     >>> @method_kwargs
     ... class Kwargs:
     ...     temperature: float = 0.2
@@ -284,7 +284,7 @@ def expected(annotation: Any) -> str:
     """Says what a value of ``annotation`` looks like in YAML.
 
     Args:
-        annotation: a type of :mod:`solo_ext.config.types`, a section, or a union of such.
+        annotation: a type of :mod:`solo_ext.core.types`, a section, or a union of such.
 
     Returns:
         For example ``an integer above 0`` or ``a list, each a number from 0 to 1``.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from solo_ext.config.types import (
+from solo_ext.core.types import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,

@@ -4,13 +4,12 @@ Each file begins with its formula: where a fused kernel computes the loss, with 
 (``plain_...``) that the kernel is tested against, and the function below says when which of them
 runs; elsewhere the loss is the formula. Start with ``info_nce`` (a queue), then ``contrastive``
 (batches, debiased and hard negatives), which ``mochi`` and ``nnclr`` build on; ``proto_nce`` is
-PCL's, ``protocpc`` and ``seed`` are those of distillation. ``clip``, ``nce``, ``metric``,
+PCL's, ``protocpc`` and ``seed`` are those of distillation. ``nce`` (CLIP too), ``metric``,
 ``margin`` and ``alignment`` hold the classical ones. Every loss is registered in ``LOSSES``.
 """
 
 from solo_ext.kernels.mixed_logsumexp import MixDraws
 from solo_ext.losses.alignment import alignment_loss_func, uniformity_loss_func
-from solo_ext.losses.clip import clip_loss_func
 from solo_ext.losses.common import LOSSES
 from solo_ext.losses.contrastive import (
     ContrastiveTerms,
@@ -31,7 +30,7 @@ from solo_ext.losses.metric import (
     triplet_loss_func,
 )
 from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
-from solo_ext.losses.nce import bilinear_info_nce_loss_func, nce_loss_func
+from solo_ext.losses.nce import bilinear_info_nce_loss_func, clip_loss_func, nce_loss_func
 from solo_ext.losses.nnclr import nnclr_symmetric_loss_func
 from solo_ext.losses.proto_nce import proto_nce_loss_func
 from solo_ext.losses.protocpc import ProtoCPCTerms, protocpc_loss_func, protocpc_step

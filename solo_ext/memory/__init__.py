@@ -2,13 +2,11 @@
 
 Read in this order: :mod:`~solo_ext.memory.state`, how buffers stay out of DDP's broadcast and come
 back from a checkpoint; :mod:`~solo_ext.memory.features`, queue, support set and bank;
-:mod:`~solo_ext.memory.prototypes`, learned or found by clustering; :mod:`~solo_ext.memory.prior`,
-how common each prototype is, and Sinkhorn-Knopp; :mod:`~solo_ext.memory.heads`;
-:mod:`~solo_ext.memory.teacher`; :mod:`~solo_ext.memory.knn`, which the host's validation and the
-evaluation share.
+:mod:`~solo_ext.memory.prototypes`, learned or found by clustering, how common each is, and
+Sinkhorn-Knopp; :mod:`~solo_ext.memory.heads`; :mod:`~solo_ext.memory.teacher`;
+:mod:`~solo_ext.memory.knn`, which the host's validation and the evaluation share.
 """
 
-from solo_ext.memory.prior import PrototypePrior, sinkhorn
-from solo_ext.memory.prototypes import Prototypes
+from solo_ext.memory.prototypes import PrototypePrior, Prototypes, sinkhorn
 
 __all__ = ["PrototypePrior", "Prototypes", "sinkhorn"]

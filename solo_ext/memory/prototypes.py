@@ -1,14 +1,18 @@
-"""Prototypes that learn, and those that a clustering found."""
+"""Prototypes that learn, those that a clustering found, and how common each of them is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from solo_ext.core.distributed import sum_over_ranks
+from solo_ext.core.precision import full_precision_products
+from solo_ext.kernels.sinkhorn import probabilities_, scale
+from solo_ext.losses.protocpc import moved_prior
 from solo_ext.memory.state import State
 
 
@@ -164,3 +168,144 @@ class ClusterPrototypes(State):
 
     def load_extra_state(self, numbers: list[int]) -> None:
         self.epoch, self.backend = numbers[0], bytes(numbers[1:]).decode()
+
+
+class PrototypePrior(State):
+    """Running mean of the teacher's prototype probabilities, times K.
+
+    ``q <- m q + (1 - m) K mean_i p_i`` (Eq. 4). Starts flat. fp32 also under autocast and in
+    modules of lower precision. A step's loss reads the value that :meth:`peek` gives, which changes
+    nothing; after the optimiser's step it is taken over, by :meth:`commit_` or :meth:`update_`.
+
+    Attributes:
+        value: (K,), sums to K.
+        momentum: m.
+
+    Args:
+        num_prototypes: K, above 0.
+        momentum: m in [0, 1]; 0: the last batch alone.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Example:
+        >>> prior = PrototypePrior(2, momentum=0.5)
+        >>> probs = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> prior.peek(probs), prior.value
+        (tensor([1.5000, 0.5000]), tensor([1., 1.]))
+        >>> prior.update_(probs)
+        >>> prior.value
+        tensor([1.5000, 0.5000])
+
+    Source:
+        Lee, 2021, openreview 8la28hZOwug, Eq. 4.
+    """
+
+    value: Tensor
+
+    def __init__(self, num_prototypes: int, momentum: float = 0.9) -> None:
+        super().__init__()
+        if num_prototypes < 1:
+            raise ValueError(f"num_prototypes={num_prototypes}: must be 1 or more")
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"momentum={momentum}: must be in [0, 1]; the paper uses 0.9")
+        self.momentum = momentum
+        self.register_buffer("value", torch.ones(num_prototypes))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        held = self.value
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if torch.finfo(self.value.dtype).bits < 32:
+            # Half precision would round small entries to zero.
+            self.value = held.to(self.value.device)
+        return self
+
+    @torch.no_grad()
+    def peek(self, teacher_probs: Tensor) -> Tensor:
+        """The value once it contains this batch.
+
+        Args:
+            teacher_probs: (N, K) local samples, rows that sum to 1; the mean is over the samples
+                of all ranks, which may hold different numbers.
+
+        Returns:
+            (K,).
+
+        Raises:
+            ValueError: the shape does not fit.
+        """
+        if teacher_probs.ndim != 2 or teacher_probs.shape[1:] != self.value.shape:
+            raise ValueError(
+                f"teacher_probs must be (N, {self.value.shape[0]}), got "
+                f"{tuple(teacher_probs.shape)}"
+            )
+        dtype = torch.promote_types(teacher_probs.dtype, torch.float32)
+        total = teacher_probs.sum(0, dtype=dtype)
+        count = total.new_full((1,), teacher_probs.shape[0])
+        total = sum_over_ranks(torch.cat((total, count)))
+        return moved_prior(self.value, total[:-1] / total[-1], self.momentum)
+
+    @torch.no_grad()
+    def commit_(self, value: Tensor) -> None:
+        """Takes a value over, of :meth:`peek` or of a step that computed it.
+
+        Args:
+            value: (K,) that sums to K, the same on every rank.
+        """
+        self.value.copy_(value)
+
+    def update_(self, teacher_probs: Tensor) -> None:
+        """:meth:`peek` and :meth:`commit_` in one."""
+        self.commit_(self.peek(teacher_probs))
+
+
+@torch.no_grad()
+def sinkhorn(
+    scores: Tensor, epsilon: float = 0.05, iterations: int = 3, *, unit: bool = False
+) -> Tensor:
+    """Assignments that give all prototypes nearly the same mass, by Sinkhorn-Knopp.
+
+    ``Q = diag(u) exp(scores / epsilon) diag(v)`` (Eq. 5). Starting from u = 1, each
+    iteration chooses v so that every prototype has mass N / K over the batch, and then u so that
+    every sample has mass 1: rows sum to 1, columns nearly to N / K. The batch is that of all
+    ranks, which may hold different numbers of samples. Safe at any scores and epsilon; the
+    result is a constant.
+
+    Args:
+        scores: (N, K) local samples by prototypes, higher is closer; fp64 is kept, all else is
+            computed and returned in fp32.
+        epsilon: above 0; the lower, the closer to one prototype for each sample.
+        iterations: 1 or more.
+        unit: whether all scores are known to lie in [-1, 1], as cosines do; saves a pass over them
+            unless epsilon is below 0.025.
+
+    Returns:
+        (N, K) probabilities.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Example:
+        >>> q = sinkhorn(torch.tensor([[1.0, 0.0], [1.0, 0.2]]))
+        >>> q.argmax(1), bool(torch.allclose(q.sum(1), torch.ones(2)))
+        (tensor([0, 1]), True)
+
+    Source:
+        Caron et al., NeurIPS 2020, arXiv 2006.09882; Cuturi, NeurIPS 2013, arXiv 1306.0895.
+    """
+    if scores.ndim != 2:
+        raise ValueError(f"scores must be (N, K), got {tuple(scores.shape)}")
+    if epsilon <= 0:
+        raise ValueError(f"epsilon={epsilon}: must be above 0; SwAV uses 0.05")
+    if iterations < 1:
+        raise ValueError(f"iterations={iterations}: must be 1 or more; SwAV uses 3")
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+
+    def logits(rows: slice, columns: slice) -> Tensor:
+        return scores[rows, columns].to(dtype) * (1 / epsilon)
+
+    with full_precision_products(scores.device):
+        shape = scores.shape[0], scores.shape[1]
+        bound = 1 / epsilon if unit else None
+        like = scores.new_empty(0, dtype=dtype)
+        return probabilities_(*scale(logits, shape, like, iterations, bound=bound))

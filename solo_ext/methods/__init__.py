@@ -2,12 +2,12 @@
 
 One paper, one file, named as configs name the method: its settings, the module, and a
 ``training_step`` in the order of the paper's algorithm; :mod:`~solo_ext.methods.pcl` is a good one
-to begin with. What several share is beside them: :mod:`~solo_ext.methods.registry`, the table and
-what methods declare; :mod:`~solo_ext.methods.projected`, the host's base classes with a projector;
+to begin with. What several share is beside them: :mod:`~solo_ext.methods.registry`, the table, what
+methods declare, and defaults that follow the number of images;
+:mod:`~solo_ext.methods.projected`, the host's base classes with a projector;
 :mod:`~solo_ext.methods.contrastive` and :mod:`~solo_ext.methods.distillation`, what their families
-have in common; :mod:`~solo_ext.methods.e_step`, clusterings of the training set between epochs;
-:mod:`~solo_ext.methods.data_sizes`, defaults that follow the number of images. A method's module is
-imported when the method is registered or asked for.
+have in common; :mod:`~solo_ext.methods.e_step`, clusterings of the training set between epochs. A
+method's module is imported when the method is registered or asked for.
 """
 
 from __future__ import annotations

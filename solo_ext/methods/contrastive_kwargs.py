@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig
 
-from solo_ext.config.types import (
+from solo_ext.core.errors import ConfigError
+from solo_ext.core.types import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -14,8 +15,6 @@ from solo_ext.config.types import (
     ProbabilityBelowOne,
     method_kwargs,
 )
-from solo_ext.core.errors import ConfigError
-from solo_ext.methods.data_sizes import clusters, fill_from_data, queue
 from solo_ext.methods.e_step import (
     PUBLISHED_CLUSTERS,
     EStepKwargs,
@@ -31,10 +30,15 @@ from solo_ext.methods.negatives import (
     mixes,
     report_mixing,
 )
-from solo_ext.methods.registry import has_indices, logger, require_indices
-from solo_ext.methods.settings_report import (
+from solo_ext.methods.registry import (
     UNREAD_ALPHA,
+    clusters,
+    fill_from_data,
+    has_indices,
     idle_in_projector,
+    logger,
+    queue,
+    require_indices,
     warn_of_idle_settings,
     warn_of_the_floor,
 )

@@ -11,20 +11,19 @@ import torch.nn.functional as F
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from solo_ext.config.types import PositiveInt, method_kwargs
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.geometry import effective_rank
+from solo_ext.core.types import PositiveInt, method_kwargs
 from solo_ext.host import BaseMethod
+from solo_ext.losses.alignment import effective_rank
 from solo_ext.memory.heads import projector
-from solo_ext.memory.teacher import Renormalize, Teacher, TeacherCache
 from solo_ext.methods.projected import ProjectedMethod
 from solo_ext.methods.registry import (
     fill_method_kwargs,
+    idle_in_projector,
     logger,
     require_indices,
     typed_kwargs,
 )
-from solo_ext.methods.settings_report import idle_in_projector
 
 if TYPE_CHECKING:
     from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource
@@ -108,6 +107,7 @@ class Distillation(ProjectedMethod):
         super().__init__(cfg)
         # Here and not above: what reads teachers is not needed to register a method.
         from solo_ext.data.transforms import statistics
+        from solo_ext.memory.teacher import Renormalize, Teacher, TeacherCache
         from solo_ext.pretrained.teachers import load_teacher
 
         self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, self.kwargs_type)

@@ -21,11 +21,11 @@ from annotated_types import MinLen
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from solo_ext.config.types import NonNegativeInt, PositiveFloat, PositiveInt, method_kwargs
 from solo_ext.core import distributed
 from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, method_kwargs
 from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import eval_mode

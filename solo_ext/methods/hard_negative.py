@@ -14,7 +14,7 @@ The step is :class:`solo_ext.methods.contrastive.Contrastive`, the loss
 
 from __future__ import annotations
 
-from solo_ext.config.types import (
+from solo_ext.core.types import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,

@@ -23,16 +23,15 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.config.types import NonNegativeFloat, PositiveInt, method_kwargs
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.types import NonNegativeFloat, PositiveInt, method_kwargs
 from solo_ext.host import BaseMethod
 from solo_ext.losses import LOSSES, uniformity_loss_func
 from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.heads import projector
 from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.data_sizes import clusters, fill_from_data
 from solo_ext.methods.e_step import (
     PUBLISHED_CLUSTERS,
     EStep,
@@ -53,14 +52,14 @@ from solo_ext.methods.metric_criteria import (
 from solo_ext.methods.projected import ProjectedMethod
 from solo_ext.methods.registry import (
     METHODS,
+    UNREAD_ALPHA,
+    clusters,
+    fill_from_data,
     fill_method_kwargs,
+    idle_in_projector,
     require_indices,
     require_two_views,
     typed_kwargs,
-)
-from solo_ext.methods.settings_report import (
-    UNREAD_ALPHA,
-    idle_in_projector,
     warn_of_idle_settings,
     warn_of_the_floor,
 )

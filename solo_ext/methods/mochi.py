@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from solo_ext.config.types import method_kwargs
+from solo_ext.core.types import method_kwargs
 from solo_ext.methods.contrastive import Preset
 from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
 from solo_ext.methods.negatives import MixingKwargs

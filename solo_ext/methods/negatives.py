@@ -10,10 +10,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 from torch import Tensor
 
-from solo_ext.config.types import NonNegativeInt, PositiveInt, method_kwargs
 from solo_ext.core import distributed
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.types import NonNegativeInt, PositiveInt, method_kwargs
 from solo_ext.losses.contrastive import ContrastiveTerms
 from solo_ext.losses.mochi import Mixing, draw_mixes
 from solo_ext.memory.features import FeatureQueue

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.config.types import NonNegativeFloat, PositiveFloat, PositiveInt, method_kwargs
 from solo_ext.core import distributed
 from solo_ext.core.draws import draw, mix
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt, method_kwargs
 from solo_ext.host import initialize_momentum_params
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
@@ -26,7 +26,6 @@ from solo_ext.memory.features import FeatureBank, FeatureQueue
 from solo_ext.memory.heads import projector
 from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.data_sizes import clusters, fill_from_data, queue
 from solo_ext.methods.e_step import (
     PUBLISHED_CLUSTERS,
     EStep,
@@ -38,8 +37,11 @@ from solo_ext.methods.e_step import (
 from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.registry import (
     METHODS,
+    clusters,
+    fill_from_data,
     fill_method_kwargs,
     logger,
+    queue,
     require_indices,
     require_two_views,
     typed_kwargs,

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.core.geometry import effective_rank
 from solo_ext.host import BaseMethod, BaseMomentumMethod
 from solo_ext.losses import alignment_loss_func, uniformity_loss_func
+from solo_ext.losses.alignment import effective_rank
 
 
 class ProjectedMethod(BaseMethod):

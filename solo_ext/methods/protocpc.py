@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.config.types import (
+from solo_ext.core.types import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -19,19 +19,20 @@ from solo_ext.config.types import (
 from solo_ext.host import initialize_momentum_params
 from solo_ext.losses.protocpc import ProtoCPCTerms, protocpc_step
 from solo_ext.memory.heads import projector
-from solo_ext.memory.prior import PrototypePrior
-from solo_ext.memory.prototypes import Prototypes
+from solo_ext.memory.prototypes import PrototypePrior, Prototypes
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.data_sizes import fill_from_data, prototypes
 from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.registry import (
     METHODS,
+    fill_from_data,
     fill_method_kwargs,
+    idle_in_projector,
     logger,
+    prototypes,
     require_two_views,
     typed_kwargs,
+    warn_of_idle_settings,
 )
-from solo_ext.methods.settings_report import idle_in_projector, warn_of_idle_settings
 
 
 @method_kwargs

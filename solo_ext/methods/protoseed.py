@@ -9,11 +9,10 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from solo_ext.config.types import method_kwargs
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.types import method_kwargs
 from solo_ext.losses.protocpc import protocpc_step
-from solo_ext.memory.prior import PrototypePrior
-from solo_ext.memory.prototypes import Prototypes
+from solo_ext.memory.prototypes import PrototypePrior, Prototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.distillation import Distillation, DistillationKwargs, idle_in_head
 from solo_ext.methods.protocpc import (

@@ -1,12 +1,20 @@
-"""The table of methods, and what every method of the plugin declares."""
+"""The table of methods, and what their settings share.
+
+What a method needs of the config (:func:`require_indices`, ...), defaults that follow the number of
+training images (:func:`fill_from_data`), and warnings of settings that do nothing.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from solo_ext.core.errors import ConfigError
@@ -39,7 +47,7 @@ def typed_kwargs(section: DictConfig, kwargs_type: type[K]) -> K:
 
     Args:
         section: ``cfg.method_kwargs``, or a section of it.
-        kwargs_type: its class, made by :func:`solo_ext.config.types.method_kwargs`.
+        kwargs_type: its class, made by :func:`solo_ext.core.types.method_kwargs`.
     """
     return _instance(kwargs_type, OmegaConf.to_container(section, resolve=True))  # type: ignore[arg-type]
 
@@ -105,3 +113,181 @@ def require_indices(cfg: DictConfig, purpose: str) -> None:
 
 def _encoded_indices(cfg: DictConfig) -> Any:
     return (cfg.get("dali") or {}).get("encode_indexes_into_labels")
+
+
+IMAGENET = 1_281_167
+"""Training images of ImageNet-1k."""
+SHARE = 8
+"""Training images for each row of a queue, support set or table of prototypes, at the least."""
+_DOWNLOADED = {"cifar10": 50_000, "cifar100": 50_000, "stl10": 105_000}
+"""Those that solo-learn's own script downloads after it has made the method."""
+
+Size = Callable[[int, int], int | list[int]]
+"""What a default is, from the number of training images and the batch size."""
+
+
+def clusters(*published: int) -> Size:
+    """The published numbers for ImageNet, in proportion; at least 2."""
+    return lambda images, batch: [max(2, round(k * images / IMAGENET)) for k in published]
+
+
+def queue(published: int) -> Size:
+    """The published rows, up to the share, in whole batches and at least one."""
+    return lambda images, batch: min(published, max(1, images // SHARE // batch) * batch)
+
+
+def prototypes(published: int) -> Size:
+    """The published number, up to the share; at least 2."""
+    return lambda images, batch: min(published, max(2, images // SHARE))
+
+
+def fill_from_data(cfg: DictConfig, sizes: Mapping[str, Size], images: int | None) -> None:
+    """Gives the keys of ``method_kwargs`` that are null their size, and says so in one line.
+
+    A run that begins with another's checkpoint takes what was recorded beside it.
+
+    Args:
+        cfg: the config, ``method_kwargs`` filled in.
+        sizes: by dotted key of ``method_kwargs``.
+        images: training images; by default they are counted if a key needs it.
+
+    Raises:
+        ConfigError: there are no images to count.
+    """
+    kwargs = cfg.method_kwargs
+    absent = {k: size for k, size in sizes.items() if OmegaConf.select(kwargs, k) is None}
+    if not absent:
+        return
+    found = {k: v for k in absent if (v := _recorded(cfg, k)) is not None}
+    source = "the checkpoint's run"
+    if found.keys() != absent.keys():
+        count = num_training_images(cfg.data) if images is None else images
+        source = f"{count:,} training images"
+        batch = cfg.optimizer.batch_size
+        found = {k: found.get(k) or size(count, batch) for k, size in absent.items()}
+    for key, value in found.items():
+        OmegaConf.update(kwargs, key, value)
+    listed = ", ".join(f"{key}={value}" for key, value in found.items())
+    rank_zero_only(logger.info)(f"{cfg.method}: {listed} from {source}")
+
+
+def num_training_images(data: Mapping[str, Any]) -> int:
+    """Training images of solo-learn's own script, which opens them after it has made the method.
+
+    Args:
+        data: the section of the config; what that script does not read changes nothing.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    from solo_ext.data.images import open_images
+
+    known = _DOWNLOADED.get(data["dataset"])
+    if known is not None:
+        return known
+    given = {"format": "image_folder", **data, "holdout": None, "unreadable": "refuse"}
+    return len(open_images(given, "train"))
+
+
+def _recorded(cfg: DictConfig, key: str) -> int | list[int] | None:
+    """The size that the run whose checkpoint this one begins with had, if its file holds one."""
+    checkpoint = cfg.get("resume_from_checkpoint")
+    try:
+        held = json.loads(Path(checkpoint or "").with_name("args.json").read_text())
+        value: Any = held["method_kwargs"] if held["method"] == cfg.method else None
+        # Plain look-ups: nothing in a file of a run is resolved.
+        for name in key.split("."):
+            value = value[name]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    numbers = value if isinstance(value, list) else [value]
+    return value if numbers and all(type(n) is int and n > 0 for n in numbers) else None
+
+
+UNREAD_ALPHA = "the loss does not read the clusters' concentrations"
+"""Why ``clusters.alpha`` is idle where only the clusters' means or members count."""
+
+
+def warn_of_idle_settings(cfg: DictConfig, kwargs_type: type[Any], idle: Mapping[str, str]) -> None:
+    """Names in one line the settings that were changed and that nothing reads.
+
+    Args:
+        cfg: the config, ``method_kwargs`` filled in.
+        kwargs_type: the dataclass of these, whose defaults nobody chose.
+        idle: why nothing reads them, by the settings' names; that of a section is for all in it.
+    """
+    changed = _changed(cfg.method_kwargs, kwargs_type)
+    reasons: dict[str, list[str]] = {}
+    for name, reason in idle.items():
+        for key in changed:
+            if key == name or key.startswith(f"{name}."):
+                reasons.setdefault(reason, []).append(f"method_kwargs.{key}")
+    if reasons:
+        listed = "; ".join(f"{', '.join(keys)} ({reason})" for reason, keys in reasons.items())
+        logger.warning(f"{cfg.method}: settings without effect on training: {listed}")
+
+
+def idle_in_projector(kwargs: Any, batch_norm: str = "proj_batch_norm") -> dict[str, str]:
+    """Settings of a projector's hidden layers where it has none.
+
+    Args:
+        kwargs: ``method_kwargs``.
+        batch_norm: the name of the setting whether these are normalised.
+    """
+    if kwargs.proj_layers > 1:
+        return {}
+    return dict.fromkeys(("proj_hidden_dim", batch_norm), "proj_layers=1 has no hidden layer")
+
+
+def warn_of_the_floor(
+    section: str, tau_plus: float, beta: float, temperature: float, dim: int, watch: str = ""
+) -> None:
+    """Warns where most anchors can be expected on the debiased estimate's floor.
+
+    Args:
+        section: of the config, in which they stand.
+        tau_plus: in [0, 1); without an effect at 0.
+        beta: 0 or more.
+        temperature: above 0.
+        dim: D of the embeddings.
+        watch: the metric that is the share of those anchors, where there is one.
+    """
+    # Where independent directions and a positive at cosine 0.9 already reach the floor, a
+    # trained backbone will too.
+    exponent = (1 + 2 * beta) / (2 * dim * temperature**2) - 0.9 / temperature
+    share = math.exp(min(exponent, 0.0))
+    if tau_plus > share:
+        logger.warning(
+            f"{section}.tau_plus={tau_plus} is large for temperature={temperature}: most anchors "
+            "will sit on the floor and get no gradient from their negatives"
+            + (f" (watch {watch})" if watch else "")
+            + f"; take tau_plus below {share:.2g} or a higher temperature"
+        )
+
+
+def _changed(kwargs: DictConfig, kwargs_type: type[Any]) -> list[str]:
+    # pydantic is not needed to register a method.
+    from solo_ext.config.check import check_method_kwargs
+
+    given: Any = OmegaConf.to_container(kwargs, resolve=True)
+    missing = dataclasses.MISSING
+    required = {
+        f.name: given[f.name]
+        for f in dataclasses.fields(kwargs_type)
+        if f.default is missing and f.default_factory is missing
+    }
+    return _differing(given, check_method_kwargs(kwargs_type, required))
+
+
+def _differing(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = ""
+) -> list[str]:
+    """Dotted keys of the values that are not the default."""
+    found = []
+    for name, value in given.items():
+        default = defaults.get(name)
+        if isinstance(value, dict) and isinstance(default, dict):
+            found += _differing(value, default, f"{prefix}{name}.")
+        elif value != default:
+            found.append(f"{prefix}{name}")
+    return found

@@ -11,21 +11,19 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.config.types import (
+from solo_ext.core import distributed
+from solo_ext.core.errors import ConfigError
+from solo_ext.core.types import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     ProbabilityBelowOne,
     method_kwargs,
 )
-from solo_ext.core import distributed
-from solo_ext.core.errors import ConfigError
 from solo_ext.losses.contrastive import NegativeEstimator, contrastive
 from solo_ext.losses.seed import seed_terms
 from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.data_sizes import fill_from_data
-from solo_ext.methods.data_sizes import queue as queue_rows
 from solo_ext.methods.distillation import Distillation, DistillationKwargs, idle_in_head
 from solo_ext.methods.negatives import (
     DrawnMixing,
@@ -38,8 +36,14 @@ from solo_ext.methods.negatives import (
     report_mixing,
     term_metrics,
 )
-from solo_ext.methods.registry import METHODS, logger
-from solo_ext.methods.settings_report import warn_of_idle_settings, warn_of_the_floor
+from solo_ext.methods.registry import (
+    METHODS,
+    fill_from_data,
+    logger,
+    warn_of_idle_settings,
+    warn_of_the_floor,
+)
+from solo_ext.methods.registry import queue as queue_rows
 
 
 @method_kwargs

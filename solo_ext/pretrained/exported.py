@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from solo_ext import host
 from solo_ext.config.check import validated
 from solo_ext.config.schema import Section
-from solo_ext.config.types import NonNegativeInt, PositiveFloat, PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt
 from solo_ext.data.transforms import Transform, eval_transform
 from solo_ext.host.backbones import PREFIX, BackboneTable, build_backbone
 from solo_ext.pretrained.files import check_fit

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from solo_ext import host
 from solo_ext.config.check import validated
-from solo_ext.config.types import PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import CHECKPOINT_NAME
+from solo_ext.core.types import PositiveInt
 from solo_ext.data.transforms import STATISTICS, statistics
 from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained.exported import FETCHING

@@ -11,7 +11,8 @@ from pydantic import BaseModel, Field
 
 from solo_ext.config.check import check_method_kwargs, expected, literal_choices
 from solo_ext.config.schema import Seed, Share
-from solo_ext.config.types import (
+from solo_ext.core.errors import ConfigError
+from solo_ext.core.types import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -20,7 +21,6 @@ from solo_ext.config.types import (
     ProbabilityBelowOne,
     method_kwargs,
 )
-from solo_ext.core.errors import ConfigError
 
 
 class Inner(BaseModel):

@@ -178,7 +178,7 @@ def test_scenario(name: str, failures: dict[str, str]) -> None:
 
 
 def test_real_modules_come_back_when_the_import_fails() -> None:
-    from solo_ext.host.release_1_0_2.aliases import legacy_imports
+    from solo_ext.host.release_1_0_2 import legacy_imports
 
     held = ModuleType("pytorch_lightning")
     path, others = list(sys.meta_path), old_modules()
@@ -206,7 +206,7 @@ def test_below_the_old_name_lies_no_second_copy() -> None:
     """A submodule imported under the old name is the new one, class for class."""
     import lightning.pytorch.callbacks
 
-    from solo_ext.host.release_1_0_2.aliases import legacy_imports
+    from solo_ext.host.release_1_0_2 import legacy_imports
 
     with legacy_imports():
         callbacks = importlib.import_module("pytorch_lightning.callbacks")

@@ -30,7 +30,7 @@ from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
 from solo_ext.losses.nnclr import nnclr_terms
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
-from solo_ext.memory.prior import PrototypePrior
+from solo_ext.memory.prototypes import PrototypePrior
 from solo_ext.memory.teacher import TeacherCache
 
 RANKS, VIEWS = int(os.environ.get("RANKS", "2")), 3

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from solo_ext.core.geometry import effective_rank
+from solo_ext.losses.alignment import effective_rank
 
 MakeConfig = Callable[..., dict[str, Any]]
 Train = Callable[..., dict[str, float]]

@@ -20,7 +20,7 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import ARGS, read_config
 from solo_ext.methods import METHODS, PCL
-from solo_ext.methods.data_sizes import IMAGENET, fill_from_data, num_training_images, queue
+from solo_ext.methods.registry import IMAGENET, fill_from_data, num_training_images, queue
 
 MakeConfig = Callable[..., dict[str, Any]]
 CIFAR, BATCH = 50_000, 256

@@ -15,9 +15,8 @@ from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.core import distributed
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.methods import METHODS, protocpc, protoseed, seed
-from solo_ext.methods.data_sizes import IMAGENET
 from solo_ext.methods.distillation import idle_in_head
-from solo_ext.methods.settings_report import idle_in_projector
+from solo_ext.methods.registry import IMAGENET, idle_in_projector
 
 MakeConfig = Callable[..., dict[str, Any]]
 DIM = 128

@@ -16,7 +16,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.losses import protocpc_loss_func
-from solo_ext.memory.prior import PrototypePrior, sinkhorn
+from solo_ext.memory.prototypes import PrototypePrior, sinkhorn
 
 MakeConfig = Callable[..., dict[str, Any]]
 SIDE, DIM, ROWS, PROTOTYPES = 16, 8, 6, 20

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
-from solo_ext.config.types import PositiveInt, method_kwargs
 from solo_ext.core import distributed
+from solo_ext.core.types import PositiveInt, method_kwargs
 from solo_ext.losses import LOSSES
 from solo_ext.methods import (
     METHODS,
@@ -28,7 +28,7 @@ from solo_ext.methods import (
 from solo_ext.methods.contrastive import Preset
 from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
 from solo_ext.methods.metric_criteria import MarginCriterion, metric_losses, training_of
-from solo_ext.methods.settings_report import warn_of_idle_settings, warn_of_the_floor
+from solo_ext.methods.registry import warn_of_idle_settings, warn_of_the_floor
 
 CONTRASTIVE = Preset(ContrastiveKwargs)
 Build = Callable[..., Any]

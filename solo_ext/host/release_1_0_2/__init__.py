@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.abc
+import importlib.machinery
 import sys
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
-
-from solo_ext.host.release_1_0_2.aliases import legacy_imports
 
 
 def load() -> ModuleType:
@@ -54,3 +56,75 @@ def _backbones() -> dict[str, Any]:
 
 def _after_method(make: Any) -> Any:
     return lambda method=None, **kwargs: make(**kwargs)
+
+
+_MOVED = {"pytorch_lightning": "lightning.pytorch"}
+_GONE = ("pl_bolts", "distutils")
+
+
+class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Answers for every name below a moved package, so that no second copy of it is loaded."""
+
+    def __init__(self) -> None:
+        self._specs: list[tuple[ModuleType, Any]] = []
+
+    def restore(self) -> None:
+        """Gives moved modules their own specs back; importing under an alias replaces them."""
+        for module, spec in reversed(self._specs):
+            module.__spec__ = spec
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        top = name.partition(".")[0]
+        if top in _MOVED or top in _GONE:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        top, _, rest = spec.name.partition(".")
+        if top in _MOVED:
+            module = importlib.import_module(_MOVED[top] + (f".{rest}" if rest else ""))
+            self._specs.append((module, module.__spec__))
+            return module
+        return _Stub(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Moved modules are already executed and stubs have no code."""
+
+
+class _Stub(ModuleType):
+    """A package that is gone; the names the release takes from it are never called here."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return object
+
+
+def _aliased(name: str) -> bool:
+    return name.partition(".")[0] in (*_MOVED, *_GONE)
+
+
+@contextlib.contextmanager
+def legacy_imports() -> Iterator[None]:
+    """Redirects the release's imports inside the block; real modules of these names come back.
+
+    ``pytorch_lightning`` is ``lightning.pytorch``. lightning depends on a separate distribution
+    of the former name whose classes are others, so redirecting is needed although it exists.
+    ``pl_bolts`` and ``distutils`` (gone since Python 3.12) are stubs: what the release takes
+    from them is used only by its own scripts' argument parsing and by parts replaced here.
+    """
+    held = {name: sys.modules.pop(name) for name in list(sys.modules) if _aliased(name)}
+    finder = _Aliases()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [n for n in sys.modules if _aliased(n)]:
+            del sys.modules[name]
+        sys.modules.update(held)
+        finder.restore()

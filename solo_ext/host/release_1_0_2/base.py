@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from solo_ext.host.backbones import BackboneTable, build_backbone
 from solo_ext.host.classifier import accuracy_at_k, class_loss
 from solo_ext.host.release_1_0_2.optim import OPTIMIZERS, configure_optimizers
-from solo_ext.memory.knn import OnlineKNN
 
 DEFAULTS: dict[str, Any] = {
     "backbone": {"kwargs": {}},
@@ -93,6 +92,8 @@ class BaseMethod(pl.LightningModule):
         self.knn_eval: bool = cfg.knn_eval.enabled
         self.knn_k: int = cfg.knn_eval.k
         if self.knn_eval:
+            from solo_ext.memory.knn import OnlineKNN
+
             self.knn = OnlineKNN(k=self.knn_k, distance_fx=cfg.knn_eval.distance_func)
         self.no_channel_last: bool = cfg.performance.disable_channel_last
         self.validation_step_outputs: list[dict[str, Any]] = []

@@ -14,8 +14,8 @@ from sklearn.metrics.cluster import contingency_matrix
 from torch import Tensor
 
 from solo_ext.clustering import kmeans
-from solo_ext.config.types import NonNegativeInt, PositiveInt
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.types import NonNegativeInt, PositiveInt
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
 

@@ -20,15 +20,15 @@ from torchvision.models import ResNet
 
 from solo_ext import host
 from solo_ext.config.schema import Seed, View
-from solo_ext.config.types import (
+from solo_ext.core.draws import mix
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.types import (
     LearningRate,
     NonNegativeFloat,
     PositiveInt,
     Probability,
     ProbabilityBelowOne,
 )
-from solo_ext.core.draws import mix
-from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.host.backbones import build_backbone
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import pooled

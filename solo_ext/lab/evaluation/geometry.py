@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from annotated_types import Gt
 from torch import Tensor
 
-from solo_ext.config.types import NonNegativeInt
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.geometry import effective_rank
+from solo_ext.core.types import NonNegativeInt
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
+from solo_ext.losses.alignment import effective_rank
 from solo_ext.memory.knn import cosines, inverse_norms
 
 _MAX_ELEMENTS = 2**23

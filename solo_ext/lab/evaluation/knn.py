@@ -9,8 +9,8 @@ import torch
 from annotated_types import MinLen
 from torch import Tensor
 
-from solo_ext.config.types import PositiveFloat, PositiveInt
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.types import PositiveFloat, PositiveInt
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
 from solo_ext.memory.knn import cosines, inverse_norms, knn_accuracy

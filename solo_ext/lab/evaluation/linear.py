@@ -21,8 +21,8 @@ from annotated_types import Gt, Lt, MinLen
 from scipy.stats import t as student_t
 from torch import Tensor
 
-from solo_ext.config.types import LearningRate, NonNegativeFloat, NonNegativeInt, PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.types import LearningRate, NonNegativeFloat, NonNegativeInt, PositiveInt
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
 

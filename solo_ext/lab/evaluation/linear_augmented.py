@@ -11,8 +11,8 @@ from annotated_types import Gt, Lt, MinLen
 from torch import Tensor, nn
 
 from solo_ext.config.schema import Seed, View
-from solo_ext.config.types import LearningRate, NonNegativeFloat, PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.types import LearningRate, NonNegativeFloat, PositiveInt
 from solo_ext.data.images import targets_of
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import Features, pooled

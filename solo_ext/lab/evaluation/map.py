@@ -19,9 +19,9 @@ from sklearn.manifold import TSNE, trustworthiness
 from torch import Tensor
 
 from solo_ext.config.schema import Seed
-from solo_ext.config.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link
+from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row
 

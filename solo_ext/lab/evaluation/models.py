@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from solo_ext import host
 from solo_ext.config.schema import Free, HuggingFace, Section
-from solo_ext.config.types import NonNegativeInt, PositiveInt
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.types import NonNegativeInt, PositiveInt
 from solo_ext.host.backbones import PREFIX, build_backbone
 from solo_ext.pretrained.files import state_digest
 from solo_ext.pretrained.libraries import image_side

@@ -13,9 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from solo_ext.config.schema import Seed
-from solo_ext.config.types import PositiveInt
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import refuse_link
+from solo_ext.core.types import PositiveInt
 from solo_ext.data.transforms import FixedView
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.map import shortened

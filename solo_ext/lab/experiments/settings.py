@@ -14,10 +14,10 @@ from pydantic import Field, TypeAdapter, field_validator
 from solo_ext.config.check import validated
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.config.schema import Free, Section, Seed
-from solo_ext.config.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.core.files import config_root, is_file
+from solo_ext.core.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from solo_ext.data.digits import add_resolvers
 
 Name = Annotated[

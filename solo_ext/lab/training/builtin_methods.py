@@ -12,7 +12,8 @@ from typing import Any
 
 from solo_ext import host
 from solo_ext.config.hardware import world_size
-from solo_ext.config.types import (
+from solo_ext.core.errors import ConfigError
+from solo_ext.core.types import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -20,7 +21,6 @@ from solo_ext.config.types import (
     Probability,
     method_kwargs,
 )
-from solo_ext.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 _QUEUED = ("all4one", "mocov2plus", "nnbyol", "nnclr", "nnsiam", "ressl")

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from solo_ext.core.files import locked, refuse_link, writing
-from solo_ext.core.geometry import spread
 from solo_ext.data.reading import name_of, reason_of
+from solo_ext.losses.alignment import spread
 
 logger = logging.getLogger(__name__)
 METRIC = "train_embedding_spread"
@@ -87,7 +87,7 @@ class CollapseWatch(Callback):
     """Logs how the embeddings of a batch spread over the sphere, and warns when they collapse.
 
     Every ``log_every_n_steps`` optimiser steps, ``train_embedding_spread`` of the first crop's
-    embeddings (:func:`solo_ext.core.geometry.spread`): of the projector's, or of the
+    embeddings (:func:`solo_ext.losses.alignment.spread`): of the projector's, or of the
     backbone's where there is no projector. Computed on the device and read one look later on a GPU.
 
     Warns once when three looks in a row are below 0.02, and once when three are above 0.05 again.

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.geometry import effective_rank
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.geometry import FeatureSpace, feature_geometry
 from solo_ext.losses import alignment_loss_func, uniformity_loss_func
+from solo_ext.losses.alignment import effective_rank
 
 
 def cloud(count: int = 60, width: int = 8) -> tuple[Tensor, Tensor]:

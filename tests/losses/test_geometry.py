@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.core.geometry import effective_rank, spread
+from solo_ext.losses.alignment import effective_rank, spread
 
 
 def rows(count: int = 9, dim: int = 5, seed: int = 0) -> Tensor:
