@@ -264,12 +264,13 @@ class PCL(ProjectedMomentumMethod):
             return info, metrics
         # Second term: 1/M sum_m -log exp(v.c_s / phi_s) / sum_j exp(v.c_j / phi_j), s the cluster
         # of the query's image.
-        losses, views = [], torch.stack(list(queries))
+        losses = []
         tables = zip(state.names, state.prototypes, state.concentration, strict=True)
         for m, (name, prototypes, concentration) in enumerate(tables):
             s = state.assignments[m, indices]
+            # Stacked for each granularity: gradients are then summed in the order they always were.
             terms = proto_nce_terms(
-                views,
+                torch.stack(list(queries)),
                 prototypes,
                 concentration,
                 s,
