@@ -2,6 +2,6 @@
 
 ``errors`` (what a user is told), ``registry`` (names to methods and losses), ``files`` (atomic
 writes, lines of JSON, locks), ``distributed`` (gathering over ranks, ending together),
-``precision`` (fp32 under autocast), ``draws`` (random numbers from seeds alone), ``geometry`` (how
-embeddings lie in their space).
+``precision`` (fp32 under autocast), ``draws`` (random numbers from seeds alone), ``types`` (ranges
+of values in settings).
 """
