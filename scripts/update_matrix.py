@@ -33,13 +33,13 @@ CHECKS = {
 HEAD = """# Every method by every check
 
 Written by `python scripts/update_matrix.py` from the records of `pytest -m matrix` in
-[results/matrix](../results/matrix); a subset is run by every test run.
+[results/matrix](../results/matrix); every test run includes a subset of it.
 
 - Runs of three epochs of six steps with a checkpoint after each, on a CPU. **equal**: stopped and
   resumed (AMP, accumulation, multi-crop, DALI: within the second epoch) the run ends with the same
   weights, optimiser, schedules, state, random generators, place in the data and logged metrics as
-  one left alone, to the last bit. A kill comes at any moment of the
-  process that it hits, its start among them.
+  one left alone, to the last bit. A kill may come at any moment of a
+  process, during its start too.
 - Several processes (gloo): two steps without batch norm against one process on the joined batch.
   **close**: every process ends with the same weights, which are those of the one to less than a
   hundredth of what the steps changed; queues, support sets, prototypes and assignments are those
