@@ -204,7 +204,7 @@ def e_step(
     """k-means of all granularities with the torch backend, if no iteration is spared.
 
     An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``8 n`` for the clusters of
-    all images. Processes meet, with 8 bytes, before every sum or broadcast and at the end of what
+    all images, and once ``8 n`` to count their numbers. Processes meet, with 8 bytes, before every sum or broadcast and at the end of what
     an error of one of them ends for all.
 
     Args:
@@ -219,7 +219,8 @@ def e_step(
     """
     total = Traffic(all_reduce=LONG * (5 if embeds else 3), broadcast=embedder)
     # Of all granularities at once: what the rows are, and the end of k-means.
-    total += Traffic(all_reduce=2 * DOUBLE + LONG + 3 * LONG, all_gather=LONG) + Traffic(LONG)
+    counted = LONG * s.images
+    total += Traffic(all_reduce=2 * DOUBLE + counted + 3 * LONG, all_gather=LONG) + Traffic(LONG)
     for k in counts:
         means, tried = FLOAT * k * s.dim, min(RELOCATED, k)
         step = Traffic(all_reduce=DOUBLE * k * s.dim + LONG * k + LONG + 3 * LONG)
