@@ -245,7 +245,7 @@ def report_settings(
         kwargs.proj_output_dim,
         watch="train_clamped_fraction",
     )
-        # Neighbours are compared with the predictions of one crop at a time.
+    # Neighbours are compared with the predictions of one crop at a time.
     report_mixing(cfg, all_crops=positives != "nearest_neighbor")
     if positives != "nearest_neighbor" or not num_samples or support.exclude_own:
         return
