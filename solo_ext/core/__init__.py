@@ -1,7 +1,7 @@
-"""What every part of the plugin stands on; nothing here imports another part.
+"""Foundations of every other part of the plugin; nothing here imports another part.
 
-``errors`` (what a user is told), ``registry`` (names to methods and losses), ``files`` (atomic
-writes, lines of JSON, locks), ``distributed`` (gathering over ranks, ending together),
-``precision`` (fp32 under autocast), ``draws`` (random numbers from seeds alone), ``geometry`` (how
-embeddings lie in their space).
+``errors`` (messages to users), ``registry`` (names to methods and losses), ``files`` (atomic
+writes, lines of JSON, locks), ``distributed`` (gathering over ranks, errors on one rank),
+``precision`` (fp32 under autocast), ``draws`` (random numbers from seeds alone), ``types`` (of
+configuration fields).
 """
