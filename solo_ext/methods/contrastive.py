@@ -124,8 +124,8 @@ class Contrastive(ProjectedMethod):
     Logs ``train_<method>_loss``, and as far as they apply ``train_clamped_fraction`` (share of
     anchors whose estimate of the negatives is clamped, so that these get no gradient),
     ``train_hardness`` (cosine that all negatives would share to weigh what they are estimated to),
-    ``train_mined_similarity`` and
-    ``train_mixed_similarity`` (cosines of mined negatives and of mixtures), ``train_nn_acc``
+    ``train_mined_similarity`` and ``train_mixed_similarity`` (cosines of mined negatives and of
+    mixtures), ``train_nn_acc``
     (neighbours of the image's label, where both have one), ``train_nn_similarity``,
     ``train_nn_own`` (neighbours that are the image itself, where the data tell their images apart),
     ``train_queue_filled`` and ``train_queue_age`` (share of rows ever written, mean age of these in

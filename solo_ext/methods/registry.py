@@ -121,7 +121,7 @@ IMAGENET = 1_281_167
 SHARE = 8
 """A queue, support set or table of prototypes has at most one row per this many images."""
 _DOWNLOADED = {"cifar10": 50_000, "cifar100": 50_000, "stl10": 105_000}
-"""Data sets that solo-learn's script downloads only after it has made the method, by size."""
+"""Data sets that solo-learn's script downloads after it has made the method: training images."""
 
 Size = Callable[[int, int], int | list[int]]
 """Computes a default from the number of training images and the batch size."""

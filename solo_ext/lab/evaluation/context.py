@@ -267,7 +267,7 @@ def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str
     """The config of pretraining with the images and the view of an evaluation."""
     data = {"fraction": -1, "format": "image_folder", "num_workers": 0, **trained["data"]}
     given = {k: v for k, v in settings.data.model_dump().items() if v is not None}
-    # Neither `unreadable` nor another reader of the same files moves the images: keep the rest.
+    # These two do not say where the images are, so with them alone the rest stays as in training.
     if "unreadable" in given:
         data["unreadable"] = given.pop("unreadable")
     if data["format"] in _OF_FILES and given.get("format") in _OF_FILES:
