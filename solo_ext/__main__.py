@@ -41,8 +41,8 @@ def main() -> int:
 def run_script(script: str, arguments: Sequence[str]) -> None:
     """Runs a file as ``python SCRIPT.py`` does, after the methods are registered.
 
-    Three things differ. Where there is no CUDA device, what the script moves to one stays on the
-    CPU. Methods of the plugin take any number of large crops. A mistake of the user's is one line.
+    Three things differ. Without a CUDA device, what the script moves to one stays on the CPU.
+    Methods of the plugin take any number of large crops. User errors are printed as one line.
 
     Args:
         script: the file.
@@ -84,7 +84,7 @@ def _prepare(script: str) -> None:
     patches.IN_LAUNCHER = True
     # The data paths of shipped configs use these resolvers, also in the args.json of a checkpoint.
     add_resolvers()
-    # Lightning starts further ranks as ``python SCRIPT.py``; they have to begin here, too.
+    # Lightning starts further ranks as ``python SCRIPT.py``: make them start here instead.
     start_other_ranks_by(lambda words: [words[0], "-m", "solo_ext", *words[1:]])
     hydra.main = _with_checks(hydra.main, script)
     if not torch.cuda.is_available():
@@ -103,14 +103,14 @@ class _AnyNumberOfCrops(ast.NodeTransformer):
 
 
 def _with_checks(hydra_main: Callable[..., Any], script: str) -> Callable[..., Any]:
-    """``hydra.main`` for scripts whose mistakes of users are one line instead of a traceback."""
+    """``hydra.main``, for scripts that print user errors in one line instead of a traceback."""
 
     @functools.wraps(hydra_main)
     def main(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         def decorate(task: Callable[[Any], Any]) -> Any:
             @functools.wraps(task)
             def checked(cfg: Any) -> Any:
-                # Caught here, because Hydra would print a traceback.
+                # Catch errors here, because Hydra would print a traceback.
                 with _mistakes_in_one_line(script):
                     _check(cfg)
                     return task(cfg)
@@ -123,7 +123,7 @@ def _with_checks(hydra_main: Callable[..., Any], script: str) -> Callable[..., A
 
 
 def _check(cfg: Any) -> None:
-    """Refuses what main_pretrain.py answers with a bare assertion."""
+    """Checks what main_pretrain.py refuses by a bare assertion, with a message instead."""
     if "method" not in cfg or "augmentations" not in cfg:
         return
     from solo_ext import host
@@ -169,7 +169,7 @@ def _stay_on_the_cpu() -> None:
 
 @contextlib.contextmanager
 def _mistakes_in_one_line(script: str) -> Iterator[None]:
-    """Ends the program with what the user has to do: a mistake, or a package that is missing."""
+    """Prints a user error or a missing package in one line, with what to do, and exits."""
     try:
         yield
     except UserError as error:
@@ -186,9 +186,9 @@ def _mistakes_in_one_line(script: str) -> Iterator[None]:
 
 
 def _missing_package(error: ModuleNotFoundError) -> UserError | None:
-    """What to install; ``None`` where the package is installed but lacks a module."""
+    """Error that says what to install; ``None`` if the package is installed but lacks a module."""
     if error.name is None:
-        # Lightning's own checks say what to install.
+        # Lightning's own checks already say what to install.
         return UserError(str(error))
     name = error.name.partition(".")[0]
     if find_spec(name) is not None:

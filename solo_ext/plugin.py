@@ -1,4 +1,4 @@
-"""Putting the plugin's methods and losses, and third parties', into solo-learn."""
+"""Adds the methods and losses of this plugin, and of third parties, to solo-learn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _told: set[str] = set()
 
 
 class Unavailable:
-    """Stands in a table for what could not be imported; an error when it is used.
+    """Stands for a method or loss that could not be imported; using it raises an error.
 
     Args:
         message: what is wrong, and what to do.
@@ -28,17 +28,17 @@ class Unavailable:
         self.message = message
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        """Raises the error that importing it gave."""
+        """Raises the error that the import gave."""
         raise UserError(self.message)
 
 
 def register() -> None:
-    """Fills ``solo.methods.METHODS`` and ``solo.losses``; loads the entry points of others.
+    """Fills ``solo.methods.METHODS`` and ``solo.losses``; loads third parties' entry points.
 
     Idempotent. Entry points of the groups ``solo_ext.methods`` and ``solo_ext.losses`` name a
-    class or a function; the entry point's name is what configs write. Where solo-learn has a
-    method of that name, its own stays, and the other is ``<origin>/<name>``, as ``solo_ext/pcl``.
-    Whatever cannot be loaded is one warning, and an error when it is selected.
+    class or a function; configs select it by the entry point's name. If solo-learn has a method of
+    that name, its own stays, and the other is ``<origin>/<name>``, as ``solo_ext/pcl``. What cannot
+    be loaded gives one warning, and an error when it is selected.
 
     Raises:
         HostError: solo-learn is missing or cannot be imported.
@@ -63,7 +63,7 @@ def register() -> None:
 
 
 def _put(table: dict[str, Any], entry: Entry[Any], what: str, otherwise: str) -> bool:
-    """Adds an entry where its name is free, and says so where it is not."""
+    """Adds an entry if its name is free, and logs if it is not."""
     own = table.setdefault(entry.name, entry.target) is entry.target
     if not own:
         _tell(f"solo-learn has a {what} of its own, which stays; {entry.origin}'s is {otherwise}")
@@ -71,11 +71,11 @@ def _put(table: dict[str, Any], entry: Entry[Any], what: str, otherwise: str) ->
 
 
 def listed(entry: Entry[Any], table: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A row of ``solo-ext methods`` and ``solo-ext losses``.
+    """Row of ``solo-ext methods`` or ``solo-ext losses``.
 
     Args:
         entry: the method or loss.
-        table: the host's, in which the name may be another's.
+        table: the host's, where another method may have the name.
     """
     missing = entry.target.message if isinstance(entry.target, Unavailable) else ""
     own = table is None or table.get(entry.name) is entry.target
@@ -89,11 +89,11 @@ def listed(entry: Entry[Any], table: Mapping[str, Any] | None = None) -> dict[st
 
 
 def load_entry_points(group: str, registry: Registry[Any]) -> None:
-    """Adds what other distributions declare; what cannot be loaded is a warning.
+    """Adds what other distributions declare; warns of what cannot be loaded.
 
     Args:
         group: ``solo_ext.methods`` or ``solo_ext.losses``.
-        registry: the table that it is added to.
+        registry: the table to fill.
     """
     for point in entry_points(group=group):
         origin = point.dist.name if point.dist else point.module.partition(".")[0]
@@ -117,7 +117,7 @@ def _unavailable(registry: Registry[Any], name: str, problem: str, origin: str) 
 
 
 def _tell(problem: str) -> None:
-    """Warns once in a process: ``register`` is called by every command and every test."""
+    """Warns once per process: every command and every test calls ``register``."""
     if problem not in _told:
         _told.add(problem)
         logger.warning(problem)

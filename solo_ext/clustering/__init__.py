@@ -1,12 +1,12 @@
-"""Euclidean k-means on torch, faiss or flash-kmeans, and the E-step that is made of it.
+"""Euclidean k-means on torch, faiss or flash-kmeans, and the E-step that uses it.
 
-Read in this order: :mod:`~solo_ext.clustering.e_step`, PCL's, with the concentration of clusters;
-:mod:`~solo_ext.clustering.k_means`, starts, restarts and the last assignment;
-:mod:`~solo_ext.clustering.lloyd`, the steps, and :mod:`~solo_ext.clustering.relocation`, what a
-warm start does between them; :mod:`~solo_ext.clustering.backends`, other implementations of the
-steps; :mod:`~solo_ext.clustering.rows`, rows over ranks and sums that round nothing;
-:mod:`~solo_ext.clustering.feature_file`, rows in a file; :mod:`~solo_ext.clustering.agreement`, how
-two groupings agree.
+Read in this order: :mod:`~solo_ext.clustering.e_step` is PCL's E-step, with the concentration of
+clusters; :mod:`~solo_ext.clustering.k_means` has starts, restarts and the final assignment;
+:mod:`~solo_ext.clustering.lloyd` has the iterations, and :mod:`~solo_ext.clustering.relocation`
+what a warm start does between them; :mod:`~solo_ext.clustering.backends` chooses other
+implementations; :mod:`~solo_ext.clustering.rows` spreads rows over ranks and sums them without
+rounding; :mod:`~solo_ext.clustering.feature_file` keeps rows in a file;
+:mod:`~solo_ext.clustering.agreement` compares two groupings.
 """
 
 from solo_ext.clustering.backends import resolve_backend

@@ -1,4 +1,4 @@
-"""How two groupings of the same samples agree."""
+"""Agreement of two groupings of the same samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from solo_ext.core.distributed import rank, rank_barrier, sum_over_ranks, world_size
 
-# Samples that are counted at a time.
+# Number of samples that are counted at a time.
 _COUNTED = 2**18
 
 
@@ -19,16 +19,16 @@ def match_clusters(old_assignments: Tensor, new_assignments: Tensor, num_classes
     """One-to-one matching of new clusters to old ones with the largest common membership.
 
     The permutation ``m`` that maximises ``sum_c |{i: new_i = c, old_i = m(c)}|``, found by the
-    Hungarian method on the (C, C) table of counts. Time grows as C^3 at worst: some seconds for
-    10,000 clusters. Beside the table it holds a block of the samples at a time.
+    Hungarian method on the (C, C) table of counts. Time grows at worst as C^3: some seconds for
+    10,000 clusters. Besides the table it holds one block of the samples at a time.
 
     Args:
-        old_assignments: (n,) integers in [0, C), or -1 for a sample that had none.
+        old_assignments: (n,) integers in [0, C), or -1 for a sample without a cluster.
         new_assignments: (n,) integers in [0, C), or -1; the same samples in the same order.
-        num_classes: C, at least 1; both clusterings may leave clusters empty.
+        num_classes: C, at least 1; either clustering may leave clusters empty.
 
     Returns:
-        (C,) int64, for each new cluster the old one, on the device of ``old_assignments``.
+        (C,) int64, the old cluster of each new one, on the device of ``old_assignments``.
 
     Raises:
         ValueError: shapes differ, or a cluster number or C is out of range.
@@ -39,7 +39,7 @@ def match_clusters(old_assignments: Tensor, new_assignments: Tensor, num_classes
     """
     _check(old_assignments, new_assignments, num_classes)
     device = old_assignments.device
-    # The last cell is that of the samples without a cluster.
+    # The extra cell counts samples that lack a cluster.
     counts = torch.zeros(num_classes**2 + 1, dtype=torch.int64, device=device)
     blocks = torch.split(old_assignments, _COUNTED), torch.split(new_assignments, _COUNTED)
     for old, new in zip(*blocks, strict=True):
@@ -69,7 +69,7 @@ def _check(old: Tensor, new: Tensor, num_classes: int) -> None:
                 )
 
 
-# Samples that are looked at together.
+# Number of samples that are compared at a time.
 _PAIRED = 2**22
 
 
@@ -78,14 +78,14 @@ def normalized_mutual_information(assignments: Tensor, labels: Tensor) -> float:
     """Mutual information of clusters and classes over the mean of their entropies.
 
     ``2 (H(A) + H(B) - H(A, B)) / (H(A) + H(B))``, in fp64; 1 for one cluster and one class. Every
-    rank counts the pairs of the clusters that fall to it, and the ranks sum a single number.
+    rank counts the pairs of its share of the clusters, and the ranks then sum one number.
 
     Args:
         assignments: (n,) int64 clusters from 0 on, n > 0; the same on every rank.
         labels: (n,) integers from 0 on, on the CPU; the same on every rank.
 
     Returns:
-        A number in [0, 1], up to rounding that of scikit-learn's ``normalized_mutual_info_score``.
+        A number in [0, 1]; up to rounding scikit-learn's ``normalized_mutual_info_score``.
 
     Raises:
         RankError: Another rank failed.
@@ -106,7 +106,7 @@ def normalized_mutual_information(assignments: Tensor, labels: Tensor) -> float:
 
 
 def _pairs(assignments: Tensor, labels: Tensor, num_classes: int) -> NDArray[np.int64]:
-    """A number for the cluster and the class of each sample in the clusters of this rank."""
+    """One number per (cluster, class) pair, for the samples in this rank's share of clusters."""
     own, ranks = rank(), world_size()
     found = []
     blocks = torch.split(assignments, _PAIRED), torch.split(labels, _PAIRED)
@@ -118,6 +118,6 @@ def _pairs(assignments: Tensor, labels: Tensor, num_classes: int) -> NDArray[np.
 
 
 def _entropy(counts: NDArray[np.int64], total: int) -> float:
-    """What groups of these sizes add to the entropy of ``total`` samples."""
+    """Contribution of groups of these sizes to the entropy of ``total`` samples."""
     share = counts[counts > 0] / total
     return float(-(share * np.log(share)).sum())

@@ -1,4 +1,4 @@
-"""Which implementation runs Lloyd's iterations: torch, faiss or flash-kmeans."""
+"""The implementations of Lloyd's iterations, and which one runs: torch, faiss or flash-kmeans."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from solo_ext.core.precision import Precision
 
 
 class Backend(Protocol):
-    """Moves means (K, D) for at most ``iterations`` steps; returns them and the steps done."""
+    """Updates means (K, D) for at most ``iterations`` steps; returns them and the steps done."""
 
     def __call__(
         self, rows: Rows, means: Tensor, iterations: int, precision: Precision, relocate: bool
     ) -> tuple[Tensor, int]: ...
 
 
-# Package to import, and what to install for it.
+# Package to import, and how to install it.
 _NEEDS = {
     "faiss": ("faiss", 'pip install "solo-ext[faiss]" (or "solo-ext[faiss-gpu]" for CUDA)'),
     "flash": ("flash_kmeans", 'pip install "solo-ext[flash-kmeans]"'),
@@ -38,9 +38,9 @@ def resolve_backend(
     """Name of the backend that will run.
 
     "auto" is "torch" on a CPU, where the row `e-step` of `benchmarks/speed` finds it the fastest
-    and nothing need be installed for it; on CUDA "flash" where flash-kmeans is installed, else
-    "torch". Over several ranks and for rows in a file it is "torch", the only one that shares the
-    work and the only one that does not hold all rows.
+    and it needs no further package; on CUDA "flash" if flash-kmeans is installed, else "torch".
+    Over several ranks and for rows in a file it is always "torch": only torch shares the work, and
+    only torch does not hold all rows in memory.
 
     Args:
         name: "auto", "torch", "faiss" or "flash".
@@ -53,7 +53,7 @@ def resolve_backend(
 
     Raises:
         ConfigError: An unknown name, a package that is not installed, "flash" without CUDA, or
-            another one than "torch" for rows in a file.
+            rows in a file with a backend other than "torch".
 
     Example:
         >>> resolve_backend("auto", "cpu")
@@ -94,7 +94,7 @@ def faiss_lloyd(
     precision: Precision = "highest",
     relocate: bool = False,
 ) -> tuple[Tensor, int]:
-    """Moves the means by ``faiss.Kmeans``, on all rows, without subsampling.
+    """Runs ``faiss.Kmeans`` on all rows, without subsampling.
 
     faiss computes in fp32 and holds a copy of the rows. ``precision`` and ``relocate`` have no
     effect. A faiss with GPU support clusters features on CUDA there.
@@ -113,9 +113,9 @@ def flash_lloyd(
     precision: Precision = "highest",
     relocate: bool = False,
 ) -> tuple[Tensor, int]:
-    """Moves the means by the Triton kernels of flash-kmeans, on CUDA.
+    """Runs the Triton kernels of flash-kmeans, on CUDA.
 
-    flash-kmeans leaves an empty cluster where it was: if there is one in the end, a step of
+    flash-kmeans leaves an empty cluster where it was: if one is left at the end, a step of
     :func:`solo_ext.clustering.lloyd.lloyd` at ``precision`` refills it. ``relocate`` has no effect.
 
     Source:
@@ -135,7 +135,7 @@ _Train = Callable[[Tensor, Tensor, int], tuple[Tensor, int, int]]
 def _on_all_rows(
     train: _Train, rows: Rows, means: Tensor, iterations: int
 ) -> tuple[Tensor, int, int]:
-    """Clusters on rank 0, which collects the rows of all ranks while these wait for the result."""
+    """Clusters on rank 0, which collects all ranks' rows while they wait for the result."""
     run = partial(train, rows.collect(), means, iterations)
     found = on_first(run, means.device) if rows.shared else run()
     numbers = torch.zeros(2, dtype=torch.int64, device=means.device)
@@ -147,7 +147,7 @@ def _on_all_rows(
 
 
 def _by_faiss(features: Tensor, means: Tensor, iterations: int) -> tuple[Tensor, int, int]:
-    # Only here and after torch: loaded before it, faiss hangs in forked data loader workers.
+    # Import faiss here, after torch: imported before it, faiss hangs in forked data workers.
     import faiss
 
     n, width = features.shape
@@ -157,7 +157,7 @@ def _by_faiss(features: Tensor, means: Tensor, iterations: int) -> tuple[Tensor,
         len(means),
         niter=iterations,
         max_points_per_centroid=n,
-        # With fewer points than this per cluster, faiss prints a warning.
+        # faiss warns about clusters with fewer points than this.
         min_points_per_centroid=1,
         gpu=on_gpu,
     )
@@ -169,13 +169,13 @@ def _by_flash(features: Tensor, means: Tensor, iterations: int) -> tuple[Tensor,
     import flash_kmeans
 
     run: Any = flash_kmeans.batch_kmeans_Euclid
-    # flash-kmeans seeds the global generators on some of its paths.
+    # Some code paths of flash-kmeans seed the global generators.
     with torch.random.fork_rng(devices=[features.device] if features.is_cuda else []):
         assignments, found, done = run(
             features.float()[None],
             len(means),
             max_iters=iterations,
-            # Stops when the means stand still, which a tolerance of 0 would not notice.
+            # Stop when the means stand still, which a tolerance of 0 would not detect.
             tol=torch.finfo(torch.float32).tiny,
             init_centroids=means.float()[None].contiguous(),
         )

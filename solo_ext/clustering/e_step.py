@@ -24,7 +24,7 @@ class Granularity:
     """The clustering of a whole data set into K prototypes; the same on every rank.
 
     Attributes:
-        means: (K, D) as k-means left them.
+        means: (K, D) means from k-means.
         prototypes: (K, D) the means, normalised.
         concentration: (K,), whose mean is the temperature.
         assignments: (n,) cluster of every sample, by sample index.
@@ -62,17 +62,17 @@ def e_step(
 ) -> list[Granularity]:
     """Clusters a data set at several granularities and measures each prototype's concentration.
 
-    Euclidean k-means on unit features; concentrations from the distances to the means as they
-    are; then the means are normalised to become prototypes (Algorithm 1).
+    Euclidean k-means on unit features; concentrations from the distances to the unnormalised means;
+    then the means are normalised to become prototypes (Algorithm 1).
 
     Args:
         features: (n_local, D) unit features of the samples of this rank.
-        sample_ids: (n_local,) their indices; over the ranks each of 0 .. n - 1 exactly once.
+        sample_ids: (n_local,) their indices; over all ranks each of 0 .. n - 1 exactly once.
         num_samples: n.
         num_prototypes: K of each granularity.
         temperature: mean of the concentrations.
         alpha: smooths the concentrations of small clusters.
-        init: (K, D) means to start from, of each granularity.
+        init: (K, D) initial means of each granularity.
         **kmeans_options: as :func:`multi_granularity_kmeans` takes them.
 
     Raises:
@@ -101,12 +101,12 @@ def _granularity(
     found: Clustering, sample_ids: Tensor, num_samples: int, temperature: float, alpha: float
 ) -> Granularity:
     means, distances, size = found.means, found.distances, len(found.means)
-    # Every sample is on one rank: the others add zeros, which is exact.
+    # Every sample is on one rank; the other ranks add zeros, so the sum is exact.
     assignments = found.assignments.new_zeros(num_samples)
     assignments[sample_ids] = found.assignments
     assignments = _of_all(assignments, distributed.sum_over_ranks)
     sizes = torch.bincount(assignments, minlength=size)
-    # Sums that do not depend on which rank adds what.
+    # Sums on a grid, which do not depend on how samples are spread over ranks.
     largest = distances.amax() if len(distances) else distances.new_zeros(())
     scale = exact_scale(float(_of_all(largest, distributed.max_over_ranks)), num_samples)
     sums = torch.zeros(size, dtype=torch.float64, device=means.device)
@@ -136,19 +136,19 @@ def cluster_concentration(
     temperature: float,
     alpha: float = 10.0,
 ) -> Tensor:
-    """Concentration phi of every cluster, the larger the looser and the smaller the cluster.
+    """Concentration phi of every cluster; loose and small clusters have large values.
 
     ``raw_c = (sum_{i in c} d_i / n_c) / ln(n_c + alpha)`` (Eq. 12) for clusters of two rows or
-    more; the others get the largest raw value. All are clipped to their own 10th and 90th
+    more; the others get the largest raw value. All values are clipped to their 10th and 90th
     percentile (linear interpolation) and multiplied by ``temperature / mean``. No value is below
     temperature / 100: a cluster of copies of one image would have 0, and the loss divides by it.
-    Where the floor acts, the mean is up to 1 % above the temperature. Where there is no spread to
-    go by (only clusters of one row, or a clipped mean of 0), every value is the temperature.
+    Where this floor acts, the mean is up to 1 % above the temperature. If nothing has a spread
+    (only clusters of one row, or a clipped mean of 0), every value is the temperature.
 
     Args:
         distances: (n,) Euclidean distances of the rows to their means, >= 0; not squared.
         assignments: (n,) integers in [0, num_clusters).
-        num_clusters: K, >= 1; includes the empty ones.
+        num_clusters: K, >= 1; includes empty clusters.
         temperature: Mean of the result, > 0.
         alpha: Smoothing for small clusters, >= 0.
 
@@ -156,7 +156,7 @@ def cluster_concentration(
         (K,) in the dtype of ``distances``, computed in fp64.
 
     Raises:
-        ValueError: Shapes, a cluster number or a setting as described are not.
+        ValueError: Shapes, a cluster number or a setting are not as described.
 
     Example:
         >>> tight, loose = torch.full((50,), 0.1), torch.full((50,), 0.3)

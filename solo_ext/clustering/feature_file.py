@@ -1,4 +1,4 @@
-"""Rows of features in a file, of which a part at a time is in memory."""
+"""Rows of features in a file, of which one part at a time is in memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-# Numbers of a part that is read ahead: 16 MiB.
+# Elements of a part that is read ahead: 16 MiB.
 _PART = 2**22
-# Rows that are selected at a time: where they lie far apart, the system maps 64 KiB around each.
+# Rows that are selected at a time: for rows far apart, the system maps 64 KiB around each.
 _APART = 512
 _AROUND = 2**16
 _ITEM = 4
@@ -21,19 +21,19 @@ _ITEM = 4
 class FeatureFile:
     """A matrix (n, D) of fp32 in a file that is mapped into memory; zeros at first.
 
-    It is read by ``rows[start:stop]`` and ``rows.index_select(0, numbers)``, as a tensor is, and
-    written by ``rows[numbers] = values``. What is handed out is a copy on ``device``. Only the part
-    at hand is resident: pages that were read or written are given back at once, to the file.
+    It is read like a tensor by ``rows[start:stop]`` and ``rows.index_select(0, numbers)``, which
+    return copies on ``device``, and written by ``rows[numbers] = values``. Only the part in use is
+    in memory: pages are released to the file as soon as they were read or written.
 
-    The file has no name from the moment it is opened. Its space is free as soon as it is closed or
-    the process ends, killed or not. All of its space is taken at once: a disk that is full fails
-    here, not in the middle of a write, which would end the process by a signal.
+    The file is unnamed, so its space is free as soon as it is closed or the process ends, even if
+    killed. All of its space is allocated at once: a full disk raises an error here, and not a
+    signal in the middle of a write, which would end the process.
 
     Args:
-        folder: where the file lies; made if it is not there.
+        folder: where the file lies; created if missing.
         count: n.
         width: D.
-        device: of what is handed out.
+        device: of the copies that are returned.
 
     Raises:
         OSError: the folder cannot be written, or has no room.
@@ -56,7 +56,7 @@ class FeatureFile:
         self.device = torch.device(device)
         size = max(1, _ITEM * count * width)
         folder.mkdir(parents=True, exist_ok=True)
-        # Without a name, or with one that is taken from it at once.
+        # TemporaryFile creates a file without a name, or removes the name at once.
         with tempfile.TemporaryFile(dir=folder) as file:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
@@ -91,11 +91,11 @@ class FeatureFile:
         self._give_back(*_range(numbers))
 
     def index_select(self, dim: int, index: Tensor) -> Tensor:
-        """Rows by their numbers, as that of a tensor.
+        """Selects rows by their numbers, like a tensor's method.
 
         Args:
             dim: 0.
-            index: (m,) int64; ascending ones are read fastest.
+            index: (m,) int64; ascending numbers are read fastest.
 
         Returns:
             (m, D).
@@ -110,7 +110,7 @@ class FeatureFile:
         return found
 
     def close(self) -> None:
-        """Lets the file go; nothing can be read any more."""
+        """Closes the file; its rows can no longer be read."""
         self._rows = self._part = torch.empty(0, self.shape[1])
         self._map.close()
 
@@ -123,12 +123,12 @@ class FeatureFile:
         return found
 
     def _give_back(self, start: int, stop: int) -> None:
-        """Gives back the pages of the rows from ``start`` up to ``stop``.
+        """Releases the pages of the rows from ``start`` up to ``stop``.
 
-        Not those of the whole mapping: to walk through it takes the longer, the larger it is.
+        Releasing the whole mapping would take longer the larger it is.
         """
         if hasattr(mmap, "MADV_DONTNEED") and start < stop:
-            # What was written stays in the file: the mapping is shared with it.
+            # Written data stays in the file, because the mapping is shared with it.
             size = _ITEM * self.shape[1]
             first = max(0, start * size - _AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
             last = min(len(self._map), stop * size + _AROUND)
@@ -136,7 +136,7 @@ class FeatureFile:
 
 
 def _range(numbers: Tensor) -> tuple[int, int]:
-    """The rows from the first up to the last of these numbers."""
+    """Smallest range of rows that contains these numbers."""
     if not len(numbers):
         return 0, 0
     low, high = numbers.aminmax()

@@ -1,4 +1,4 @@
-"""k-means, at one granularity or at several: start, restarts and last assignment of a backend."""
+"""k-means at one or several granularities: starts, restarts and the final assignment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from solo_ext.clustering.rows import Rows, exact_scale, on_grid, rows_of, tile_r
 from solo_ext.core.distributed import propagate_rank_errors
 from solo_ext.core.precision import PRECISIONS, Precision, matmul_precision
 
-# Rows that are assigned at a time, for which a file is read once.
+# Rows that are assigned at a time; a file is read once per block.
 _BLOCK = 2**16
 
 
@@ -27,7 +27,7 @@ class Clustering(NamedTuple):
         assignments: (n,) int64 in [0, K), nearest mean of each row of this rank.
         distances: (n,) Euclidean distance of each row of this rank to that mean.
         objective: Mean squared distance over the rows of all ranks.
-        iterations: Steps done; fewer than asked for where nothing changed any more.
+        iterations: Steps done; fewer than asked for if it converged.
         backend: Name of the backend that ran.
 
     Example:
@@ -52,7 +52,7 @@ def kmeans(
     Args:
         features: (n, D), as :func:`multi_granularity_kmeans` takes them.
         num_clusters: K, from 1 to the number of rows of all ranks.
-        init: (K, D) first means, for example of the last epoch; rank 0's count.
+        init: (K, D) first means, for example of the last epoch; rank 0's are used.
         **options: Those of :func:`multi_granularity_kmeans`, whose errors they raise.
 
     Returns:
@@ -89,47 +89,46 @@ def multi_granularity_kmeans(
 ) -> list[Clustering]:
     """Clusters the same rows by Lloyd's algorithm, independently for several numbers of clusters.
 
-    Looks for means that make ``(1 / N) sum_i min_k |x_i - m_k|^2`` small. Cold, the first means are
-    K distinct rows, drawn by ``seed`` on the CPU: the same on every device, rank and backend; the
-    global generators are neither read nor moved. Warm, they are ``init``: with the means of the
-    last epoch 5 iterations do the work of several restarts, because the torch backend then also
+    Looks for means that make ``(1 / N) sum_i min_k |x_i - m_k|^2`` small. A cold start draws K
+    distinct rows by ``seed`` on the CPU, the same on every device, rank and backend; the global
+    generators are neither read nor changed. A warm start takes ``init``: from the means of the last
+    epoch, 5 iterations do the work of several restarts, because the torch backend then also
     relocates: after every step it merges clusters that cost little to merge and splits others that
-    gain more, which Lloyd's steps from good means cannot do. With that backend all ways of
-    dealing the rows out to ranks give the same means. Beside the features it needs a bounded tile
-    of scores, never an N x K matrix.
+    gain more, which Lloyd's steps from good means cannot do. With that backend the means do not
+    depend on how rows are spread over ranks. Besides the features it needs a bounded tile of
+    scores, never an N x K matrix.
 
-    With ``sample`` the means are found among that many rows only, drawn without replacement and the
-    same on any number of ranks; then all rows are assigned to them, block by block.
+    With ``sample`` k-means runs on that many rows only, drawn without replacement and the same on
+    any number of ranks; then all rows are assigned to its means, block by block.
 
     Args:
         features: (n, D), floating and finite; with ``sharded`` the rows of this rank, n >= 0.
-            Half precision is read as it is and computed with in fp32. A
+            Half precision is read as it is and converted to fp32 part by part. A
             :class:`solo_ext.clustering.FeatureFile` is read part by part.
         num_clusters: K of each clustering, from 1 to the number of rows of all ranks; equal ones
             are allowed.
-        init: (K, D) first means of each, for example of the last epoch; rank 0's count.
+        init: (K, D) first means of each, for example of the last epoch; rank 0's are used.
         iterations: Most steps of Lloyd's algorithm, >= 1.
-        restarts: Cold starts of which the lowest objective is kept, >= 1.
-        seed: Of the first clustering's cold starts; that of another is ``seed`` + its position.
+        restarts: Number of cold starts, >= 1; the one with the lowest objective is kept.
+        seed: Of the first clustering's cold starts; the others use ``seed`` + their position.
         backend: "auto", "torch", "faiss" or "flash", see
             :func:`solo_ext.clustering.resolve_backend`.
         sharded: Whether every rank holds a share of the rows. All ranks must call.
         row_ids: (n,) numbers of the rows among all: 0 to N - 1, each on one rank. By default rank
-            by rank, in order. They make a cold start independent of which rank holds which row.
+            by rank, in order. With them a cold start does not depend on how rows are spread.
         precision: Of the torch backend's products during the steps, as in
             ``torch.set_float32_matmul_precision``; the final assignment is always "highest".
-            "medium" is made for features whose spread is not small beside their norm.
+            "medium" suits features whose spread is not small beside their norm.
         relocate: Whether the torch backend relocates; by default in warm starts only.
-        sample: Number of rows that the means are found among, >= K; by default, and where there
-            are no more, all.
-        sample_seed: Of their draw.
+        sample: Number of rows that k-means runs on, >= K; by default, or if there are no more, all.
+        sample_seed: Seed of their draw.
 
     Returns:
         One clustering for each number, in the order of the list. Means and distances are fp64 for
         fp64 features, else fp32.
 
     Raises:
-        ValueError: Features, K, init, row numbers or an option as described are not.
+        ValueError: Features, K, init, row numbers or an option are not as described.
         ConfigError: A backend that is unknown or cannot run.
         RankError: With ``sharded``, another rank failed.
 
@@ -150,7 +149,7 @@ def multi_granularity_kmeans(
         move: Backend = BACKENDS[name]
         if relocate is None:
             relocate = init is not None
-        # Several starts are compared on the rows that they were made for.
+        # Compare several starts on the rows that k-means saw.
         compared = rows if restarts == 1 else seen
         clusterings = []
         for position, size in enumerate(num_clusters):
@@ -193,11 +192,11 @@ def _checked_init(rows: Rows, init: Tensor, num_clusters: int) -> Tensor:
 
 
 def _assigned(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
-    """Every row's nearest mean, and the objective as a sum that no order of the rows changes."""
+    """Every row's nearest mean, and an objective that does not depend on the order of rows."""
     n = len(rows.features)
     assignments = torch.empty(n, dtype=torch.int64, device=means.device)
     distances = means.new_empty(n)
-    # Whole tiles, so that every row is in the place of its tile that it has among all rows.
+    # Use whole tiles, so that every row has the same place in its tile as among all rows.
     tile = tile_rows(len(means), means.device)
     size = max(1, _BLOCK // tile) * tile
     with matmul_precision("highest"), torch.autocast(means.device.type, enabled=False):

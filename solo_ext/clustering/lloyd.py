@@ -11,12 +11,12 @@ from solo_ext.clustering.relocation import Relocation
 from solo_ext.clustering.rows import Rows, exact_scale, on_grid, tile_rows
 from solo_ext.core.precision import Precision, matmul_precision
 
-# Half the distance of the two means of a split cluster, relative to each coordinate.
+# Half the distance between the two means of a split cluster, relative to each coordinate.
 _PERTURBATION = 1 / 1024
-# If more means than this share moved, a search among all is no slower.
+# If more than this share of the means moved, searching all of them is no slower.
 _MOST_MOVED = 0.5
-# Scores whose maximum is taken first: on a CPU a maximum without its place is several times faster
-# than one with it.
+# Scores whose maximum is taken first, without its place: on a CPU that is several times faster than
+# a maximum with its place.
 _GROUP = 32
 
 
@@ -27,24 +27,24 @@ def lloyd(
     precision: Precision = "highest",
     relocate: bool = False,
 ) -> tuple[Tensor, int]:
-    """Moves the means until no row changes its cluster, or for ``iterations`` steps.
+    """Updates the means until no row changes its cluster, or for ``iterations`` steps.
 
-    A step assigns every row to its nearest mean and takes the mean of each cluster, in sums that
-    round nothing (:func:`solo_ext.clustering.rows.exact_scale`): the result is the same bits for
-    any order of the rows and any way of dealing them out to ranks, but for rows that are as near
-    to two means as the product can tell. Of an empty cluster and a largest one the two means are
-    set to ``m (1 + e)`` and ``m (1 - e)``, e = 1/1024 in even coordinates and -1/1024 in odd ones;
-    every empty cluster has a donor of its own, of two rows or more.
+    A step assigns every row to its nearest mean and takes the mean of each cluster, in sums without
+    rounding (:func:`solo_ext.clustering.rows.exact_scale`): the result has the same bits for any
+    order of the rows and any spread over ranks, except for rows so near to two means that the
+    product cannot tell them apart. An empty cluster splits one of the largest: the two means become
+    ``m (1 + e)`` and ``m (1 - e)``, e = 1/1024 in even coordinates and -1/1024 in odd ones; no two
+    empty clusters split the same one, and it must have two rows or more.
 
     With ``relocate`` every step ends with :class:`solo_ext.clustering.relocation.Relocation`, which
-    goes on where the steps alone would stop, and takes empty clusters first.
+    also acts when the steps alone have converged, and handles empty clusters first.
 
     Args:
         rows: The rows.
         means: (K, D) first means, in the dtype of ``rows``, the same on every rank.
         iterations: Most steps, >= 1.
         precision: Of the products.
-        relocate: Whether to move prototypes to where they lower the objective more.
+        relocate: Whether to move means to where they lower the objective more.
 
     Returns:
         The means (K, D) and the number of steps done.
@@ -66,7 +66,7 @@ def lloyd(
 
 
 class _Sums:
-    """Sums and sizes of the clusters, kept up to date by the rows that move."""
+    """Sums and sizes of the clusters, updated by the rows that move."""
 
     def __init__(self, rows: Rows, num_clusters: int, relocate: bool) -> None:
         device, width = rows.features.device, rows.features.shape[1]
@@ -78,7 +78,7 @@ class _Sums:
         self._relocation = Relocation(rows, num_clusters, self._scale) if relocate else None
 
     def move(self, assignments: Tensor) -> int:
-        """Moves the rows to the clusters (n,) given; returns how many of all ranks moved."""
+        """Assigns the rows to clusters (n,); returns how many rows of all ranks moved."""
         old, features = self._assignments, self._rows.features
         sums, sizes = torch.zeros_like(self._sums), torch.zeros_like(self._sizes)
         if old is None:
@@ -101,14 +101,14 @@ class _Sums:
         return int(self._rows.sum(torch.tensor(len(moved), device=features.device)))
 
     def means(self, old: Tensor, settled: bool) -> Tensor:
-        """Means (K, D) of the clusters, some of them relocated.
+        """Means (K, D) of the clusters, after relocation.
 
-        An empty one that no relocation takes splits a large one, or keeps its old mean. Where the
+        An empty cluster that no relocation uses splits a large one, or keeps its old mean. If the
         rows are ``settled`` and nothing is relocated, these are the old means.
         """
         sums, sizes = self._sums, self._sizes
         if self._relocation is not None and self._assignments is not None:
-            # The rows follow in the next step; the sums here stay those of their clusters.
+            # Rows follow a relocation in the next step; the sums kept here are unrelocated.
             sums, sizes = self._relocation(self._assignments, sums, sizes)
         if settled and sums is self._sums:
             return old
@@ -123,7 +123,7 @@ def _refilled(means: Tensor, sizes: Tensor) -> Tensor:
         return means
     donors = sizes.argsort(descending=True, stable=True)[: len(empty)]
     donors = donors[sizes[donors] >= 2]
-    # What is left over without a donor gets its turn when the halves have grown.
+    # Empty clusters without a donor wait for a later step, when the halves have grown.
     empty = empty[: len(donors)]
     step = torch.full((means.shape[1],), _PERTURBATION, dtype=means.dtype, device=means.device)
     step[1::2] *= -1
@@ -136,7 +136,7 @@ def _refilled(means: Tensor, sizes: Tensor) -> Tensor:
 class Nearest:
     """Keeps every row's nearest mean up to date.
 
-    A row whose mean stands still is compared with the means that moved only: the others were
+    A row whose mean stands still is compared only with the means that moved: the others were
     farther away and still are.
     """
 
@@ -151,7 +151,7 @@ class Nearest:
             means: (K, D), fp32 or fp64, K as before.
 
         Returns:
-            (n,) int64; of equally near means the first.
+            (n,) int64; among equally near means the first.
         """
         old, self._means = self._means, means
         if old is not None:
@@ -187,7 +187,7 @@ def assign(features: Features, means: Tensor) -> Tensor:
         means: (K, D), fp32 or fp64; the dtype of the products.
 
     Returns:
-        (n,) int64; of equally near means the first.
+        (n,) int64; among equally near means the first.
 
     Example:
         >>> assign(torch.tensor([[0.1], [0.9]]), torch.tensor([[0.0], [1.0]]))
@@ -202,17 +202,17 @@ def search(
     """Largest score of every row and the mean that has it, which is the nearest.
 
     ``max_k x . (m_k - c) - |m_k - c|^2 / 2 - c . (m_k - c)`` is at ``argmin_k |x - m_k|^2`` for any
-    centre c; one amid the means keeps the rounding of the product in proportion to the spread of
-    the means instead of to their distance from the origin.
+    centre c. With a centre amid the means, rounding errors of the product are in proportion to the
+    spread of the means and not to their distance from the origin.
 
     Args:
         features: (n, D), floating.
         means: (K, D), fp32 or fp64; the dtype of the products.
-        centre: (D,) fp64. Scores with the same one can be compared.
-        wanted: (m,) int64 numbers of the rows to look at; by default all.
+        centre: (D,) fp64. Only scores with the same centre can be compared.
+        wanted: (m,) int64 numbers of the rows to search; by default all.
 
     Returns:
-        The scores (m,) and the means (m,), int64; of equal scores the first.
+        The scores (m,) and the means (m,), int64; among equal scores the first.
     """
     n = len(features) if wanted is None else len(wanted)
     centred = means.double() - centre
@@ -226,8 +226,8 @@ def search(
     scores = means.new_empty(rows, len(weight))
     best = means.new_empty(n)
     found = torch.empty(n, dtype=torch.int64, device=features.device)
-    # The library may sum in another order for another number of rows. All tiles have the same
-    # number, so that a row's nearest mean does not depend on how many rows are beside it.
+    # The library may sum in another order for another number of rows. Pad all tiles to the same
+    # number, so that a row's nearest mean does not depend on the rows beside it.
     padded = means.new_zeros(rows, features.shape[1])
     for start in range(0, n, rows):
         part = slice(start, start + rows)
@@ -258,7 +258,7 @@ def _first_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
 def distances_to(features: Features, means: Tensor, assignments: Tensor) -> Tensor:
     """Euclidean distance of every row to the mean it is assigned to.
 
-    ``|x_i - m_{a_i}|``, as the norm of a difference: exactly 0 for a row that is a mean.
+    ``|x_i - m_{a_i}|``, as the norm of a difference: exactly 0 for a row equal to its mean.
 
     Args:
         features: (n, D), floating.
@@ -266,7 +266,7 @@ def distances_to(features: Features, means: Tensor, assignments: Tensor) -> Tens
         assignments: (n,) int64 in [0, K).
 
     Returns:
-        (n,) of the dtype of ``means``, in the unit of the features.
+        (n,) in the dtype of ``means`` and the unit of the features.
 
     Example:
         >>> x, means = torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.zeros(1, 2)

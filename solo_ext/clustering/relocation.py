@@ -1,4 +1,4 @@
-"""Moves prototypes from where two share what one can stand for to clusters that need two."""
+"""Moves means from pairs of clusters that can share one to clusters that need two."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from solo_ext.clustering.rows import Rows, exact_scale, on_grid, tile_rows, tiles
 from solo_ext.core.distributed import rank
 
-# Clusters that are split on trial at a time: enough that five steps get round a few hundred, few
-# enough to cost less than a step does.
+# Clusters that are split on trial per step: enough to try a few hundred in five steps, few enough
+# to cost less than a step.
 _CANDIDATES = 96
 # The gain must exceed the cost by this share, so that rounding alone moves nothing.
 _MARGIN = 1e-6
-# Steps of 2-means when a cluster is split. Two steps find nearly what many find.
+# 2-means steps per split: two find nearly what many find.
 _STEPS = 2
 
 
@@ -23,19 +23,19 @@ class Relocation:
     """Relocates prototypes between the steps of Lloyd's algorithm.
 
     Lloyd's steps leave every prototype in its neighbourhood. A relocation merges two clusters that
-    are cheap to merge (:func:`solo_ext.clustering.relocation.merge_costs`) and gives the prototype
-    that is left over to one half of a third cluster whose split gains more
-    (:func:`solo_ext.clustering.relocation.halves`); of an empty cluster the prototype is free. Gain
-    and cost are those of the sum of squares, so that it falls by their difference.
+    are cheap to merge (:func:`solo_ext.clustering.relocation.merge_costs`) and gives the freed
+    prototype to one half of a third cluster whose split gains more
+    (:func:`solo_ext.clustering.relocation.halves`); an empty cluster's prototype is free already.
+    Gain and cost are changes of the sum of squares, which falls by their difference.
 
     Args:
         rows: The rows.
         num_clusters: K.
-        scale: Of the grid of the sums.
+        scale: Of the grid of the sums, see :func:`solo_ext.clustering.rows.exact_scale`.
 
     Source:
-        In the manner of Fritzke, The k-means-u* algorithm, arXiv 1706.09059, with Ward's cost for
-        what he estimates.
+        Based on Fritzke, The k-means-u* algorithm, arXiv 1706.09059, with Ward's cost in place of
+        his estimate.
     """
 
     def __init__(self, rows: Rows, num_clusters: int, scale: float) -> None:
@@ -43,13 +43,13 @@ class Relocation:
         width = rows.features.shape[1]
         self._square_scale = exact_scale(rows.largest * rows.largest * width, rows.total)
         self._squares = torch.cat([self._squared(part) for part in tiles(rows.features)])
-        # The gain that the last trial found; infinite for a cluster that was never tried, or was
+        # Gain that the last trial split found; infinite for clusters that were never tried or have
         # changed since.
         self._tried = torch.full((num_clusters,), torch.inf, dtype=torch.float64)
         self._tried = self._tried.to(rows.features.device)
 
     def __call__(self, assignments: Tensor, sums: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Relocates where that pays.
+        """Relocates where the gain exceeds the cost.
 
         Args:
             assignments: (n,) cluster of every row of this rank.
@@ -57,7 +57,7 @@ class Relocation:
             sizes: (K,) int64.
 
         Returns:
-            Sums and sizes after the relocations; those given, if there are none.
+            Sums and sizes after the relocations; the given tensors if there are none.
         """
         means = sums / sizes.clamp_min(1)[:, None] / self._scale
         chosen = self._candidates(assignments, means, sizes)
@@ -65,8 +65,8 @@ class Relocation:
         self._draw += 1
         self._tried[chosen] = split.gains
         cost, partner = merge_costs(means, sizes, self._rows)
-        # More removals than candidates, because a relocation uses up three clusters and every
-        # removal that names one of them is then out.
+        # Offer more removals than candidates: a relocation uses up three clusters, and every other
+        # removal that involves one of them is then impossible.
         cheap = cost.argsort(stable=True)[: 9 * len(chosen)]
         plan = _matched(chosen, split.gains, cheap, cost[cheap], partner[cheap])
         plan = self._rows.from_first(plan.to(sums.device))
@@ -75,7 +75,7 @@ class Relocation:
         if not len(taker):
             return sums, sizes
         sums, sizes, giver = sums.clone(), sizes.clone(), chosen[taker]
-        # An empty cluster, which is its own partner, adds nothing.
+        # An empty cluster is its own partner and adds nothing here.
         sums[joined] += sums[freed]
         sizes[joined] += sizes[freed]
         sums[freed], sizes[freed] = split.sums[taker], split.sizes[taker]
@@ -92,14 +92,14 @@ class Relocation:
         within = torch.zeros_like(means[:, 0]).index_add_(0, assignments, self._squares)
         within = self._rows.sum(within) / self._square_scale
         within = (within - sizes * means.square().sum(1)).clamp_min_(0)
-        # A split cannot gain more than the cluster's sum of squares.
+        # A split cannot gain more than the cluster's own sum of squares.
         bound = torch.minimum(self._tried, within)
         chosen = bound.argsort(descending=True, stable=True)[:_CANDIDATES]
         return self._rows.from_first(chosen.contiguous())
 
 
 def _matched(chosen: Tensor, gains: Tensor, freed: Tensor, costs: Tensor, joined: Tensor) -> Tensor:
-    """Best gains with cheapest removals, (M, 3): place in ``chosen``, freed, joined; or -1."""
+    """Pairs best gains with cheapest removals: (M, 3) place in ``chosen``, freed, joined; or -1."""
     plan = torch.full((len(chosen), 3), -1, dtype=torch.int64)
     used: set[int] = set()
     clusters, gained = chosen.tolist(), gains.tolist()
@@ -120,12 +120,12 @@ def _matched(chosen: Tensor, gains: Tensor, freed: Tensor, costs: Tensor, joined
 
 
 class Halves(NamedTuple):
-    """One of the two halves of clusters.
+    """One of the two halves of each split cluster.
 
     Attributes:
         sums: (M, D) fp64 sums of its rows, on the grid.
         sizes: (M,) int64 numbers of its rows.
-        gains: (M,) fp64, decrease of the sum of squares if the halves have a mean each.
+        gains: (M,) fp64, decrease of the sum of squares if each half has its own mean.
     """
 
     sums: Tensor
@@ -144,9 +144,9 @@ def halves(
 ) -> Halves:
     """Splits clusters by 2-means of their own rows.
 
-    The first halves are drawn by the numbers of the rows, so that the difference of their means
-    points where the cluster is wide. Every row is compared with the two halves of its own cluster.
-    Sums are exact, and so the result does not depend on which rank holds which row.
+    The first halves are drawn by the rows' numbers, so that the difference of their means points
+    along the cluster's widest directions. Each row is then compared with both halves of its
+    cluster. Sums are exact, so the result does not depend on how rows are spread over ranks.
 
     Args:
         rows: The rows.
@@ -155,10 +155,10 @@ def halves(
         sums: (K, D) fp64 sums of the clusters, on the grid.
         sizes: (K,) int64.
         scale: Of the grid, see :func:`solo_ext.clustering.rows.exact_scale`.
-        draw: Another one begins with other halves.
+        draw: Number of the draw; another number starts from other halves.
 
     Returns:
-        One half of each; the rest of the cluster is the other one.
+        One half of each cluster; the rest of the cluster is the other half.
     """
     place = torch.full_like(sizes, -1)
     place[chosen] = torch.arange(len(chosen), device=chosen.device)
@@ -191,17 +191,17 @@ def halves(
 
 
 def _drawn(ids: Tensor, draw: int) -> Tensor:
-    # A hash rather than the parity: rows may be numbered class by class in turn.
+    # Draw by a hash and not by parity: rows may be numbered with classes in turn.
     mixed = (ids + 1) * (0x9E3779B1 + 2 * draw * 0x85EBCA6B) & 0xFFFFFFFF
     mixed = (mixed ^ mixed >> 15) * 0x2C1B3C6D & 0xFFFFFFFF
     return (mixed >> 16) & 1 > 0
 
 
 def merge_costs(means: Tensor, sizes: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Rise of the sum of squares where a cluster is merged with its cheapest partner.
+    """Rise of the sum of squares if a cluster is merged with its cheapest partner.
 
-    ``min_j n_i n_j / (n_i + n_j) |m_i - m_j|^2``. The partner is found in fp32 products, the cost
-    is computed for it in fp64. The K x K costs are computed in tiles, which the ranks take in turn.
+    ``min_j n_i n_j / (n_i + n_j) |m_i - m_j|^2``. fp32 products find the partner; its cost is
+    computed in fp64. The K x K costs are computed in tiles, which the ranks take in turn.
 
     Args:
         means: (K, D) fp64.
@@ -210,7 +210,7 @@ def merge_costs(means: Tensor, sizes: Tensor, rows: Rows) -> tuple[Tensor, Tenso
 
     Returns:
         The costs (K,), fp64, and the partners (K,), int64. An empty cluster costs 0 and is its own
-        partner; where there is no other cluster with rows, the cost is infinite.
+        partner; if no other cluster has rows, the cost is infinite.
 
     Source:
         Ward, Journal of the American Statistical Association 58 (301), 1963.
@@ -242,5 +242,5 @@ def _partners(means: Tensor, sizes: Tensor, rows: Rows) -> Tensor:
         cost.masked_fill_(sizes == 0, torch.inf)
         cost[own - start, own] = torch.inf
         partner[own] = cost.argmin(1)
-    # Every tile is one rank's, and zero on the others.
+    # Each tile was computed by one rank and is zero on the others.
     return rows.sum(partner)

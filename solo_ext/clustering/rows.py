@@ -1,4 +1,4 @@
-"""The rows that are clustered, spread over ranks, and sums over them that round nothing."""
+"""The rows to be clustered, spread over ranks, and sums over them without rounding."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from solo_ext.clustering.feature_file import Features
 from solo_ext.core.distributed import gather, rank, rank_barrier, world_size
 
-# Elements of a tile of scores: on a CPU it should stay in the cache, on CUDA it should fill the
-# device; measured on the CPU.
+# Elements of a tile of scores: on a CPU it should fit in the cache, on CUDA it should fill the
+# device. Measured on the CPU.
 _TILE = {"cpu": 2**19, "cuda": 2**24}
 _MOST_ROWS = {"cpu": 2**12, "cuda": 2**15}
 _FEWEST_ROWS = 256
@@ -22,14 +22,14 @@ _ROW_BLOCK = 64
 
 
 def tile_rows(width: int, device: torch.device) -> int:
-    """Number of rows of a tile of ``width`` >= 1 columns: a multiple of 64, at least 256."""
+    """Number of rows per tile of ``width`` >= 1 columns: a multiple of 64, at least 256."""
     kind = "cpu" if device.type == "cpu" else "cuda"
     rows = min(_TILE[kind] // width, _MOST_ROWS[kind]) // _ROW_BLOCK * _ROW_BLOCK
     return max(rows, _FEWEST_ROWS)
 
 
 def tiles(features: Features) -> Iterator[Tensor]:
-    """The rows (n, D) in order, in tiles; an empty one where there are none."""
+    """The rows (n, D) in order, in tiles; one empty tile if there are no rows."""
     size = tile_rows(max(1, features.shape[1]), features.device)
     for start in range(0, max(1, len(features)), size):
         yield features[start : start + size]
@@ -37,14 +37,14 @@ def tiles(features: Features) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of this process and what all processes know about all rows.
+    """Rows of this process, and what it knows about all rows.
 
     Attributes:
         features: (n, D) rows of this process.
         ids: (n,) int64, their numbers among all rows.
-        counts: Number of rows of every rank; of this process alone if it is not shared.
+        counts: Number of rows of every rank; of this process only if rows are not shared.
         largest: Largest absolute value of all rows, or a bound on it.
-        shared: Whether the rows of the other ranks count too.
+        shared: Whether the rows are spread over ranks.
     """
 
     features: Features
@@ -60,18 +60,18 @@ class Rows:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What is computed in: fp64 for fp64 features, else fp32."""
+        """Dtype of the computation: fp64 for fp64 features, else fp32."""
         return torch.float64 if self.features.dtype == torch.float64 else torch.float32
 
     def sum(self, x: Tensor) -> Tensor:
-        """Adds up ``x`` of all ranks, in place."""
+        """Sums ``x`` over all ranks, in place."""
         if self.shared:
             rank_barrier(x.device)
             dist.all_reduce(x)
         return x
 
     def max(self, x: Tensor) -> Tensor:
-        """Takes the maximum of ``x`` of all ranks, in place."""
+        """Takes the maximum of ``x`` over all ranks, in place."""
         if self.shared:
             rank_barrier(x.device)
             dist.all_reduce(x, op=dist.ReduceOp.MAX)
@@ -98,18 +98,18 @@ class Rows:
         width, device = self.features.shape[1], self.features.device
         found = torch.zeros(len(wanted), width, dtype=self.dtype, device=device)
         found[order[place]] = self.features.index_select(0, own).to(self.dtype)
-        # Every row is on one rank and zero on the others: the sum is that row.
+        # Each row is on one rank and zero on the others, so the sum is that row.
         return self.sum(found)
 
     def drawn(self, count: int, seed: int) -> Rows:
-        """Some of the rows, without replacement and in their order; on any ranks the same ones.
+        """Draws rows without replacement, in their order; the same ones for any spread over ranks.
 
         Args:
-            count: How many, >= 1.
+            count: Number of rows, >= 1.
             seed: Of the draw.
 
         Returns:
-            Rows in memory, numbered anew; these rows themselves, where there are no more.
+            Rows in memory, numbered anew; these rows themselves if there are no more.
         """
         if count >= self.total:
             return self
@@ -119,7 +119,7 @@ class Rows:
         return replace(self, features=part, ids=place, counts=_counts(part, self.shared))
 
     def _among(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of this process with one of the ascending ``numbers``, and its place there."""
+        """Rows of this process whose number is in ascending ``numbers``, and their places there."""
         place = torch.searchsorted(numbers, self.ids).clamp_max_(len(numbers) - 1)
         own = (numbers[place] == self.ids).nonzero()[:, 0]
         return own, place.index_select(0, own)
@@ -133,8 +133,8 @@ class Rows:
         features = self.features[:].contiguous()
         if not self.shared:
             return torch.empty_like(features).index_copy_(0, self.ids, features)
-        # Memory is allocated before the first message: a rank that fails here can still tell the
-        # others.
+        # Allocate memory before the first message, so that a rank that fails here can still tell
+        # the others.
         first = rank() == 0
         joined = features.new_empty(self.total if first else 0, features.shape[1])
         rest = max(self.counts[1:]) if first else 0
@@ -156,7 +156,7 @@ class Rows:
 
 
 def rows_of(features: Features, row_ids: Tensor | None, sharded: bool) -> Rows:
-    """Checks the rows and finds out about those of the other ranks.
+    """Checks the rows and exchanges numbers of rows and largest values between ranks.
 
     Args:
         features: (n, D), floating; n may be 0 on a rank.
@@ -168,7 +168,7 @@ def rows_of(features: Features, row_ids: Tensor | None, sharded: bool) -> Rows:
 
     Raises:
         ValueError: Features that are not 2-D, floating or finite; row numbers that are not 0 to
-            N - 1, each once. On all ranks alike if only the values are wrong.
+            N - 1, each once. Raised on all ranks if only the values are wrong.
     """
     if features.ndim != 2 or not features.dtype.is_floating_point:
         raise ValueError(
@@ -227,7 +227,7 @@ def _check_ids(rows: Rows) -> None:
     valid = rows.ids[(rows.ids >= 0) & (rows.ids < rows.total)]
     seen = rows.sum(torch.bincount(valid, minlength=rows.total))
     missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
-    # As many numbers as rows: what is out of range leaves another one missing.
+    # There are as many numbers as rows, so a number out of range leaves another one missing.
     if not missing:
         return
     raise ValueError(
@@ -237,7 +237,7 @@ def _check_ids(rows: Rows) -> None:
     )
 
 
-# An fp64 holds every integer up to 2**53; two bits are kept for sums of twice as many terms, which
+# fp64 holds every integer up to 2**53. Two bits are reserved for sums of twice as many terms, which
 # occur while rows move from one cluster to another.
 _BITS = 51
 
@@ -246,10 +246,10 @@ def exact_scale(largest: float, terms: int) -> float:
     """Power of two that turns numbers into integers whose sums an fp64 holds exactly.
 
     ``round(x * scale)`` is an integer, and any sum of up to ``2 * terms`` of them stays below
-    2**53: the additions round nothing, so neither their order nor the process or the device that
-    does them matters. Rounding to the grid costs at most ``terms * largest * 2**-51`` per term,
-    which is what the rounding of an ordinary fp64 sum costs too. Floating-point integers rather
-    than int64 because ``index_add_`` of int64 is three times slower on a CPU.
+    2**53. No addition rounds, so neither the order nor the process or device of the additions
+    matters. Rounding to the grid costs at most ``terms * largest * 2**-51`` per term, as much as
+    the rounding of an ordinary fp64 sum. The integers are fp64 because ``index_add_`` of int64 is
+    three times slower on a CPU.
 
     Args:
         largest: Largest absolute value, finite, >= 0.
@@ -272,7 +272,7 @@ def exact_scale(largest: float, terms: int) -> float:
 
 
 def on_grid(x: Tensor, scale: float) -> Tensor:
-    """Rounds ``x`` to integers of ``1 / scale``, held in fp64.
+    """Rounds ``x`` to multiples of ``1 / scale``, stored as integers in fp64.
 
     Args:
         x: Floating tensor of any shape.

@@ -1,4 +1,4 @@
-"""Checking a config against the schema: one line for the first mistake."""
+"""Checks a config against the schema; the first mistake gives one line."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def check_run(config: Mapping[str, Any]) -> dict[str, Any]:
         config: plain mapping, interpolations resolved.
 
     Returns:
-        The config with every default of the schema written out; arguments of the Trainer
-        that the schema does not name are passed through.
+        The config with every default of the schema written out; arguments of the Trainer that the
+        schema does not name are passed through.
 
     Raises:
         ConfigError: an unknown key, a missing one, or a value of the wrong type or range; a
@@ -56,7 +56,7 @@ def check_run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_config(config: Mapping[str, Any]) -> RunConfig:
-    """The typed form of a composed config, with the Trainer's arguments as further fields.
+    """The typed form of a composed config, with the Trainer's arguments as additional fields.
 
     Raises:
         ConfigError: as :func:`check_run`.
@@ -67,15 +67,14 @@ def run_config(config: Mapping[str, Any]) -> RunConfig:
 
 
 def check_method_kwargs(kwargs_type: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks ``method_kwargs`` against a method's class of them and fills in its defaults.
+    """Checks ``method_kwargs`` against the method's class of settings and fills in its defaults.
 
     The class is a :class:`Section`, or a dataclass with the decorator
-    :func:`solo_ext.core.types.method_kwargs`.
-
-    Keys of the class attribute ``SYNONYMS``, if there is one, stand for those that it maps them to.
+    :func:`solo_ext.core.types.method_kwargs`. Its class attribute ``SYNONYMS``, if there is one,
+    maps alternative keys to the keys that they stand for.
 
     Raises:
-        ConfigError: as :func:`check_run`; a key and its synonym with two values.
+        ConfigError: as :func:`check_run`, or a key and its synonym have different values.
 
     >>> from solo_ext.core.types import method_kwargs
     >>> @method_kwargs
@@ -106,7 +105,7 @@ def _without_synonyms(given: Mapping[str, Any], synonyms: Mapping[str, str]) -> 
                 place[section] = {}
             place = place[section]
         if not isinstance(place, dict):
-            # The validation that follows says that a mapping is missing here.
+            # A mapping is missing here; the validation that follows reports it.
             break
         held = place.get(name)
         if held not in (None, value):
@@ -122,7 +121,7 @@ def _without_synonyms(given: Mapping[str, Any], synonyms: Mapping[str, str]) -> 
 
 @functools.cache
 def _run_model() -> TypeAdapter[Any]:
-    """:class:`RunConfig` and the Trainer's arguments, as far as YAML can write their values."""
+    """:class:`RunConfig` and those arguments of the Trainer whose values YAML can express."""
     from lightning.pytorch import Trainer
 
     hints = {**get_type_hints(Trainer.__init__), **TRAINER}
@@ -137,7 +136,7 @@ def _run_model() -> TypeAdapter[Any]:
 
 
 def _of_yaml(hint: Any) -> Any:
-    """The part of a type that plain values can have."""
+    """The part of a type that plain values can have, ``None`` if there is none."""
     plain = [m for m in union_members(hint) or (hint,) if _is_plain(m)]
     return functools.reduce(operator.or_, plain) if plain else None
 
@@ -151,17 +150,17 @@ def _is_plain(hint: Any) -> bool:
 
 @functools.cache
 def _model_of(kwargs_type: type) -> TypeAdapter[Any]:
-    """Checks against a :class:`Section`, or :func:`_section_of` a dataclass."""
+    """Adapter for a :class:`Section`, or for the :func:`_section_of` a dataclass."""
     known = issubclass(kwargs_type, Section)
     return TypeAdapter(kwargs_type if known else _section_of(kwargs_type))
 
 
 def _section_of(kwargs_type: type, preset: Any = None) -> type[Section]:
-    """A strict pydantic model with the fields of a dataclass, and of those within it.
+    """A strict pydantic model with the fields of a dataclass, and of dataclasses within it.
 
     Args:
         kwargs_type: the dataclass.
-        preset: an instance, whose values take the place of the dataclass's own defaults.
+        preset: an instance whose values replace the dataclass's own defaults.
     """
     hints = get_type_hints(kwargs_type, include_extras=True)
     fields: dict[str, Any] = {}
@@ -180,22 +179,22 @@ def _section_of(kwargs_type: type, preset: Any = None) -> type[Section]:
         elif field.default is dataclasses.MISSING:
             default = ...
         else:
-            # Validated, so that a default of 0 becomes 0.0 as a 0 out of YAML does.
+            # Validate the default, so that 0 becomes 0.0 as it does for a 0 from YAML.
             default = Field(field.default, validate_default=True)
         fields[field.name] = (hint, default)
     return create_model(kwargs_type.__name__, __base__=Section, **fields)
 
 
 def validated(adapter: TypeAdapter[Any], given: Mapping[str, Any], *, prefix: str = "") -> Any:
-    """Validates and turns pydantic's complaints into one line.
+    """Validates a mapping, and turns pydantic's errors into one line.
 
     Args:
-        adapter: of a :class:`Section`.
+        adapter: adapter of a :class:`Section`.
         given: plain mapping.
         prefix: dotted key of the section, empty for the root.
 
     Raises:
-        ConfigError: an unknown key if there is one, else the first mistake of the schema's order.
+        ConfigError: an unknown key if there is one, else the first mistake in schema order.
     """
     try:
         return adapter.validate_python(dict(given))
@@ -205,11 +204,11 @@ def validated(adapter: TypeAdapter[Any], given: Mapping[str, Any], *, prefix: st
 
 def _first_mistake(error: ValidationError, root: Any, prefix: str) -> ConfigError:
     problems = error.errors(include_url=False)
-    # A misspelt key is unknown, and missing under its right name; "unknown" says more.
+    # A misspelt key is both unknown and missing under its right name; "unknown" says more.
     first = min(problems, key=lambda p: p["type"] not in ("extra_forbidden", "invalid_key"))
     kind, value, loc = first["type"], first["input"], first["loc"]
     if kind == "invalid_key" or (loc[-1:] == ("[key]",) and kind != "extra_forbidden"):
-        # For a key that is no text pydantic's input is the key itself, and the path holds its type.
+        # For a key that is no text, pydantic's input is the key, and the path ends in its type.
         path, _ = _located(root, loc[: -1 if kind == "invalid_key" else -2])
         return ConfigError(
             _dotted(prefix, path), value, "this key is no text", "keys are text: quote or remove it"
@@ -233,9 +232,9 @@ def _dotted(prefix: str, path: tuple[Any, ...]) -> str:
 
 
 def _located(root: Any, loc: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-    """The keys of a place that pydantic names, and the annotation there.
+    """The keys of a location that pydantic names, and the annotation there.
 
-    pydantic's places also name the branch of a union that it tried, which is left out here.
+    pydantic's locations also name the branch of a union that it tried, which is left out here.
     """
     path: list[Any] = []
     node, parts = root, list(loc)
@@ -252,13 +251,13 @@ def _located(root: Any, loc: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The branches of a union without null; other annotations are their own only one."""
+    """The branches of a union except null; for another annotation itself."""
     members = union_members(unwrapped(annotation)[0]) or (annotation,)
     return [m for m in members if m is not type(None)]
 
 
 def _below(annotation: Any, part: Any) -> Any:
-    """The annotation of one key or entry of a section, list or mapping; ``None`` if it has none."""
+    """The annotation of a key or entry of a section, list or mapping; ``None`` if it has none."""
     bare = unwrapped(annotation)[0]
     if _is_section(bare):
         field = bare.model_fields.get(part)
@@ -315,7 +314,7 @@ def expected(annotation: Any) -> str:
 
 
 def literal_choices(annotation: Any) -> list[str] | None:
-    """The values of an annotation that is nothing but literals and null, else ``None``.
+    """The values of an annotation that consists of literals and null, else ``None``.
 
     >>> literal_choices(Literal["step", "epoch"] | None)
     ['step', 'epoch', 'null']
@@ -330,7 +329,7 @@ def literal_choices(annotation: Any) -> list[str] | None:
 
 
 def unwrapped(annotation: Any) -> tuple[Any, list[Any]]:
-    """An annotation without ``Annotated``, and the constraints it carried."""
+    """An annotation without ``Annotated``, and its constraints."""
     bounds: list[Any] = []
     while get_origin(annotation) is Annotated:
         annotation, *metadata = get_args(annotation)

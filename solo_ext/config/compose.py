@@ -1,4 +1,4 @@
-"""Composing a config from YAML files and overrides, with Hydra."""
+"""Composes a config from YAML files and overrides, with Hydra."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def compose(
     """Composes a config and applies overrides.
 
     Args:
-        config_name: name of a shipped config such as ``digits/debiased``; of a file in
-            ``config_path`` where that is given.
-        overrides: ``key=value`` in Hydra's grammar. Keys that the schema knows need no ``+``.
-        config_path: folder of the user's own configs; the shipped ones can be named in their
-            defaults lists as ``/solo_ext/...``.
+        config_name: name of a shipped config such as ``digits/debiased``, or of a file in
+            ``config_path`` if that is given.
+        overrides: ``key=value`` in Hydra's grammar. Keys of the schema need no ``+``.
+        config_path: folder of the user's own configs; their defaults lists can name the shipped
+            ones as ``/solo_ext/...``.
 
     Returns:
         A plain mapping, interpolations resolved.
 
     Raises:
         ConfigError: no such config, or one that names code to run.
-        UserError: a folder that is not one, an override or a YAML file that cannot be read.
+        UserError: a path that is no folder, or an override or YAML file that cannot be read.
     """
     name = config_name.removesuffix(".yaml")
     suffix = "" if name.endswith(".yml") else ".yaml"
@@ -89,11 +89,11 @@ def _content(file: Path) -> bytes:
 
 
 def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
-    # One of solo-learn's own configs ends in .yml, which Hydra reads up to version_base 1.1.
+    # One of solo-learn's configs ends in .yml, which Hydra reads only up to version_base 1.1.
     version = "1.1" if name.endswith(".yml") else "1.2"
     try:
         with warnings.catch_warnings():
-            # Without `_self_` a config's own keys win over its defaults list, as people expect.
+            # Without `_self_` a config's own keys override its defaults list, as users expect.
             for message in ("Defaults list is missing", 'version_base="1.1"', "Support for .yml"):
                 warnings.filterwarnings("ignore", f"(?s).*{message}")
             with initialize_config_dir(config_dir=str(root), version_base=version):
@@ -113,7 +113,7 @@ def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
             "deeply"
         ) from error
     except Exception as error:
-        # YAML and Hydra raise errors of many types for odd values, AttributeError among them.
+        # YAML and Hydra raise many types of error for odd values, also AttributeError.
         raise UserError(f"config {name!r} cannot be read: {_text(error)}") from error
 
 
@@ -121,7 +121,7 @@ def _resolved(cfg: DictConfig) -> dict[str, Any]:
     """A plain mapping with interpolations resolved.
 
     Raises:
-        ConfigError: an interpolation that leads nowhere, or a value that is still missing.
+        ConfigError: an interpolation that cannot be resolved, or a value that is still missing.
     """
     try:
         plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -144,7 +144,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     """Parses ``key=value`` words.
 
     Raises:
-        UserError: a word that is none.
+        UserError: a word that is not of this form.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(overrides=list(overrides))
@@ -167,7 +167,7 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[Override]) -> None:
     """Sets or deletes the values in place.
 
     Raises:
-        UserError: an override of several values, or of an entry that a list does not have.
+        UserError: an override with several values, or of an entry that a list does not have.
     """
     for override in overrides:
         key = override.key_or_group
@@ -202,7 +202,7 @@ def _delete(cfg: DictConfig, key: str, value: Any) -> None:
 
 
 def _check_entries(cfg: DictConfig, key: str, override: Override) -> None:
-    """Refuses an entry that a list does not have; other keys may be new."""
+    """Refuses an entry that a list does not have; keys of mappings may be new."""
     node: Any = cfg
     parts = key.split(".")
     for place, part in enumerate(parts):
@@ -221,7 +221,7 @@ def _check_entries(cfg: DictConfig, key: str, override: Override) -> None:
 
 
 def _split(overrides: Sequence[Override]) -> tuple[list[Override], list[Override]]:
-    """Overrides of config groups are Hydra's; values are set afterwards."""
+    """Splits off overrides of config groups, which Hydra applies; values are set afterwards."""
     groups = [o for o in overrides if "/" in o.key_or_group or o.package is not None]
     return groups, [o for o in overrides if o not in groups]
 

@@ -12,7 +12,7 @@ def check_hardware(config: Mapping[str, Any]) -> None:
     """Refuses an accelerator or strategy that Lightning does not know or the machine lacks.
 
     Raises:
-        ConfigError: the first of them.
+        ConfigError: names the first of them.
     """
     from lightning.pytorch.accelerators import AcceleratorRegistry
     from lightning.pytorch.strategies import StrategyRegistry
@@ -53,7 +53,7 @@ def world_size(config: Mapping[str, Any]) -> int:
     """Number of processes that a config asks for; ``auto`` counts the machine's accelerators.
 
     Raises:
-        ConfigError: text that is no number of devices.
+        ConfigError: text that is not a number or list of devices.
 
     >>> world_size({"devices": "0,1", "accelerator": "gpu", "num_nodes": 2})
     4
@@ -68,7 +68,7 @@ def world_size(config: Mapping[str, Any]) -> int:
 
         count = max(torch.cuda.device_count(), 1) if config["accelerator"] != "cpu" else 1
     else:
-        # "2" is two devices, "0,1" and "3," list them.
+        # "2" means two devices; "0,1" and "3," are lists of devices.
         words = [w.strip() for w in devices.split(",") if w.strip()]
         listed = "," in devices
         if not words or not all(w.isdecimal() for w in words) or (not listed and int(words[0]) < 1):

@@ -1,4 +1,4 @@
-"""Every key that a config may hold, on both generations: solo-learn main's, and a few of ours."""
+"""Every key that a config may have, on both generations: solo-learn main's, and a few of ours."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ OnlineProtocol = Literal[
     "neighbors",
     "transfer",
 ]
-"""Names of the protocols in ``solo_ext.lab``, which this package may not import."""
+"""Names of the protocols in ``solo_ext.lab``, which this package must not import."""
 Batches = NonNegativeInt | Probability | None
 
 
 class Section(BaseModel):
-    """A mapping whose keys are all known and whose values are of the type YAML gave them."""
+    """A mapping without unknown keys, whose values have the types that YAML gives them."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Backbone(Section):
-    """``backbone``: solo-learn's own name, or ``timm/<model>``; its constructor's arguments."""
+    """``backbone``: solo-learn's own name or ``timm/<model>``, and its constructor's arguments."""
 
     name: str
     kwargs: Free = {}
 
 
 class HuggingFace(Section):
-    """``data.huggingface``: which part of a data set; null is found from what there is."""
+    """``data.huggingface``: which part of a data set; null finds it from what exists."""
 
     name: str | None = None
     revision: str | None = None
@@ -73,7 +73,7 @@ class Mix(Section):
 
 
 class Data(Section):
-    """``data``: where the images are. ``num_*`` are filled in, not written by hand."""
+    """``data``: where the images are. ``num_*`` are filled in and not written by hand."""
 
     dataset: Literal["cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom"]
     train_path: str
@@ -95,7 +95,7 @@ class Data(Section):
 
 
 class DALI(Section):
-    """``dali``: read where ``data.format`` is ``dali``.
+    """``dali``: read if ``data.format`` is ``dali``.
 
     The names are solo-learn main's, where ``encode_indexes_into_labels`` is false by default.
     """
@@ -115,8 +115,8 @@ class RandomResizedCrop(Section):
 class Chance(Section):
     """A transform that is applied with a probability.
 
-    solo-learn's own configs also write ``enabled`` here, which nothing reads. It is dropped, unless
-    it contradicts the probability: false beside a probability above 0 is refused as unknown.
+    solo-learn's own configs also have ``enabled`` here, which nothing reads. It is dropped, unless
+    it contradicts the probability: false with a probability above 0 is refused as unknown.
     """
 
     prob: Probability = 0.0
@@ -153,7 +153,7 @@ class AutoAugment(Section):
 
 
 class View(Section):
-    """What happens to an image before it is trained on."""
+    """What is done to an image before training on it."""
 
     rrc: RandomResizedCrop = RandomResizedCrop()
     rand_augment: RandAugment | None = None
@@ -167,7 +167,7 @@ class View(Section):
 
 
 class Augmentation(View):
-    """One entry of ``augmentations``: a pipeline and how many crops it gives."""
+    """One entry of ``augmentations``: a pipeline, and how many crops it makes."""
 
     crop_size: PositiveInt
     num_crops: PositiveInt
@@ -176,7 +176,7 @@ class Augmentation(View):
 
 
 class Optimizer(Section):
-    """``optimizer``: ``lr`` and ``classifier_lr`` are for batch 256 and scaled by batch / 256."""
+    """``optimizer``: ``lr`` and ``classifier_lr`` are for batch 256, and scaled by batch / 256."""
 
     name: str
     batch_size: PositiveInt
@@ -196,7 +196,7 @@ class SGD(Section):
 
 
 class LARS(SGD):
-    """``optimizer.kwargs`` of ``lars``, under solo-learn's names."""
+    """``optimizer.kwargs`` of ``lars``, with solo-learn's names."""
 
     eta: PositiveFloat = 1e-3
     clip_lr: bool = False
@@ -249,7 +249,7 @@ class Momentum(Section):
 
 
 class Checkpoint(Section):
-    """``checkpoint``: also within an epoch, every n steps or minutes; 0 is never."""
+    """``checkpoint``: saves also within an epoch, every n steps or minutes; 0 means never."""
 
     enabled: bool = True
     dir: str = "trained_models"
@@ -260,14 +260,14 @@ class Checkpoint(Section):
 
 
 class AutoResume(Section):
-    """``auto_resume``: go on with the unfinished run of the same config."""
+    """``auto_resume``: continues the unfinished run of the same config."""
 
     enabled: bool = False
     max_hours: PositiveFloat = 36
 
 
 class KNNEval(Section):
-    """``knn_eval``: solo-learn's kNN on the augmented views of training, while training."""
+    """``knn_eval``: solo-learn's kNN on the augmented views of training, during training."""
 
     enabled: bool = False
     k: PositiveInt = 20
@@ -275,9 +275,9 @@ class KNNEval(Section):
 
 
 class OnlineEval(Section):
-    """``online_eval``: the protocols of ``solo-ext eval``, every n epochs; 0 is never.
+    """``online_eval``: the protocols of ``solo-ext eval``, every n epochs; 0 means never.
 
-    ``settings`` are those of the protocols, by protocol and name.
+    ``settings`` are the protocols' settings, by protocol and name.
     """
 
     every_n_epochs: NonNegativeInt = 0
@@ -317,11 +317,11 @@ TRAINER: dict[str, Any] = {
     "reload_dataloaders_every_n_epochs": NonNegativeInt,
     "val_check_interval": PositiveInt | Share | Duration | dict[str, int] | None,
 }
-"""Types of the ``Trainer``'s arguments whose own annotations allow values that it refuses."""
+"""Types for arguments of the ``Trainer`` whose own annotations allow values that it refuses."""
 
 
 class RunConfig(Section):
-    """A pretraining run. Every further key must be an argument of Lightning's ``Trainer``."""
+    """A pretraining run. Any other key must be an argument of Lightning's ``Trainer``."""
 
     name: str
     method: str
@@ -351,7 +351,7 @@ class RunConfig(Section):
     resume_from_checkpoint: str | None = None
     debug_augmentations: bool = False
     patches: list[str] = []
-    # One of solo-learn's own configs has these two keys of an earlier version; nothing reads them.
+    # One of solo-learn's configs has these two keys of an earlier version; nothing reads them.
     augmentations_cfg: str | None = None
     wandb_cfg: str | None = None
     dali: DALI | None = None

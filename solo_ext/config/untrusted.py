@@ -1,5 +1,5 @@
-"""Configs that somebody else wrote: they may neither name code to run, nor read what is not theirs,
-nor stand for more values than memory holds."""
+"""Checks of other people's configs: they must not name code to run, read what is not theirs, or
+expand to more values than fit in memory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from omegaconf import DictConfig, OmegaConf
 from solo_ext.core.errors import ConfigError, UserError
 
 ALLOW = "SOLO_EXT_ALLOW_CODE"
-"""Environment variable; 1 admits the code that this module refuses."""
+"""Environment variable; 1 allows the code that this module refuses."""
 TARGET = "_target_"
 """Hydra's key for a Python object to call."""
 _REMEDY = f"remove it, or set {ALLOW}=1 if you trust whoever wrote the config"
 _PLAIN = {"job", "output_subdir", "run", "sweep"}
-"""Keys of ``hydra`` that name no code; solo-learn's own configs have some of them."""
+"""Keys of ``hydra`` that name no code; some are in solo-learn's own configs."""
 _MOST = 100_000
-"""Most values of a file whose aliases are written out; configs have hundreds."""
+"""Most values of a file with its aliases expanded; configs have hundreds."""
 
 
 def refuse_targets(config: Mapping[str, Any]) -> None:
-    """Refuses ``_target_`` at any depth: nothing here calls it, but a library might that is given
-    the section.
+    """Refuses ``_target_`` at any depth. Nothing here calls it, but a library that is given the
+    section might.
 
     Args:
         config: plain mapping.
@@ -42,10 +42,10 @@ def refuse_targets(config: Mapping[str, Any]) -> None:
 
 
 def refuse_interpolations(config: Mapping[str, Any]) -> None:
-    """Refuses ``${...}`` in a config whose interpolations are resolved.
+    """Refuses ``${...}`` in a config after interpolations were resolved.
 
-    Hydra has resolved those of the user's own config by now. One that is left comes from the file
-    of a run, whose author could have an environment variable written into records.
+    Hydra has already resolved those of the user's own config. Any left come from the file of a run,
+    whose author could use them to write an environment variable into records.
 
     Args:
         config: plain mapping.
@@ -68,8 +68,8 @@ def refuse_interpolations(config: Mapping[str, Any]) -> None:
 def refuse_hydra_section(file: Path) -> None:
     """Refuses a section ``hydra`` of a YAML file that could make Hydra import or call Python.
 
-    ``hydra.searchpath: [pkg://package]`` imports the package before the config is looked at. A file
-    that cannot be read passes, since Hydra complains of it next.
+    ``hydra.searchpath: [pkg://package]`` imports the package before the config is checked. A file
+    that cannot be read passes, because Hydra will report it.
 
     Args:
         file: a config that is to be composed.
@@ -83,11 +83,11 @@ def refuse_hydra_section(file: Path) -> None:
     try:
         config = OmegaConf.load(file)
     except Exception:
-        # PyYAML raises errors of many types; Hydra reads the same file and fails too.
+        # PyYAML raises many types of error; Hydra reads the same file and fails too.
         return
     if not isinstance(config, DictConfig) or "hydra" not in config:
         return
-    # Not resolved, so that an interpolation in place of the section is refused as well.
+    # Not resolved, so that an interpolation instead of a section is refused as well.
     section = OmegaConf.to_container(config)["hydra"]  # type: ignore[index, call-overload]
     if section is None:
         return
@@ -100,8 +100,8 @@ def refuse_hydra_section(file: Path) -> None:
 
 
 def _entries(node: Any) -> Iterator[tuple[str, Any]]:
-    """Every value of a config under its dotted key, sections and lists among them."""
-    # A loop, since the author of a config could nest it deeper than Python recurses.
+    """Every value of a config with its dotted key, sections and lists included."""
+    # Not recursive: the author of a config could nest it deeper than Python's limit.
     waiting: list[tuple[str, Any]] = [("", node)]
     seen: set[int] = set()
     while waiting:
@@ -122,10 +122,10 @@ def _entries(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def read_yaml(file: Path) -> Any:
-    """Reads a YAML file; no tag in it makes Python call anything.
+    """Reads a YAML file; tags in it cannot make Python call anything.
 
     Raises:
-        UserError: it is no YAML, or its aliases stand for more than a config can hold.
+        UserError: it is not YAML, or its aliases expand to more than a config can contain.
         OSError: it cannot be read.
     """
     content = file.read_bytes()
@@ -133,18 +133,18 @@ def read_yaml(file: Path) -> Any:
     try:
         return yaml.safe_load(content)
     except Exception as error:
-        # PyYAML raises errors of many types, such as KeyError for `!!bool x`.
+        # PyYAML raises many types of error, such as KeyError for `!!bool x`.
         reason = (str(error).splitlines() or [""])[0]
         raise UserError(f"{file}: not YAML: {reason or type(error).__name__}") from None
 
 
 def check_aliases(content: bytes, file: Path) -> None:
-    """Refuses aliases that lead in a circle, or stand for millions of values in a few lines.
+    """Refuses aliases that form a circle, or expand a few lines to millions of values.
 
-    A file that is no YAML passes, since whoever reads it complains of it next.
+    A file that is not YAML passes, because whoever reads it next will report it.
 
     Args:
-        content: of the file.
+        content: content of the file.
         file: for the message.
 
     Raises:
@@ -166,10 +166,10 @@ def check_aliases(content: bytes, file: Path) -> None:
 
 
 def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
-    """Number of nodes with every alias written out; above :data:`_MOST` in a circle."""
+    """Number of nodes with every alias expanded; above :data:`_MOST` for a circle."""
     if id(node) in known:
         return known[id(node)]
-    # Set before the children: a node that meets itself again is in a circle.
+    # Set it before visiting children: a node that meets itself again is in a circle.
     known[id(node)] = _MOST + 1
     total = 1
     if isinstance(node, yaml.SequenceNode):

@@ -1,4 +1,4 @@
-"""What every part of the plugin stands on; nothing here imports another part.
+"""Foundations of every other part of the plugin; nothing here imports another part.
 
 ``errors`` (what a user is told), ``registry`` (names to methods and losses), ``files`` (atomic
 writes, lines of JSON, locks), ``distributed`` (gathering over ranks, ending together),

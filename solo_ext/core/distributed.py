@@ -1,7 +1,7 @@
-"""Ranks of a run: gathering, and ending together. On one process every function does nothing.
+"""Communication between ranks. On one process every function does nothing.
 
-A value that every rank needs is gathered, with gradient where it learns. An error of one rank ends
-the block of :func:`propagate_rank_errors` on all of them, where they would else wait for it.
+A value that every rank needs is gathered, with gradient if it learns. An error on one rank ends the
+block of :func:`propagate_rank_errors` on all ranks, which would otherwise wait for that rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from solo_ext.core.errors import UserError
 
 T = TypeVar("T")
-# Seconds between two signs of life of a rank that works alone.
+# Seconds between two collectives of ranks that wait while rank 0 works.
 _BEAT = 1.0
 _KNOWN = "_known_to_all_ranks"
 
@@ -41,9 +41,9 @@ class _GatherWithGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        # Every rank's loss depends on these rows: their gradients add up. DDP's mean over
+        # Every rank's loss depends on these rows, so their gradients add up. DDP's mean over
         # parameters then gives the gradient of the mean loss on the joined batch.
-        # Summed in a copy: autograd may hand the same tensor to other nodes.
+        # Sum in a copy, because autograd may pass the same tensor to other nodes.
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
         return grad.narrow(0, rank() * ctx.rows, ctx.rows)
@@ -65,7 +65,7 @@ def gather_with_gradient(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """Sum of ``x`` of all ranks, without gradient; ``x`` is overwritten.
+    """Sums ``x`` over all ranks, without gradient; ``x`` is overwritten.
 
     Args:
         x: contiguous, of equal shape on every rank.
@@ -77,7 +77,7 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def max_over_ranks(x: Tensor) -> Tensor:
-    """Largest of ``x`` of all ranks, entry by entry, without gradient; ``x`` is overwritten.
+    """Maximum of ``x`` over all ranks, entry by entry, without gradient; ``x`` is overwritten.
 
     Args:
         x: contiguous, of equal shape on every rank.
@@ -89,7 +89,7 @@ def max_over_ranks(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def broadcast_buffers(*modules: nn.Module) -> None:
-    """Gives every rank the buffers of rank 0; running statistics differ between ranks."""
+    """Gives every rank the buffers of rank 0, such as running statistics, which differ."""
     if world_size() == 1:
         return
     for module in modules:
@@ -117,7 +117,7 @@ def gather(x: Tensor) -> Tensor:
 
 
 def gather_objects(own: Any) -> list[Any]:
-    """What every rank has, rank by rank; through pickle, so small things only."""
+    """Gathers one object per rank, in order of the ranks; pickled, so for small objects only."""
     if world_size() == 1:
         return [own]
     held: list[Any] = [None] * world_size()
@@ -126,24 +126,24 @@ def gather_objects(own: Any) -> list[Any]:
 
 
 class RankError(RuntimeError):
-    """Another rank has failed; the message says which one and why."""
+    """Another rank failed; the message says which one and why."""
 
 
 @contextlib.contextmanager
 def propagate_rank_errors(device: torch.device, among: bool = True) -> Iterator[None]:
-    """An error of one rank within the block ends the block on every rank.
+    """Context manager: an error on one rank within the block ends the block on every rank.
 
-    Else the others would wait for it in a collective until the process group's timeout. The block
-    calls :func:`rank_barrier` before its collectives, and all ranks alike; the rank that failed
-    comes to the next barrier and says why. Blocks may lie within each other.
+    Otherwise the others would wait in a collective until the process group's timeout. All ranks
+    call :func:`rank_barrier` before the block's collectives; a rank that failed goes to the next
+    barrier and tells the others why. Blocks may be nested.
 
     Args:
         device: one that the process group can send from.
-        among: whether the block is of all ranks; else nothing is done.
+        among: whether all ranks enter the block; if not, nothing is done.
 
     Raises:
-        RankError: on the ranks that have not failed themselves.
-        UserError: in its place, where the other rank's error is one.
+        RankError: on the ranks that did not fail themselves.
+        UserError: instead, if the other rank's error is a UserError.
     """
     if not among or world_size() == 1:
         yield
@@ -153,7 +153,7 @@ def propagate_rank_errors(device: torch.device, among: bool = True) -> Iterator[
         rank_barrier(device)
     except Exception as error:
         if not getattr(error, _KNOWN, False):
-            # Where the process group itself has failed, the others know.
+            # If the process group itself failed, the others already know.
             with contextlib.suppress(RuntimeError):
                 _exchange(error, device)
         raise
@@ -167,7 +167,7 @@ def rank_barrier(device: torch.device) -> None:
 
     Raises:
         RankError: another rank failed.
-        UserError: in its place, where the other rank's error is one.
+        UserError: instead, if the other rank's error is a UserError.
     """
     if world_size() > 1:
         _exchange(None, device)
@@ -199,20 +199,20 @@ def _is_users(error: Exception) -> bool:
 def on_first(work: Callable[[], T], device: torch.device) -> T | None:
     """Runs ``work`` on rank 0 while the other ranks wait, however long it takes.
 
-    In a collective they would wait until the process group's timeout. Here a thread of rank 0 gives
-    a sign of life every second, so that no collective lasts longer; ``work`` must let go of the
-    interpreter's lock now and then, as Python and most native code do.
+    In a single collective the other ranks would run into the process group's timeout. Instead, a
+    thread of rank 0 joins a short collective every second; ``work`` must release the interpreter's
+    lock now and then, as Python and most native code do.
 
     Args:
-        work: without collectives.
+        work: must not use collectives.
         device: one that the process group can send from.
 
     Returns:
         What ``work`` returned on rank 0, ``None`` elsewhere.
 
     Raises:
-        RankError: another rank has failed within :func:`propagate_rank_errors` before it came here.
-        UserError: in its place, where its error is one.
+        RankError: another rank failed within :func:`propagate_rank_errors` before it got here.
+        UserError: instead, if its error is a UserError.
     """
     if world_size() == 1:
         return work()
@@ -233,9 +233,9 @@ def on_first(work: Callable[[], T], device: torch.device) -> T | None:
 
 def _beat(done: threading.Event, device: torch.device) -> None:
     if device.type == "cuda":
-        # What is set in one thread is not in another.
+        # The current device is set per thread.
         torch.cuda.set_device(device)
-    # Where the process group itself has failed, the next collective of all says so.
+    # If the process group itself failed, the next collective of all ranks raises the error.
     with contextlib.suppress(RuntimeError):
         busy = True
         while busy:

@@ -1,9 +1,8 @@
-"""Random numbers that are a function of a few whole numbers, by SplitMix64.
+"""Random numbers that are a function of a few integers, by SplitMix64.
 
-The number ``n`` of the stream of key ``k`` is a hash of ``k + n * GAMMA``, so that a stream can be
-entered anywhere (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014). What is drawn this way depends neither on worker processes nor on ranks nor on what
-was drawn before.
+Number ``n`` of the stream of key ``k`` is a hash of ``k + n * GAMMA``, so a stream can be read from
+any place (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+These numbers depend neither on worker processes nor on ranks nor on what was drawn before.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _GAMMA = 0x9E3779B97F4A7C15
 def mix(*parts: int) -> int:
     """A 63-bit seed from several numbers, such as seed, epoch and index.
 
-    torch's generator on the CPU uses the lower 32 bits of a seed alone: one in 4 billion pairs of
-    argument lists draws alike there.
+    torch's CPU generator uses only the lower 32 bits of a seed: one in 4 billion pairs of argument
+    lists gives the same draws.
 
     >>> mix(0, 1) != mix(1, 0)
     True
@@ -38,7 +37,7 @@ def mix(*parts: int) -> int:
 
 
 def draw(shape: tuple[int, ...], *seeds: int, device: torch.device) -> Tensor:
-    """Uniform numbers in [0, 1) that several seeds decide, drawn on the device.
+    """Uniform numbers in [0, 1), determined by several seeds and drawn on the device.
 
     >>> draw((2, 3), 5, 0, device=torch.device("cpu")).shape
     torch.Size([2, 3])
@@ -51,7 +50,7 @@ def draw(shape: tuple[int, ...], *seeds: int, device: torch.device) -> Tensor:
 
 
 def sample_keys(seed: int, epoch: int, indices: NDArray[np.int64]) -> Keys:
-    """One key per sample, different for different (seed, epoch, index).
+    """One key per sample; it differs for different (seed, epoch, index).
 
     Args:
         seed: seed of the run.
@@ -67,12 +66,12 @@ def sample_keys(seed: int, epoch: int, indices: NDArray[np.int64]) -> Keys:
 
 
 def uniforms(keys: Keys, first: int, count: int) -> Floats:
-    """Numbers ``first`` to ``first + count`` of every key's stream, uniform in [0, 1).
+    """Numbers ``first`` to ``first + count - 1`` of every key's stream, uniform in [0, 1).
 
     Args:
         keys: as :func:`sample_keys` gives them (N,).
         first: place of the first number in the streams.
-        count: numbers of each.
+        count: how many numbers of each stream.
 
     Returns:
         (N, count), multiples of 2**-53.

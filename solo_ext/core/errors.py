@@ -1,4 +1,4 @@
-"""What a user is told: errors of one line (what was wrong, what to do), and messages."""
+"""Messages to users, and errors of one line: what was wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _OF_A_DISK = {
     errno.EROFS: "name a place that can be written",
     errno.ENAMETOOLONG: "take a shorter name",
 }
-"""Errors of the system that whoever runs a command can mend, and how."""
-# torch says this, in a RuntimeError, where a file cannot be written.
+"""System errors that the user of a command can fix, and how."""
+# torch reports a file that cannot be written as a RuntimeError with one of these words.
 OF_TORCH = re.compile(r"PytorchStreamWriter|inline_container|iostream|Parent directory")
 
 
 class UserError(Exception):
-    """A mistake of the user's, printed as one line.
+    """A mistake of the user, printed as one line.
 
     Attributes:
-        exit_code: of the command that it ends.
+        exit_code: exit code of the command that it ends.
     """
 
     exit_code = 2
@@ -44,7 +44,7 @@ class ConfigError(UserError):
 
     Args:
         key: dotted key of the value, for example ``optimizer.lr``.
-        value: what was given; ``None`` and booleans print as YAML writes them.
+        value: the value given; ``None`` and booleans print as in YAML.
         problem: what is wrong with it.
         remedy: what is allowed, or what to do.
     """
@@ -55,14 +55,14 @@ class ConfigError(UserError):
 
 
 class HostError(UserError):
-    """solo-learn is missing, or is of a generation that cannot do what was asked."""
+    """solo-learn is missing, or its generation cannot do what was asked."""
 
 
 class StoppedBySignal(UserError):
-    """A run that a signal ended, after it wrote down where it stands.
+    """A signal ended a run after it saved its state.
 
     Args:
-        message: what was kept, and how to go on.
+        message: what was saved, and how to continue.
         signal: number of the signal.
     """
 
@@ -73,21 +73,21 @@ class StoppedBySignal(UserError):
 
 
 class ProcessLost(UserError):
-    """A process that a run needs is gone; a failure, and no mistake of the user's."""
+    """A process that a run needs has died: a failure, not a mistake of the user."""
 
     exit_code = 1
 
 
 def in_one_line(command: Callable[[], int], again: str) -> int:
-    """Runs a command; an error that its user can repair ends it with one line on standard error.
+    """Runs a command; prints an error that the user can fix as one line on standard error.
 
     Args:
         command: returns an exit code.
-        again: how to go on after it was interrupted, or its disk was full.
+        again: how to continue after an interruption or a full disk.
 
     Returns:
-        The exit code: 2 for a user's mistake and for a disk, 128 and a signal's number. Other
-        failures raise.
+        The exit code: 2 for a user error or a disk's error, 128 plus the number of a signal. Other
+        errors are raised.
     """
     try:
         return command()
@@ -105,11 +105,11 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
 
 
 def disk_trouble(error: BaseException, again: str) -> UserError | None:
-    """Turns an error that a disk caused into a line that says what to do; ``None`` for others.
+    """Turns an error caused by a disk into one line that says what to do; ``None`` for others.
 
     Args:
-        error: that was raised.
-        again: how to go on once the disk takes more.
+        error: the error raised.
+        again: how to continue once the disk is writable again.
     """
     found = next((t for link in _chain(error) if (t := _trouble(link)) is not None), None)
     if found is None:
@@ -119,7 +119,7 @@ def disk_trouble(error: BaseException, again: str) -> UserError | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and those behind it."""
+    """An error and the chain of its causes."""
     following: BaseException | None = error
     while following is not None:
         yield following
@@ -129,10 +129,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def disk_errno(error: BaseException) -> int | None:
-    """The number of an error of a disk, ``None`` for another error.
+    """The ``errno`` of a disk's error; ``None`` for another error.
 
     Args:
-        error: of the system, or of a library that has no class of error for it, as safetensors.
+        error: from the system, or from a library such as safetensors that only reports it as text.
     """
     if isinstance(error, OSError):
         return error.errno if error.errno in _OF_A_DISK else None
@@ -154,18 +154,18 @@ def _trouble(error: BaseException) -> tuple[str, str] | None:
 
 
 def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:
-    """Says which valid name is closest to ``name`` and which others there are.
+    """Says which valid name is closest to ``name``, and lists others.
 
     Args:
-        name: what was written; case and hyphens do not count.
-        valid: the names that would have been accepted.
-        show: how many of them are listed at the most; 0 lists none.
+        name: the name given; case and hyphens do not count.
+        valid: the names that are accepted.
+        show: how many of them to list at most; 0 lists none.
 
     Returns:
         For example ``did you mean 'simclr'? allowed: byol, dino, simclr``.
     """
     names = sorted(valid)
-    # Reversed, so that of equal plain names the first wins.
+    # Reversed, so that among names that are equal when plain, the first wins.
     plain = {_plain(n): n for n in reversed(names)}
     close = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.5)
     guess = f"did you mean {plain[close[0]]!r}?" if close else ""
@@ -187,13 +187,13 @@ def _shown(value: object) -> str:
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is at the time: progress bars replace it."""
+    """Writes to the current ``sys.stderr``, which progress bars replace."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """A program whose root logger prints, prints these too."""
+        """Drops records that a handler of the root logger already prints."""
         return not any(
             type(handler) is logging.StreamHandler and handler.level <= record.levelno
             for handler in logging.root.handlers
@@ -207,8 +207,8 @@ class _Stderr(logging.StreamHandler[TextIO]):
 def show_messages() -> None:
     """Prints the messages of the ``solo_ext`` loggers from now on.
 
-    Call it again after something else configured logging: Hydra's ``job_logging: disabled``, as in
-    solo-learn's configs, disables every logger that exists.
+    Call it again after other code configured logging: Hydra's ``job_logging: disabled``, as in
+    solo-learn's configs, disables every existing logger.
     """
     logger = logging.getLogger("solo_ext")
     for name, known in logging.root.manager.loggerDict.items():

@@ -1,4 +1,4 @@
-"""Files: where configs and data lie, how one is written whole, lines of JSON, locks."""
+"""Files: folders of configs and data, atomic writes, lines of JSON, locks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from filelock import FileLock, Timeout
 from solo_ext.core.errors import UserError, disk_errno
 
 CHECKPOINT_NAME = re.compile(r"-ep=(?P<epoch>\d+)(?:-step=(?P<step>\d+))?\.ckpt$")
-"""End of the name of a checkpoint: its epoch, and the step of one written within the epoch."""
+"""End of a checkpoint's name: its epoch, and its step if it was saved within the epoch."""
 
 
 def config_root() -> Path:
     """Folder that holds ``solo_ext/<dataset>/<method>.yaml``.
 
-    A wheel carries it inside the package; an editable install reads it from the checkout.
+    A wheel contains it in the package; an editable install reads it from the checkout.
 
     Raises:
         FileNotFoundError: the installation is incomplete.
@@ -42,7 +42,7 @@ def data_root() -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that the system cannot have is no error.
+    """Whether the file exists; a name that the system does not allow is no error.
 
     >>> is_file(Path(__file__)), is_file(Path("a" * 5000))
     (True, False)
@@ -54,12 +54,12 @@ def is_file(path: Path) -> bool:
 
 
 def refuse_link(path: Path) -> Path:
-    """The path of a file that is about to be written where it is, which is no link.
+    """Returns the path of a file to be written in place, unless it is a link.
 
-    A folder from someone else may hold links to files of the user's.
+    A folder from someone else may hold links to the user's own files.
 
     Raises:
-        UserError: it is one.
+        UserError: the path is a link.
     """
     if path.is_symlink():
         raise UserError(
@@ -70,13 +70,13 @@ def refuse_link(path: Path) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Puts the name of a file into the error of a disk that cannot take it.
+    """Adds the name of a file to the error of a disk that cannot take it.
 
     Args:
-        path: of the file. A library's error does not name it, or names a temporary one.
+        path: of the file; a library's error names a temporary file or none.
 
     Raises:
-        OSError: in place of the library's error.
+        OSError: instead of the library's error.
     """
     try:
         yield
@@ -88,18 +88,18 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a whole file or none of it; a crash of the machine leaves the old one or the new one.
+    """Writes a whole file or none of it; after a crash the file is the old one or the new one.
 
     Several processes may write the same file.
 
     Args:
         path: its folder exists.
-        write: called with the path of a file to write, which then takes the place of ``path``.
+        write: called with the path of a scratch file to write, which then replaces ``path``.
     """
-    # The host is part of the name because processes of several hosts may share the folder.
+    # The name includes the host, because processes of several hosts may share the folder.
     scratch = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.saving")
     try:
-        # A link of that name would be written through.
+        # Remove a link of that name: writing would follow it.
         scratch.unlink(missing_ok=True)
         with writing(path):
             write(scratch)
@@ -111,7 +111,7 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Makes the disk hold what a file or a folder says; Windows opens no folder for that."""
+    """Flushes a file or a folder to the disk; Windows cannot open folders for that."""
     if os.name == "nt" and path.is_dir():
         return
     handle = os.open(path, os.O_RDONLY)
@@ -134,10 +134,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Adds lines; what a killed process left half written is removed first.
+    """Appends lines; first removes a line that a killed process left incomplete.
 
     Args:
-        file: made where it is missing; its folder exists.
+        file: created if missing; its folder exists.
         entries: one line each.
 
     Raises:
@@ -154,7 +154,7 @@ def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
-    """The objects of a file, those lines passed over that hold none; none without a file.
+    """The objects in a file; skips lines that hold none, and returns none without a file.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "metrics.jsonl"
@@ -177,14 +177,14 @@ def read_jsonl(file: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def locked(file: Path, wait: float = -1) -> Iterator[None]:
-    """Keeps other processes out of blocks with the same lock file.
+    """Context manager that keeps other processes out of blocks with the same lock file.
 
     Args:
-        file: of the lock, made where it is missing; its folder exists.
-        wait: seconds to wait for another process; below 0 for ever.
+        file: of the lock, created if missing; its folder exists.
+        wait: seconds to wait for another process; below 0 waits forever.
 
     Raises:
-        UserError: another process is still there, or the file is a link.
+        UserError: another process still holds the lock, or the file is a link.
     """
     lock = FileLock(refuse_link(file))
     try:
@@ -195,7 +195,7 @@ def locked(file: Path, wait: float = -1) -> Iterator[None]:
             "another folder"
         ) from None
     except NotImplementedError:
-        # Some network file systems have no locks; there the user has to keep two runs apart.
+        # Some network file systems lack locks; the user then has to keep two runs apart.
         yield
         return
     try:

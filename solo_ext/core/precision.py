@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Precision = Literal["highest", "high", "medium"]
-"""As in ``torch.set_float32_matmul_precision``."""
+"""Values as in ``torch.set_float32_matmul_precision``."""
 
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
@@ -20,16 +20,16 @@ _CUDA = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
 
 @contextmanager
 def matmul_precision(precision: Precision) -> Iterator[None]:
-    """Sets the precision of fp32 matrix products and gives back the old one, also on an error.
+    """Sets the precision of fp32 matrix products; restores the old one, also after an error.
 
     Args:
-        precision: "highest": fp32; "high": TF32 where there is hardware for it; "medium": TF32 on
-            CUDA, oneDNN with leave to multiply in bf16 on a CPU that knows bf16. Without AMX
-            oneDNN stays with fp32, but is up to twice as fast as the library that "highest"
-            takes. fp64 products are not concerned.
+        precision: "highest": fp32; "high": TF32 if the hardware has it; "medium": TF32 on CUDA; on
+            a CPU oneDNN, which may multiply in bf16 if the CPU supports it. Without AMX oneDNN
+            stays with fp32, but is up to twice as fast as the library behind "highest". fp64
+            products are not affected.
     """
     if not hasattr(torch.backends.mkldnn, "matmul"):
-        # torch before 2.9, which knows only one setting for all devices.
+        # torch before 2.9 has a single setting for all devices.
         whole = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(precision)
         try:
@@ -37,7 +37,7 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
         finally:
             torch.set_float32_matmul_precision(whole)
         return
-    # Per device, because reading the single setting fails where a user has set these.
+    # Set each device by itself: reading the single setting fails if a user has set these.
     cpu, cuda = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
     before = cpu.fp32_precision, cuda.fp32_precision
     try:
@@ -49,9 +49,9 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
 
 @contextmanager
 def full_precision_products(device: torch.device) -> Iterator[None]:
-    """Switches autocast, and products of less than fp32, off inside the block."""
+    """Switches off autocast and products of lower precision than fp32 inside the block."""
     with matmul_precision("highest"):
-        # Devices without autocast, meta among them, refuse even to have it switched off.
+        # Devices without autocast, such as meta, refuse even to have it switched off.
         if not torch.amp.is_autocast_available(device.type):
             yield
             return
@@ -60,6 +60,6 @@ def full_precision_products(device: torch.device) -> Iterator[None]:
 
 
 def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in fp32, or all in fp64 where the first is."""
+    """The tensors in fp32, or all in fp64 if the first one is."""
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     return tuple(t.to(dtype) for t in tensors)

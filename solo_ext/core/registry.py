@@ -1,4 +1,4 @@
-"""A table of things that configs select by name."""
+"""Table of methods or losses that configs select by name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered thing and where it comes from.
+    """A registered class or function, and its source.
 
     Attributes:
         name: what a config writes.
         target: the class or function.
-        paper: title of the paper, empty where there is none.
-        year: year of publication, 0 where there is none.
-        arxiv: arXiv number such as ``2007.00224``, empty where there is none.
-        origin: distribution or package that brought it.
+        paper: title of the paper, empty if there is none.
+        year: year of publication, 0 if there is none.
+        arxiv: arXiv number such as ``2007.00224``, empty if there is none.
+        origin: distribution or package that defines it.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Entry(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """Names to entries, in the order of registration.
+    """Maps names to entries, in the order of registration.
 
     Args:
         kind: what the entries are, for messages: ``method``, ``loss``.
@@ -46,7 +46,7 @@ class Registry(Generic[T]):
     def register(
         self, name: str, *, paper: str = "", year: int = 0, arxiv: str = ""
     ) -> Callable[[T], T]:
-        """Decorator that adds its class or function under ``name``.
+        """Decorator that registers a class or function under ``name``.
 
         Raises:
             ValueError: the name is taken.

@@ -21,9 +21,9 @@ ProbabilityBelowOne = Annotated[float, Ge(0), Lt(1)]
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def method_kwargs(cls: type[C]) -> type[C]:
-    """Class decorator: the typed ``method_kwargs`` of a method, unknown keys refused.
+    """Class decorator for the typed ``method_kwargs`` of a method; unknown keys are refused.
 
-    The class becomes a frozen, keyword-only dataclass; annotate its fields with the types of
-    this module. Checked by :func:`solo_ext.config.check.check_method_kwargs`.
+    The class becomes a frozen, keyword-only dataclass; annotate its fields with the types of this
+    module. :func:`solo_ext.config.check.check_method_kwargs` checks values against it.
     """
     return dataclass(frozen=True, kw_only=True)(cls)

@@ -1,4 +1,4 @@
-"""NVIDIA DALI: fixed views for evaluation and the E-step, and what its errors mean to a user."""
+"""NVIDIA DALI: fixed views for evaluation and the E-step, and messages for its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from solo_ext.data.transforms import Statistics, fixed_view
 INSTALL = "pip install 'solo-ext[dali-cuda12]' or 'solo-ext[dali-cuda13]', after your CUDA"
 _READ = "remove it or replace it; data.format=image_folder reads with Pillow instead"
 _AHEAD = 4
-"""Batches that a pipeline reads ahead at most: the file that failed is in one of them."""
+"""Most batches that a pipeline reads ahead: the file that failed is in one of them."""
 
 
 def dali_installed() -> bool:
@@ -29,15 +29,15 @@ def dali_installed() -> bool:
 
 
 def nvidia_dali() -> Any:
-    """The module ``nvidia.dali`` with its PyTorch plugin, imported when it is first needed."""
-    # Typed as Any: DALI's own hints know neither enumerations nor `device_id=None`.
+    """The module ``nvidia.dali`` with its PyTorch plugin, imported on first use."""
+    # Typed as Any: DALI's own hints cover neither enumerations nor `device_id=None`.
     found: Any = importlib.import_module("nvidia.dali")
     importlib.import_module("nvidia.dali.plugin.pytorch")
     return found
 
 
 def device_of(cfg: Mapping[str, Any]) -> str:
-    """``dali.device`` of a config, once it is known that DALI can run there.
+    """Returns ``dali.device`` of a config, after checking that DALI can run there.
 
     Raises:
         ConfigError: DALI is not installed, or there is no GPU for it.
@@ -65,7 +65,7 @@ class DALIViews:
 
     Args:
         files: image files.
-        labels: a whole number for every file.
+        labels: one integer per file.
         size: side of the view in pixels.
         statistics: mean and standard deviation per channel.
         batch_size: files per batch; the last one may be smaller.
@@ -130,7 +130,7 @@ class DALIViews:
                 encoded,
                 device="mixed" if on_gpu else "cpu",
                 output_type=types.RGB,
-                # As Pillow decodes: unrotated, chroma interpolated.
+                # Decode as Pillow does: not rotated, with chroma interpolated.
                 adjust_orientation=False,
                 jpeg_fancy_upsampling=True,
             )
@@ -171,7 +171,7 @@ def dali_views(
 
 
 def _fixed_view(images: Any, size: int) -> Any:
-    """The geometry of :class:`~solo_ext.data.transforms.FixedView`, in the same whole numbers."""
+    """The geometry of :class:`~solo_ext.data.transforms.FixedView`, with the same rounding."""
     dali = nvidia_dali()
     fn, types = dali.fn, dali.types
     sides = images.shape(dtype=types.INT32)
@@ -191,14 +191,14 @@ def _fixed_view(images: Any, size: int) -> Any:
 
 
 def _margin(side: Any, size: int) -> Any:
-    """Half of what is cut off, rounded as Python rounds: halves to the even number."""
+    """Half of what is cut off, rounded like Python's ``round``: halves to the even number."""
     cut = side - size
     half = cut // 2
     return half + (cut - 2 * half) * (half - 2 * (half // 2))
 
 
 def cannot_skip() -> ConfigError:
-    """The error for ``data.unreadable=skip`` with DALI."""
+    """Error for ``data.unreadable=skip`` with DALI."""
     return ConfigError(
         "data.unreadable",
         "skip",
@@ -208,7 +208,7 @@ def cannot_skip() -> ConfigError:
 
 
 def unreadable(error: RuntimeError, files: Sequence[str]) -> Exception:
-    """The error to raise for a pipeline that failed; it names the file if a file was at fault.
+    """Error for a pipeline that failed; it names the file if a file is the cause.
 
     Args:
         error: what DALI raised.
@@ -218,7 +218,7 @@ def unreadable(error: RuntimeError, files: Sequence[str]) -> Exception:
     named = re.search(r"(?:Failed to decode sample #\d+ :|File mapping failed:) *(.+)", text)
     if named and named.group(1).strip() in files:
         return _refusal(named.group(1).strip())
-    # Some decoders do not name the file, so each one is decoded alone.
+    # Some decoders do not name the file: decode each one by itself to find it.
     if "readers.file" in text or "decoders.image" in text or "decoders.Image" in text:
         found = next((file for file in files if not _decodes(file)), None)
         if found is not None:

@@ -18,13 +18,13 @@ TRAIN_PER_CLASS = 140
 
 
 def add_resolvers() -> None:
-    """Registers ``${solo_ext.digits:<split>}``: the digits' folder, as shipped configs name it."""
+    """Registers ``${solo_ext.digits:<split>}``, the digits' folder in shipped configs."""
     if not OmegaConf.has_resolver("solo_ext.digits"):
         OmegaConf.register_new_resolver("solo_ext.digits", lambda split: str(digits_folder(split)))
 
 
 def digits_folder(split: str, root: Path | None = None) -> Path:
-    """Folder of the digits, ``<split>/<class>/<number>.png``, written on first use.
+    """Folder of the digits, ``<split>/<class>/<number>.png``; written on first use.
 
     The 1,797 images of 8 x 8 pixels (16 grey levels) come with scikit-learn (Alpaydin and
     Kaynak, UCI 1998); they are scaled to 32 x 32 pixels.
@@ -35,7 +35,7 @@ def digits_folder(split: str, root: Path | None = None) -> Path:
 
     Raises:
         ValueError: unknown split.
-        UserError: the folder is there without the split.
+        UserError: the folder exists without the split.
     """
     if split not in ("train", "val"):
         raise ValueError(f"digits have the splits train and val, not {split!r}")
@@ -48,16 +48,16 @@ def digits_folder(split: str, root: Path | None = None) -> Path:
 
 
 def _write(folder: Path) -> None:
-    # Imported here: Hydra's plugin registers the resolver in every program that uses Hydra.
+    # Import here: Hydra's plugin registers the resolver in every program that uses Hydra.
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Written elsewhere and renamed, so that an interrupted process leaves no half of it.
+    # Write elsewhere and rename, so that an interrupted process leaves no partial folder.
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".digits-"))
-    # `mkdtemp` makes a folder that only its owner may read; a folder within is like any other.
+    # Only the owner may read the folder of `mkdtemp`; a folder within it has usual permissions.
     whole = scratch / folder.name
     seen = np.zeros(10, dtype=int)
     for number, (pixels, target) in enumerate(zip(bunch.images, bunch.target, strict=True)):
@@ -70,7 +70,7 @@ def _write(folder: Path) -> None:
     try:
         os.replace(whole, folder)
     except OSError:
-        # Another process was first; its images are the same.
+        # Another process was faster; its images are the same.
         if not folder.is_dir():
             raise
     finally:

@@ -1,8 +1,8 @@
-"""A data set of a config: opening it, and what can be told of it without decoding an image.
+"""Opens the data set of a config, and describes it without decoding an image.
 
 :func:`open_images` finds the reader for ``data.format``, takes the fraction or the held-out part,
-and marks the data set where unreadable images are skipped. Targets, class names, files and
-fingerprints look through these wrappers.
+and wraps the data set if unreadable images are skipped. The functions for targets, class names,
+files and fingerprints look through these wrappers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WithoutLabels(Dataset[Item]):
         return self.images[index][0], -1
 
     def name_of(self, index: int) -> str:
-        """As the data set calls it."""
+        """The name that the data set gives the image."""
         return name_of(self.images, index)
 
 
@@ -49,19 +49,19 @@ def open_images(data: Mapping[str, Any], split: Split) -> Images:
 
     Args:
         data: the section ``data`` of a config.
-        split: ``train`` honours ``data.fraction`` and ``data.no_labels``. With ``data.holdout``
+        split: ``train`` applies ``data.fraction`` and ``data.no_labels``. With ``data.holdout``
             both splits are parts of the training images, and ``data.val_path`` is not read.
 
     Raises:
-        ConfigError: the path is missing, empty, not readable, or not of the layout that the data
-            set has, or a fraction cannot hold every class.
+        ConfigError: the path is missing, empty, unreadable, or not in the data set's layout, or a
+            fraction cannot contain every class.
     """
     holdout = data.get("holdout")
     if holdout is not None:
         return _held_out(open_images({**data, "holdout": None}, "train"), holdout, split)
     key = f"data.{split}_path"
     path = data.get(f"{split}_path")
-    # An empty path would be read as the current folder.
+    # An empty path would mean the current folder.
     if path is None or not str(path).strip():
         raise ConfigError(key, path, "no path", "give the folder of the images")
     unlabelled = bool(data.get("no_labels")) and split == "train"
@@ -95,7 +95,7 @@ def _opened(data: Mapping[str, Any], split: Split, path: str, unlabelled: bool) 
     if not root.exists():
         raise ConfigError(key, path, "no such folder", "give the folder of the images")
     if root.is_file():
-        # With `skip`, a listed file that is not there counts as an unreadable image.
+        # With `skip`, a listed file that does not exist counts as an unreadable image.
         present = data.get("unreadable") != "skip"
         return FileList(root, key, not unlabelled, present=present)
     if name in ("cifar10", "cifar100", "stl10"):
@@ -141,14 +141,14 @@ def _held_out(images: Images, holdout: float, split: Split) -> Images:
 
 
 def _part(images: Images, indices: Sequence[int]) -> Images:
-    """Some of the images; a part of a part is one of the whole, so that readers see what it is."""
+    """Some of the images; a part of a part refers to the whole, so that readers see what it is."""
     if isinstance(images, Subset):
         return Subset(images.dataset, [images.indices[i] for i in indices])
     return Subset(cast(Dataset[Item], images), indices)
 
 
 def _stratified(targets: Sequence[int], fraction: float, key: str = "data.fraction") -> list[int]:
-    """Indices of a fixed, class-balanced part; the same for every seed of a run."""
+    """Indices of a fixed, class-balanced part; it is the same for every seed of a run."""
     from sklearn.model_selection import train_test_split
 
     try:
@@ -167,7 +167,7 @@ def _stratified(targets: Sequence[int], fraction: float, key: str = "data.fracti
 
 
 def class_names(images: Images) -> list[str]:
-    """Names of the classes in the order of their targets, as far as the data set knows them.
+    """Names of the classes in the order of their targets, if the data set knows them.
 
     >>> class_names([("an image", 2), ("another", 0)])
     ['0', '2']
@@ -201,7 +201,7 @@ def files_of(images: Images) -> list[str]:
     """Path of every sample by index, for DALI, which opens the files itself.
 
     Raises:
-        ConfigError: a data set that is no set of files, or of which unreadable ones are skipped.
+        ConfigError: the data set has no files, or skips unreadable images.
     """
     source: Any = images
     if isinstance(source, Skipping):
@@ -222,15 +222,14 @@ def files_of(images: Images) -> list[str]:
 def images_fingerprint(images: Images) -> str | None:
     """A digest that changes with the files of a data set, their order, and their classes.
 
-    Files count by path, size and time of change. A data set that does not lie in files may have
-    an attribute ``fingerprint``, a text.
+    Files count by path, size and time of change. A data set without files may have a text
+    attribute ``fingerprint`` instead.
 
     Args:
-        images: as :func:`open_images` gives them.
+        images: from :func:`open_images`.
 
     Returns:
-        Hex digits; ``None`` where the images cannot be told from others, or where unreadable ones
-        are skipped.
+        Hex digits; ``None`` if the images cannot be identified, or if unreadable ones are skipped.
     """
     return _digest(images, _entries)
 
@@ -238,13 +237,13 @@ def images_fingerprint(images: Images) -> str | None:
 def names_fingerprint(images: Images) -> str | None:
     """A digest of which images a data set has, in which order and of which classes.
 
-    Unlike :func:`images_fingerprint` it looks at no file, and is the same for a copy elsewhere.
+    Unlike :func:`images_fingerprint` it opens no file, and is the same for a copy elsewhere.
 
     Args:
-        images: as :func:`open_images` gives them.
+        images: from :func:`open_images`.
 
     Returns:
-        Hex digits; ``None`` where the images cannot be told from others.
+        Hex digits; ``None`` if the images cannot be identified.
     """
     return _digest(images, _names, wrapped=True)
 
@@ -286,9 +285,9 @@ def _names(source: Any) -> Iterable[Any] | None:
 
 
 def _from_root(paths: list[str]) -> list[str]:
-    """The paths without the folder that they all lie in."""
+    """The paths without the folder that contains them all."""
     split = [os.path.split(path) for path in paths]
-    # `abspath` once per folder: there are far fewer folders than files.
+    # Call `abspath` once per folder: there are far fewer folders than files.
     folders = {folder: os.path.abspath(folder) for folder, _ in split}
     root = len(os.path.commonpath(folders.values())) if folders else 0
     within = {folder: whole[root:].lstrip(os.sep) for folder, whole in folders.items()}
@@ -302,7 +301,7 @@ def _entries(source: Any) -> Iterable[str] | None:
     if hasattr(source, "samples"):
         return (f"{file_state(Path(path))} {target}" for path, target in source.samples)
     if hasattr(source, "base_folder") and hasattr(source, "root"):
-        # torchvision's data sets are a few large files, and an argument names the split.
+        # torchvision's data sets are a few large files, and an argument selects the split.
         folder = Path(source.root) / source.base_folder
         split = getattr(source, "split", getattr(source, "train", None))
         files = sorted(p for p in folder.rglob("*") if p.is_file())

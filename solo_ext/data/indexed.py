@@ -1,4 +1,4 @@
-"""A pass over a training set under the evaluation transform, with sample indices."""
+"""A pass over a training set with the evaluation transform and with sample indices."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from solo_ext.data.workers import WorkerLoader
 
 
 def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
-    """The training set that a trainer's batches index.
+    """The training set that the indices in a trainer's batches refer to.
 
     Args:
         trainer: a Trainer that has started to fit.
-        cfg: the run's config; DALI's loader has no data set, its images are read from there.
+        cfg: the run's config; DALI's loader has no data set, so its images are opened from there.
 
     Raises:
-        ConfigError: a data set that cannot be read under another transform.
+        ConfigError: the data set cannot be read with another transform.
     """
     loader = trainer.train_dataloader
     if hasattr(loader, "dataset"):
@@ -41,7 +41,7 @@ def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
                 "use image folders or one of torchvision's data sets",
             )
         return loader.dataset
-    # solo-learn's own scripts read neither of these two keys.
+    # solo-learn's own scripts do not read these two keys.
     unread = {"holdout": None, "unreadable": "refuse"}
     data = {**cfg["data"], "format": "dali", "dataset": "custom", **unread}
     return TrainingViews(open_images(data, "train"), MultiCrop([], []), 0)
@@ -52,7 +52,7 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
 
     Args:
         dataset: the training set of ``solo-ext pretrain`` or of solo-learn's own script.
-        transform: of one image, without randomness; it takes the place of the data set's own.
+        transform: of one image, without randomness; it replaces the data set's own.
 
     >>> from PIL import Image
     >>> from torchvision.transforms import ToTensor
@@ -69,7 +69,7 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
         if not self._indexed:
             self.images: Any = dataset.images
         else:
-            # solo-learn's data sets are torchvision's, with the index in front.
+            # solo-learn's data sets are torchvision's with the index as first item.
             self.images = copy.copy(dataset)
             self.images.transform = transform
 
@@ -78,10 +78,10 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[int, Tensor]:
         if self._indexed:
-            # Its samples end in (view, target).
+            # solo-learn's samples end in (view, target).
             return index, self.images[index][-2]
-        # As in training, the next readable sample stands in for an unreadable one. It goes under
-        # the index that was asked for, so that a table by index has a row for every sample.
+        # As in training, the next readable sample replaces an unreadable one. It is returned under
+        # the requested index, so that a table by index has a row for every sample.
         _, (image, _) = read_sample(self.images, index)
         return index, self.transform(image)
 
@@ -91,7 +91,7 @@ def indexed_eval_loader(
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Batches ``(indices, views)`` of some samples at the size of pretraining, each once.
 
-    They come through DALI where the training batches do.
+    They come through DALI if the training batches do.
 
     Args:
         cfg: a config with ``augmentations`` and ``data``.
@@ -109,13 +109,13 @@ def indexed_eval_loader(
         batch_size=batch_size,
         num_workers=cfg["data"]["num_workers"],
         start_method=cfg["data"].get("start_method"),
-        # Without a generator of its own a loader draws from the global one.
+        # A loader without its own generator draws from the global one.
         generator=torch.Generator(),
     )
 
 
 def labels_of(dataset: Any) -> Tensor | None:
-    """Labels of a training set by sample index, ``None`` where it has none.
+    """Labels of a training set by sample index; ``None`` if it has none.
 
     Args:
         dataset: as :class:`IndexedViews` takes it.
@@ -126,7 +126,7 @@ def labels_of(dataset: Any) -> Tensor | None:
     if isinstance(dataset, TrainingViews):
         found: Sequence[int] | None = targets_of(dataset.images)
     elif hasattr(dataset, "samples"):
-        # `samples` goes before `targets`: solo-learn cuts `data.fraction` out of `samples` only.
+        # Read `samples` before `targets`: solo-learn applies `data.fraction` to `samples` only.
         found = [label for _, label in dataset.samples]
     else:
         found = getattr(dataset, "targets", getattr(dataset, "labels", None))

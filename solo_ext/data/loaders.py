@@ -32,7 +32,7 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
     """A training loader that resumes within an epoch.
 
     Attributes:
-        skipped: indices of the unreadable images so far, for which other samples stood in.
+        skipped: indices of the unreadable images so far, which other samples replaced.
 
     Args:
         dataset: the views.
@@ -73,7 +73,7 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
             drop_last=True,
             start_method=start_method,
             persistent_workers=num_workers > 0,
-            # Without a generator of its own a loader draws from the global one at each epoch.
+            # A loader without its own generator draws from the global one at each epoch.
             generator=torch.Generator().manual_seed(sampler.seed),
             collate_fn=getattr(dataset, "collate", None),
         )
@@ -90,7 +90,7 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
             yield batch
 
     def _note(self, asked: Iterable[SampleKey], served: Tensor) -> None:
-        """Records the unreadable samples between those asked for and those served."""
+        """Records the unreadable samples between those requested and those served."""
         for key, index in zip(asked, served.tolist(), strict=True):
             self.skipped.update(dict.fromkeys(passed_over(key.sample, index, self.order.size)))
 
@@ -98,8 +98,8 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
 class FixedLoader(WorkerLoader):
     """Batches ``(images, targets)`` in order, each image once.
 
-    Of a :class:`~solo_ext.data.reading.Skipping` data set, images that cannot be read are left out:
-    a batch that loses some is smaller, one that loses all is not served.
+    Unreadable images of a :class:`~solo_ext.data.reading.Skipping` data set are left out: a batch
+    that loses some is smaller, and one that loses all is not served.
 
     Attributes:
         skipped: indices that the last pass left out, in order.
@@ -132,7 +132,7 @@ class FixedLoader(WorkerLoader):
             batch_size=batch_size,
             num_workers=num_workers,
             start_method=start_method,
-            # Without a generator of its own a loader draws from the global one.
+            # A loader without its own generator draws from the global one.
             generator=torch.Generator(),
             collate_fn=_collate_readable if self._skips else None,
         )
@@ -162,7 +162,7 @@ class FixedLoader(WorkerLoader):
 
 
 def _collate_readable(items: Sequence[Any]) -> tuple[Any, list[bool]]:
-    """The batch of the items that are not ``None``, if any, and which items those are."""
+    """Batch of the items that are not ``None``, if any, and which items those are."""
     there = [item for item in items if item is not None]
     return default_collate(there) if there else None, [item is not None for item in items]
 
@@ -187,18 +187,18 @@ def epoch_sampler(cfg: Mapping[str, Any], images: Images) -> EpochSampler:
 def pretrain_loader(cfg: Mapping[str, Any], images: Images) -> ResumableLoader:
     """The training loader of a config.
 
-    Batches are ``[indices, [crops], targets]``, or a :class:`RawBatch` each with
-    ``data.augmentation=batch``.
+    Batches are ``[indices, [crops], targets]``, or with ``data.augmentation=batch`` each a
+    :class:`RawBatch`.
 
     Raises:
-        ConfigError: the batch is larger than the data set, or its images cannot be made a batch.
+        ConfigError: the batch is larger than the data set, or images cannot form a batch.
     """
     sampler = epoch_sampler(cfg, images)
     data = cfg["data"]
     batch_size, start_method = cfg["optimizer"]["batch_size"], data.get("start_method")
     if data.get("augmentation") == "batch":
         pixels = open_pixels(images, data["in_memory"])
-        # Taking rows of an array costs less than sending them from a worker.
+        # Indexing an array costs less than sending its rows from a worker.
         workers = 0 if pixels.held else data["num_workers"]
         raw = RawBatches(images, pixels)
         return ResumableLoader(raw, sampler, batch_size, workers, start_method)

@@ -1,4 +1,4 @@
-"""Mixup and CutMix of views that keep the sample's identity."""
+"""Mixup and CutMix of views; a mixed view keeps its sample's index and target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from solo_ext.core.draws import sample_keys, uniforms
 
 _FIRST, _PER_VIEW, _DRAWS = 1 << 32, 8, 5
-"""Mixing takes 5 numbers per view from place 2**32 of a sample's stream on; augmentation takes the
+"""Mixing takes 5 numbers per view from position 2**32 of a sample's stream; augmentation takes the
 first ones."""
 
 
@@ -21,9 +21,9 @@ class MixDraws(NamedTuple):
     """Random parameters of mixing one view of N images.
 
     Attributes:
-        partner: the image that each is mixed with (N,).
-        share: what it keeps of itself (N,), 1 where it is left alone.
-        centre: of CutMix's box, as shares of height and width (N, 2).
+        partner: the image that each one is mixed with (N,).
+        share: the share of its own that it keeps (N,), 1 if it is left alone.
+        centre: centre of CutMix's box, as shares of height and width (N, 2).
     """
 
     partner: Tensor
@@ -37,10 +37,10 @@ class ViewMixer:
     Mixup as noise (after Verma et al., "Towards domain-agnostic contrastive learning", ICML 2021,
     arXiv 2011.04419): ``s x + (1 - s) x'`` with s uniform in [``min_share``, 1], drawn for every
     image and view; target and index stay those of x. CutMix (Yun et al., ICCV 2019, arXiv
-    1905.04899) pastes a box of area 1 - s instead, cut off at the edge.
+    1905.04899) pastes a box of area 1 - s instead, cropped at the edge.
 
-    Everything but the choice of x' is a function of (seed, epoch, index); x' is the next in an
-    order drawn from them, so that it depends on which images the batch has, not on their order.
+    Everything except the choice of x' is a function of (seed, epoch, index). x' is the next image
+    in an order drawn from them, so it depends on which images the batch has, not on their order.
 
     Args:
         settings: the section ``data.mix``.
@@ -98,7 +98,7 @@ def cutmix(view: Tensor, drawn: MixDraws) -> Tensor:
 
 
 def _near(length: int, centre: Tensor, share: Tensor) -> Tensor:
-    """Pixels of an axis that the box covers (N, length); sides are rounded down."""
+    """Which pixels of an axis the box covers (N, length); sides are rounded down."""
     side = (length * (1 - share).sqrt()).floor().unsqueeze(1)
     first = (centre * length).floor().unsqueeze(1) - (side / 2).floor()
     place = torch.arange(length, device=centre.device)

@@ -1,6 +1,6 @@
 """Batches of whole images as uint8 tensors, whose crops are made on the training device.
 
-The images have one size; they are held in memory, or decoded when they are asked for.
+All images have one size; they are held in memory, or decoded on access.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from solo_ext.data.transforms import MultiCrop
 from solo_ext.data.views import TrainingViews
 
 MEMORY_BOUND = 8 << 30
-"""Largest set, in bytes, that ``data.in_memory`` decodes."""
+"""Largest decoded size, in bytes, that ``data.in_memory`` accepts."""
 
 _PROBES = 16
-"""Images whose size is looked at before training starts."""
+"""Number of images whose size is checked before training starts."""
 
 _BLOCK = 1000
 
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 
 
 class DecodedPixels:
-    """Decodes what is asked for.
+    """Decodes images on access.
 
     Args:
-        images: all of one size.
+        images: the images, all of one size.
 
     Raises:
-        ConfigError: images of several sizes, as far as a look at a few tells.
+        ConfigError: images have several sizes; only a few are checked.
     """
 
     held = False
@@ -55,17 +55,17 @@ class DecodedPixels:
             self._checked(sample, image)
 
     def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Reads samples, or those that stand in for what cannot be read.
+        """Reads samples, or the samples that replace unreadable ones.
 
         Raises:
-            ConfigError: an image has another size than the first.
+            ConfigError: an image does not have the size of the first.
             UnreadableImage: as :func:`solo_ext.data.reading.read_sample`.
         """
         pixels = torch.empty(len(samples), 3, self.height, self.width, dtype=torch.uint8)
         served, targets = [], []
         for place, asked in enumerate(samples):
             sample, (image, target) = read_sample(self.images, asked)
-            # Copied: torch wants writable memory.
+            # Copy, because torch needs writable memory.
             pixels[place] = torch.from_numpy(self._checked(sample, image).copy()).permute(2, 0, 1)
             served.append(sample)
             targets.append(target)
@@ -84,14 +84,13 @@ class DecodedPixels:
 
 
 class HeldPixels:
-    """Takes what is asked for from memory.
+    """Reads images from memory.
 
     Args:
         pixels: (M, 3, H, W), uint8; not copied.
-        targets: of all its images (M,).
-        rows: the row of every sample (N,); all rows by default.
-        served: the sample that every row of ``rows`` is of (N,), where others stand in for
-            unreadable ones.
+        targets: targets of all its images (M,).
+        rows: row of every sample (N,); all rows by default.
+        served: sample that each of ``rows`` belongs to (N,), if some replace unreadable ones.
 
     >>> pixels = HeldPixels(np.zeros((5, 3, 8, 8), dtype=np.uint8), targets=[0, 1, 2, 3, 4])
     >>> indices, images, targets = pixels.read([3, 1])
@@ -117,7 +116,7 @@ class HeldPixels:
         """Reads samples, as :meth:`DecodedPixels.read`."""
         asked = np.asarray(samples)
         rows = self.rows[asked]
-        # NumPy, since indexing a tensor by rows takes several times as long.
+        # Use NumPy: indexing a tensor by rows takes several times as long.
         images = torch.from_numpy(self.pixels[rows]).contiguous()
         return self.served[asked], images, self.targets[rows]
 
@@ -130,12 +129,12 @@ def open_pixels(images: Images, in_memory: bool) -> Pixels:
 
     Args:
         images: the training set.
-        in_memory: decode all of it now.
+        in_memory: whether to decode all of it now.
 
     Raises:
-        ConfigError: images of several sizes, or too many of them to hold.
+        ConfigError: images have several sizes, or are too many to hold.
     """
-    # Images that are in memory cannot be unreadable.
+    # Images that are already in memory cannot be unreadable.
     plain: Any = images.images if isinstance(images, Skipping) else images
     whole: Any = plain.dataset if isinstance(plain, Subset) else plain
     source: Any = whole.images if isinstance(whole, WithoutLabels) else whole
@@ -175,9 +174,9 @@ class RawBatch(NamedTuple):
 
     Attributes:
         epoch: the epoch that augmentation draws for.
-        asked: the samples that were asked for (N,). Augmentation draws for these, so that what
-            stands in for an unreadable image gets other crops than it has as itself.
-        indices: the samples that the images are of (N,).
+        asked: the samples that were requested (N,). Augmentation draws for these, so that a sample
+            that replaces an unreadable one gets other crops than it has as itself.
+        indices: the samples that the images belong to (N,).
         images: (N, 3, H, W), uint8.
         targets: (N,).
     """
@@ -194,7 +193,7 @@ class RawBatches(TrainingViews):
 
     Args:
         images: the images.
-        pixels: what reads them.
+        pixels: reads them.
     """
 
     def __init__(self, images: Images, pixels: Pixels) -> None:
@@ -205,15 +204,15 @@ class RawBatches(TrainingViews):
         return self.__getitems__([key])
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> RawBatch | UserError:
-        """The batch of some samples of one epoch, or what is wrong with an image of it."""
+        """The batch of some samples of one epoch, or the error of one of its images."""
         try:
             asked = [key.sample for key in keys]
             return RawBatch(keys[0].epoch, torch.tensor(asked), *self.pixels.read(asked))
         except UserError as error:
-            # Returned, since an error raised in a worker arrives as the text of a traceback.
+            # Return it: an error raised in a worker arrives as the text of a traceback.
             return UserError(str(error))
 
     @staticmethod
     def collate(batch: RawBatch | UserError) -> RawBatch | UserError:
-        """The batch as it is; it needs no collating."""
+        """Returns the batch, which needs no collating."""
         return batch

@@ -31,12 +31,12 @@ class Images(Protocol):
 
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""Formats that are decoded, whatever a file is called. PIL knows more; for one of them it starts a
-PostScript interpreter."""
+"""Formats that are decoded, whatever a file is called. PIL knows more, and for one of them it
+starts a PostScript interpreter."""
 NOT_THE_IMAGES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing about a file: too many are open, or memory is used up."""
+"""Errors that are not the file's fault: too many open files, or no memory left."""
 MOST_IN_A_ROW = 100
-"""After this many unreadable samples in a row the disk is taken to be gone."""
+"""After this many unreadable samples in a row, the disk counts as lost."""
 _TIFF_BITS_PER_SAMPLE = 258
 
 
@@ -44,8 +44,8 @@ class UnreadableImage(UserError):
     """An image that cannot be read; its one-line message survives a worker process.
 
     Args:
-        what: a path, or where else the image is kept. Without ``reason`` it is a whole message:
-            ``DataLoader`` makes a worker's error anew from its type and the text of its traceback.
+        what: a path, or where else the image is kept. Without ``reason`` it is a whole message,
+            because ``DataLoader`` rebuilds a worker's error from its type and traceback text.
         reason: what is wrong with it.
     """
 
@@ -67,7 +67,7 @@ def load_image(path: str | os.PathLike[str]) -> Image.Image:
     """Reads an image file as RGB.
 
     Raises:
-        UnreadableImage: it is not there, not permitted, empty, cut short, no image, or too large.
+        UnreadableImage: it is missing, not permitted, empty, truncated, no image, or too large.
     """
     return _read(Path(path), os.fspath(path))
 
@@ -77,7 +77,7 @@ def decode_image(encoded: bytes, name: str) -> Image.Image:
 
     Args:
         encoded: the file's content.
-        name: where it was, for the error.
+        name: where it came from, for the error.
 
     Raises:
         UnreadableImage: as :func:`load_image`.
@@ -94,25 +94,25 @@ def decode_image(encoded: bytes, name: str) -> Image.Image:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Decodes an opened image to 8-bit RGB.
 
-    Grey levels of up to 16 bits are scaled to 8, where PIL's own conversion clips at 255.
-    Transparency is dropped, the colours below it stay. A rotation that only EXIF states is not
+    Grey levels of up to 16 bits are scaled to 8; PIL's own conversion would clip them at 255.
+    Transparency is dropped, and the colours below it stay. A rotation stated only by EXIF is not
     applied.
 
     Raises:
-        ValueError: grey levels whose range nothing states (floating point, or beyond 16 bits).
+        ValueError: grey levels of unknown range (floating point, or beyond 16 bits).
     """
     if image.mode == "I" or image.mode.startswith("I;16"):
         return Image.fromarray(_eight_bits(np.asarray(image), _bits(image))).convert("RGB")
     if image.mode == "F":
         raise ValueError("its grey levels are floating-point numbers, of no stated range")
     if image.mode == "P" and "transparency" in image.info:
-        # The colours stay the same; PIL warns of palettes with transparency otherwise.
+        # The colours stay the same; it avoids PIL's warning about palettes with transparency.
         image = image.convert("RGBA")
     return image.convert("RGB")
 
 
 def _bits(image: Image.Image) -> int:
-    """Bits per sample that a TIFF states; every other image of more than 8 has 16."""
+    """Bits per sample that a TIFF states; other images of more than 8 bits have 16."""
     stated = getattr(image, "tag_v2", {}).get(_TIFF_BITS_PER_SAMPLE, 16)
     return int(stated[0] if isinstance(stated, tuple) else stated)
 
@@ -121,7 +121,7 @@ def _eight_bits(grey: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     highest = 2**bits - 1
     if bits > 16 or (grey.size and (grey.min() < 0 or grey.max() > highest)):
         raise ValueError(f"its grey levels go beyond {min(bits, 16)} bits, of no stated range")
-    # 255 * grey / highest, rounded to the nearest.
+    # 255 * grey / highest, rounded to nearest.
     scaled: NDArray[np.uint32] = (510 * grey.astype(np.uint32) + highest) // (2 * highest)
     return scaled.astype(np.uint8)
 
@@ -143,7 +143,7 @@ def _read(source: Path | bytes, name: str) -> Image.Image:
 
 
 def _content(path: Path) -> bytes:
-    # Opening a pipe without O_NONBLOCK would wait for a writer for ever.
+    # Without O_NONBLOCK, opening a pipe would wait for a writer forever.
     without_waiting = getattr(os, "O_NONBLOCK", 0)
     with open(
         path, "rb", opener=lambda name, flags: os.open(name, flags | without_waiting)
@@ -172,7 +172,7 @@ def file_state(path: Path) -> str:
     try:
         state = path.stat()
     except OSError as error:
-        # A file that is gone has a state too; reading it will raise.
+        # A missing file has a state too; reading it will raise an error.
         return f"{path.absolute()} {type(error).__name__}"
     return f"{path.absolute()} {state.st_size} {state.st_mtime_ns}"
 
@@ -194,7 +194,7 @@ class Skipping(Dataset[Item]):
         return self.images[index]
 
     def readable(self, index: int) -> tuple[int, Item]:
-        """The first readable sample from ``index`` on, going on from the start after the last.
+        """The first readable sample from ``index`` on; after the last it continues at the first.
 
         Returns:
             Its own index, and image and target.
@@ -210,7 +210,7 @@ class Skipping(Dataset[Item]):
 
 
 def too_many(count: int, images: Any, last: int) -> UnreadableImage:
-    """The error of ``count`` samples in a row, up to ``last``, that cannot be read."""
+    """Error for ``count`` samples in a row, up to ``last``, that cannot be read."""
     return UnreadableImage(
         f"data.unreadable='skip': none of {count} images in a row can be read, the last "
         f"{name_of(images, last)!r} ({reason_of(images, last)}); look whether the data set is "
@@ -219,13 +219,13 @@ def too_many(count: int, images: Any, last: int) -> UnreadableImage:
 
 
 def read_sample(images: Images, index: int) -> tuple[int, Item]:
-    """A sample, or the one that stands in for it where unreadable ones are skipped.
+    """A sample, or the one that replaces it if unreadable samples are skipped.
 
     Returns:
-        The index of the sample that is given, and image and target.
+        The index of the sample returned, and image and target.
 
     Raises:
-        UnreadableImage: unreadable images are refused, or there are too many.
+        UnreadableImage: unreadable images are refused, or too many follow each other.
     """
     if isinstance(images, Skipping):
         return images.readable(index)
@@ -233,7 +233,7 @@ def read_sample(images: Images, index: int) -> tuple[int, Item]:
 
 
 def name_of(images: Any, index: int) -> str:
-    """Where a sample is kept: a path, or what its data set calls it.
+    """Where a sample is kept: a path, or the name that its data set gives it.
 
     >>> name_of([("an image", 0)], 0)
     'sample 0'
@@ -250,7 +250,7 @@ def name_of(images: Any, index: int) -> str:
 
 
 def reason_of(images: Images, index: int) -> str:
-    """What is wrong with a sample, found by reading it again."""
+    """Reads a sample again and says what is wrong with it."""
     try:
         images[index]
     except UnreadableImage as error:
@@ -259,7 +259,7 @@ def reason_of(images: Images, index: int) -> str:
 
 
 def passed_over(asked: int, served: int, size: int) -> list[int]:
-    """Indices of the samples that :meth:`Skipping.readable` left out on the way.
+    """Indices of the samples that :meth:`Skipping.readable` skipped.
 
     >>> passed_over(asked=22, served=1, size=24)
     [22, 23, 0]

@@ -1,4 +1,4 @@
-"""The order of training samples, a function of seed and epoch, and a loader's place in it."""
+"""The order of training samples, a function of seed and epoch, and a loader's position in it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from solo_ext.core.draws import mix
 
 
 class SampleKey(NamedTuple):
-    """What the sampler asks a data set for: a sample, and the epoch that augmentation draws for."""
+    """What the sampler requests: a sample, and the epoch that augmentation draws for."""
 
     epoch: int
     sample: int
 
 
 class EpochSampler(Sampler[SampleKey]):
-    """Permutation of the data set drawn from (seed, epoch), shared out over the ranks.
+    """Permutation of the data set drawn from (seed, epoch), divided among the ranks.
 
-    Every rank yields the same number of samples: what does not divide by the number of ranks is
-    left out of that epoch.
+    Every rank yields the same number of samples: a remainder that does not divide evenly is left
+    out of that epoch.
 
     Args:
         size: number of samples of the data set.
@@ -45,12 +45,12 @@ class EpochSampler(Sampler[SampleKey]):
         self.start = 0
 
     def _share(self) -> tuple[int, int]:
-        # Asked at every pass, since loaders are built before the process group.
+        # Ask at every pass, because loaders are built before the process group.
         replicas = self._replicas or distributed.world_size()
         return replicas, distributed.rank() if self._rank is None else self._rank
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts ``epoch`` from its first sample, unless it is already the current one."""
+        """Sets the epoch, starting at its first sample unless it is already the current one."""
         if epoch != self.epoch:
             self.epoch, self.start = epoch, 0
 
@@ -68,7 +68,7 @@ class EpochSampler(Sampler[SampleKey]):
 
 
 class StatefulLoader:
-    """Mixin of loaders that know their place and can be put there again.
+    """Mixin of loaders that know their position and can return to it.
 
     Args:
         order: the order of the samples.
@@ -76,7 +76,7 @@ class StatefulLoader:
     """
 
     def start_at(self, order: EpochSampler, batch_size: int) -> None:
-        """Takes the place that ``order`` stands at; called by constructors."""
+        """Takes over the position of ``order``; called by constructors."""
         self.order, self._per_batch = order, batch_size
         self._served_of = order.epoch
         self.served = 0
@@ -85,7 +85,7 @@ class StatefulLoader:
         return len(self.order) // self._per_batch
 
     def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Passes on the batches that are left of the epoch, and counts them."""
+        """Yields the remaining batches of the epoch, and counts them."""
         epoch, first = self.order.epoch, self.order.start // self._per_batch
         self._served_of, self.served = epoch, first
         for batch in batches:
@@ -95,16 +95,16 @@ class StatefulLoader:
             self.order.start = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Place of the next batch: epoch, and batches of it already served."""
+        """Position of the next batch: epoch, and number of its batches already served."""
         epoch = self.order.epoch
-        # `set_epoch` may have named an epoch of which nothing was served yet.
+        # `set_epoch` may have set an epoch of which nothing was served yet.
         served = self.served if epoch == self._served_of else 0
         if served >= len(self):
             return {"epoch": epoch + 1, "batches": 0}
         return {"epoch": epoch, "batches": served}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes to a place that :meth:`state_dict` gave."""
+        """Goes to a position from :meth:`state_dict`."""
         self.order.epoch = state["epoch"]
         self.order.start = state["batches"] * self._per_batch
         self._served_of, self.served = state["epoch"], state["batches"]

@@ -1,4 +1,4 @@
-"""solo-learn's augmentation schema as torchvision transforms that draw from torch alone."""
+"""solo-learn's augmentation schema as torchvision transforms that use torch's generator only."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STATISTICS: dict[str, Statistics] = {
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "stl10": ((0.4914, 0.4823, 0.4466), (0.2470, 0.2430, 0.2610)),
 }
-"""Mean and standard deviation per channel; ImageNet's serve every other data set."""
+"""Mean and standard deviation per channel; other data sets use ImageNet's."""
 
 BLUR_RADIUS = (0.1, 2.0)
-"""Least and largest radius in pixels."""
+"""Smallest and largest radius in pixels."""
 STRENGTHS = ("brightness", "contrast", "saturation", "hue")
 _FIXED_IF_CERTAIN = ("grayscale", "solarization", "equalization", "horizontal_flip")
 
@@ -40,7 +40,7 @@ class MultiCrop:
 
     Args:
         transforms: one transform per entry.
-        counts: how many crops each gives.
+        counts: number of crops that each gives.
     """
 
     def __init__(self, transforms: Sequence[Transform], counts: Sequence[int]) -> None:
@@ -59,11 +59,11 @@ class MultiCrop:
 
 
 def statistics(dataset: str, augmentation: Mapping[str, Any]) -> Statistics:
-    """Mean and standard deviation that pretraining and evaluation normalise with.
+    """Mean and standard deviation for the normalisation in pretraining and evaluation.
 
     Args:
         dataset: ``data.dataset``.
-        augmentation: an entry of ``augmentations``; its ``mean`` and ``std`` serve ``custom``.
+        augmentation: entry of ``augmentations``; its ``mean`` and ``std`` are used for ``custom``.
 
     >>> statistics("custom", {"mean": [0.5] * 3, "std": [0.2] * 3})
     ([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
@@ -127,11 +127,11 @@ def _pipeline(a: Mapping[str, Any], mean: Sequence[float], std: Sequence[float])
 
 
 def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Transform:
-    """One fixed view per image, as large as pretraining saw it.
+    """One fixed view per image, of the size used in pretraining.
 
-    Images whose sides are ``size`` already are left alone; others are scaled so that a centre
-    crop of ``size`` keeps 7/8 of the shorter side, as is usual for 256 and 224. Images smaller
-    than ``size`` are scaled up to it.
+    Images whose sides already are ``size`` are left alone; others are scaled so that a centre crop
+    of ``size`` keeps 7/8 of the shorter side, as is usual for 256 and 224. Images smaller than
+    ``size`` are scaled up to it.
 
     Args:
         size: side of the large crops in pixels.
@@ -167,15 +167,16 @@ class FixedView:
 def first_random_setting(
     augmentations: Sequence[Mapping[str, Any]], mix: Mapping[str, Any] | None = None
 ) -> str | None:
-    """The first setting that makes views random: a teacher's features can be cached only where
-    views are the same in every epoch.
+    """The first setting that makes views random, or ``None``.
+
+    A teacher's features can be cached only if views are the same in every epoch.
 
     Args:
         augmentations: the config's list of pipelines, defaults filled in.
         mix: the section ``data.mix``.
 
     Returns:
-        Its dotted key and value, for example ``augmentations.0.rrc.enabled=true``; ``None`` where
+        Its dotted key and value, for example ``augmentations.0.rrc.enabled=true``; ``None`` if
         every view is fixed.
 
     >>> from solo_ext.config.schema import Augmentation
@@ -192,7 +193,7 @@ def first_random_setting(
 
 
 def _random_setting(a: Mapping[str, Any]) -> str | None:
-    # Rounding may cut a line of pixels off even a crop of the whole area.
+    # Even a crop of the whole area may lose a line of pixels to rounding.
     if a["rrc"]["enabled"]:
         return "rrc.enabled=true"
     for name in ("rand_augment", "auto_augment"):

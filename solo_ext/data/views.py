@@ -1,4 +1,4 @@
-"""Data sets of views: what training and evaluation take of an image."""
+"""Data sets of views, for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from solo_ext.data.transforms import MultiCrop, Transform
 class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
     """``(index, crops, target)``, crops drawn from (seed, epoch, index) alone.
 
-    Where another sample stands in for one that cannot be read, index and target are its own. Its
-    crops are drawn for the one that was asked for, so that they differ from those it has as itself.
+    If another sample replaces an unreadable one, index and target are its own. Its crops are drawn
+    for the requested sample, so that they differ from those that it has as itself.
 
     Args:
         images: the images.
-        transform: gives the crops.
+        transform: makes the crops.
         seed: seed of the run.
 
     >>> from PIL import Image
@@ -41,14 +41,14 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
     def __getitem__(self, key: SampleKey) -> tuple[int, list[Tensor], int]:
         epoch, index = key
         served, (image, target) = read_sample(self.images, index)
-        # Without workers this process also trains, so its generator is put back.
+        # Without workers this process also trains, so restore its generator afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(mix(self.seed, epoch, index))
             return served, self.transform(image), target
 
 
 class FixedViews(Dataset[tuple[Tensor, int] | None]):
-    """``(view, target)`` under a fixed transform; ``None`` for an unreadable image that is skipped.
+    """``(view, target)`` with a fixed transform; ``None`` for an unreadable image to be skipped.
 
     Args:
         images: the images.

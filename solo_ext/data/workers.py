@@ -1,4 +1,4 @@
-"""Worker processes of loaders: how they start, outlive signals to the job, and end."""
+"""Worker processes of loaders: how they start, ignore the job's signals, and end."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ _JOB_SIGNALS = tuple(
     getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, n)
 )
 _OUT_OF_MEMORY = tuple(getattr(signal, n) for n in ("SIGKILL", "SIGBUS") if hasattr(signal, n))
-"""Signals by which the system ends a worker when memory, or shared memory, is used up."""
+"""Signals that end a worker when the system runs out of memory or shared memory."""
 _SECONDS_TO_END = 1.0
 
 
 class WorkerLoader(DataLoader[Any]):
-    """A ``DataLoader`` whose own process serves the rest of a pass once a worker was killed.
+    """A ``DataLoader`` that serves the rest of a pass itself after a worker was killed.
 
-    The system kills processes when memory is used up. The batches stay the same; they are slower.
+    The system kills processes when memory runs out. The batches stay the same but come slower.
 
     Attributes:
-        on_lost: called with a line that says what happened to a worker; warns by default.
+        on_lost: called with a line that says what happened to a worker; by default it warns.
 
     Args:
         dataset: its samples must not depend on the process that makes them.
         num_workers: worker processes; batches do not depend on it.
         start_method: of the workers; ``None`` takes Python's default.
-        options: further ones of ``DataLoader``.
+        options: further arguments of ``DataLoader``.
 
     Raises:
-        ProcessLost: while iterating, a worker crashed; this process would crash on the same sample.
+        ProcessLost: while iterating, a worker crashed: this process would crash on the same sample.
     """
 
     def __init__(
@@ -86,24 +86,24 @@ class WorkerLoader(DataLoader[Any]):
             yield self.collate_fn([self.dataset[key] for key in keys])
 
     def _give_up(self, batches: Any) -> None:
-        """Ends the workers that are left, to free their memory."""
+        """Kills the remaining workers, to free their memory."""
         for worker in batches._workers:
             worker.kill()
-        # Drops persistent workers; the next pass starts new ones.
+        # Drop persistent workers; the next pass starts new ones.
         self._iterator = None
 
 
 def _started(start: Callable[[], Any]) -> Any:
     """Starts workers without torch's handler of SIGCHLD.
 
-    That handler raises at any point of a training step; without it a lost worker is noticed where
-    its batch is waited for.
+    That handler raises an error at any point of a training step. Without it, a lost worker is
+    noticed when its batch is waited for.
     """
     if not hasattr(signal, "SIGCHLD") or not _in_main_thread():
         return start()
     held = signal.getsignal(signal.SIGCHLD)
     if held is None or getattr(held, "__module__", "").startswith("torch.utils.data."):
-        # A plain `DataLoader` of this process installed torch's handler before.
+        # A plain `DataLoader` in this process has already installed torch's handler.
         held = signal.SIG_DFL
     try:
         return start()
@@ -112,7 +112,7 @@ def _started(start: Callable[[], Any]) -> Any:
 
 
 def _lost_of(batches: Any) -> signal.Signals | None:
-    """The signal that ended a worker of an iterator; ``None`` where none was."""
+    """The signal that ended a worker of an iterator; ``None`` if no worker was killed."""
     workers = list(getattr(batches, "_workers", ()))
     # The pipe may break a moment before the process has ended.
     ended = wait([worker.sentinel for worker in workers], timeout=_SECONDS_TO_END)
@@ -129,10 +129,10 @@ def _in_main_thread() -> bool:
 
 
 def worker_context(num_workers: int, start_method: str | None) -> str | None:
-    """What a ``DataLoader`` takes as ``multiprocessing_context``.
+    """Value for ``multiprocessing_context`` of a ``DataLoader``.
 
     Args:
-        num_workers: a loader without workers takes no context.
+        num_workers: without workers there is no context.
         start_method: ``data.start_method``; ``None`` is Python's default.
     """
     if not num_workers:
@@ -140,14 +140,14 @@ def worker_context(num_workers: int, start_method: str | None) -> str | None:
     _end_with_the_program()
     if _in_main_thread():
         chosen = start_method or multiprocessing.get_start_method(allow_none=True)
-        # The first method is Python's default; `get_start_method()` would fix it for the program.
+        # The first method is the default; `get_start_method()` would fix it for the program.
         _start_helpers(chosen or multiprocessing.get_all_start_methods()[0])
     return start_method
 
 
 def _start_helpers(start_method: str) -> None:
-    """Starts Python's resource tracker and fork server so that they outlive the job's signals."""
-    # A new program inherits which signals are ignored.
+    """Starts Python's resource tracker and fork server so that they ignore the job's signals."""
+    # A new process inherits which signals are ignored.
     held = {n: signal.signal(n, signal.SIG_IGN) for n in _JOB_SIGNALS}
     try:
         resource_tracker.ensure_running()
@@ -159,12 +159,13 @@ def _start_helpers(start_method: str) -> None:
 
 
 def outlive_signals(worker: int) -> None:
-    """Makes a worker ignore the job's signals; the ``worker_init_fn`` of a ``DataLoader``.
+    """Makes a worker ignore the job's signals; used as ``worker_init_fn`` of a ``DataLoader``.
 
     Clusters send a signal to every process of a job. The training process reacts to it, and needs
     its workers until it has finished the step, the E-step or the evaluation and saved its state.
 
     Args:
+        worker: number of the worker.
         worker: its number.
     """
     for number in _JOB_SIGNALS:
@@ -175,22 +176,22 @@ def outlive_signals(worker: int) -> None:
 
 
 def _end_after(parent: BaseProcess) -> None:
-    # torch's own watchdog waits for the process that forked the worker. With `forkserver` that is
-    # not the training process, and outlives it.
+    # torch's watchdog waits for the process that forked the worker. With `forkserver` that is not
+    # the training process, and it lives longer.
     parent.join()
     os._exit(1)
 
 
 @functools.cache
 def _end_with_the_program() -> None:
-    """Kills workers at exit: Python sends SIGTERM, which they ignore, and would wait for ever."""
+    """Kills workers at exit: Python would send SIGTERM, which they ignore, and wait forever."""
     atexit.register(_kill_workers)
 
 
 def _kill_workers() -> None:
     left = [child for child in multiprocessing.active_children() if child.daemon]
     if left and hasattr(signal, "SIGCHLD"):
-        # A loader's handler would raise here that its workers were killed.
+        # A loader's handler would raise an error here because its workers were killed.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in left:
         child.kill()

@@ -1,10 +1,10 @@
-"""The seam to solo-learn: the only place that knows which generation is installed.
+"""The interface to solo-learn, and the only place that knows which generation is installed.
 
 ``BaseMethod`` and ``BaseMomentumMethod`` have the interface of solo-learn's main branch on both
-generations; taking either loads the host. `patches` is what of an installed solo-learn is replaced,
-`backbones` adds timm's models to its table, `dali_loader` and `dali_main` read images through its
-DALI pipelines. `release_1_0_2` stands in for what the release lacks of main's interface, and
-nothing outside it knows more than that.
+generations; accessing either loads the host. `patches` lists what is replaced in an installed
+solo-learn, `backbones` adds timm's models to its table, `dali_loader` and `dali_main` read images
+through its DALI pipelines. `release_1_0_2` implements what the release lacks of main's interface,
+and nothing outside it depends on the release.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HostInfo:
 
     Attributes:
         generation: ``main`` or ``1.0.2``.
-        version: what it calls itself; every commit of main says 1.0.6.
+        version: version it reports; every commit of main says 1.0.6.
         path: folder of the package ``solo``.
         fingerprint: first 12 hex digits of the SHA-256 of its Python files.
     """
@@ -69,9 +69,9 @@ class Host:
     """A loaded host.
 
     Attributes:
-        info: which one.
+        info: the installed solo-learn.
         methods: ``solo.methods.METHODS``, name to class; every class takes main's config.
-        backbones: constructors by name, answering for ``timm/<model>`` too.
+        backbones: constructors by name, including ``timm/<model>``.
         solo: the module ``solo``.
     """
 
@@ -82,10 +82,10 @@ class Host:
 
 
 def detect() -> HostInfo:
-    """Finds solo-learn, and its generation by the files that it has.
+    """Finds solo-learn, and tells its generation by the files that it has.
 
     Raises:
-        HostError: none is installed, or one that is neither generation.
+        HostError: it is not installed, or is of neither generation.
 
     >>> detect().generation in ("main", "1.0.2")
     True
@@ -125,10 +125,10 @@ _loaded: Host | None = None
 
 @contextlib.contextmanager
 def _timm_registry_kept() -> Iterator[None]:
-    """Keeps timm's ConvNeXts and PoolFormers, over which main registers its own."""
+    """Restores timm's ConvNeXts and PoolFormers, over which main registers its own."""
     from timm.models import _registry
 
-    # Names of models and of their weights. Those that main adds under new names stay.
+    # Names of models and of their weights. Names that main adds anew stay.
     tables: list[Any] = [
         table
         for name, table in vars(_registry).items()
@@ -145,10 +145,10 @@ def _timm_registry_kept() -> Iterator[None]:
 
 
 def load() -> Host:
-    """Imports the installed solo-learn once and applies the patches that change no number.
+    """Imports the installed solo-learn once, and applies the patches that change no number.
 
     Raises:
-        HostError: none is installed, or it cannot be imported.
+        HostError: it is not installed, or cannot be imported.
 
     >>> "simclr" in load().methods
     True
@@ -174,7 +174,7 @@ def load() -> Host:
 
 
 def _import_main() -> ModuleType:
-    """Imports ``solo`` with the submodules that the plugin touches."""
+    """Imports ``solo`` and the submodules that the plugin uses."""
     solo = importlib.import_module("solo")
     for name in ("methods", "losses", "data.pretrain_dataloader", "data.classification_dataloader"):
         importlib.import_module(f"solo.{name}")

@@ -1,4 +1,4 @@
-"""Any timm model as a backbone, ``timm/<model>``, beside the host's own."""
+"""Adds every timm model to the host's backbones, as ``timm/<model>``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from solo_ext.core.errors import ConfigError, nearest
 
 PREFIX = "timm/"
 SMALL_SIDE = 64
-"""Images of at most this side count as small: a stem that downsamples fourfold wastes them."""
+"""Images of at most this side count as small: a stem that downsamples fourfold is too coarse."""
 
 
 class BackboneTable(dict[str, Callable[..., nn.Module]]):
-    """The host's table of backbones, answering for every timm model too.
+    """The host's table of backbones, which also contains every timm model.
 
-    solo-learn main asserts membership before it looks up; its constructors take the name of the
-    method first, then the keyword arguments of ``backbone.kwargs``.
+    solo-learn main asserts membership before it looks up a name; its constructors take the
+    method's name first, then ``backbone.kwargs`` as keyword arguments.
     """
 
     def __contains__(self, name: object) -> bool:
@@ -48,7 +48,7 @@ def is_timm(name: str) -> bool:
 
 
 def unknown_backbone(name: str, own: Iterable[str]) -> ConfigError:
-    """The error for a name that is neither the host's nor timm's."""
+    """Error for a name that is neither the host's nor timm's."""
     if name.startswith(PREFIX):
         models = [PREFIX + model for model in timm.list_models()]
         close = nearest(name, models, show=0).partition(" allowed:")[0].removeprefix("allowed:")
@@ -61,10 +61,10 @@ def unknown_backbone(name: str, own: Iterable[str]) -> ConfigError:
 
 
 def small_image_kwargs(name: str, kwargs: Mapping[str, Any], image_size: int) -> dict[str, Any]:
-    """Completes a timm model's arguments for small images, leaving what is given.
+    """Adds arguments for small images to those of a timm model; given ones are kept.
 
     Convolutional models get ``small_stem: true``; models that cut the image into patches get
-    ``img_size`` and a patch an eighth of it, where they take both.
+    ``img_size`` and a patch size of an eighth of it, if they take both.
 
     Args:
         name: ``timm/<model>``; other names are returned as they are.
@@ -93,11 +93,11 @@ def build_backbone(
     method: str | None,
     dataset: str,
 ) -> tuple[nn.Module, int]:
-    """Builds a backbone without classifier as solo-learn's methods do.
+    """Builds a backbone without classifier, as solo-learn's methods do.
 
     Args:
         table: constructors by name.
-        name: solo-learn's name or ``timm/<model>``.
+        name: solo-learn's name, or ``timm/<model>``.
         kwargs: arguments of the constructor.
         method: name of the method; main's vision transformers depend on it.
         dataset: ``cifar10`` and ``cifar100`` give solo-learn's own ResNets a 3 x 3 stem.
@@ -106,7 +106,7 @@ def build_backbone(
         The backbone and the size of its features.
 
     Raises:
-        ConfigError: unknown backbone, or arguments that it does not take.
+        ConfigError: an unknown backbone, or arguments that it does not take.
     """
     if name not in table:
         raise unknown_backbone(name, table)
@@ -128,7 +128,7 @@ def build_backbone(
 def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Module:
     name = full_name.removeprefix(PREFIX)
     small = bool(kwargs.pop("small_stem", False))
-    # timm takes plain lists and mappings, a config holds OmegaConf's.
+    # timm takes plain lists and mappings, but a config holds OmegaConf's.
     plain: dict[str, Any] = {
         k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v
         for k, v in kwargs.items()
@@ -141,7 +141,7 @@ def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Modu
     try:
         model = timm.create_model(name, **arguments)
         if weights:
-            # Not every version of timm refuses code in the file, so the weights are loaded here.
+            # Load the weights here: some versions of timm accept files that contain code.
             load_checkpoint(model, weights, weights_only=True)
     except TypeError as error:
         raise ConfigError("backbone.kwargs", arguments, str(error), f"see timm's {name}") from error
@@ -153,7 +153,7 @@ def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Modu
 
 
 def _builds(name: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the model takes these arguments; weights are neither made nor fetched."""
+    """Whether the model takes these arguments; creates and downloads no weights."""
     given = {k: v for k, v in kwargs.items() if k != "pretrained"}
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
@@ -170,7 +170,7 @@ def _first_conv(full_name: str) -> str | None:
 
 
 def _small_stem(model: nn.Module, name: str) -> None:
-    """First convolution 3 x 3 at stride 1, no max-pool: the usual stem for CIFAR."""
+    """Makes the first convolution 3 x 3 with stride 1 and removes the max-pool, as for CIFAR."""
     path = getattr(model, "default_cfg", {}).get("first_conv")
     path = path[0] if isinstance(path, tuple | list) else path
     if not path or "patch_embed" in path:

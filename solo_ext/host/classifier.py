@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy, the mean over images with a label; 0 where none has one.
+    """Cross-entropy, the mean over images with a label; 0 if no image has one.
 
     Args:
         logits: (N, C).
@@ -22,7 +22,7 @@ def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
     tensor(0.)
     """
     loss = F.cross_entropy(logits, targets, ignore_index=-1)
-    # The mean over no labels is NaN. The sum that replaces it has the same gradient, zero.
+    # The mean over no labels is NaN: replace it by a sum that is 0 and has gradient 0.
     return torch.where((targets != -1).any(), loss, 0 * logits.sum())
 
 
@@ -30,8 +30,8 @@ def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def accuracy_at_k(outputs: Tensor, targets: Tensor, top_k: Sequence[int] = (1, 5)) -> list[Tensor]:
     """Share of rows, in percent, whose target is among the k highest outputs.
 
-    solo-learn asks for top 5 wherever it trains a classifier and fails on fewer classes; here k
-    is bounded by the number of classes.
+    solo-learn always asks for top 5 and fails with fewer classes; here k is at most the number of
+    classes.
 
     Args:
         outputs: (N, C) scores.
@@ -39,7 +39,7 @@ def accuracy_at_k(outputs: Tensor, targets: Tensor, top_k: Sequence[int] = (1, 5
         top_k: the values of k.
 
     Returns:
-        One tensor of shape (1,) for each k, as solo-learn's own.
+        One tensor of shape (1,) per k, like solo-learn's function.
 
     >>> scores = torch.tensor([[0.1, 0.9, 0.0], [0.8, 0.1, 0.1]])
     >>> accuracy_at_k(scores, torch.tensor([1, 1]), top_k=(1, 5))

@@ -23,19 +23,19 @@ from solo_ext.data.views import TrainingViews
 
 FILES_ONLY = ("custom", "imagenet", "imagenet100")
 _AHEAD = 4
-"""Batches that a pipeline may have read when it fails on one."""
+"""Number of batches that a pipeline may have read ahead when it fails on one."""
 _DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
-"""Memory that both hosts set aside for decoding on the GPU, so that none is claimed later."""
+"""Memory that both hosts reserve for decoding on the GPU, so that none is allocated later."""
 
 
 @dataclass(frozen=True)
 class DALIPass:
-    """What a host's pipeline is made of.
+    """Arguments of a host's pipeline for one pass.
 
     Attributes:
         files: to read, in order.
-        numbers: a whole number for every file: its sample index, or its target.
-        targets: target of every sample index; ``None`` where ``numbers`` are targets.
+        numbers: one integer per file: its sample index, or its target.
+        targets: target of every sample index; ``None`` if ``numbers`` are targets.
         dataset: ``data.dataset``.
         augmentations: the config's list of pipelines.
         large: crops of the first entry's size; small: the others.
@@ -63,12 +63,12 @@ class DALIPass:
 
     @property
     def output_map(self) -> list[str]:
-        """Names of a pipeline's outputs, as both hosts name them."""
+        """Names of a pipeline's outputs; both hosts use the same."""
         large = [f"large{number}" for number in range(self.large)]
         return [*large, *(f"small{number}" for number in range(self.small)), "label"]
 
     def wrapper_arguments(self, pipeline: Any) -> dict[str, Any]:
-        """Arguments of either host's ``PretrainWrapper``."""
+        """Arguments of ``PretrainWrapper``, the same for both hosts."""
         device = torch.device("cpu" if self.device_id is None else f"cuda:{self.device_id}")
         return {
             "model_batch_size": self.batch_size,
@@ -88,13 +88,13 @@ def open_reader(
 ) -> None:
     """Sets ``reader``, ``decode`` and ``to_int64``, which the graphs of both hosts use.
 
-    The hosts' own readers open every file of the folders, whether it is an image or not, and number
-    the files of a fraction differently.
+    The hosts' own readers open every file in the folders, image or not, and number the files
+    differently if only a fraction is used.
 
     Args:
-        pipeline: of a host, or its builder.
+        pipeline: a host's pipeline, or its builder.
         files: to read.
-        numbers: of the files.
+        numbers: one integer per file.
         device: ``cpu`` or ``gpu``.
         reader: further arguments of ``readers.File``.
     """
@@ -106,7 +106,7 @@ def open_reader(
         output_type=types.RGB,
         device_memory_padding=_DEVICE_PADDING if on_gpu else 0,
         host_memory_padding=_HOST_PADDING if on_gpu else 0,
-        # These two make DALI decode as Pillow does: unrotated, with chroma interpolated.
+        # These two make DALI decode as Pillow does: not rotated, with chroma interpolated.
         adjust_orientation=False,
         jpeg_fancy_upsampling=True,
     )
@@ -116,21 +116,21 @@ def open_reader(
 class DALILoader(StatefulLoader):
     """Batches ``[indices, [crops], targets]`` through the host's own DALI pipeline.
 
-    Which images a batch holds is what the ordinary loader's seed, epoch and rank say; the
-    augmentation is drawn by DALI from (seed, epoch, rank). A pipeline lives for one epoch, so
-    that an epoch cut short, or resumed, is what it would have been. Batches that are skipped on
-    the way to a place within an epoch are decoded all the same.
+    The ordinary loader's seed, epoch and rank decide which images a batch holds; DALI draws the
+    augmentation from (seed, epoch, rank). A pipeline lives for one epoch, so an epoch after an
+    interruption or a resumption is the same as without. Batches that are skipped to reach a place
+    within an epoch are decoded nevertheless.
 
     Args:
         cfg: a config that :func:`check_dali` has passed.
         images: the training images.
 
     Attributes:
-        sampler: the order; Lightning tells it the epoch.
+        sampler: the order of the images; Lightning sets its epoch.
         dataset: the images, by sample index.
 
     Raises:
-        ConfigError: the batch is larger than the data set, or this is no set of files.
+        ConfigError: the batch is larger than the data set, or the data set has no image files.
         UserError: while iterating, a file that cannot be read.
     """
 
@@ -154,7 +154,7 @@ class DALILoader(StatefulLoader):
         self.order.start = skipped * self.batch_size
         done = 0
         try:
-            # The first batch is read before the loop starts, so it can fail here, too.
+            # The first batch is read before the loop starts, so the loop's own start can fail too.
             for batch in _pipelines().batches(self._pass(indices)):
                 done += 1
                 if done > skipped:
@@ -187,14 +187,14 @@ class DALILoader(StatefulLoader):
 
 
 def check_dali(given: Mapping[str, Any]) -> None:
-    """Refuses what the DALI pipelines of both hosts cannot do.
+    """Refuses settings that the DALI pipelines of the hosts do not support.
 
     Args:
         given: the checked config.
 
     Raises:
-        ConfigError: DALI is not there, a data set of torchvision's, equalisation, or unreadable
-            images to skip.
+        ConfigError: DALI is not installed, or the config asks for a data set of torchvision's, for
+            equalisation, or to skip unreadable images.
     """
     if given["data"]["unreadable"] == "skip":
         raise cannot_skip()
@@ -219,7 +219,7 @@ def check_dali(given: Mapping[str, Any]) -> None:
 
 def _pipelines() -> Any:
     """The module that holds the installed host's ``batches`` and ``transforms``."""
-    # Imported by name, because the package itself imports this module's neighbours.
+    # Import by name, because the package itself imports modules of this folder.
     main = importlib.import_module("solo_ext.host").load().info.generation == "main"
     return importlib.import_module(
         "solo_ext.host.dali_main" if main else "solo_ext.host.release_1_0_2.dali"

@@ -1,4 +1,4 @@
-"""DALI pretraining pipelines for solo-learn's main branch. Imported where DALI is there."""
+"""DALI pretraining pipelines for solo-learn's main branch. Import it only if DALI is installed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from solo_ext.host.dali_loader import DALIPass, open_reader
 
 upstream: Any = importlib.import_module("solo.data.dali_dataloader")
 _crops: Any = importlib.import_module("solo.data.pretrain_dataloader")
-# The patches have put functions of this module in the place of upstream's own classes.
+# The patches have replaced upstream's own classes by functions of this module: unwrap them.
 _OwnPretrainPipelineBuilder: Any = inspect.unwrap(upstream.PretrainPipelineBuilder)
 _OwnPretrainWrapper: Any = inspect.unwrap(upstream.PretrainWrapper)
 
 
 class PretrainPipelineBuilder(_OwnPretrainPipelineBuilder):
-    """Upstream's graph over our own reader: it runs on CPUs, too, with the seed of the run.
+    """Upstream's graph with our reader: it also runs on CPUs, and with the run's seed.
 
     Args:
         data_path: class folders, or a list of files.
@@ -36,10 +36,10 @@ class PretrainPipelineBuilder(_OwnPretrainPipelineBuilder):
         shard_id: rank of the process.
         num_shards: number of processes.
         num_threads: at least 1 is used.
-        seed: where ``seed_everything`` was not called.
-        no_labels: targets are -1.
-        encode_indexes_into_labels: the reader's labels are the sample indices.
-        data_fraction: share of the images, classes in proportion; -1 is all.
+        seed: used if ``seed_everything`` was not called.
+        no_labels: whether all targets are -1.
+        encode_indexes_into_labels: whether the reader's labels are the sample indices.
+        data_fraction: share of the images, in proportion to the classes; -1 is all.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class PretrainPipelineBuilder(_OwnPretrainPipelineBuilder):
         seed: int,
     ) -> None:
         self.batch_size, self.num_threads = batch_size, max(num_threads, 1)
-        # Given a number, DALI looks for that GPU even if all operators run on the CPU.
+        # Given a device number, DALI opens that GPU even if all operators run on the CPU.
         self.device, self.device_id = device, None if device == "cpu" else device_id
         self.transforms, self.seed = transforms, seed % 2**31
 
     @classmethod
     def of(cls, wanted: DALIPass) -> PretrainPipelineBuilder:
-        """The builder of one pass, files in the given order."""
+        """Makes the builder of one pass, with files in the given order."""
         made = cls.__new__(cls)
         made._set(
             wanted.batch_size,
@@ -119,7 +119,7 @@ class PretrainPipelineBuilder(_OwnPretrainPipelineBuilder):
 
 
 class PretrainWrapper(_OwnPretrainWrapper):
-    """Epochs of full length, also after one that was cut short."""
+    """Makes every epoch full length, also after an interrupted one."""
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(len(self)):
@@ -131,7 +131,7 @@ class PretrainWrapper(_OwnPretrainWrapper):
 
 
 def _without_gpu(builder: type[Any]) -> type[Any]:
-    """A builder whose pipeline asks for no GPU where it runs on the CPU."""
+    """Makes a builder whose pipeline does not ask for a GPU if it runs on the CPU."""
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         builder.__init__(self, *args, **kwargs)  # type: ignore[misc]
@@ -152,7 +152,7 @@ def transforms(wanted: DALIPass) -> Any:
             _crops.NCropAugmentation(
                 upstream.build_transform_pipeline_dali(
                     wanted.dataset,
-                    # A null would hide upstream's default value.
+                    # A null would override upstream's default value.
                     OmegaConf.create({k: v for k, v in a.items() if v is not None}),
                     dali_device=wanted.device,
                 ),
@@ -164,7 +164,7 @@ def transforms(wanted: DALIPass) -> Any:
 
 
 def batches(wanted: DALIPass) -> Iterator[Any]:
-    """``[indices, [crops], targets]`` of one pass."""
+    """Yields ``[indices, [crops], targets]`` of one pass."""
     builder = PretrainPipelineBuilder.of(wanted)
     pipeline = builder.pipeline(
         batch_size=builder.batch_size,

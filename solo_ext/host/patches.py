@@ -1,13 +1,13 @@
-"""What of an installed solo-learn is replaced while the plugin is loaded, and when.
+"""Patches: what is replaced in an installed solo-learn while the plugin is loaded, and when.
 
-A patch names its symptom and yields the attributes that it replaces, or nothing where the installed
-solo-learn does not have the defect. There are two kinds:
+A patch names the symptom that it cures, and yields the attributes that it replaces, or nothing if
+the installed solo-learn does not have the defect. There are two kinds:
 
-- Those that only make something work that raised before are applied when the host is loaded. They
+- Patches that only make something work that used to raise are applied when the host is loaded. They
   change no number of a run that worked.
-- Those that change a number (``changes_numbers``) are applied for a run that asks for them, by the
-  key ``patches`` of its config, which its records keep. Some of these, which change no weight of
-  an uninterrupted run, are added to runs of plugins' methods and of ``solo-ext``: see
+- Patches that change a number (``changes_numbers``) are applied for runs that ask for them by the
+  key ``patches`` of the config, which their records keep. Some of these do not change the weights
+  of an uninterrupted run; runs of plugins' methods and of ``solo-ext`` get them without asking, see
   :func:`repairs_for`.
 """
 
@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 
 Replacement = tuple[Any, str, Any]
 OF_SCRIPTS = ("own-size", "dali")
-"""Patches of what only solo-learn's own scripts use."""
+"""Patches of parts that only solo-learn's own scripts use."""
 IN_LAUNCHER = False
-"""Whether ``python -m solo_ext SCRIPT`` runs the program, where any number of crops is allowed."""
+"""Whether ``python -m solo_ext SCRIPT`` runs the program, which allows any number of crops."""
 
 
 @dataclass
@@ -46,11 +46,11 @@ class Patch:
     """A replacement of some of a host's attributes.
 
     Attributes:
-        name: what the key ``patches`` takes.
-        symptom: what a user sees without it.
+        name: its name in the key ``patches``.
+        symptom: what a user sees without the patch.
         changes_numbers: whether a run must ask for it.
         replacements: yields (owner, attribute, value).
-        undo: what was there before, while the patch is applied; ``_ABSENT`` where nothing was.
+        undo: the original values while the patch is applied; ``_ABSENT`` for a new attribute.
         error: why it could not be applied to this host; empty if it could.
     """
 
@@ -62,7 +62,7 @@ class Patch:
     error: str = ""
 
     def apply(self) -> None:
-        """Puts the replacements in; a host that has changed is left alone, with a warning."""
+        """Applies the replacements; if they do not fit this host, warns and changes nothing."""
         if self.undo:
             return
         try:
@@ -80,7 +80,7 @@ class Patch:
             )
 
     def remove(self) -> None:
-        """Puts back what was there before."""
+        """Restores the original values."""
         for owner, attribute, value in reversed(self.undo):
             delattr(owner, attribute) if value is _ABSENT else setattr(owner, attribute, value)
         self.undo = []
@@ -103,17 +103,17 @@ def _patch(
 
 
 def apply_all() -> None:
-    """Applies every patch that changes no number; solo must be imported."""
+    """Applies every patch that changes no number; solo must be imported already."""
     for patch in PATCHES.values():
         if not patch.changes_numbers:
             patch.apply()
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuses what is no patch that changes numbers.
+    """Refuses names that are not of patches that change numbers.
 
     Raises:
-        ConfigError: naming it.
+        ConfigError: with the first such name.
     """
     optional = [patch.name for patch in PATCHES.values() if patch.changes_numbers]
     for name in names:
@@ -125,7 +125,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def select(names: Collection[str]) -> None:
-    """Applies these of the patches that change numbers, and takes all others of them out.
+    """Applies the named patches that change numbers, and removes all others of that kind.
 
     Raises:
         ConfigError: an unknown name, or a patch that does not fit this host.
@@ -147,18 +147,18 @@ def select(names: Collection[str]) -> None:
 def repairs_for(method: str, data_format: str | None = None) -> list[str]:
     """Patches that runs of plugins' methods and of ``solo-ext`` get without asking.
 
-    They change logged NaN, what follows an interruption and DALI's order on a GPU, and no other
-    number.
+    They change NaN in logs, what happens after an interruption, and DALI's order on a GPU, but no
+    other number.
 
     Args:
         method: of the run.
-        data_format: ``data.format`` where the host reads the images.
+        data_format: ``data.format`` if the host reads the images.
     """
     target = _module("solo.methods").METHODS.get(method)
     momentum = _base().BaseMomentumMethod
     wanted = {
         "no-labels": True,
-        # What may have momentum networks by its settings is no class, but says so.
+        # A method that has momentum networks by its settings is no class, but has this attribute.
         "momentum-resume": hasattr(target, "uses_momentum")
         or (isinstance(target, type) and issubclass(target, momentum)),
         "dino-epoch": method == "dino",
@@ -173,10 +173,10 @@ def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[st
 
     Args:
         given: the config's ``patches``.
-        repairs: of :func:`repairs_for`; those that do not fit this host are left out.
+        repairs: from :func:`repairs_for`; those that do not fit this host are left out.
 
     Returns:
-        The names of all that are applied, for the run's records and :func:`announce`.
+        The names of all patches applied, for the run's records and :func:`announce`.
 
     Raises:
         ConfigError: as :func:`select`.
@@ -189,7 +189,7 @@ def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[st
 
 
 def announce(applied: Collection[str]) -> None:
-    """Says in one line which patches a run has that change numbers, if any."""
+    """Logs in one line which patches that change numbers a run has, if any."""
     if applied:
         logger.info(f"patches of solo-learn that change numbers: {', '.join(applied)}")
 
@@ -213,7 +213,7 @@ def _own_base() -> bool:
 
 
 def _begin(cfg: DictConfig) -> list[str]:
-    """Applies the patches of a run of solo-learn's own script; refuses what it would not take."""
+    """Applies the patches of a run of solo-learn's own script; refuses configs it cannot take."""
     given = OmegaConf.select(cfg, "patches") or []
     if not OmegaConf.is_list(given) and not isinstance(given, list):
         raise ConfigError("patches", given, "not a list", "give one such as [own-size]")
@@ -233,7 +233,7 @@ def _begin(cfg: DictConfig) -> list[str]:
 
 @_patch("messages", "Hydra's `job_logging: disabled`, as in solo-learn's configs, silences loggers")
 def _messages() -> Iterator[Replacement]:
-    # Of all that reads the composed config, solo-learn's scripts call this first.
+    # Of all that reads the composed config, solo-learn's scripts call this function first.
     owner = _module("solo.utils.checkpointer").Checkpointer
     original = getattr(owner, "add_and_assert_specific_cfg", None)
     if original is None:
@@ -245,7 +245,7 @@ def _messages() -> Iterator[Replacement]:
         try:
             announce(applied := _begin(cfg))
             if applied:
-                # Without patches, what is recorded of a built-in stays exactly upstream's.
+                # Without patches, a built-in method's recorded config stays exactly upstream's.
                 OmegaConf.set_struct(cfg, False)
                 cfg.patches = applied
         except UserError as error:
@@ -318,7 +318,7 @@ def _static_lr() -> Iterator[Replacement]:
 
 
 def _save_without_function(scheduler: Any) -> None:
-    """Leaves ``get_lr``, set by the host on the instance, out of the scheduler's state."""
+    """Leaves ``get_lr``, which the host sets on the instance, out of the scheduler's state."""
     own = type(scheduler)
 
     def state_dict(self: Any) -> dict[str, Any]:
@@ -342,7 +342,7 @@ def _method_kwargs() -> Iterator[Replacement]:
         cfg = original(cfg)
         target = _module("solo.methods").METHODS.get(OmegaConf.select(cfg, "method"))
         kwargs_type = getattr(target, "kwargs_type", None)
-        # Ours check in a function of their own, after they took what other sections say.
+        # Our methods check in a function of their own, after reading other sections.
         ours = str(getattr(target, "__module__", "")).startswith("solo_ext.")
         if kwargs_type is not None and not ours:
             from solo_ext.config.check import check_method_kwargs
@@ -400,7 +400,7 @@ def _no_labels() -> Iterator[Replacement]:
         @functools.wraps(original)
         def step(self: Any, X: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
             out: dict[str, Any] = original(self, X, targets)
-            # The momentum network has no loss where it has no classifier.
+            # A momentum network without classifier has no loss.
             return {**out, "loss": class_loss(out["logits"], targets)} if "loss" in out else out
 
         return step
@@ -458,7 +458,7 @@ def _momentum_update() -> Iterator[Replacement]:
 
 
 def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
-    """Restores buffers that a method makes when training starts, after a checkpoint was read."""
+    """Restores buffers that a method creates when training starts, after loading a checkpoint."""
     original = method.on_train_start
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
@@ -469,14 +469,14 @@ def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
             self.assignments = checkpoint["assignments"]
 
     def on_save_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
-        # DeepCluster v2's assignments are no buffer, so they lie beside the weights.
+        # DeepCluster v2's assignments are not a buffer, so save them beside the weights.
         if getattr(self, "assignments", None) is not None:
             checkpoint["assignments"] = self.assignments
 
     @functools.wraps(original)
     def on_train_start(self: Any) -> None:
         restored = {name: self._buffers[name] for name in names if name in self._buffers}
-        # The fresh values are thrown away, so drawing them must not move the generator.
+        # The new values are discarded, so drawing them must not advance the generator.
         with torch.random.fork_rng(enabled=bool(restored)):
             original(self)
         for name, value in restored.items():
@@ -517,7 +517,7 @@ def _all4one_encoding() -> Iterator[Replacement]:
         return
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
-        # This buffer has the last batch's size, and the next batch makes it anew.
+        # The buffer's size is that of the last batch, and the next batch creates it anew.
         checkpoint["state_dict"].pop("pos_enc.penc.penc.cached_penc", None)
 
     yield _module("solo.methods.all4one").All4One, "on_load_checkpoint", on_load_checkpoint
@@ -566,10 +566,10 @@ def _index_dataset() -> Iterator[Replacement]:
 
 
 def dataset_with_index(dataset_class: type[Dataset[Any]]) -> type[Dataset[Any]]:
-    """Subclass whose items are ``(index, *item)``, and whose instances can be pickled.
+    """Makes a subclass whose items are ``(index, *item)``, and whose instances can be pickled.
 
-    Replaces solo-learn's function of this name, which returns a class that no spawned worker can
-    find again.
+    Replaces solo-learn's function of this name, which returns a class that spawned workers cannot
+    import.
 
     Args:
         dataset_class: a map-style data set whose items are tuples.
@@ -586,7 +586,7 @@ def dataset_with_index(dataset_class: type[Dataset[Any]]) -> type[Dataset[Any]]:
 
 
 class _Release:
-    """Loads the release when it is unpickled, because its classes cannot be imported before."""
+    """Loads the release when it is unpickled: its classes cannot be imported before that."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _load_release, ()
@@ -657,29 +657,29 @@ def _own_size() -> Iterator[Replacement]:
 
 
 def _dali_of_the_host() -> Any | None:
-    # Upstream imports it with `solo.data` if DALI is installed.
+    # Upstream imports this module together with `solo.data` if DALI is installed.
     return sys.modules.get("solo.data.dali_dataloader")
 
 
 def _ours(own: Any, name: str, *, on_gpu: bool) -> Any:
-    """Builds what `dali_main` has of this name; on a GPU the host's own, unless ``on_gpu``."""
+    """Builds the object of this name from `dali_main`; on a GPU the host's, unless ``on_gpu``."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device", kwargs.get("model_device", "gpu"))
         if str(device) != "cpu" and not on_gpu:
             return own(*args, **kwargs)
-        # Imported when it is needed, because it imports the data sets.
+        # Import it only when needed, because it imports the data sets.
         return getattr(_module("solo_ext.host.dali_main"), name)(*args, **kwargs)
 
     return functools.update_wrapper(make, own, updated=())
 
 
 def _with_indices(original: Any, *, on_gpu: bool) -> Any:
-    """``PretrainDALIDataModule.add_and_assert_specific_cfg``, with sample indices by default.
+    """Wraps ``PretrainDALIDataModule.add_and_assert_specific_cfg``: sample indices by default.
 
     Args:
-        original: the host's.
-        on_gpu: whether also where DALI runs on a GPU.
+        original: the host's function.
+        on_gpu: whether to do so also if DALI runs on a GPU.
     """
 
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:

@@ -1,8 +1,8 @@
-"""Contrastive losses whose candidates are rows of the batch and learn too.
+"""Contrastive losses whose candidates are rows of the batch and learn as well.
 
-Gradients to anchors and candidates are made in the forward pass, so that no (N, K) matrix is kept
-for the backward pass: block by block of anchors in general (:func:`batch_contrast`), at once where
-two views of a batch on one process fit into one block (:func:`two_view_contrast`).
+Gradients to anchors and candidates are computed in the forward pass, so that no (N, K) matrix is
+kept for the backward pass: :func:`batch_contrast` goes through blocks of anchors, and
+:func:`two_view_contrast` does all at once if both views of a batch on one process fit in a block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from solo_ext.kernels.tables import tile_rows, tiles_of
 
 Reduce = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From log-sum-exps (E, n) and logits of positives (n, P) to losses (n,) and notes (A, n)."""
+"""Maps log-sum-exps (E, n) and positives' logits (n, P) to losses (n,) and notes (A, n)."""
 
 _SAFE = 80.0
 """Exponents down to -80 stay normal numbers in fp32."""
@@ -38,8 +38,8 @@ def batch_contrast(
     """Mean over anchors of a loss that depends on their similarities through log-sum-exps.
 
     ``loss = mean_i reduce(lse_i, s_i)``, ``lse_ei = log sum_k exp(p_e a_i . c_k / T)`` over the
-    candidates that are not excluded. A row's loss depends on its own similarities alone, so loss
-    and gradients to anchors, candidates and positives are made block of rows by block of rows.
+    candidates that are not excluded. A row's loss depends on its own similarities only, so loss and
+    gradients to anchors, candidates and positives are computed in blocks of rows.
 
     Args:
         anchors: (N, D), fp32 or fp64, rows of length at most 1.
@@ -48,12 +48,12 @@ def batch_contrast(
         positives: (N, P) logits of the positives.
         inverse_temperature: 1 / T.
         powers: (E,) values of p, above 0.
-        reduce: differentiable, row by row; called once per block.
+        reduce: differentiable and row by row; called once per block.
         extra: (E, N) log-sum-exps of further negatives, joined to the candidates'.
-        tile: anchors at a time; by default what suits the device's cache.
+        tile: number of anchors per block; by default what suits the device's cache.
 
     Returns:
-        The scalar loss, and (A, N) what ``reduce`` notes beside it, without gradient.
+        The scalar loss, and the (A, N) notes that ``reduce`` returns, without gradient.
 
     Raises:
         RuntimeError: it is differentiated twice.
@@ -104,7 +104,7 @@ class _BatchContrast(torch.autograd.Function):
         to_anchors, to_candidates, to_positives, to_extra = gradients
         wanted = any(g is not None for g in gradients)
         count, total, notes = len(anchors), anchors.new_zeros(()), []
-        # The known bound of the similarities is the shift of all exponentials where it serves.
+        # If the similarities' known bound is small enough, it replaces each row's maximum.
         bounded = 2 * inverse_temperature * max(powers) <= _SAFE
         for part in tiles_of(count, tile):
             scaled = anchors[part] * inverse_temperature
@@ -115,7 +115,7 @@ class _BatchContrast(torch.autograd.Function):
             if not bounded:
                 shift = logits.amax(1, keepdim=True)
             logits -= shift
-            # The last power is the last to need the logits.
+            # Overwrite the logits only for the last power: nothing needs them afterwards.
             weights = [(logits * p).exp_() for p in powers[:-1]]
             weights.append((logits if powers[-1] == 1 else logits.mul_(powers[-1])).exp_())
             sums = [w.sum(1) for w in weights]
@@ -139,7 +139,7 @@ class _BatchContrast(torch.autograd.Function):
                 to_positives[part] = found[1]
             if to_extra is not None:
                 to_extra[:, part] = found[2]
-            # (n, K) gradient to the logits; the exponentials are overwritten.
+            # Turn the exponentials into the (n, K) gradient to the logits, in place.
             for w, s, g, p in zip(weights, sums, found[0], powers, strict=True):
                 w *= (g * p / s.clamp(min=torch.finfo(s.dtype).tiny)).unsqueeze(1)
             slopes = weights[0]
@@ -148,7 +148,7 @@ class _BatchContrast(torch.autograd.Function):
             if to_anchors is not None:
                 to_anchors[part] = (slopes @ candidates).mul_(inverse_temperature)
             if to_candidates is not None:
-                # beta = 0 overwrites what is there before the first block.
+                # The buffer is uninitialised before the first block: beta = 0 overwrites it.
                 to_candidates.addmm_(slopes.T, scaled, beta=1 if part.start else 0)
         ctx.gradients = gradients
         noted = torch.cat(notes, dim=1) if len(notes) > 1 else notes[0]
@@ -164,17 +164,17 @@ class _BatchContrast(torch.autograd.Function):
 _SAFE_QUOTIENT = 60.0
 """Exponents between -60 and 0 leave room in fp32 for their quotients and sums."""
 _SHORTEST = 1e-12
-"""What shorter rows are divided by, as ``torch.nn.functional.normalize`` does."""
+"""Shorter rows are divided by this instead, as ``torch.nn.functional.normalize`` does."""
 
 
 class TwoViewContrast(NamedTuple):
-    """What :func:`two_view_contrast` gives; all but the loss without gradient.
+    """Result of :func:`two_view_contrast`; only the loss has a gradient.
 
     Attributes:
         loss: scalar mean over the anchors.
-        losses: (2, N) of each anchor.
+        losses: (2, N) loss of each anchor.
         mass: (2, N) estimated mass of the negatives, times ``(1 - tau_plus) exp(-1 / T)``.
-        kept: (2, N) bool, whether it lies above its floor; ``None`` where there is none.
+        kept: (2, N) bool, whether the mass lies above its floor; ``None`` if it has no floor.
     """
 
     loss: Tensor
@@ -191,7 +191,7 @@ class _Settings(NamedTuple):
 
 
 def two_view_fits(z: Tensor, inverse_temperature: float, beta: float) -> bool:
-    """Whether :func:`two_view_contrast` serves a batch.
+    """Whether :func:`two_view_contrast` can compute a batch.
 
     Args:
         z: (N, D) one of its views.
@@ -218,12 +218,12 @@ def two_view_contrast(
 
     ``log(1 + M_i exp(-s_i))`` with s_i the similarity to the other view over the temperature and
     M_i the mass that :class:`solo_ext.losses.NegativeEstimator` estimates. The same as
-    :func:`batch_contrast` with that estimate, in the fewest operations: anchors
-    are the candidates, so that one product gives all similarities and one all gradients, and the
-    similarities' bound is the shift of every exponential.
+    :func:`batch_contrast` with that estimate, in the fewest operations: the anchors are the
+    candidates, so one product gives all similarities and another all gradients, and the
+    similarities' bound is subtracted in every exponent.
 
     Args:
-        z1: (N, D), fp32 or fp64, of any scale; :func:`two_view_fits` says which.
+        z1: (N, D), fp32 or fp64, of any scale; :func:`two_view_fits` must hold.
         z2: (N, D), of the same dtype.
         inverse_temperature: 1 / T.
         tau_plus: in [0, 1), share of negatives that are of the anchor's class.
@@ -249,7 +249,7 @@ def two_view_contrast(
 
 
 class _Weights:
-    """Exponentials of the similarities, and the negatives' mass in the mean over them.
+    """Exponentials of the similarities, and the mass of the negatives that follows from them.
 
     Attributes:
         low: (2N, 2N) ``exp(beta s)``, or ``exp(s)`` without beta; zero at an image's own entries.
@@ -274,7 +274,7 @@ class _Weights:
             self.ratio = torch.linalg.vecdot(self.low, self.low).div_(self.sums)
 
     def mass(self, count: int) -> Tensor:
-        """(2N,) of so many negatives."""
+        """(2N,) mass of ``count`` negatives."""
         return self.sums if self.ratio is None else self.ratio * count
 
     def slopes(self, of_mass: Tensor, count: int, settings: _Settings) -> Tensor:
@@ -287,7 +287,7 @@ class _Weights:
         """
         if self.ratio is None:
             return self.low.mul_(_outer_sum(of_mass))
-        # Of exp((1 + beta) s) / sum exp(beta s): both of its sums depend on a similarity.
+        # The quotient sum exp((1 + beta) s) / sum exp(beta s): both sums depend on a similarity.
         held = settings.detach_weights
         slope = of_mass.div(self.sums).mul_(count * (1 if held else 1 + settings.beta))
         found = _outer_sum(slope).mul_(self.low if self.high is None else self.high)
@@ -303,12 +303,12 @@ class _Weights:
 
 
 def _outer_sum(x: Tensor) -> Tensor:
-    """(n, n) sums of every two entries."""
+    """(n, n) sums of every two entries of ``x``."""
     return x.unsqueeze(1) + x
 
 
 def _own(similar: Tensor) -> Tensor:
-    """(2, 2, N) view of the entries of every image's own views."""
+    """(2, 2, N) view of the entries that compare two views of the same image."""
     images = similar.shape[0] // 2
     return similar.view(2, images, 2, images).diagonal(dim1=1, dim2=3)
 
@@ -325,7 +325,7 @@ class _TwoViews(torch.autograd.Function):
         lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         divisors = lengths.clamp(min=_SHORTEST)
         rows.div_(divisors)
-        # All similarities, less the largest there can be.
+        # All similarities, minus the largest value that they can have.
         shift = rows.new_full((1, 1), -inverse_temperature)
         similar = torch.addmm(shift, rows, rows.T, alpha=inverse_temperature)
         own = _own(similar)
@@ -338,14 +338,14 @@ class _TwoViews(torch.autograd.Function):
             mass = torch.add(mass, positive, alpha=-tau * count)
             kept = mass > floor
             mass.clamp_(min=floor)
-        # Not the logarithm of a sum less s, whose difference would lose the digits of small losses.
+        # log1p keeps the digits of small losses, which log(...) - s would lose.
         losses = torch.div(mass, positive).mul_(1 / rest).log1p_()
         loss = losses.mean()
         ctx.gradient = None
         ctx.mark_non_differentiable(*(x for x in (losses, mass, kept) if x is not None))
         if not any(ctx.needs_input_grad[:2]):
             return loss, losses, mass, kept
-        # Slopes are (1 - tau) times what they are of the sum of the losses.
+        # Slopes are (1 - tau) times those of the sum of the losses; `factor` below divides by it.
         total = torch.add(positive, mass, alpha=1 / rest)
         of_positive = mass / total
         if kept is None:
@@ -354,14 +354,14 @@ class _TwoViews(torch.autograd.Function):
             of_mass = torch.div(kept, total)
             of_positive.addcmul_(positive, of_mass, value=tau * count)
         slopes = weights.slopes(of_mass.view(-1), count, settings)
-        # Frees a (2N, 2N) matrix before the product.
+        # Free a (2N, 2N) matrix before the product.
         del similar, weights
         own, of_pair = _own(slopes), of_positive.sum(0).neg_()
         own[0, 1].copy_(of_pair)
         own[1, 0].copy_(of_pair)
         factor = inverse_temperature / (2 * images * rest)
         gradient = torch.addmm(shift, slopes, rows, beta=0, alpha=factor)
-        # Through the normalisation, which leaves nothing along the row but of the shortest.
+        # Backward of the normalisation: it removes the part along the row, unless it was clamped.
         along = torch.linalg.vecdot(gradient, rows).unsqueeze(1).mul_(lengths >= _SHORTEST)
         ctx.gradient = gradient.addcmul_(rows, along, value=-1).div_(divisors)
         return loss, losses, mass, kept

@@ -1,4 +1,4 @@
-"""Log-sum-exp over a queue and mixtures of its hardest rows, none of which is ever made."""
+"""Log-sum-exp over a queue and over mixtures of its hardest rows, without making the mixtures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from solo_ext.kernels.tables import tile_rows
 
 
 class MixDraws(NamedTuple):
-    """What MoCHi draws for each query; indices into its hardest negatives, hardest first.
+    """MoCHi's draws for each query.
 
-    Indices lie in [0, number of hardest negatives).
+    Indices count the query's hardest negatives, the hardest first, from 0.
 
     Attributes:
         pair_indices: (N, s, 2) whole numbers, the two negatives of each mixture.
@@ -35,16 +35,16 @@ class MixDraws(NamedTuple):
     beta: Tensor
 
     def rows(self, part: slice) -> MixDraws:
-        """The draws of some of the queries, with indices that index."""
+        """The draws of some of the queries, with indices converted to int64."""
         pairs, alpha, singles, beta = (x[part] for x in self)
         return MixDraws(pairs.long(), alpha, singles.long(), beta)
 
 
 class MixedLogSumExp(NamedTuple):
-    """What :func:`mixed_logsumexp` gives.
+    """Result of :func:`mixed_logsumexp`.
 
     Attributes:
-        lse: (E, N).
+        lse: (E, N) log-sum-exps.
         hardest: (N,) mean similarity of the mined rows, without gradient.
         mixed: (N,) mean similarity of the mixtures, without gradient.
     """
@@ -69,11 +69,11 @@ def mixed_logsumexp(
 ) -> MixedLogSumExp:
     """Log-sum-exp over all rows of a table and over normalised mixtures of its hardest rows.
 
-    A mixture's similarity needs none of its coordinates: that of
+    A mixture's similarity is computed without its coordinates: that of
     ``h = (alpha n_i + (1 - alpha) n_j) / |.|`` is ``(alpha q.n_i + (1 - alpha) q.n_j) / |.|``, and
     ``|.|^2 = alpha^2 + (1 - alpha)^2 + 2 alpha (1 - alpha) n_i.n_j``; likewise with the query in
     place of n_i. Mixtures are constants to the gradient, which is a weighted sum of the table's
-    rows and is made in the forward pass.
+    rows and is computed in the forward pass.
 
     Args:
         query: (N, D) unit rows, fp32 or fp64; the only input that gets a gradient.
@@ -84,10 +84,10 @@ def mixed_logsumexp(
         powers: (E,) as in :func:`solo_ext.kernels.tables.table_logsumexp`.
         excluded_columns: (N, m) rows of the table that are no negatives of the query; none by
             default.
-        with_table: whether the rows themselves are summed too, or the mixtures alone.
-        ranked: whether indices go from the hardest down, which takes a sort; else they mean the
-            hardest rows in some order, all the same to random indices.
-        tile: queries at a time; by default what suits the device's cache.
+        with_table: whether the table's rows are summed too, or the mixtures only.
+        ranked: whether indices count from the hardest down, which takes a sort; otherwise they
+            mean the hardest rows in any order, which is enough for random indices.
+        tile: number of queries per block; by default what suits the device's cache.
 
     Raises:
         RuntimeError: it is differentiated twice.
@@ -114,7 +114,7 @@ def mixed_logsumexp(
 
 
 class _Mixtures(NamedTuple):
-    """Similarities of the mixtures of some queries, and what each depends on."""
+    """Similarities of the mixtures of some queries, and what is needed for their gradient."""
 
     cosine: Tensor  # (n, s + s')
     columns: Tensor  # (n, 2 s + s') rows of the table
@@ -127,12 +127,12 @@ def _mix(logits: Tensor, table: Tensor, top: Tensor, draws: MixDraws) -> _Mixtur
     alpha, beta = draws.alpha, draws.beta
     columns = top.gather(1, draws.pair_indices.flatten(1))
     first, second = logits.gather(1, columns).view(count, pairs, 2).unbind(2)
-    # |a + b|^2 of unit rows: one pass over them, without a copy of either; nor does the norm,
-    # other than a product, make one of their sum.
+    # n_i.n_j = |n_i + n_j|^2 / 2 - 1 for unit rows. embedding_bag and vector_norm read the rows
+    # once and copy neither them nor their sums, which gathering and multiplying would.
     both = F.embedding_bag(columns.view(-1, 2), table, mode="sum")
     product = (torch.linalg.vector_norm(both, dim=1).square() / 2 - 1).view(count, pairs)
     other = 1 - alpha
-    # Opposite rows mixed half and half have no direction: the similarity is then zero.
+    # Opposite rows mixed half and half cancel out: their similarity is then 0.
     tiny = torch.finfo(logits.dtype).eps
     length = (alpha**2 + other**2 + 2 * alpha * other * product).clamp(min=tiny).rsqrt()
     alpha, other = alpha * length, other * length
@@ -140,7 +140,7 @@ def _mix(logits: Tensor, table: Tensor, top: Tensor, draws: MixDraws) -> _Mixtur
     single = top.gather(1, draws.single_indices)
     near = logits.gather(1, single)
     rest = 1 - beta
-    # beta < 1/2: at least 1 - 2 beta above zero.
+    # The squared length is above 0 because beta < 1/2: the length is at least 1 - 2 beta.
     length = (beta**2 + rest**2 + 2 * beta * rest * near).clamp(min=tiny).rsqrt()
     beta, rest = beta * length, rest * length
     return _Mixtures(
@@ -187,7 +187,7 @@ class _Mixed(torch.autograd.Function):
             block_masses, block_means = [], []
             for e, power in enumerate(powers):
                 factor = inverse_temperature * power
-                # The last power is the last to need the logits.
+                # Overwrite the logits only for the last power: nothing needs them afterwards.
                 weights = logits if e == len(powers) - 1 else logits.clone()
                 if with_table:
                     weights.sub_(largest).mul_(factor).exp_()

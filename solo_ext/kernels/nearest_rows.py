@@ -12,12 +12,12 @@ from solo_ext.kernels.tables import tile_rows, tiles_of
 
 
 class NearestRows(NamedTuple):
-    """What :func:`nearest_rows` finds, most similar first.
+    """Result of :func:`nearest_rows`, most similar first.
 
     Attributes:
         index: (N, k) rows of the table.
         similarity: (N, k) dot products with the query, fp32 (fp64 for fp64 queries); minus
-            infinity where too few rows were allowed, and the index is then any row.
+            infinity if too few rows were allowed; the index is then that of any row.
     """
 
     index: Tensor  # type: ignore[assignment]  # in place of tuple's method of that name
@@ -36,24 +36,24 @@ def nearest_rows(
 ) -> NearestRows:
     """Finds the rows of a table with the largest dot product with each query.
 
-    ``argmax_j q_i . t_j`` over the rows that are not of the query's own id; of equally similar
-    rows the one that comes first. The table is read once, tile by tile, so that memory does not
-    grow with K. Products are of fp32 under autocast too. There is no gradient.
+    ``argmax_j q_i . t_j`` over the rows whose id differs from the query's; among equally similar
+    rows the first. The table is read once, tile by tile, so memory does not grow with K. Products
+    are computed in fp32 also under autocast. There is no gradient.
 
     Args:
         query: (N, D); look up the views of a batch in one call, which reads the table once.
         table: (K, D), unit rows for the neighbours by cosine.
-        k: rows to find, in [1, K]. Each one beyond the first costs a further look at every tile.
-        query_ids: (N,) whole numbers; rows of the same id, such as earlier embeddings of the same
-            image, are no neighbours of a query.
-        table_ids: (K,) ids of the rows; with ``query_ids`` only.
-        tile: rows of the table at a time; by default what suits the device's cache.
+        k: number of rows to find, in [1, K]; each one beyond the first reads every tile once more.
+        query_ids: (N,) whole numbers; rows with the query's id, such as earlier embeddings of the
+            same image, are not its neighbours.
+        table_ids: (K,) ids of the rows; only together with ``query_ids``.
+        tile: rows of the table per tile; by default what suits the device's cache.
 
     Returns:
         The rows and their similarities.
 
     Raises:
-        ValueError: shapes do not fit, k is out of range, or ids are given of one side only.
+        ValueError: shapes do not fit, k is out of range, or only one side has ids.
 
     Example:
         >>> table = torch.eye(3)
@@ -81,9 +81,9 @@ def nearest_rows(
 
 
 def _of_tile(similarity: Tensor, k: int, begin: int) -> list[NearestRows]:
-    """The k best columns (N, 1) each, best first; overwrites the similarities."""
+    """The k best columns, (N, 1) each, best first; overwrites the similarities."""
     found: list[NearestRows] = []
-    # max() takes the first of equal values, topk() any of them.
+    # max() returns the first of equal values, topk() any of them.
     for _ in range(k):
         if found:
             similarity.scatter_(1, found[-1].index - begin, float("-inf"))
@@ -93,7 +93,7 @@ def _of_tile(similarity: Tensor, k: int, begin: int) -> list[NearestRows]:
 
 
 def _merge(held: NearestRows, new: list[NearestRows], k: int) -> NearestRows:
-    """The k best of both; what is held comes from earlier rows and wins among equals."""
+    """The k best of both; ``held`` comes from earlier rows and wins among equals."""
     index, similarity = (torch.cat(columns, 1) for columns in zip(held, *new, strict=True))
     order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
     return NearestRows(index.gather(1, order), similarity.gather(1, order))

@@ -1,4 +1,4 @@
-"""Cross-entropy with assignments to prototypes that learn, block of samples by block of samples."""
+"""Cross-entropy with assignments to prototypes that learn, in blocks of samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from solo_ext.kernels.tables import tile_rows, tiles_of
 
 
 class PrototypeContrast(NamedTuple):
-    """What :func:`prototype_contrast` gives.
+    """Result of :func:`prototype_contrast`.
 
     Attributes:
         loss: scalar, ``align + unif``.
@@ -41,21 +41,20 @@ def prototype_contrast(
     """Mean cross-entropy of the student's similarities with given assignments.
 
     ``loss = sum_vu w_vu mean_i [-p_u[i].s_v[i] + log sum_k q_k exp(s_v[i, k])]``, ``s_v[i, k] =
-    student_v[i].prototypes[k] / T``. A sample's loss depends on its own similarities alone: the
-    gradients to student and prototypes are made block of samples by block of samples in the
-    forward pass, and of matrices with a row per sample and a column per prototype the assignments'
-    exponentials alone are held.
+    student_v[i].prototypes[k] / T``. A sample's loss depends on its own similarities only, so the
+    gradients to student and prototypes are computed in the forward pass, block by block. Of all
+    (N, K) matrices only the assignments' exponentials are held whole.
 
     Args:
         student: (V, N, D) rows of length at most 1, fp32 or fp64.
         prototypes: (K, D) unit rows, of the student's dtype.
-        assignments: of each teacher view u, (N, K); constants.
+        assignments: (N, K) of each teacher view u; constants.
         weights: (V, U) w; at least 0, and sum to 1; constants.
         prior: (K,) q, above 0, in the student's dtype; all 1 by default; a constant.
         inverse_temperature: 1 / T.
-        table: the prototypes in the dtype that factors of matrix products have, bf16 for example;
+        table: the prototypes in the dtype of the factors of matrix products, bf16 for example;
             sums and exponentials stay in the student's dtype.
-        tiles: samples and prototypes at a time; by default what suits the device.
+        tiles: samples and prototypes per block; by default what suits the device.
 
     Raises:
         RuntimeError: it is differentiated twice.
@@ -112,7 +111,7 @@ class _Contrast(torch.autograd.Function):
             for view in range(views):
                 scaled = student[view, rows] * inverse_temperature
                 factors = scaled if dtype is None else scaled.to(dtype)
-                # Row factors of each teacher view's probabilities in this view's mean loss.
+                # Row factors of each teacher view's probabilities in the mean loss of this view.
                 shares = [
                     a.rows[rows] * (w / count)
                     for a, w in zip(assignments, weights[view], strict=True)
@@ -170,7 +169,7 @@ class _Block:
         self.agreement = exponentials.new_zeros(())
 
     def fill(self, factors: Tensor, table: Tensor, bound: float) -> Tensor:
-        """Log-sum-exps (n,); afterwards exponentials and ``agreement`` are there."""
+        """Computes the exponentials and ``agreement``; returns the log-sum-exps (n,)."""
         safe = bound <= SAFE_EXPONENT
         for part in self._parts:
             logits = (factors @ table[part].T).to(self._mass.dtype)
@@ -197,7 +196,7 @@ class _Block:
             self._mass += exponentials @ self._prior[part]
 
     def coefficients(self, own: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Tiles of the (n, K) gradient to the similarities; the exponentials are overwritten."""
+        """Yields tiles of the (n, K) gradient to the similarities; overwrites the exponentials."""
         factors = (own / self._mass).unsqueeze(1)
         for part in self._parts:
             tile = self._exponentials[:, part]

@@ -1,7 +1,7 @@
 """Assignments of samples to prototypes, balanced over the batch or not, as scaling vectors.
 
-:func:`plain_sinkhorn` is the algorithm. The rest keeps its matrix of exponentials as it is and
-moves only the factors of its rows and columns, which takes one read of the matrix per iteration.
+:func:`plain_sinkhorn` is the algorithm. The other functions leave its matrix of exponentials as it
+is and update only one factor per row and column, which reads the matrix once per iteration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from solo_ext.kernels.tables import tile_rows, tiles_of
 
 @torch.no_grad()
 def plain_sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
-    """Sinkhorn-Knopp on the whole matrix (N, K), as SwAV has it; the reference.
+    """Sinkhorn-Knopp on the whole matrix (N, K), as in SwAV; the reference.
 
     Example:
         >>> plain_sinkhorn(torch.randn(8, 4), epsilon=0.5, iterations=3).sum(1)
@@ -32,14 +32,14 @@ def plain_sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
 
 
 Logits = Callable[[slice, slice], Tensor]
-"""Scores over epsilon of some samples (rows) and prototypes (columns); may be overwritten."""
+"""Returns scores over epsilon for some samples and prototypes; callers may overwrite them."""
 
 SAFE_EXPONENT = 40.0
 """Exponents up to +-40, and their sums over any K and N, stay normal numbers in fp32."""
 
 _SPAN = 3
-"""Iterations that scaling vectors stay in fp32's range for, from any scores: each can move them by
-a factor of K or N, up to 2^20 say."""
+"""Number of iterations for which scaling vectors stay in fp32's range, whatever the scores: each
+iteration can change them by a factor of K or N, up to about 2^20."""
 
 
 class Assignment(NamedTuple):
@@ -69,16 +69,16 @@ def assign(
     storage: torch.dtype | None = None,
     products: bool = False,
 ) -> Assignment:
-    """Softmax over the prototypes, or what Sinkhorn-Knopp makes of it, as scaling vectors.
+    """Softmax over the prototypes, or its balanced version by Sinkhorn-Knopp, as scaling vectors.
 
     Args:
-        logits: as :func:`scale` takes them, like the rest.
+        logits: as for :func:`scale`, like all that follow.
         shape: (N, K).
-        like: device and dtype.
-        iterations: 0: softmax.
+        like: tensor whose device and dtype are used.
+        iterations: 0 gives the softmax.
         bound: of the logits, if known.
         storage: dtype of the exponentials.
-        products: whether ``logits`` are made by matrix products.
+        products: whether ``logits`` computes matrix products.
 
     Example:
         >>> scores = torch.randn(8, 4)
@@ -93,12 +93,12 @@ def assign(
     )
     rows, masses = _sweep(matrix, columns)
     mean = masses * columns
-    # Samples have mass 1: the sum is their number, over all ranks.
+    # Samples have mass 1, so the sum is the number of samples on all ranks.
     return Assignment(matrix, rows, columns, mean / mean.sum())
 
 
 def probabilities_(matrix: Tensor, columns: Tensor) -> Tensor:
-    """Writes the assignments (N, K) over E in the sweep that finds the samples' factors.
+    """Overwrites E with the assignments (N, K), computing the samples' factors on the way.
 
     Args:
         matrix: (N, K) of :func:`scale`, in the dtype of ``columns``.
@@ -122,26 +122,26 @@ def scale(
     storage: torch.dtype | None = None,
     products: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Exponentials E (N, K) and the prototypes' factors (K,); the samples' bring rows to sum 1.
+    """Exponentials E (N, K) and the prototypes' factors (K,); the samples' make rows sum to 1.
 
-    An iteration brings each prototype to the same mass over the samples of all ranks, then each
-    sample to mass 1. Its factors alone change: ``columns = 1 / sum_i E_ik rows_i``, ``rows = 1 /
-    sum_k E_ik columns_k``, and both sums take one read of E, block of samples by block of samples.
+    An iteration first gives each prototype the same mass over the samples of all ranks, then each
+    sample mass 1. Only the factors change: ``columns = 1 / sum_i E_ik rows_i``, ``rows = 1 /
+    sum_k E_ik columns_k``; both sums come from one read of E, in blocks of samples.
 
-    Scores of any range are safe: where no bound rules it out that a sample's or a prototype's
-    exponentials all underflow, E is shifted by the largest logit of each prototype and then by
-    the largest of each sample, so that every row and every column holds a 1; the factors make up
-    for it. Every few iterations the factors go into the exponent.
+    Scores of any range are safe. Unless a bound rules out that all exponentials of a sample or a
+    prototype underflow, E is shifted by the largest logit of each prototype and then by the largest
+    of each sample, so that every row and every column holds a 1; the factors undo the shift. Every
+    few iterations the factors are moved into the exponents.
 
     Args:
-        logits: of the local samples.
+        logits: of this rank's samples.
         shape: (N, K), N of the local samples; may differ between ranks.
-        like: device and dtype, fp32 or fp64, to compute in.
+        like: tensor whose device and dtype, fp32 or fp64, are used.
         iterations: the same on every rank; 0: softmax, all factors 1.
-        bound: that no logit exceeds, plus or minus, on any rank; ``None``: unknown.
+        bound: largest absolute value of any logit on any rank; ``None`` if unknown.
         storage: dtype of E; ``torch.bfloat16`` is good to 0.4% of each entry.
-        products: whether ``logits`` are made by matrix products, which want many samples at a
-            time, and not read from memory.
+        products: whether ``logits`` computes matrix products, which are faster for many samples at
+            a time, rather than reading from memory.
     """
     matrix = like.new_empty(shape, dtype=storage or like.dtype)
     if bound is not None and bound <= SAFE_EXPONENT:
@@ -157,7 +157,7 @@ def scale(
 
 
 def _fill(logits: Logits, matrix: Tensor, like: Tensor, products: bool) -> Tensor:
-    """Exponentials and their sums (K,)."""
+    """Fills in the exponentials and returns their sums over the samples (K,)."""
     height, width = matrix.shape
     if products:
         width = tile_rows(like, height, 64)
@@ -173,7 +173,7 @@ def _fill(logits: Logits, matrix: Tensor, like: Tensor, products: bool) -> Tenso
 
 
 def _sweep(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors of the samples, and then the masses (K,) of the prototypes before their factors."""
+    """Factors of the samples, then the masses (K,) that prototypes have without their factors."""
     rows, masses = columns.new_empty(matrix.shape[0]), torch.zeros_like(columns)
     for part in tiles_of(matrix.shape[0], tile_rows(columns, matrix.shape[1], 4)):
         block = matrix[part].to(columns.dtype)
@@ -183,7 +183,7 @@ def _sweep(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _columns(matrix: Tensor, masses: Tensor, iterations: int) -> Tensor:
-    """Factors of the prototypes from their masses over all ranks; 1 before any iteration."""
+    """Factors of the prototypes from their masses over all ranks; 1 if there is no iteration."""
     if not iterations:
         return torch.ones_like(masses)
     columns = masses.reciprocal()
@@ -209,7 +209,7 @@ def _shifted(logits: Logits, matrix: Tensor, like: Tensor, iterations: int, tile
             if columns is None:
                 top = block.amax(1)
                 rows[part] = -top
-                # The prototypes' first sums are of the scores as they are.
+                # The first iteration sums the scores without the shift by samples.
                 weights = top.exp()
             else:
                 weights = torch.ones_like(rows[part])

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 BOUND = 40.0
-"""Sums of exponentials of -40 to 40 neither overflow in fp32 nor lose what weighs in them."""
+"""Up to +-40, sums of exponentials neither overflow in fp32 nor lose terms that matter."""
 
 
 _TILE_BYTES = {"cpu": 2**20, "cuda": 2**25}
-"""What stays in a core's own cache, and what keeps a GPU busy."""
+"""Bytes that stay in the cache of a CPU core, and that keep a GPU busy."""
 
 
 def tile_rows(x: Tensor, columns: int, least: int, share: int = 1) -> int:
@@ -26,9 +26,9 @@ def tile_rows(x: Tensor, columns: int, least: int, share: int = 1) -> int:
 
     Args:
         x: gives device and element size.
-        columns: of the tile.
-        least: fewer rows are not worth a matrix product.
-        share: how many such tiles fill the budget.
+        columns: columns of the tile.
+        least: fewest rows that are worth a matrix product.
+        share: how many times the usual budget of memory the tile may take.
 
     Example:
         >>> tile_rows(torch.empty(0), columns=256, least=64)
@@ -39,7 +39,7 @@ def tile_rows(x: Tensor, columns: int, least: int, share: int = 1) -> int:
 
 
 def tiles_of(count: int, size: int) -> Iterator[slice]:
-    """Slices of ``size`` that cover ``count`` rows in order, the last as long as what is left.
+    """Slices of ``size`` that cover ``count`` rows in order; the last one may be shorter.
 
     Example:
         >>> list(tiles_of(5, 2))
@@ -63,26 +63,26 @@ def table_logsumexp(
     """Log-sum-exp over the rows of a constant table, without the matrix of similarities.
 
     ``lse_ei = log sum_j w_j exp(p_e scale_j q_i . t_j)``. The query's gradient ``sum_j softmax_ij
-    p scale_j t_j`` is made along the way, so that nothing of the table is kept for the backward
-    pass: it may be overwritten before.
+    p scale_j t_j`` is computed along the way, so the table is not kept for the backward pass and
+    may be overwritten before it.
 
     Args:
         query: (N, D), fp32 or fp64; the only input that gets a gradient.
         table: (K, D), of the query's dtype; K may be 0.
         scale: inverse temperature, one for all rows or (C,).
         powers: (E,) values of p above 0, all computed from the same similarities.
-        columns: (C,) rows of the table that are summed, in any number; each once by default.
+        columns: (C,) rows of the table that are summed, repeats allowed; by default each once.
         log_weight: (C,) log w; minus infinity leaves a row out; all zero by default.
-        bound: what no ``|scale_j q_i . t_j|`` exceeds, where that is known. If ``p bound`` is at
-            most :data:`BOUND`, the sums need no running maximum.
+        bound: upper bound of all ``|scale_j q_i . t_j|``, if known. If ``p bound`` is at most
+            :data:`BOUND`, the sums need no running maximum.
         compute_dtype: of the factors of matrix products, ``torch.bfloat16`` for example; sums and
             exponentials stay in the query's dtype, which is also the default.
-        tile: rows of the table at a time; by default what suits the device's cache.
+        tile: rows of the table per tile; by default what suits the device's cache.
 
     Returns:
-        ``lse`` (E, N); minus infinity where no row has weight. And the largest
-        ``scale_j q_i . t_j`` (N,), without gradient, of rows without weight too; NaN where the
-        bound spared looking for it.
+        ``lse`` (E, N), minus infinity where no row has weight, and the largest
+        ``scale_j q_i . t_j`` (N,) without gradient, over rows without weight too; NaN where the
+        bound made it unnecessary.
 
     Raises:
         RuntimeError: it is differentiated twice.
@@ -103,7 +103,7 @@ def table_logsumexp(
 
 @torch.no_grad()
 def table_mean(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp over the rows of a table, and the mean of the rows by the softmax; constants.
+    """Log-sum-exp over the rows of a table, and the rows' softmax-weighted mean; no gradient.
 
     Args:
         query: (N, D), fp32 or fp64.
@@ -139,9 +139,9 @@ class _Sweep(NamedTuple):
     def run(
         self, query: Tensor, table: Tensor, wanted: bool
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Log-sum-exps (E, N), the means of the rows (E, N, D) where wanted, the largest (N,).
+        """Log-sum-exps (E, N), means of the rows (E, N, D) if ``wanted``, largest logits (N,).
 
-        Rows that have scales of their own are averaged with them.
+        If rows have their own scales, the means are of the scaled rows.
         """
         powers, log_weight, per_row = self.powers, self.log_weight, isinstance(self.scale, Tensor)
         count = len(table if self.columns is None else self.columns)
@@ -149,13 +149,13 @@ class _Sweep(NamedTuple):
         factors = (query if per_row else query * self.scale).to(self.dtype or query.dtype)
         sums = [_Sum(query, wanted, self.bounded) for _ in powers]
         largest = query.new_full((len(query),), float("nan" if self.bounded else "-inf"))
-        # The room of every tile, in the dtype of the sums and in that of the factors.
+        # Buffers that all tiles share, in the dtype of the sums and in that of the factors.
         wide = query.new_empty(len(query) * tile)
         narrow = wide if self.dtype is None else factors.new_empty(len(query) * tile)
         for part in tiles_of(count, tile):
             rows = table[part if self.columns is None else self.columns[part]]
             if isinstance(self.scale, Tensor):
-                # The rows are fewer numbers than the logits.
+                # Scale the rows rather than the logits: there are fewer numbers.
                 rows = rows * self.scale[part].unsqueeze(1)
             rows = rows.to(factors.dtype)
             logits, products = (
@@ -167,7 +167,7 @@ class _Sweep(NamedTuple):
             if log_weight is not None and not self.bounded:
                 largest = torch.maximum(largest, logits.amax(1))
             for e, power in enumerate(powers):
-                # The last power is the last to need the logits.
+                # Overwrite the logits only for the last power: nothing needs them afterwards.
                 raised = logits if e == len(powers) - 1 else logits.clone()
                 if power != 1:
                     raised.mul_(power)
@@ -179,16 +179,16 @@ class _Sweep(NamedTuple):
         lse = torch.stack([s.largest + s.total.log() for s in sums])
         means = torch.stack([s.mean for s in sums if s.mean is not None]) if wanted else None
         if means is not None:
-            # Above zero but for an empty table, whose mean is zero.
+            # The total is above 0 except for an empty table, whose mean is 0.
             tiny = torch.finfo(query.dtype).tiny
             means /= torch.stack([s.total for s in sums]).clamp_(min=tiny).unsqueeze(2)
         return lse, means, largest
 
 
 class _Sum:
-    """Running sum of one power's exponentials, and of the rows that they weigh.
+    """Running sum of one power's exponentials, and of the rows weighted by them.
 
-    Both are relative to ``exp(largest)``, the largest logit so far; 0 where logits are bounded.
+    Both are divided by ``exp(largest)``, the largest logit so far; it is 0 for bounded logits.
     """
 
     def __init__(self, query: Tensor, wanted: bool, bounded: bool) -> None:
@@ -198,10 +198,10 @@ class _Sum:
         self.mean = torch.zeros_like(query) if wanted else None
 
     def add(self, logits: Tensor, rows: Tensor, narrow: Tensor | None) -> None:
-        """Adds a tile of logits, which is overwritten, as is the room for a narrow copy of it."""
+        """Adds a tile of logits; overwrites it and ``narrow``, the buffer for a narrow copy."""
         if not self._bounded:
             grown = torch.maximum(self.largest, logits.amax(1))
-            # Rows without weight leave minus infinity, which cannot be subtracted from itself.
+            # If no row has weight yet, the maximum is -inf: -inf - (-inf) would be NaN.
             shift = grown.clamp(min=torch.finfo(grown.dtype).min)
             logits.sub_(shift.unsqueeze(1))
             decay = (self.largest - shift).exp_()

@@ -1,8 +1,8 @@
 """Report pages: sections of paragraphs, tables and figures become one HTML file.
 
-The page loads nothing from anywhere and runs no script. ``page.html.jinja`` beside this file is
-its template; jinja2 escapes every text. Figures are matplotlib's, drawn in ``COLOURS``, which the
-page shows in their light or dark variant.
+The page loads nothing else and runs no script. Its template is ``page.html.jinja`` beside this
+file; jinja2 escapes every text. Figures are matplotlib's, drawn in ``COLOURS``, which the page
+shows in their light or dark variant.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ COLOURS = {
     "teal": ("#00717d", "#4fd0dc"),
     "violet": ("#5b3fb5", "#b6a3ff"),
 }
-"""On light and on dark paper. Figures are drawn in the first of each pair."""
+"""Colours for a light and a dark page. Figures are drawn in the first of each pair."""
 
 
 def colour(name: str) -> str:
-    """The colour in which to draw, which :func:`figure_svg` makes follow the reader's setting.
+    """The colour to draw in; :func:`figure_svg` makes it follow the reader's light or dark setting.
 
     >>> colour("plugin")
     '#0072b2'
@@ -52,7 +52,7 @@ def colour(name: str) -> str:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Plain text; a ``soft`` one is a remark, a ``wrong`` one an error."""
+    """Plain text; ``soft`` marks a remark, ``wrong`` an error."""
 
     text: str
     style: Literal["", "soft", "wrong"] = ""
@@ -70,10 +70,10 @@ class Table:
     """Cells of plain text; the first of each row names the row.
 
     Attributes:
-        head: of the columns; empty for a table of names and values.
-        rows: cells, as many as there are columns.
+        head: names of the columns; empty for a table of names and values.
+        rows: cells, one per column.
         numeric: columns that are aligned to the right.
-        bold: (row, column) of cells that are the best.
+        bold: (row, column) of the best cells.
     """
 
     head: Sequence[str]
@@ -84,11 +84,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing by :func:`figure_svg`, or the bytes of a PNG; without either the caption alone.
+    """A drawing from :func:`figure_svg`, or the bytes of a PNG; with neither only a caption.
 
     Attributes:
-        caption: plain text, which is also what a screen reader says of the drawing.
-        svg: of :func:`figure_svg`; any other string is escaped.
+        caption: plain text, which screen readers also read out for the drawing.
+        svg: from :func:`figure_svg`; any other string is escaped.
         png: content of a PNG file.
     """
 
@@ -99,14 +99,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures side by side, where the page is wide enough."""
+    """Figures side by side if the page is wide enough."""
 
     figures: Sequence[Figure]
 
 
 @dataclass(frozen=True)
 class Folded:
-    """Blocks that a reader opens with a click on ``title``."""
+    """Blocks that open when a reader clicks on ``title``."""
 
     title: str
     blocks: Sequence[Block]
@@ -117,12 +117,12 @@ Block = Paragraph | Bullets | Table | Figures | Folded
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it.
+    """A heading and the blocks below it.
 
     Attributes:
-        title: of the heading; no heading where it is empty.
+        title: text of the heading; without a text there is no heading.
         blocks: in order.
-        level: of the heading; those of level 2 are linked at the top of the page.
+        level: level of the heading; those of level 2 are linked at the top of the page.
         note: small text beside the heading.
     """
 
@@ -136,7 +136,7 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
     """The HTML of a report.
 
     Args:
-        title: of the page, plain text, which is also its first heading.
+        title: plain text; title of the page and its first heading.
         sections: in order.
 
     >>> page = render_page("Results", [Section("kNN & co", [Paragraph("top-1: 87.5")])])
@@ -154,7 +154,7 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
 
 
 def chart_style() -> AbstractContextManager[None]:
-    """The style of charts; draw inside the block and call :func:`figure_svg` there too.
+    """The style of charts: draw inside the block, and call :func:`figure_svg` there too.
 
     >>> from matplotlib.figure import Figure
     >>> with chart_style():
@@ -168,9 +168,9 @@ def chart_style() -> AbstractContextManager[None]:
 
 
 def figure_svg(figure: Drawing) -> str:
-    """A figure as inline SVG, whose ``COLOURS`` follow the page's light or dark setting.
+    """A figure as inline SVG whose ``COLOURS`` follow the page's light or dark setting.
 
-    The paper is transparent, text stays text, and equal figures give equal SVG.
+    The background is transparent, text stays text, and equal figures give equal SVG.
 
     Args:
         figure: drawn inside :func:`chart_style`; matplotlib's global state is not used.
@@ -185,8 +185,8 @@ def figure_svg(figure: Drawing) -> str:
         )
     svg = written.getvalue()
     svg = svg[svg.index("<svg") :]
-    # matplotlib sets one rule for all elements, which would hold for the whole page; the template
-    # has it for figures alone.
+    # matplotlib's style rule is for all elements and would apply to the whole page; the template
+    # has the same rule for figures only.
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
     for name, (light, _) in COLOURS.items():
         svg = re.sub(rf"(?<=: ){light}\b", f"var(--{name})", svg)
@@ -202,7 +202,7 @@ def _kind(block: object) -> str:
 
 
 def _column_width(rows: Iterable[Sequence[str]], column: int) -> str:
-    """The CSS class of a column: one line up to 12 letters, room for words beyond 24."""
+    """CSS class of a column: one line for up to 12 letters, wider for more than 24."""
     letters = max((len(row[column]) for row in rows), default=0)
     if letters > 24:
         return "long"
@@ -221,17 +221,17 @@ _STYLE: Any = {
     "axes.facecolor": "none",
     "figure.facecolor": "none",
     "figure.constrained_layout.use": True,
-    # Part of matplotlib, so that text is measured the same everywhere.
+    # This font is part of matplotlib, so text has the same size everywhere.
     "font.family": ["DejaVu Sans", "sans-serif"],
     "font.size": 11,
     "grid.color": colour("rule"),
     "legend.frameon": False,
     "lines.linewidth": 2,
     "svg.fonttype": "none",
-    # Names of clip paths are drawn from it; without one they differ from call to call.
+    # Names of clip paths are derived from it; without it they would differ in every call.
     "svg.hashsalt": "solo_ext",
     "text.color": colour("ink"),
-    # A dollar in the name of a class is a dollar.
+    # A dollar in a class name is not mathematics.
     "text.parse_math": False,
     "xtick.color": colour("soft"),
     "ytick.color": colour("soft"),

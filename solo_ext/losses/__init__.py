@@ -1,11 +1,12 @@
 """Losses: pure functions, tensors in, scalar out, one file for each family of papers.
 
-Each file begins with its formula: where a fused kernel computes the loss, with the plain form
-(``plain_...``) that the kernel is tested against, and the function below says when which of them
-runs; elsewhere the loss is the formula. Start with ``info_nce`` (a queue), then ``contrastive``
-(batches, debiased and hard negatives), which ``mochi`` and ``nnclr`` build on; ``proto_nce`` is
-PCL's, ``protocpc`` and ``seed`` are those of distillation. ``nce`` (CLIP too), ``metric``,
-``margin`` and ``alignment`` hold the classical ones. Every loss is registered in ``LOSSES``.
+A file begins with its formula. Where a fused kernel computes the loss, the formula is a plain form
+(``plain_...``), which the kernel is tested against, and the function below it decides which of the
+two runs; elsewhere the loss itself is the formula. Start with ``info_nce`` (a queue), then
+``contrastive`` (batches, debiased and hard negatives), which ``mochi`` and ``nnclr`` build on.
+``proto_nce`` is PCL's loss; ``protocpc`` and ``seed`` are for distillation. ``nce`` (and CLIP),
+``metric``, ``margin`` and ``alignment`` hold the classical ones. Every loss is registered in
+``LOSSES``.
 """
 
 from solo_ext.kernels.mixed_logsumexp import MixDraws

@@ -48,7 +48,7 @@ def alignment_loss_func(x: Tensor, y: Tensor, alpha: float = 2) -> Tensor:
     check_positive(alpha=alpha)
     x, y = full_precision(x, y)
     distances = row_distances(x, y)
-    # Below 1 the slope of the power at 0 is infinite.
+    # Equal rows are left out: for alpha below 1 the slope of the power at 0 is infinite.
     apart = distances > 0
     powers = torch.where(apart, distances, 1.0).pow(alpha)
     return torch.where(apart, powers, 0.0).mean()
@@ -122,7 +122,7 @@ def effective_rank(x: Tensor) -> Tensor:
         raise ValueError(f"x must be (N, D), got {tuple(x.shape)}")
     x = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     finite = x.isfinite().all()
-    # A diverged run is to be seen in the log, and not to end in an error of the decomposition.
+    # Replace what is not finite: a diverged run should log NaN, not fail in the decomposition.
     values = torch.linalg.svdvals(torch.where(finite, x, 0))
     share = values / values.sum().clamp(min=torch.finfo(x.dtype).tiny)
     rank = torch.special.entr(share).sum().exp()

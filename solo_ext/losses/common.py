@@ -14,7 +14,7 @@ LOSSES: Registry[Callable[..., Tensor]] = Registry("loss")
 
 
 def check_rows(**rows: Tensor) -> None:
-    """Raises ValueError unless all tensors, called by name, are (N, D) and of one shape."""
+    """Raises ValueError unless all tensors, given by name, are (N, D) and of one shape."""
     shapes = [tuple(x.shape) for x in rows.values()]
     if len(shapes[0]) != 2 or len(set(shapes)) > 1:
         every = {1: "", 2: "both "}.get(len(rows), "all ")
@@ -30,14 +30,14 @@ def check_labelled(x: Tensor, targets: Tensor) -> None:
 
 
 def check_positive(**values: float) -> None:
-    """Raises ValueError unless all numbers, called by name, are above 0."""
+    """Raises ValueError unless all numbers, given by name, are above 0."""
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"{name}={value}: must be above 0")
 
 
 def check_not_negative(**values: float) -> None:
-    """Raises ValueError unless all numbers, called by name, are at least 0."""
+    """Raises ValueError unless all numbers, given by name, are at least 0."""
     for name, value in values.items():
         if not value >= 0:
             raise ValueError(f"{name}={value}: must be at least 0")

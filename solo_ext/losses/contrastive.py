@@ -54,7 +54,7 @@ def plain_contrastive(
         counted = counted.scatter(1, excluded_columns, 0.0)
 
     def mean_exp(s: Tensor, counted: Tensor) -> Tensor:
-        weights = counted * torch.exp(beta * s)  # hard negatives, Eq. 4; all 1 without beta
+        weights = counted * torch.exp(beta * s)  # hard negatives, Eq. 4; beta = 0 makes them 1
         return (weights * torch.exp(s)).sum(1) / weights.sum(1)
 
     g = mean_exp(s_neg, counted)
@@ -122,7 +122,7 @@ class NegativeEstimator:
             temperature: above 0.
 
         Returns:
-            Log of the sum (N,), and whether it sits on its floor and passes no gradient on (N,).
+            Log of the sum (N,), and whether it is clamped to its floor, without gradient (N,).
         """
         log_count = math.log(count)
         mass = self._weighted(lse, log_count)
@@ -133,8 +133,8 @@ class NegativeEstimator:
             own = self._weighted(torch.stack(both), log_count)
         else:
             own = positives.logsumexp(1) + (log_count - math.log(positives.shape[1]))
-        # Exponentials relative to the larger of the two: none overflows, and the difference
-        # loses nothing that the original form would keep.
+        # Take exponentials relative to the larger of the two, so that none overflows and the
+        # difference keeps all digits.
         pivot = torch.maximum(mass, own).detach()
         rest = ((mass - pivot).exp() - self.tau_plus * (own - pivot).exp()) / (1 - self.tau_plus)
         above_zero = rest > 0
@@ -148,26 +148,26 @@ class NegativeEstimator:
             return lse[0]
         hard, weights = lse.unbind()
         if self.detach_weights:
-            # The slope of exp(s) alone, weights held fixed.
+            # Make the slope that of exp(s) alone, with the weights held fixed.
             hard = hard.detach() + (hard - hard.detach()) / (1 + self.beta)
             weights = weights.detach()
         return hard - weights + log_count
 
 
 PLAIN = NegativeEstimator()
-"""Every candidate is a negative and counts once."""
+"""Plain InfoNCE: every candidate is a negative and counts once."""
 
 
 class ContrastiveTerms(NamedTuple):
-    """The loss and what a user needs to judge it; all but the loss without gradient.
+    """The loss and the values that show how it behaves; only the loss has a gradient.
 
     Attributes:
         loss: scalar mean over anchors and their positives.
         losses: (N, P) of each anchor with each of its positives.
-        floored: scalar in [0, 1], share of anchors whose estimate sits on its floor and whose
-            negatives therefore get no gradient.
-        hardness: scalar, the cosine at which all negatives together would weigh what they are
-            estimated to, mean over the anchors.
+        floored: scalar in [0, 1], share of anchors whose estimate is clamped to its floor, so that
+            their negatives get no gradient.
+        hardness: scalar, mean over the anchors of the cosine that all negatives would share if
+            together they weighed what they are estimated to.
         mined: scalar, mean cosine of the negatives that are mixed; NaN without mixing.
         mixed: scalar, mean cosine of the mixtures; NaN without mixing.
 
@@ -203,17 +203,17 @@ def contrastive(
     positives and anchors. InfoNCE with the default estimator. The debiased estimate takes the mean
     over an anchor's positives (M of the paper).
 
-    Works on what this process holds: gather candidates first, with gradient where they learn, and
-    the mean over processes is the loss of one process on the joined batch.
+    Works on what this process holds: gather candidates first, with gradient if they learn. The
+    mean over processes is then the loss of one process on the joined batch.
 
     Args:
         anchors: (N, D) unit rows.
         positives: (N, P, D) unit rows, P above 0.
-        candidates: (K, D) unit rows, used as they are: those of the batch, or a queue.
+        candidates: (K, D) unit rows of the batch or a queue; they are not normalised again.
         excluded_columns: (N, m) columns of the candidates that are no negatives of the anchor:
             itself and its positives. ``None``: all are negatives.
         estimator: of the mass of the negatives.
-        mixing: synthetic negatives, made of candidates; constants to the gradient.
+        mixing: synthetic negatives made of candidates, without gradient.
         temperature: above 0.
         compute_dtype: of the factors of products with a queue that is not mixed,
             ``torch.bfloat16`` for example; fp32 by default.
@@ -393,8 +393,8 @@ def two_view_terms(
 ) -> ContrastiveTerms:
     """Each view of each image against its other view and all views of all other images.
 
-    As :func:`contrastive` of a :func:`batch_of_views`; in fewer operations where the batch is of
-    this process alone and small enough.
+    The same as :func:`contrastive` of a :func:`batch_of_views`, in fewer operations if the batch is
+    on one process and small enough.
 
     Args:
         z1: (N, D) first view; normalised inside.

@@ -20,14 +20,14 @@ def margin_cross_entropy(
     scale: float,
     feature_norm: Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy over scaled cosines, that of the target hardened.
+    """Cross-entropy over scaled cosines, after the target's cosine has been made harder to reach.
 
     Args:
         cosine: (N, C).
         target: (N,) integers in [0, C).
-        harden: from (N, 1) cosines of the targets to what takes their place.
+        harden: maps the targets' cosines (N, 1) to those that replace them.
         scale: above 0.
-        feature_norm: (N,) by which a row's logits are multiplied besides, at least 0.
+        feature_norm: (N,) further factor of each row's logits, at least 0.
 
     Returns:
         Scalar mean.
@@ -77,8 +77,8 @@ def arcface_loss_func(
             m`` takes its place; for a margin up to 2.3 the loss then never falls as theta grows.
 
     Returns:
-        Scalar. The gradient is that of the formula, but at a target's cosine of 1 or -1, where
-        that is infinite and the sine counts as a constant.
+        Scalar. The gradient is that of the formula, except at a target's cosine of 1 or -1: there
+        it would be infinite, and the sine counts as a constant instead.
 
     Raises:
         ValueError: shapes do not fit, or a setting is out of range.
@@ -202,7 +202,7 @@ def _psi(cosine: Tensor, margin: int) -> Tensor:
     before, multiple = torch.ones_like(cosine), cosine
     for _ in range(margin - 1):
         before, multiple = multiple, 2 * cosine * multiple - before
-    # k = m at a cosine of -1 is left out: the value is that of m - 1, the slope would turn.
+    # Leave out k = m, at a cosine of -1: the value is the same as with m - 1, but the slope flips.
     turns = torch.zeros_like(cosine)
     for j in range(1, margin):
         turns = turns + (cosine <= math.cos(j * math.pi / margin))

@@ -59,8 +59,8 @@ class _PairwiseDistances(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, y, distances = ctx.saved_tensors
         weights = torch.where(distances > 0, grad / distances, 0.0)
-        # Distances do not change under a shift, and rows that have collapsed to one place lose
-        # their digits in the products below unless that place is the origin.
+        # Shift to the centre, which changes no distance: rows that have collapsed to one place
+        # would otherwise lose their digits in the products below.
         centre = y.mean(0)
         x, y = x - centre, y - centre
         of_x = of_y = None
@@ -73,13 +73,13 @@ class _PairwiseDistances(torch.autograd.Function):
 
 
 def own_pairs(rows: Tensor) -> Tensor:
-    """(N, G) bool, whether column j is local row i of N itself; G rows on all ranks together."""
+    """(N, G) bool, whether column j is local row i itself; G is the number of rows of all ranks."""
     columns = torch.arange(len(rows) * distributed.world_size(), device=rows.device)
     return own_columns(rows) == columns
 
 
 def class_pairs(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Which columns of the joined batch are of a local row's class.
+    """Which columns of the joined batch are of the same class as a local row.
 
     Args:
         targets: (N,) integers, the classes of the local rows.
@@ -99,8 +99,8 @@ def keep(values: Tensor, mask: Tensor) -> Tensor:
         values: (N, G).
         mask: (N, G) bool.
 
-    Returns:
-        (N, G), minus infinity outside the mask. A row without any entry is 0 throughout and gets
+        (N, G), minus infinity outside the mask. A row without any entry is 0 and gets no gradient:
+        minus infinity throughout would turn into NaN in the backward pass.
         no gradient; left at minus infinity it would pass NaN on, if only to where it is masked.
     """
     kept = values.masked_fill(~mask, float("-inf"))
@@ -253,7 +253,7 @@ def lifted_structured_loss_func(
     push = pushes.logsumexp(1) if smooth else pushes.amax(1)
     both = torch.logaddexp if smooth else torch.maximum
     push = both(push.unsqueeze(1), distributed.gather_with_gradient(push))
-    # Both ends of a positive pair have the same negatives, or both have none.
+    # Both ends of a positive pair have the same class, hence the same negatives.
     counted = positive & negative.any(1, keepdim=True)
     cost = torch.where(counted, distances + push, 0.0).relu().square()
     # Every unordered pair is counted from both its ends, in the sum and in the number.
@@ -356,6 +356,6 @@ def soft_nearest_neighbor_loss_func(
         positive, negative = class_pairs(targets)
         advantage = keep(logits, positive).logsumexp(1) - keep(logits, negative).logsumexp(1)
         counted = positive.any(1)
-        # Without negatives the neighbour is certain to be of the class.
+        # Without negatives the neighbour is certainly of the class: the loss is 0.
         loss = torch.where(counted & negative.any(1), -F.logsigmoid(advantage), 0.0)
         return joined_mean(loss.sum(), counted.sum())

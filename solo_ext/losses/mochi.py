@@ -46,10 +46,10 @@ class Mixing:
     """Synthetic negatives of MoCHi (Kalantidis et al., NeurIPS 2020, arXiv 2010.01028).
 
     Args:
-        num_hard: candidates most similar to the anchor, which are mixed; all where there are
-            fewer.
+        num_hard: number of candidates most similar to the anchor that are mixed; all of them if
+            there are fewer.
         draws: what is mixed with what; see :func:`draw_mixes`.
-        ranked: whether the draws mean the candidates from the hardest down; random ones need not.
+        ranked: whether the draws' indices count from the hardest down; random ones need no order.
 
     Raises:
         ValueError: ``num_hard`` is not positive, or the draws' shapes do not fit together.
@@ -71,7 +71,7 @@ class Mixing:
 
     def __post_init__(self) -> None:
         check_positive(num_hard=self.num_hard)
-        # Shapes alone: checking the values would wait for the device.
+        # Check shapes only: checking values would wait for the device.
         pairs, alpha, singles, beta = (tuple(x.shape) for x in self.draws)
         if pairs != (*alpha, 2) or singles != beta or len(alpha) != 2 or alpha[0] != beta[0]:
             raise ValueError(
@@ -92,10 +92,10 @@ def draw_mixes(
     num_query_mixes: int,
     generator: torch.Generator | None = None,
 ) -> MixDraws:
-    """Draws uniformly which negatives are mixed and how; a pair is of two different ones.
+    """Draws uniformly which negatives are mixed and how; both of a pair are different.
 
     Args:
-        anchors: (N, D), for number, device and dtype.
+        anchors: (N, D); their number, device and dtype are used.
         num_hard: mined negatives of each anchor, above 0.
         num_pair_mixes: s, mixtures of two of them.
         num_query_mixes: s', mixtures of one with the anchor.
@@ -109,7 +109,7 @@ def draw_mixes(
     dtype = torch.float64 if anchors.dtype == torch.float64 else torch.float32
 
     def indices(columns: int, below: int) -> Tensor:
-        # int32 takes half the memory of the default; there are thousands for each anchor.
+        # int32 halves the memory: there are thousands of indices per anchor.
         return torch.randint(
             below, (rows, columns), generator=generator, device=device, dtype=torch.int32
         )

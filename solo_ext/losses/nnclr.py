@@ -100,7 +100,7 @@ def nnclr_symmetric_loss_func(
         nn: (N, D) nearest neighbours of one view; normalised inside.
         p: (N, D) predictions of the other view; normalised inside.
         temperature: T, above 0.
-        symmetric: ``False`` leaves the row term, as in the paper's pseudo-code.
+        symmetric: ``False`` keeps only the row term, as in the paper's pseudo-code.
 
     Returns:
         Scalar; zero that carries the graph for N = 1, where there is no negative.

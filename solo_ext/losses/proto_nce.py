@@ -36,7 +36,7 @@ def plain_proto_nce(
 
 
 class ProtoNCETerms(NamedTuple):
-    """The loss and what a user needs to judge it.
+    """The loss and the values that show how it behaves.
 
     Attributes:
         loss: scalar mean over the queries.
@@ -60,7 +60,7 @@ def proto_nce_terms(
     """The ProtoNCE loss together with the share of queries that find their prototype.
 
     Arguments, errors and source as in :func:`proto_nce_loss_func`. The query may also be
-    (V, N, D), V views of the images whose prototypes ``positive_ids`` are: the means are over all
+    (V, N, D), V views of the images whose prototypes ``positive_ids`` are. Means are then over all
     views, as if each had been given alone, and all are compared with the same columns.
 
     Example:
@@ -88,12 +88,12 @@ def proto_nce_terms(
             log_weight=log_weight,
             compute_dtype=compute_dtype,
         )
-        # The same product, summed in another order or of rounded factors, may differ.
+        # The kernel sums in another order and may round the factors: allow for that difference.
         close = 1e-4 if compute_dtype is None else torch.finfo(compute_dtype).eps
         reached = own.detach() >= largest - close * largest.abs().clamp(min=1)
         loss = (mass[0] - own).mean()
         if prototypes.requires_grad or concentration.requires_grad:
-            # To the kernel they are constants.
+            # The kernel treats both as constants.
             loss = plain_proto_nce(
                 query, prototypes, concentration, positive_ids, negative_ids, collisions
             )
@@ -101,7 +101,7 @@ def proto_nce_terms(
 
 
 def _repeated(ids: Tensor, size: int) -> Tensor:
-    """(C,) whether the same id stands at an earlier place."""
+    """(C,) whether the same id already occurs at an earlier position."""
     places = torch.arange(ids.shape[0], device=ids.device)
     first = ids.new_full((size,), ids.shape[0]).scatter_reduce(0, ids, places, "amin")
     return first[ids] != places
@@ -135,9 +135,9 @@ def proto_nce_loss_func(
         positive_ids: (N,) whole numbers in [0, K), the cluster of each query.
         negative_ids: ``None``: j runs over all K prototypes, each one column. Else (R,), and j
             runs over the batch's positive prototypes in order and then these.
-        collisions: with ``negative_ids``, what queries of one cluster do. ``paper``: every
-            batch-mate's column is a negative, a copy of the query's own prototype too, as in the
-            official code; such a query's loss is at least ln 2. ``merge``: each distinct
+        collisions: with ``negative_ids``, how queries of one cluster treat each other. ``paper``:
+            every batch-mate's column is a negative, also a copy of the query's own prototype, as in
+            the official code; such a query's loss is at least ln 2. ``merge``: each distinct
             prototype counts once.
         compute_dtype: of the factors of the products with constant prototypes,
             ``torch.bfloat16`` for example; fp32 by default.

@@ -18,7 +18,7 @@ PriorOrder = Literal["before_loss", "after_loss"]
 PrototypeLoss = Literal["protocpc", "ce"]
 
 LEAST_PRIOR = 1e-8
-"""A prototype of prior 0 would never be pushed away from."""
+"""Least value of the prior: with a prior of 0, no loss would push away from the prototype."""
 
 
 def plain_protocpc(
@@ -114,14 +114,13 @@ def _check(logits: Tensor, probs: Tensor, prior: Tensor, temperature: float) -> 
 
 
 class ProtoCPCTerms(NamedTuple):
-    """What :func:`protocpc_step` gives.
+    """Result of :func:`protocpc_step`.
 
     Attributes:
         loss: scalar, ``align + unif``.
         align: scalar, ``-p.s``, without gradient.
         unif: scalar, the log-sum-exp, without gradient.
-        prior: (K,) that contains this batch, to be kept once the step is done; the same on every
-            rank.
+        prior: (K,) that contains this batch, to be stored after the step; the same on every rank.
 
     Example:
         >>> views, prototypes = torch.randn(2, 4, 8), torch.eye(8)
@@ -159,15 +158,16 @@ def protocpc_step(
     (Algorithm 1). ``s_v[i, k]`` are the cosines of the student's features with the prototypes over
     its temperature, p_u is Sinkhorn's or the softmax of the teacher's cosines over its own, each
     teacher view by itself over the batch of all ranks, q the prior. The mean is over the local
-    samples. Of (N, K) matrices the teacher's exponentials are held, and blocks of the student's
-    similarities that suit the device; gradients are made in the forward pass, where any are wanted.
+    samples. Of (N, K) matrices only the teacher's exponentials are held whole; the student's
+    similarities are made in blocks that suit the device. Gradients are computed in the forward
+    pass, if any are needed.
 
     Args:
         student: (V, N, D) views; normalised inside.
         teacher: (U, N, Dt) views whose assignments are targets; normalised inside; a constant.
         prototypes: (K, D) unit rows, learnable or not.
         prior: (K,) that sums to K, from before this step; a constant.
-        teacher_prototypes: (K, Dt) unit rows, a constant; by default the student's, uncopied.
+        teacher_prototypes: (K, Dt) unit rows, a constant; by default the student's.
         targets: (V, U) weights w, at least 0 and not all 0: which assignments are targets of which
             student view; all 1 by default.
         student_temperature: above 0.
@@ -251,7 +251,7 @@ def protocpc_step(
 def _assigned(
     teacher: Tensor, table: Tensor, inverse_temperature: float, iterations: int
 ) -> Assignment:
-    """Of one view, (N, K); 0 iterations: softmax."""
+    """Assignment (N, K) of one view; 0 iterations give the softmax."""
     factors = (teacher * inverse_temperature).to(table.dtype)
 
     def logits(rows: slice, columns: slice) -> Tensor:

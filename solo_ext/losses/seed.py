@@ -28,7 +28,7 @@ def plain_seed(
 
 
 class SEEDTerms(NamedTuple):
-    """The loss and what a user needs to judge it.
+    """The loss and the values that show how it behaves.
 
     Attributes:
         loss: scalar mean over the images.
@@ -55,7 +55,7 @@ def seed_terms(
     teacher_temperature: float = 0.01,
     compute_dtype: torch.dtype | None = None,
 ) -> SEEDTerms:
-    """The SEED loss together with how soft its targets are.
+    """The SEED loss together with how soft the targets are.
 
     Of the targets p only the mean ``m_i = sum_j p_ij d_j`` is needed:
     ``loss_i = log sum_j exp(s_i.d_j / T_s) - s_i.m_i / T_s``. Arguments, errors and source as in
@@ -80,8 +80,8 @@ def seed_terms(
         predicted, _ = table_logsumexp(
             student, queue, scale, bound=scale, compute_dtype=compute_dtype
         )
-        # All relative to the image's own entry d_0 = t: low temperatures make logits large and
-        # their differences small.
+        # Take all logits relative to the image's own entry d_0 = t: low temperatures make the
+        # logits large, but their differences stay small.
         from_queue = of_queue - sharpness * (teacher * teacher).sum(1)
         pull = from_queue.sigmoid().unsqueeze(1) * (mean - teacher)  # m - t
         mass = predicted[0] - scale * (student * teacher).sum(1)

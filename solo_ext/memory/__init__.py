@@ -1,10 +1,10 @@
-"""State of methods that is not a network: queues, banks, prototypes, priors; and their heads.
+"""State of methods besides networks: queues, banks, prototypes, priors; and heads.
 
-Read in this order: :mod:`~solo_ext.memory.state`, how buffers stay out of DDP's broadcast and come
-back from a checkpoint; :mod:`~solo_ext.memory.features`, queue, support set and bank;
-:mod:`~solo_ext.memory.prototypes`, learned or found by clustering, how common each is, and
-Sinkhorn-Knopp; :mod:`~solo_ext.memory.heads`; :mod:`~solo_ext.memory.teacher`;
-:mod:`~solo_ext.memory.knn`, which the host's validation and the evaluation share.
+Read in this order: :mod:`~solo_ext.memory.state`, how buffers stay out of DDP's broadcast and are
+restored from a checkpoint; :mod:`~solo_ext.memory.features`, queue, support set and bank;
+:mod:`~solo_ext.memory.prototypes`, learned or from a clustering, their prior, and Sinkhorn-Knopp;
+:mod:`~solo_ext.memory.heads`; :mod:`~solo_ext.memory.teacher`; :mod:`~solo_ext.memory.knn`, which
+the host's validation and the evaluation share.
 """
 
 from solo_ext.memory.prototypes import PrototypePrior, Prototypes, sinkhorn

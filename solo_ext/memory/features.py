@@ -16,13 +16,13 @@ from solo_ext.memory.state import State
 class FeatureQueue(State):
     """First-in first-out ring of unit embeddings, written in place.
 
-    Starts as random directions. Takes batches of any size: one that does not fit the rest of the
-    ring goes on at its start, of one larger than the ring the last rows stay.
+    Starts as random directions. Batches may have any size: one that reaches the end of the ring
+    continues at its start, and of one larger than the ring the last rows remain.
 
     Attributes:
         value: (K, D) unit rows.
         pointer: row that the next embedding is written to.
-        written: embeddings taken since the start, those already overwritten included.
+        written: number of embeddings written since the start, overwritten ones included.
         updates: calls of :meth:`update_` since the start.
 
     Args:
@@ -50,15 +50,15 @@ class FeatureQueue(State):
 
     @property
     def age(self) -> float:
-        """Mean age of the rows that hold embeddings, in updates; those of the last one have 0.
+        """Mean age, in updates, of the rows that hold embeddings; the newest have age 0.
 
         Exact for batches of equal size, which is taken to be ``written / updates``. A full queue
-        of m batches has ``(m - 1) / 2``; 0 where nothing was written.
+        of m batches has ``(m - 1) / 2``; an empty one has 0.
         """
         if not self.written:
             return 0.0
         batch, held = self.written / self.updates, min(self.written, self.value.shape[0])
-        # Whole batches of age 0 to oldest - 1, and what is left of one of age oldest.
+        # Whole batches have ages 0 to oldest - 1; the rest of one has age `oldest`.
         oldest = math.floor(held / batch)
         total = batch * oldest * (oldest - 1) / 2 + (held - oldest * batch) * oldest
         return total / held
@@ -74,7 +74,7 @@ class FeatureQueue(State):
             self.value[rows] = keys[part]
 
     def _advance(self, count: int) -> list[tuple[slice, slice]]:
-        """Moves on by a batch; where its parts go, as (rows of the ring, rows of the batch)."""
+        """Moves the pointer by a batch; returns where its parts go, as (rows of ring, of batch)."""
         size = self.value.shape[0]
         skipped = max(count - size, 0)
         begin, kept = (self.pointer + skipped) % size, count - skipped
@@ -97,11 +97,11 @@ class Neighbours(NamedTuple):
     """Nearest neighbours of each query, most similar first, without gradient.
 
     Attributes:
-        embeddings: (N, k, D), a copy: the set may be written to before they are used.
+        embeddings: (N, k, D), a copy, because the set may be written to before they are used.
         index: (N, k) their rows in the set.
-        similarity: (N, k) dot products with the query; minus infinity where fewer than k rows
-            were allowed, and the neighbour is then any row.
-        labels: (N, k) their labels, -1 where there is none.
+        similarity: (N, k) dot products with the query; minus infinity if fewer than k rows were
+            allowed, and the neighbour is then any row.
+        labels: (N, k) their labels, -1 for none.
     """
 
     embeddings: Tensor
@@ -111,11 +111,11 @@ class Neighbours(NamedTuple):
 
 
 class SupportSet(FeatureQueue):
-    """Queue of unit embeddings that knows which image each one is of, and its label.
+    """Queue of unit embeddings that stores the image and the label of each.
 
     Attributes:
-        indices: (K,) sample indices, -1 where there is none.
-        labels: (K,) labels, -1 where there is none.
+        indices: (K,) sample indices, -1 for none.
+        labels: (K,) labels, -1 for none.
 
     Args:
         size: K, above 0.
@@ -147,8 +147,8 @@ class SupportSet(FeatureQueue):
         """Replaces the oldest rows.
 
         Args:
-            keys: (N, D) unit rows, the same on every rank, as are the others: gather them first.
-            indices: (N,) sample indices, at least 0; by default -1, of no known image.
+            keys: (N, D) unit rows, like the others the same on every rank: gather them first.
+            indices: (N,) sample indices, at least 0; by default -1, for an unknown image.
             labels: (N,) labels; by default -1.
 
         Raises:
@@ -166,9 +166,9 @@ class SupportSet(FeatureQueue):
 
     @torch.no_grad()
     def nearest(self, query: Tensor, k: int = 1, ids: Tensor | None = None) -> Neighbours:
-        """Finds the rows with the largest dot product with each query, random start included.
+        """Finds the rows with the largest dot product with each query, also random initial ones.
 
-        Look up before the queries' own embeddings are written: those would be found.
+        Call it before the queries' own embeddings are written, which it would otherwise find.
 
         Args:
             query: (N, D), unit rows for similarities in [-1, 1].
@@ -193,10 +193,10 @@ class SupportSet(FeatureQueue):
 
 
 class FeatureBank(State):
-    """Embeddings by sample index, for a clustering without a pass over the data set.
+    """Embeddings by sample index, so that clustering needs no pass over the data set.
 
     Attributes:
-        value: (n, D), zero where nothing was written.
+        value: (n, D), zero for rows not yet written.
         filled: (n,) whether a row was written.
 
     Args:
@@ -229,8 +229,8 @@ class FeatureBank(State):
         """Overwrites the rows of some samples.
 
         Args:
-            indices: (N,) distinct sample indices, the same on every rank: gather them first, or
-                the ranks' banks, of which a checkpoint keeps one, drift apart.
+            indices: (N,) distinct sample indices, the same on every rank: gather them first. A
+                checkpoint keeps one rank's bank, so all must be equal.
             features: (N, D).
         """
         self.value.index_copy_(0, indices, features.to(self.value.dtype))

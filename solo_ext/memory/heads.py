@@ -53,7 +53,7 @@ class ClassWeights(nn.Module):
     """Cosines of features with one learned direction per class.
 
     Attributes:
-        weight: (C, D), any scale; normalised when it is used.
+        weight: (C, D), any scale; :meth:`forward` normalises it.
 
     Args:
         num_classes: C, at least 1.
@@ -85,7 +85,7 @@ class ClassWeights(nn.Module):
             x: (N, D); normalised inside.
 
         Returns:
-            (N, C) cosines, which rounding may put slightly beyond 1, in fp32 under autocast too
+            (N, C) cosines, which rounding may put slightly beyond 1; in fp32 also under autocast
             (fp64 for fp64 features).
         """
         x, weight = full_precision(x, self.weight)
@@ -94,15 +94,15 @@ class ClassWeights(nn.Module):
 
     @torch.no_grad()
     def rematch_(self, match: Tensor, optimizer_state: Mapping[str, Any] | None = None) -> None:
-        """Gives every class the weights of the class it continues.
+        """Gives every class the weights of the old class that it continues.
 
-        Where clusters serve as classes, their numbers change with every clustering.
+        If clusters serve as classes, their numbers change with every clustering.
 
         Args:
-            match: (C,) integers, a permutation: for each new class the old one, as
+            match: (C,) integers, a permutation: the old class of each new one, as
                 ``solo_ext.clustering.agreement.match_clusters`` gives.
-            optimizer_state: what ``optimizer.state[weight]`` holds; its (C, D) tensors, running
-                means of the gradients, move along.
+            optimizer_state: ``optimizer.state[weight]``; its (C, D) tensors, running means of the
+                gradients, are permuted as well.
 
         Raises:
             ValueError: ``match`` is not a permutation of the classes.
@@ -161,7 +161,7 @@ class BilinearCritic(nn.Module):
             c: (K, D2), any scale.
 
         Returns:
-            (N, K), in fp32 under autocast too (fp64 for fp64 queries).
+            (N, K), in fp32 also under autocast (fp64 for fp64 queries).
         """
         z, c, weight = full_precision(z, c, self.weight)
         with full_precision_products(z.device):

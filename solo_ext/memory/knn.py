@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import rank_zero_warn
 
 Setting = tuple[int, float]
-"""One (k, temperature) pair."""
+"""A pair (k, temperature)."""
 
 _MAX_ELEMENTS = 2**24
 _SMALLEST_NORM = 1e-12
@@ -20,11 +20,11 @@ _DISTANCES = ("cosine", "euclidean")
 
 
 def cosines(queries: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
-    """Cosine similarities in fp32, under autocast too; rows of zeros have cosine 0.
+    """Cosine similarities in fp32, also under autocast; a row of zeros has cosine 0.
 
     Args:
         queries: (B, D), of any norm and floating dtype.
-        rows: (m, D), likewise; as large as memory, and not copied: half precision is cast by parts.
+        rows: (m, D), likewise; it may fill the memory, so half precision is cast part by part.
         scale: (m,) of :func:`inverse_norms` of ``rows``.
 
     Returns:
@@ -37,7 +37,7 @@ def cosines(queries: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
     """
     similarity = queries.new_empty(len(queries), len(rows), dtype=torch.float32)
     queries = F.normalize(queries.float(), dim=-1)
-    # In half precision a cosine is off by about 1e-3, which T = 0.01 would turn into 10 %.
+    # In half precision a cosine is off by about 1e-3, and a vote at T = 0.01 by 10 %.
     with torch.autocast(queries.device.type, enabled=False):
         for start, part in _parts(rows):
             torch.mm(queries, part.T, out=similarity[:, start : start + len(part)])
@@ -57,7 +57,7 @@ def inverse_norms(rows: Tensor) -> Tensor:
 
 
 def _parts(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """The rows in fp32, by parts where that takes a copy."""
+    """The rows in fp32, part by part if that needs a copy."""
     size = len(rows) if rows.dtype == torch.float32 else _MAX_ELEMENTS // rows.shape[-1]
     for start in range(0, len(rows), max(1, size)):
         yield start, rows[start : start + max(1, size)].float()
@@ -129,7 +129,7 @@ def class_scores(
             weight = values
             if epsilon is None:
                 weight = ((values - values[:, :1]) / temperature).exp()
-                # An underflown vote must stay distinguishable from no vote.
+                # A vote that underflows must stay distinguishable from no vote.
                 weight = weight.clamp_min(torch.finfo(weight.dtype).tiny)
             for k, size in sizes.items():
                 empty = weight.new_zeros(len(block), num_classes)
@@ -209,12 +209,12 @@ class OnlineKNN(Metric):
 
     Drop-in for solo-learn's ``WeightedKNNClassifier``, whose constructor torchmetrics 1.x rejects.
     Votes are those of :func:`class_scores`, by cosine or by Euclidean distance of the raw features.
-    Rows with target -1 are ignored. Unlike solo-learn's, cosine normalises the features itself, and
-    classes that only one side has are allowed.
+    Rows with target -1 are ignored. Unlike in solo-learn, cosine normalises the features itself,
+    and either side may have classes that the other lacks.
 
     Args:
         k: Number of neighbours, >= 1; clipped to the number of train rows.
-        T: Temperature of the cosine votes, > 0; ``None`` for the euclidean, which have none.
+        T: Temperature of the cosine votes, > 0; ``None`` for Euclidean votes, which have none.
         max_distance_matrix_size: Largest number of elements of a similarity block, >= 1.
         distance_fx: "cosine" or "euclidean".
         epsilon: Added to the distance; ignored by the cosine.
@@ -249,7 +249,7 @@ class OnlineKNN(Metric):
         epsilon: float = 1e-5,
         dist_sync_on_step: bool = False,
     ) -> None:
-        # compute() empties the states, so a cached result would outlive the features it came from.
+        # compute() empties the states: a cached result would outlive the features it came from.
         super().__init__(dist_sync_on_step=dist_sync_on_step, compute_with_cache=False)
         if distance_fx not in _DISTANCES:
             raise ValueError(f"distance_fx is {distance_fx!r}; choose one of {_DISTANCES}.")
@@ -264,7 +264,7 @@ class OnlineKNN(Metric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
-        """Stores the rows like ``update``; torchmetrics' own would compute on every batch."""
+        """Stores the rows like ``update``; torchmetrics' version would compute on every batch."""
         self.update(*args, **kwargs)
 
     def update(
@@ -318,7 +318,7 @@ class OnlineKNN(Metric):
 
     def reset(self) -> None:
         """Forgets all rows."""
-        # A synchronised state is one tensor, which the base class cannot clear like a list.
+        # After synchronisation a state is one tensor, which the base class cannot clear as a list.
         for name in self._defaults:
             setattr(self, name, [])
         super().reset()

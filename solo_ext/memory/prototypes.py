@@ -1,4 +1,4 @@
-"""Prototypes that learn, those that a clustering found, and how common each of them is."""
+"""Prototypes that learn, prototypes from a clustering, and how common each of them is."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from solo_ext.memory.state import State
 class Prototypes(nn.Module):
     """Learnable unit directions.
 
-    Rows are brought back to unit length in place after each optimiser step, as SwAV does, and not
-    by weight normalisation in the forward pass: the loss then reads the parameter itself, with
-    neither a copy of it nor a second gradient of its size, and a row's step is not divided by a
-    length that grows from step to step. Starts as random directions.
+    Rows are rescaled to unit length in place after each optimiser step, as in SwAV, and not by
+    weight normalisation in the forward pass. So the loss reads the parameter itself, without a copy
+    of it or a second gradient of its size, and a row's step is not divided by a length that grows
+    from step to step. Starts as random directions.
 
     Attributes:
         weight: (K, D).
@@ -54,15 +54,15 @@ class Prototypes(nn.Module):
         """Prototypes that start in given directions, a teacher's for example.
 
         Args:
-            rows: (K, D) of any length above 0; copied. Weight norm's ``weight_v`` serves as well
-                as the product: the length ``weight_g`` falls away.
+            rows: (K, D) of any length above 0; copied. Weight norm's ``weight_v`` gives the same
+                directions as its product with ``weight_g``.
 
         Raises:
-            ValueError: the shape is another.
+            ValueError: the shape is not (K, D).
         """
         if rows.ndim != 2:
             raise ValueError(f"rows must be (K, D), got {tuple(rows.shape)}")
-        # On the meta device no random start is drawn, which would move the generator.
+        # The meta device skips the random initialisation, which would advance the generator.
         with torch.device("meta"):
             made = cls(*rows.shape)
         made.weight = nn.Parameter(rows.detach().clone())
@@ -71,7 +71,7 @@ class Prototypes(nn.Module):
 
     @torch.no_grad()
     def normalize_(self) -> None:
-        """Brings the rows to unit length in place; to be called after each optimiser step."""
+        """Rescales the rows to unit length in place; call it after each optimiser step."""
         length = torch.linalg.vector_norm(self.weight, dim=1, keepdim=True)
         self.weight.div_(length.clamp(min=torch.finfo(length.dtype).tiny))
 
@@ -88,13 +88,13 @@ class Prototypes(nn.Module):
 
 
 class ClusterPrototypes(State):
-    """Result of the last E-step, at every granularity m.
+    """Result of the last E-step at every granularity m.
 
     Attributes:
         num_prototypes: K of each granularity.
         assignments: (M, n) cluster of every sample, by sample index.
         epoch: epoch of the last E-step, -1 before the first.
-        backend: name of the k-means backend that the run uses, empty before it starts.
+        backend: name of the k-means backend that the run uses; empty before it starts.
 
     Args:
         num_prototypes: K of each granularity, above 0.
@@ -122,19 +122,19 @@ class ClusterPrototypes(State):
 
     @property
     def names(self) -> list[str]:
-        """K of each granularity, numbered on where the same K comes again."""
+        """K of each granularity as text; a repeated K gets a number, such as ``2_2``."""
         sizes = self.num_prototypes
         seen = [sizes[:m].count(size) for m, size in enumerate(sizes)]
         return [f"{k}_{n + 1}" if n else str(k) for k, n in zip(sizes, seen, strict=True)]
 
     @property
     def means(self) -> list[Tensor]:
-        """Means of the clusters as k-means left them, (K, D) each; where the next one starts."""
+        """Means of the clusters from k-means, (K, D) each; the next E-step starts from them."""
         return self._all("means")
 
     @property
     def prototypes(self) -> list[Tensor]:
-        """The means, normalised, (K, D) each."""
+        """The normalised means, (K, D) each."""
         return self._all("prototypes")
 
     @property
@@ -150,7 +150,7 @@ class ClusterPrototypes(State):
         concentration: Sequence[Tensor],
         assignments: Tensor,
     ) -> None:
-        """Takes the result of an E-step; shapes as the attributes."""
+        """Stores the result of an E-step; shapes as in the attributes."""
         for name, values in (
             ("means", means),
             ("prototypes", prototypes),
@@ -173,9 +173,9 @@ class ClusterPrototypes(State):
 class PrototypePrior(State):
     """Running mean of the teacher's prototype probabilities, times K.
 
-    ``q <- m q + (1 - m) K mean_i p_i`` (Eq. 4). Starts flat. fp32 also under autocast and in
-    modules of lower precision. A step's loss reads the value that :meth:`peek` gives, which changes
-    nothing; after the optimiser's step it is taken over, by :meth:`commit_` or :meth:`update_`.
+    ``q <- m q + (1 - m) K mean_i p_i`` (Eq. 4). Starts flat; stays in fp32 also under autocast and
+    in modules of lower precision. A step's loss uses the value from :meth:`peek`, which changes
+    nothing; after the optimiser's step :meth:`commit_` or :meth:`update_` stores it.
 
     Attributes:
         value: (K,), sums to K.
@@ -216,13 +216,13 @@ class PrototypePrior(State):
         held = self.value
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if torch.finfo(self.value.dtype).bits < 32:
-            # Half precision would round small entries to zero.
+            # Keep fp32: half precision would round small entries to zero.
             self.value = held.to(self.value.device)
         return self
 
     @torch.no_grad()
     def peek(self, teacher_probs: Tensor) -> Tensor:
-        """The value once it contains this batch.
+        """The value with this batch included.
 
         Args:
             teacher_probs: (N, K) local samples, rows that sum to 1; the mean is over the samples
@@ -247,7 +247,7 @@ class PrototypePrior(State):
 
     @torch.no_grad()
     def commit_(self, value: Tensor) -> None:
-        """Takes a value over, of :meth:`peek` or of a step that computed it.
+        """Stores a value, from :meth:`peek` or from a step that computed it.
 
         Args:
             value: (K,) that sums to K, the same on every rank.
@@ -255,7 +255,7 @@ class PrototypePrior(State):
         self.value.copy_(value)
 
     def update_(self, teacher_probs: Tensor) -> None:
-        """:meth:`peek` and :meth:`commit_` in one."""
+        """Calls :meth:`peek` and :meth:`commit_`."""
         self.commit_(self.peek(teacher_probs))
 
 
@@ -268,8 +268,8 @@ def sinkhorn(
     ``Q = diag(u) exp(scores / epsilon) diag(v)`` (Eq. 5). Starting from u = 1, each
     iteration chooses v so that every prototype has mass N / K over the batch, and then u so that
     every sample has mass 1: rows sum to 1, columns nearly to N / K. The batch is that of all
-    ranks, which may hold different numbers of samples. Safe at any scores and epsilon; the
-    result is a constant.
+    ranks, which may hold different numbers of samples. Any scores and epsilon are safe. The result
+    has no gradient.
 
     Args:
         scores: (N, K) local samples by prototypes, higher is closer; fp64 is kept, all else is

@@ -1,4 +1,4 @@
-"""State of a method that is neither parameter nor DDP's to synchronise."""
+"""Buffers of a method that DDP must not synchronise, and their way through checkpoints."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 
 class Unsynchronised(nn.Module):
-    """Base of modules whose buffers DDP is to leave alone."""
+    """Base of modules whose buffers DDP does not synchronise."""
 
     frozen = False
-    """Whether the whole subtree is left alone, parameters too: it never changes."""
+    """Whether DDP ignores the subtree's parameters too, because they never change."""
 
 
 class State(Unsynchronised):
     """Base of queues, banks and prototypes: persistent buffers, written in place between steps.
 
-    Buffers whose size depends on the data set start empty and take the size of a checkpoint when
-    one is loaded. Whole numbers that a step reads live in Python, for a buffer on a GPU would
-    have to be waited for; :meth:`extra_state` and :meth:`load_extra_state` bring them into
+    Buffers whose size depends on the data set start empty and take the checkpoint's size when one
+    is loaded. Integers that a step reads are Python attributes, because reading a buffer on a GPU
+    would wait for the device; :meth:`extra_state` and :meth:`load_extra_state` bring them into
     checkpoints.
 
     Example:
@@ -46,10 +46,10 @@ class State(Unsynchronised):
         return []
 
     def load_extra_state(self, numbers: list[int]) -> None:
-        """Takes what :meth:`extra_state` gave."""
+        """Restores what :meth:`extra_state` returned."""
 
     def get_extra_state(self) -> Tensor:
-        # A tensor, because tools that read checkpoints expect nothing else in a state dict.
+        # A tensor, because tools that read checkpoints expect only tensors in a state dict.
         return torch.tensor(self.extra_state(), dtype=torch.long)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -67,8 +67,8 @@ class State(Unsynchronised):
 def keep_out_of_broadcast(root: nn.Module) -> None:
     """Keeps the buffers of every :class:`State` in ``root`` out of DDP's buffer broadcast.
 
-    It would send whole tables from rank 0 at every forward pass. Frozen subtrees are left out
-    whole, also of the broadcast of parameters at the start.
+    The broadcast would send whole tables from rank 0 at every forward pass. Frozen subtrees are
+    left out entirely, also of the broadcast of parameters at the start.
 
     Args:
         root: the module that DDP will wrap.
@@ -89,13 +89,13 @@ def keep_out_of_broadcast(root: nn.Module) -> None:
             *(module.named_parameters() if module.frozen else ()),
         )
     }
-    # The attribute that DistributedDataParallel looks for on the module it wraps.
+    # DistributedDataParallel looks for this attribute on the module it wraps.
     root._ddp_params_and_buffers_to_ignore = sorted(names)  # type: ignore[assignment]
 
 
 @contextmanager
 def eval_mode(*roots: nn.Module) -> Iterator[None]:
-    """Puts modules into eval mode inside the block and restores every submodule's own mode.
+    """Puts modules into eval mode inside the block, then restores the mode of every submodule.
 
     Example:
         >>> network = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(4).eval())
@@ -105,7 +105,7 @@ def eval_mode(*roots: nn.Module) -> Iterator[None]:
         >>> network[0].training, network[1].training
         (True, False)
     """
-    # Not module.train(mode): it would thaw submodules that were frozen in eval mode.
+    # Not module.train(mode) at the end: it would also switch submodules kept in eval mode.
     modes = [(module, module.training) for root in roots for module in root.modules()]
     for root in roots:
         root.eval()

@@ -1,4 +1,4 @@
-"""A teacher of distillation: the frozen network, its normalisation, the cache of its outputs."""
+"""The teacher of a distillation: the frozen network, its normalisation, a cache of its outputs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _WEIGHTS = ("backbone", "head")
 class Teacher(State):
     """Backbone and head in eval mode, without gradient, outside DDP and, by default, checkpoints.
 
-    Checkpoints always hold the digest, and one of another teacher is refused; whether they hold
-    the weights or not, they load strictly.
+    Checkpoints always hold the digest and are refused if it is another teacher's. They load
+    strictly, whether they hold the weights or not.
 
     Args:
         backbone: (N, 3, H, W) -> (N, F), with its weights.
-        head: (N, F) -> (N, D), or none.
+        head: (N, F) -> (N, D); ``None`` keeps the features.
         digest: of the weights' file.
         dtype: of the forward pass, by autocast: fp32, bf16 or fp16.
         in_checkpoint: whether checkpoints hold the weights.
-        prototypes: (K, D) unit rows that came with it; never in checkpoints.
+        prototypes: (K, D) unit rows from the teacher's file; never in checkpoints.
 
     Example:
         >>> backbone = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -58,7 +58,7 @@ class Teacher(State):
         self.digest, self.dtype, self.in_checkpoint = digest, dtype, in_checkpoint
         self.requires_grad_(False)
         self.train(False)
-        # A function of the module and not a method, so that copies and spawned processes work.
+        # The hook is a function and not a method, so that copies and spawned processes work.
         self.register_state_dict_post_hook(_leave_out)  # type: ignore[no-untyped-call]
 
     def train(self, mode: bool = True) -> Teacher:
@@ -66,23 +66,23 @@ class Teacher(State):
         return super().train(False)
 
     def forward(self, X: Tensor) -> Tensor:
-        """Computes embeddings, as constants that autograd may keep.
+        """Computes embeddings without gradient, as tensors that autograd may save.
 
         Args:
             X: (N, 3, H, W).
 
         Returns:
-            (N, D) of the head, not L2-normalised, in fp32; the features without a head.
+            (N, D) from the head, not normalised, in fp32; the features if there is no head.
         """
         with torch.inference_mode(), self._precision(X.device):
             z = self.backbone(X)
             if self.head is not None:
                 z = self.head(z)
-        # Autograd refuses to save an inference tensor; a copy made out here is none.
+        # Autograd refuses to save inference tensors; a copy made outside the block is not one.
         return z.to(torch.float32, copy=True)  # type: ignore[no-any-return]
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
-        # Devices without autocast, meta among them, refuse even to have it switched off.
+        # Devices without autocast, such as meta, refuse even to have it switched off.
         if not torch.amp.is_autocast_available(device.type):
             return contextlib.nullcontext()
         if self.dtype == torch.float32:
@@ -103,8 +103,8 @@ class Teacher(State):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         starts = tuple(f"{prefix}{name}." for name in _WEIGHTS)
         if not any(key.startswith(starts) for key in state_dict):
-            # The children load next and would miss their keys. The digest says that the weights
-            # already here are the right ones.
+            # The children load next and would miss their keys: give them their own weights, which
+            # the digest has shown to be the right ones.
             state_dict.update(
                 {
                     f"{prefix}{name}.{key}": value
@@ -116,7 +116,7 @@ class Teacher(State):
 
 
 def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Takes the weights out of a state dict that is not to hold them."""
+    """Removes the weights from a state dict that should not hold them."""
     assert isinstance(module, Teacher)
     if not module.in_checkpoint:
         starts = tuple(f"{prefix}{name}." for name in _WEIGHTS)
@@ -125,13 +125,13 @@ def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) ->
 
 
 class Renormalize(nn.Module):
-    """Images normalised by one mean and deviation, as if normalised by another.
+    """Converts images normalised by one mean and deviation to another normalisation.
 
     ``(x std + mean - target_mean) / target_std``; the identity where they are the same.
 
     Args:
-        mean: per channel, that the images were normalised by.
-        std: per channel, above 0.
+        mean: per channel, as the images were normalised.
+        std: per channel, above 0, as the images were normalised.
         target_mean: per channel.
         target_std: per channel, above 0.
 
@@ -172,7 +172,7 @@ class Renormalize(nn.Module):
 class TeacherCache(Unsynchronised):
     """A teacher's outputs by sample index, for views that are the same in every epoch.
 
-    Not in checkpoints, for the teacher can fill it again.
+    Checkpoints do not hold it: the teacher can fill it again.
 
     Attributes:
         value: (n, D) in fp32.
@@ -204,15 +204,15 @@ class TeacherCache(Unsynchronised):
 
     @property
     def complete(self) -> bool:
-        """Whether every row was written; waits for the device, so ask between epochs."""
+        """Whether every row was written; it waits for the device, so ask between epochs."""
         return len(self.filled) > 0 and bool(self.filled.all())
 
     @torch.no_grad()
     def update_(self, indices: Tensor, z: Tensor) -> None:
-        """Writes the rows of this batch, those of every process.
+        """Writes the rows of this batch, from all processes.
 
         Args:
-            indices: (N,) sample indices, as many on every process.
+            indices: (N,) sample indices, equally many on every process.
             z: (N, D).
         """
         indices, z = gather(indices), gather(z.detach().to(self.value.dtype))

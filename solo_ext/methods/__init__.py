@@ -1,13 +1,13 @@
 """Methods: modules that assemble losses, heads and state behind solo-learn's interface.
 
-One paper, one file, named as configs name the method: its settings, the module, and a
-``training_step`` in the order of the paper's algorithm; :mod:`~solo_ext.methods.pcl` is a good one
-to begin with. What several share is beside them: :mod:`~solo_ext.methods.registry`, the table, what
-methods declare, and defaults that follow the number of images;
-:mod:`~solo_ext.methods.projected`, the host's base classes with a projector;
-:mod:`~solo_ext.methods.contrastive` and :mod:`~solo_ext.methods.distillation`, what their families
-have in common; :mod:`~solo_ext.methods.e_step`, clusterings of the training set between epochs. A
-method's module is imported when the method is registered or asked for.
+One paper is one file, named as configs name the method. It holds the method's settings, the module,
+and a ``training_step`` in the order of the paper's algorithm; start with
+:mod:`~solo_ext.methods.pcl`. Shared code stands beside them: :mod:`~solo_ext.methods.registry` is
+the table of methods, with what they require of a config and defaults that follow the number of
+images; :mod:`~solo_ext.methods.projected` adds a projector to the host's base classes;
+:mod:`~solo_ext.methods.contrastive` and :mod:`~solo_ext.methods.distillation` are the two families'
+common steps; :mod:`~solo_ext.methods.e_step` clusters the training set between epochs. A method's
+module is imported when the method is registered or asked for.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _MODULES = {
     "ProtoSEED": "protoseed",
     "SEED": "seed",
 }
-"""Classes by the modules that hold them, which are named as configs name the method."""
+"""The module that holds each class; modules are named as configs name the method."""
 
 
 def load_all() -> dict[str, BaseException]:
     """Imports every method, which registers it.
 
     Returns:
-        The error of each that the installed solo-learn cannot carry, by the method's name.
+        The error of each method that the installed solo-learn cannot run, by the method's name.
     """
     failed: dict[str, BaseException] = {}
     for name in _MODULES.values():

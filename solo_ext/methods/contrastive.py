@@ -1,4 +1,4 @@
-"""Contrastive learning: positives, negatives, the estimate of their mass and mixing by config.
+"""Contrastive learning: positives, negatives, their weighting and mixing are set by config.
 
 ``L = mean -log(exp(s_p) / (exp(s_p) + M))``, s the cosine over the temperature T, over anchors and
 their positives p. One step, and where it stands::
@@ -64,7 +64,7 @@ from solo_ext.methods.registry import (
 
 @dataclass(frozen=True)
 class Preset:
-    """A contrastive method by name, which is nothing but its defaults.
+    """A contrastive method by name; it differs from the others in its defaults only.
 
     Called with solo-learn main's config it gives the module: :class:`Contrastive`, or with
     ``negatives: queue`` :class:`QueueContrastive`. There are two because solo-learn's base class of
@@ -87,7 +87,7 @@ class Preset:
     def load_from_checkpoint(
         self, path: str | Path, *, cfg: DictConfig, **given: Any
     ) -> Contrastive:
-        """As Lightning's method of a class, which solo-learn's scripts call.
+        """Stands in for Lightning's classmethod of this name, which solo-learn's scripts call.
 
         Args:
             path: of the checkpoint.
@@ -122,9 +122,10 @@ class Contrastive(ProjectedMethod):
     Every crop is an anchor; negatives are all crops of the other images, of all processes.
 
     Logs ``train_<method>_loss``, and as far as they apply ``train_clamped_fraction`` (share of
-    anchors on the floor, whose negatives get no gradient), ``train_hardness`` (cosine at
-    which all negatives would weigh what they are estimated to), ``train_mined_similarity`` and
-    ``train_mixed_similarity`` (cosines of mined negatives and of mixtures), ``train_nn_acc``
+    anchors whose estimate of the negatives is clamped, so that these get no gradient),
+    ``train_hardness`` (cosine that all negatives would share to weigh what they are estimated to),
+    ``train_mined_similarity`` and ``train_mixed_similarity`` (cosines of mined negatives and of
+    mixtures), ``train_nn_acc``
     (neighbours of the image's label, where both have one), ``train_nn_similarity``,
     ``train_nn_own`` (neighbours that are the image itself, where the data tell their images apart),
     ``train_queue_filled`` and ``train_queue_age`` (share of rows ever written, mean age of these in
@@ -132,7 +133,7 @@ class Contrastive(ProjectedMethod):
 
     Args:
         cfg: checked and filled in by :class:`Preset`.
-        kwargs_type: whose defaults are nobody's choice, when idle settings are reported.
+        kwargs_type: class of its settings; a setting at its default is never reported as idle.
     """
 
     def __init__(self, cfg: DictConfig, kwargs_type: type[ContrastiveKwargs]) -> None:
@@ -251,7 +252,7 @@ class Contrastive(ProjectedMethod):
             return None, {}
         ids = self.prototypes.assignments[:, indices]
         pairs = zip(self.prototypes.prototypes, ids, strict=True)
-        # One prototype of each granularity.
+        # Each image has one prototype per granularity.
         return [torch.stack([c[own] for c, own in pairs], dim=1)] * len(keys), {}
 
     def _neighbours(
@@ -262,7 +263,7 @@ class Contrastive(ProjectedMethod):
         images = indices.repeat(len(keys))
         excluded = images if settings.exclude_own else None
         found = support_set.nearest(torch.cat(list(keys)), settings.top_k, excluded)
-        # With too few rows that are allowed the rest have a similarity of minus infinity.
+        # Where fewer than `top_k` rows are allowed, the missing ones have similarity -inf.
         there = found.similarity.isfinite()
         similarity = torch.where(there, found.similarity, 0.0).sum() / there.sum().clamp(min=1)
         metrics = {"train_nn_similarity": similarity} | queue_metrics("support", support_set)
@@ -290,7 +291,7 @@ class Contrastive(ProjectedMethod):
             return self._neighbours_against_batch(queries, positives)
         mixes = self._mixing.active(self.current_epoch)
         if positives is None and len(queries) == 2 and not mixes:
-            # Equal to what follows, in fewer operations.
+            # The same loss in fewer operations than the general case below.
             return [two_view_terms(queries[0], queries[1], self.kwargs.temperature, self.estimator)]
         batch = batch_of_views(queries)
         if positives is not None:
@@ -302,7 +303,7 @@ class Contrastive(ProjectedMethod):
     ) -> list[ContrastiveTerms]:
         """Neighbours of each large crop with the predictions of every other crop (NNCLR, Eq. 3)."""
         unit = [F.normalize(q.float(), dim=1) for q in queries]
-        # Gathered once each, for they meet again in every direction.
+        # Gather once: every direction needs them again.
         all_queries = [distributed.gather_with_gradient(q) for q in unit]
         all_near = [distributed.gather(near) for near in neighbours]
         terms = []
@@ -342,7 +343,7 @@ class Contrastive(ProjectedMethod):
         )
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
-        """Moves the momentum networks, then writes the step's keys into all tables."""
+        """Updates the momentum networks, then writes the step's keys into queues and bank."""
         super().on_train_batch_end(outputs, batch, batch_idx)
         if self._written is None:
             return
@@ -365,20 +366,20 @@ class Contrastive(ProjectedMethod):
 
     def embed(self, X: Tensor) -> Tensor:
         """Embeddings (N, D) that are clustered."""
-        # Not this class's own forward pass, whose predictor would take statistics of the images.
+        # Skip this class's forward pass: its predictor would update batch-norm statistics.
         return super().forward(X)["z"]  # type: ignore[no-any-return]
 
     def on_train_start(self) -> None:
         """Sizes the state by the training set."""
         super().on_train_start()
-        # Random until they are filled, and left out of what DDP brings into line.
+        # These buffers start as random rows, and DDP is told not to synchronise them.
         distributed.broadcast_buffers(*self.queues, *filter(None, [self.support_set]))
         if self.e_step is not None:
             self.e_step.start(self)
         if self.trainer.is_global_zero:
             from solo_ext.data.indexed import training_set
 
-            # A data set of one's own that nothing needs to know more of may be of any kind.
+            # Counting may fail for a custom data set, so count only if a support set needs it.
             known = self.support_set is not None
             size = len(training_set(self.trainer, self.cfg)) if known else None
             report_settings(self.cfg, type(self.kwargs), size)

@@ -1,4 +1,4 @@
-"""Settings of the contrastive methods: what they are, need of each other, and leave idle."""
+"""Settings of the contrastive methods, how they depend on each other, and which are idle."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from solo_ext.methods.registry import (
 )
 
 CLUSTERS = "method_kwargs.clusters"
-"""Where the settings of the E-step stand in the config."""
+"""Config key of the E-step's settings."""
 
 
 @method_kwargs
@@ -73,7 +73,7 @@ class ContrastiveKwargs:
         proj_output_dim: D of the embeddings.
         proj_layers: linear layers of the projector.
         proj_batch_norm: batch norm after its hidden layers.
-        proj_last_batch_norm: and after its last.
+        proj_last_batch_norm: batch norm after its last layer.
         pred_hidden_dim: width of the hidden layer of a predictor on the side of the queries; 0 is
             none.
         temperature: above 0.
@@ -115,14 +115,14 @@ class ContrastiveKwargs:
 
 
 def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-    """Gives tables that are needed and have no size one that suits the training set.
+    """Sets the sizes of queue and support set that are needed and null, by the training set.
 
     Args:
-        cfg: the config, ``method_kwargs`` filled in.
-        images: training images; by default they are counted if need be.
+        cfg: the config, its ``method_kwargs`` filled in.
+        images: number of training images; counted by default where a size depends on it.
 
     Raises:
-        ConfigError: a queue size where nothing is queued, or two sizes of the support set.
+        ConfigError: ``queue_size`` without a queue, or two different sizes of the support set.
     """
     kwargs = cfg.method_kwargs
     _take_queue_size(kwargs)
@@ -136,7 +136,7 @@ def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
 
 
 def _take_queue_size(kwargs: Any) -> None:
-    """Takes it for the support set's, which is what solo-learn's ``nnclr`` means by it."""
+    """Without a queue, takes ``queue_size`` for the support set's, as solo-learn's ``nnclr``."""
     size, support = kwargs.queue_size, kwargs.support_set
     if size is None or kwargs.negatives == "queue":
         return
@@ -217,12 +217,12 @@ def check_size(cfg: DictConfig, num_samples: int) -> None:
 def report_settings(
     cfg: DictConfig, kwargs_type: type[ContrastiveKwargs], num_samples: int | None
 ) -> None:
-    """Says, when training starts, what will not do what a user may think.
+    """Reports settings at the start of training that do nothing or may surprise.
 
     Args:
         cfg: the config.
         kwargs_type: the dataclass of its ``method_kwargs``.
-        num_samples: of the training set, where a support set is to be compared with it.
+        num_samples: of the training set, needed where a support set is compared with it.
     """
     kwargs, support = cfg.method_kwargs, cfg.method_kwargs.support_set
     positives, negatives = kwargs.positives, kwargs.negatives
@@ -245,7 +245,7 @@ def report_settings(
         kwargs.proj_output_dim,
         watch="train_clamped_fraction",
     )
-    # Neighbours meet the predictions of one crop at a time.
+    # Neighbours are compared with the predictions of one crop at a time.
     report_mixing(cfg, all_crops=positives != "nearest_neighbor")
     if positives != "nearest_neighbor" or not num_samples or support.exclude_own:
         return

@@ -1,4 +1,4 @@
-"""What SEED and ProtoSEED have besides their losses: a frozen teacher and the student's head."""
+"""What SEED and ProtoSEED share: a frozen teacher, and the student's head."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ class TeacherKwargs:
     """``method_kwargs.teacher``: the frozen network whose embeddings are learned.
 
     Attributes:
-        layout: whose file it is: ``run`` of solo-learn or solo_ext (a run directory or one of its
-            checkpoints), the official files of ``moco_v2``, ``swav`` and ``dino``, a model of
-            ``timm`` or ``torchvision``.
-        path: the file or run directory; for timm and torchvision null means that they fetch the
+        layout: format of the teacher's weights: ``run`` of solo-learn or solo_ext (a run directory
+            or one of its checkpoints), the official files of ``moco_v2``, ``swav`` and ``dino``, a
+            model of ``timm`` or ``torchvision``.
+        path: the file or run directory; with timm and torchvision null makes them fetch the
             weights.
         model: the architecture, where the file does not say it; for timm and torchvision with the
             tag of its weights, such as ``resnet50.a1_in1k`` and ``resnet50:IMAGENET1K_V2``.
         model_kwargs: arguments of its constructor.
-        networks: of a run with momentum networks, the ``online`` or the ``momentum`` ones.
+        networks: which networks of a run that has both: the ``online`` or the ``momentum`` ones.
         dtype: of the teacher's forward pass, by autocast.
-        in_checkpoint: keep the teacher's weights in the student's checkpoints, not its digest
-            alone; to resume the file is needed all the same.
-        cache: keep the teacher's embeddings by sample index, for augmentations without chance.
+        in_checkpoint: keep the teacher's weights in the student's checkpoints, and not only their
+            digest; resuming needs the teacher's file either way.
+        cache: keep the teacher's embeddings by sample index; needs augmentations without
+            randomness.
     """
 
     layout: Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"] = "run"
@@ -66,9 +67,9 @@ class DistillationKwargs:
     Attributes:
         teacher: as :class:`TeacherKwargs`.
         head: of the student: ``teacher``: layers like those of the teacher's head; ``mlp``: linear
-            layers with ReLU between them. Either ends in the size of the teacher's embeddings.
-        head_batch_norm: whether its hidden layers are normalised; null: as the teacher's are, and
-            always where the teacher is a vision transformer; without a head to go by, not.
+            layers with ReLU between them. Both end in the size of the teacher's embeddings.
+        head_batch_norm: whether its hidden layers are normalised; null: as in the teacher's head,
+            always where the teacher is a vision transformer, and never for ``mlp``.
         proj_hidden_dim: width of the hidden layers of an ``mlp``; null: that of the features.
         proj_layers: linear layers of an ``mlp``.
     """
@@ -81,10 +82,10 @@ class DistillationKwargs:
 
 
 class Distillation(ProjectedMethod):
-    """A student that sees the same crops as a frozen teacher; subclasses give the loss.
+    """A student that sees the same crops as a frozen teacher; subclasses define the loss.
 
-    Where the crops are normalised otherwise than the teacher's images were, the teacher's copy is
-    normalised anew. Subclasses end their ``__init__`` with ``keep_out_of_broadcast(self)``.
+    If crops are not normalised as the teacher's training images were, they are normalised anew for
+    the teacher. Subclasses end their ``__init__`` with ``keep_out_of_broadcast(self)``.
 
     Logs ``train_<method>_loss`` and what the loss adds to it, and once per epoch
     ``train_effective_rank`` and ``train_teacher_effective_rank`` of the embeddings of the last
@@ -95,8 +96,8 @@ class Distillation(ProjectedMethod):
 
     Raises:
         UserError: a teacher that cannot be read or is not what the config says.
-        ConfigError: a crop size that the teacher does not take, no head to go by, or no prototypes
-            where they are to be kept.
+        ConfigError: a crop size that the teacher does not take, a head like the teacher's where it
+            has none, or prototypes to be kept where it has none.
     """
 
     kwargs_type: type[DistillationKwargs] = DistillationKwargs
@@ -105,7 +106,7 @@ class Distillation(ProjectedMethod):
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
-        # Here and not above: what reads teachers is not needed to register a method.
+        # Imported here: registering a method does not need the code that reads teachers.
         from solo_ext.data.transforms import statistics
         from solo_ext.memory.teacher import Renormalize, Teacher, TeacherCache
         from solo_ext.pretrained.teachers import load_teacher
@@ -149,16 +150,16 @@ class Distillation(ProjectedMethod):
 
     @property
     def num_targets(self) -> int:
-        """Crops that the teacher sees, the first of a batch."""
+        """Number of crops that the teacher sees, counted from the first."""
         return int(self.num_large_crops)
 
     @property
     def keep_prototypes(self) -> bool:
-        """Whether the teacher keeps the prototypes that came with it, which it then must have."""
+        """Whether to keep the prototypes in the teacher's file, which must then have some."""
         return False
 
     def on_train_start(self) -> None:
-        """Sizes the cache by the training set, and says which teacher this is."""
+        """Sizes the cache by the training set, and logs which teacher is used."""
         super().on_train_start()
         dtype = self.kwargs.teacher.dtype
         if dtype == "float16" and self.device.type == "cpu":
@@ -176,7 +177,7 @@ class Distillation(ProjectedMethod):
             self.cache.resize_(len(training_set(self.trainer, self.cfg)))
 
     def on_train_epoch_start(self) -> None:
-        """Asks once per epoch whether the cache holds every image."""
+        """Checks once per epoch whether the cache holds every image."""
         super().on_train_epoch_start()
         self._cached = self.cache is not None and self.cache.complete
 
@@ -202,7 +203,7 @@ class Distillation(ProjectedMethod):
     def log_step(
         self, loss: Tensor, metrics: dict[str, Tensor], student: Tensor, teacher: Tensor
     ) -> None:
-        """Logs the loss and its metrics, and keeps the embeddings (N, D) for the epoch's end."""
+        """Logs the loss and its metrics; keeps the embeddings (N, D) for the end of the epoch."""
         self._last = student.detach(), teacher
         metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
@@ -230,7 +231,7 @@ def student_head(kwargs: DistillationKwargs, features_dim: int, loaded: LoadedTe
         loaded: the teacher.
 
     Raises:
-        ConfigError: it is to be like the teacher's, which has none.
+        ConfigError: ``head: teacher`` where the teacher has no head.
     """
     from solo_ext.pretrained.heads import build_head
 
@@ -278,7 +279,7 @@ def _source(settings: TeacherKwargs) -> TeacherSource:
 
 
 def _check_teacher(cfg: DictConfig, teacher: TeacherKwargs) -> None:
-    """Refuses a teacher, a number of crops or a cache that cannot be, before anything is loaded."""
+    """Refuses a source, crops or a cache that cannot work, before anything is loaded."""
     from solo_ext.data.transforms import first_random_setting
     from solo_ext.pretrained.teachers import check_source
 
@@ -292,7 +293,7 @@ def _check_teacher(cfg: DictConfig, teacher: TeacherKwargs) -> None:
     check_source(_source(teacher))
     if teacher.cache:
         augmentations: Any = OmegaConf.to_container(cfg.augmentations, resolve=True)
-        # solo-learn's own script mixes nothing, and has no such key.
+        # solo-learn's own script does not mix images and has no such key.
         random = first_random_setting(augmentations, cfg.data.get("mix"))
         if random is not None:
             raise ConfigError(
@@ -305,10 +306,10 @@ def _check_teacher(cfg: DictConfig, teacher: TeacherKwargs) -> None:
 
 
 def _refuse_sizes(sizes: set[int], loaded: LoadedTeacher) -> None:
-    """Shows the teacher an image of every size that it will see."""
+    """Runs the teacher once on an image of every size that it will see."""
     for size in sizes:
         try:
-            # The backbone itself, for the Teacher may compute in fp16, which CPUs are slow at.
+            # Bypass the Teacher wrapper, which may compute in fp16: that is slow on a CPU.
             with torch.no_grad():
                 loaded.backbone(torch.zeros(1, 3, size, size))
         except (RuntimeError, AssertionError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""The E-step of a method in training: embeddings of the training set to prototypes.
+"""The E-step of a method in training: clusters the training set's embeddings into prototypes.
 
-:class:`EStep` is what a method owns: when it is due, the pass that embeds all images, k-means
-(:func:`solo_ext.clustering.e_step`), and what is logged. :class:`EStepKwargs` are its settings.
+A method owns an :class:`EStep`: it decides when an E-step is due, embeds all images, runs k-means
+(:func:`solo_ext.clustering.e_step`) and says what to log. :class:`EStepKwargs` are its settings.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from solo_ext.clustering import Features, Granularity
 
 PUBLISHED_CLUSTERS = 25000, 50000, 100000
-"""Of PCL for ImageNet."""
+"""Numbers of clusters in PCL's ImageNet runs."""
 _BATCHES_AT_ONCE = 4
-# Batches of the pass between barriers, each of which waits for the device.
+# Batches between two barriers of the pass; each barrier waits for the device.
 _BARRIER_EVERY = 16
 
 
@@ -46,10 +46,10 @@ class KMeansKwargs:
     """How the prototypes are found.
 
     Attributes:
-        backend: ``auto`` takes the fastest that is there; a resumed run keeps it.
+        backend: ``auto`` takes the fastest that is installed; a resumed run keeps its backend.
         iterations: Lloyd iterations of the first E-step.
-        warm_iterations: of the later ones, which start at the means of the one before.
-        restarts: cold starts of the first E-step, of which the best is kept.
+        warm_iterations: Lloyd iterations of later ones, which start from the previous means.
+        restarts: cold starts of the first E-step; the best is kept.
     """
 
     backend: Literal["auto", "torch", "faiss", "flash"] = "auto"
@@ -66,12 +66,12 @@ class EStepKwargs:
         num_prototypes: K of each granularity; null: in the paper's proportion to the images.
         warmup_epochs: epochs without prototypes.
         alpha: smooths the concentrations of small clusters.
-        e_step: ``exact`` embeds the training set anew, ``bank`` takes the embeddings of training.
+        e_step: ``exact`` embeds the training set anew, ``bank`` reuses the embeddings of training.
         e_step_every: epochs between E-steps.
-        e_step_sample: images that k-means finds the prototypes among, drawn anew in every epoch;
-            all images are then assigned to them. Null takes all.
-        e_step_features: where the embeddings of ``exact`` are during the E-step: ``memory`` (of
-            the device), or ``disk``, in a file of which a part at a time is in memory.
+        e_step_sample: number of images that k-means runs on, drawn anew in every epoch; all images
+            are then assigned to the prototypes it finds. Null takes all.
+        e_step_features: where ``exact`` keeps the embeddings during the E-step: ``memory`` (of the
+            device), or ``disk``: a file, of which one part at a time is read into memory.
         e_step_dir: folder of that file; null is the run directory.
         kmeans: as :class:`KMeansKwargs`.
     """
@@ -92,10 +92,10 @@ def check_e_step(settings: Any, key: str) -> None:
 
     Args:
         settings: :class:`EStepKwargs`, or the section of the config.
-        key: where they stand in the config.
+        key: where they stand in the config, for messages.
 
     Raises:
-        ConfigError: naming the first.
+        ConfigError: naming the first such setting.
     """
     finest = max(settings.num_prototypes)
     if settings.e_step_sample is not None and settings.e_step_sample < finest:
@@ -138,7 +138,7 @@ def check_prototypes(settings: Any, key: str, num_samples: int) -> None:
 
 
 def warn_of_late_start(cfg: DictConfig, settings: Any, key: str) -> None:
-    """Says so where the run ends before the first E-step."""
+    """Warns if the run ends before the first E-step."""
     if settings.warmup_epochs >= cfg.max_epochs:
         logger.warning(
             f"{key}.warmup_epochs={settings.warmup_epochs} of max_epochs={cfg.max_epochs}: "
@@ -153,7 +153,7 @@ class Clustered(Protocol):
 
     @property
     def embedder(self) -> list[nn.Module]:
-        """The networks behind :meth:`embed`."""
+        """The networks that :meth:`embed` uses."""
         ...
 
     def embed(self, X: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class EStep:
     """Clusters a method's embeddings of the training set before an epoch (PCL, Algorithm 1).
 
     Args:
-        settings: when and how.
+        settings: when to cluster, and how.
         key: where they stand in the config, for messages.
         prototypes: where the result goes; a module of the method, so that checkpoints hold it.
         bank: the embeddings of training, with ``e_step: bank``; a module of the method, too.
@@ -203,7 +203,7 @@ class EStep:
         from solo_ext.data.indexed import training_set
 
         size = len(training_set(method.trainer, method.cfg))
-        # solo-learn's own script starts the run without our checks before it.
+        # solo-learn's own script skips our checks of the data before the run.
         check_prototypes(self.settings, self.key, size)
         for held in (self.prototypes.assignments.T, () if self.bank is None else self.bank.value):
             if len(held) not in (0, size):
@@ -215,18 +215,18 @@ class EStep:
             self.bank.resize_(size)
         self.prototypes.backend = self.kept_backend(method.device)
         if self.settings.e_step_features == "disk":
-            # Nodes share the run directory, but each has its own share of a folder of its own.
+            # Nodes share the run directory; a folder the user names is assumed local to each.
             nodes = method.trainer.num_nodes if self.settings.e_step_dir else 1
             self.check_room(self._folder(method), 4 * self._dim * -(-size // nodes))
 
     def kept_backend(self, device: torch.device) -> str:
-        """The k-means backend that the config names, else the one the run began with.
+        """The k-means backend that the config names, else the one that the run started with.
 
         Args:
             device: where the features are.
 
         Raises:
-            ConfigError: the config names one that is not there.
+            ConfigError: the config names one that is not installed.
         """
         named, kept = self.settings.kmeans.backend, self.prototypes.backend
         if named != "auto" or not kept:
@@ -241,14 +241,14 @@ class EStep:
             return taken
 
     def check_room(self, folder: Path, num_bytes: int) -> None:
-        """Refuses a folder that cannot take the embeddings, before the epochs that lead to them.
+        """Checks at the start that a folder can take the embeddings, and not epochs later.
 
         Args:
             folder: where the embeddings will be.
-            num_bytes: that those of this machine take.
+            num_bytes: size of this machine's embeddings.
 
         Raises:
-            ConfigError: with the folder.
+            ConfigError: it cannot; the message names the folder.
         """
         named, remedy = f"{self.key}.e_step_dir", "name a folder on a disk of this machine"
         value, where = self.settings.e_step_dir, f"{str(folder)!r} on {platform.node()}"
@@ -277,15 +277,15 @@ class EStep:
     def run(self, method: Clustered) -> dict[str, float]:
         """Embeds, clusters, and puts the result into the prototypes.
 
-        Every rank embeds, or takes from the bank, every world-size-th sample; k-means shares them
-        out likewise. An error on one rank ends all of them.
+        Every rank embeds (or takes from the bank) every world-size-th sample, and k-means works on
+        the same shares. An error on one rank ends all of them.
 
         Returns:
             What to log: per granularity objective, concentration, empty and singleton clusters,
             and normalised mutual information with the labels where there are labels; seconds.
 
         Raises:
-            UserError: there is no room for the embeddings on the disk.
+            UserError: the disk has no room for the embeddings.
             RankError: another rank failed.
         """
         from solo_ext.clustering import e_step
@@ -336,7 +336,7 @@ class EStep:
     def _features(self, method: Clustered, dataset: Any, ids: Tensor) -> Iterator[Features]:
         """(n_local, D) unit features of the samples ``ids``."""
         rank_barrier(method.device)
-        # DDP brings buffers into line at its own forward pass only, which this one is not.
+        # DDP synchronises buffers in its own forward pass only, which this pass does not use.
         distributed.broadcast_buffers(*method.embedder)
         if self.bank is not None:
             yield self._banked(method, self.bank, dataset, ids)
@@ -348,11 +348,11 @@ class EStep:
     def _banked(self, method: Clustered, bank: FeatureBank, dataset: Any, ids: Tensor) -> Tensor:
         own = ids.to(bank.value.device)
         if bank.filled.all():
-            # One process owns all rows in order, and need not copy them.
+            # A single process owns all rows in order: no copy is needed.
             return (bank.value if distributed.world_size() == 1 else bank.value[own]).float()
         features = bank.value[own].float()
-        # Samples that training has not met: all before its first epoch, the remainder of a batch
-        # later.
+        # The bank lacks samples that training has not seen: all of them before its first epoch,
+        # later those of a dropped last batch.
         missing = (~bank.filled[own]).nonzero().squeeze(1)
         embedded = features.new_zeros(len(missing), self._dim)
         _embed(method, dataset, ids[missing.cpu()], embedded)
@@ -399,7 +399,7 @@ class EStep:
 
 
 def _resolved(name: str, device: torch.device | str, settings: Any, key: str) -> str:
-    """The k-means backend that ``name`` means on a device; ConfigErrors name the config's key."""
+    """The k-means backend that ``name`` stands for on a device; errors name the config's key."""
     from solo_ext.clustering import resolve_backend
 
     in_file = settings.e_step_features == "disk" and settings.e_step_sample is None
@@ -414,7 +414,7 @@ def _resolved(name: str, device: torch.device | str, settings: Any, key: str) ->
 
 @torch.no_grad()
 def _embed(method: Clustered, dataset: Any, ids: Tensor, features: Features) -> None:
-    """Fills ``features`` with those of the samples ``ids``, on all ranks at about one pace."""
+    """Embeds the samples ``ids`` into ``features``; barriers keep all ranks at about one pace."""
     from solo_ext.data.indexed import indexed_eval_loader
 
     cfg: Any = OmegaConf.to_container(method.cfg, resolve=True)
@@ -430,7 +430,7 @@ def _embed(method: Clustered, dataset: Any, ids: Tensor, features: Features) -> 
             embedded = method.embed(images.to(method.device))
             features[place[indices].to(features.device)] = F.normalize(embedded.float(), dim=1)
             if number % _BARRIER_EVERY == 0:
-                # Without it a slower rank would keep the others in one collective for long.
+                # Without barriers, fast ranks would wait in one collective until it times out.
                 rank_barrier(method.device)
                 barriers -= 1
     for _ in range(barriers):

@@ -3,12 +3,12 @@
 Any loss of pairs, triplets or classes (see :mod:`solo_ext.methods.metric_criteria` for which) on
 the crops of a batch. One step::
 
-    z = g(f(x)) of every crop, unit rows unless their length means something     Metric.compare
+    z = g(f(x)) of every crop, unit rows unless the loss uses their length       Metric.compare
     c = the image's number, its label, or its cluster
     loss = criterion(z, c) + uniformity_weight * uniformity(z)
 
-and before an epoch, with ``classes: cluster``, k-means of all embeddings; weights of classes follow
-the clusters that they stood for (Metric.on_train_epoch_start).
+With ``classes: cluster``, k-means of all embeddings precedes an epoch, and each class weight moves
+to the new cluster that matches its old one (Metric.on_train_epoch_start).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from solo_ext.methods.registry import (
 )
 
 CLUSTERS = "method_kwargs.clusters"
-"""Where the settings of the E-step stand in the config."""
+"""Config key of the E-step's settings."""
 
 
 @method_kwargs
@@ -77,22 +77,22 @@ class MetricKwargs:
         loss_kwargs: its hyper-parameters.
         classes: what counts as one class: ``instance``: the crops of an image; ``label``: the
             data's labels; ``cluster``: clusters of the embeddings, refreshed between epochs.
-        normalize: whether embeddings are unit rows to losses that take them as they are; null:
-            but for those to which their length means something (N-pair, SphereFace, the bilinear
-            critic).
-        mining: of triplets' negatives.
-        uniformity_weight: of the uniformity of the embeddings beside the loss; with
-            ``alignment_loss_func`` the loss of Wang and Isola.
+        normalize: whether embeddings are scaled to unit rows, for losses that take them as they
+            are; null: yes, except for losses that use their length (N-pair, SphereFace, the
+            bilinear critic).
+        mining: how negatives of triplets are chosen.
+        uniformity_weight: weight of the embeddings' uniformity beside the loss; with
+            ``alignment_loss_func`` the sum is the loss of Wang and Isola.
         proj_hidden_dim: width of the projector's hidden layers.
         proj_output_dim: D of the embeddings.
         proj_layers: linear layers of the projector.
         proj_batch_norm: batch norm after its hidden layers.
-        clusters: as :class:`solo_ext.methods.e_step.EStepKwargs`, one granularity; null is
-            the coarsest of its three. During its warm-up epochs classes are instances.
+        clusters: as :class:`solo_ext.methods.e_step.EStepKwargs`, with one granularity; null: the
+            coarsest of its three. During its warm-up epochs each image is a class.
     """
 
     SYNONYMS: ClassVar = {"temperature": "loss_kwargs.temperature"}
-    """Of solo-learn's methods."""
+    """solo-learn's name of this setting."""
 
     loss: str
     loss_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -186,11 +186,11 @@ class Metric(ProjectedMethod):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Gives clusters that are needed and have no number one that suits the training set.
+        """Sets the number of clusters if it is needed and null, by the training set.
 
         Args:
             cfg: the config, ``method_kwargs`` filled in.
-            images: training images; by default they are counted if need be.
+            images: number of training images; counted by default where it is needed.
         """
         if cfg.method_kwargs.classes == "cluster":
             coarsest = {"clusters.num_prototypes": clusters(PUBLISHED_CLUSTERS[0])}
@@ -208,7 +208,7 @@ class Metric(ProjectedMethod):
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
-        """Adds what the loss learns."""
+        """Adds the parameters of the criterion."""
         groups = super().learnable_params
         learned = [p for p in self.criterion.parameters() if p.requires_grad]
         return [*groups, {"name": "criterion", "params": learned}] if learned else groups
@@ -224,7 +224,7 @@ class Metric(ProjectedMethod):
         return z
 
     def on_train_start(self) -> None:
-        """Prepares the E-step and says what will not do what a user may think."""
+        """Prepares the E-step and reports settings that may surprise."""
         super().on_train_start()
         if self.e_step is not None:
             self.e_step.start(self)
@@ -232,11 +232,11 @@ class Metric(ProjectedMethod):
             report_settings(self.cfg)
 
     def on_train_epoch_start(self) -> None:
-        """k-means of all embeddings where it is due; class weights go with their clusters."""
+        """Runs the E-step if it is due, and moves the class weights along with their clusters."""
         super().on_train_epoch_start()
         if self.e_step is None or not self.e_step.is_due(self.current_epoch):
             return
-        # The E-step puts another tensor in its place.
+        # Keep the old tensor: the E-step replaces `assignments` by a new one.
         before = self.prototypes.assignments if self.prototypes.epoch >= 0 else None
         metrics = self.e_step.run(self)
         if before is not None and isinstance(self.criterion, MarginCriterion):
@@ -277,7 +277,7 @@ class Metric(ProjectedMethod):
             Scalar, and what to log.
         """
         kwargs = self.kwargs
-        # Until there are clusters, each image is a class of its own.
+        # Before the first E-step each image is a class of its own.
         classes = targets if kwargs.classes == "label" else indices
         if kwargs.classes == "cluster" and self.prototypes.epoch >= 0:
             classes = self.prototypes.assignments[0, indices]
@@ -299,7 +299,7 @@ class Metric(ProjectedMethod):
 
 
 def _no_such_classes(cfg: DictConfig) -> tuple[str, str] | None:
-    """What speaks against the ``classes`` of a config, and what to do."""
+    """Why the ``classes`` of a config cannot be used, and what to do instead."""
     classes, loss = cfg.method_kwargs.classes, cfg.method_kwargs.loss
     kind = training_of(loss).criterion
     if not kind.uses_classes and classes != "instance":
@@ -319,9 +319,9 @@ def _no_such_classes(cfg: DictConfig) -> tuple[str, str] | None:
 
 
 def report_settings(cfg: DictConfig) -> None:
-    """Says, when training starts, what will not do what a user may think."""
+    """Reports settings at the start of training that do nothing or may surprise."""
     kwargs, training = cfg.method_kwargs, training_of(cfg.method_kwargs.loss)
-    # Of a loss of ours, its defaults filled in; of another's nothing is known.
+    # The arguments of a loss of ours, defaults included; those of others are unknown.
     loss: dict[str, Any] = {}
     if kwargs.loss in LOSSES and LOSSES[kwargs.loss].origin == "solo_ext":
         parameters = inspect.signature(LOSSES[kwargs.loss].target).parameters.values()
@@ -335,7 +335,7 @@ def report_settings(cfg: DictConfig) -> None:
         warn_of_late_start(cfg, kwargs.clusters, CLUSTERS)
     else:
         idle["clusters"] = f"classes={kwargs.classes} has no clusters"
-    # True is what such a loss does, asked for or not.
+    # `normalize: true` is not idle: it is what such a loss does anyway.
     normalizes = training.normalizes or loss.get("distance") == "cosine"
     if kwargs.normalize is False and normalizes:
         idle["normalize"] = f"{kwargs.loss} normalises by itself"

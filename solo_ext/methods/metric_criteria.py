@@ -1,7 +1,7 @@
-"""Criteria: what each kind of metric loss compares, which embeddings with which classes.
+"""Criteria of ``metric``: which embeddings a loss compares, and with which classes.
 
-A criterion says which losses it trains when it registers (:func:`trains`), and hands them their
-first arguments. A loss of another package registers with the criterion of its kind likewise.
+A criterion registers the losses that it trains (:func:`trains`) and passes them their first
+arguments. A loss of another package registers with the matching criterion in the same way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from solo_ext.losses import LOSSES
 from solo_ext.memory.heads import BilinearCritic, ClassWeights
 
 PML = "pml/"
-"""Before the class of pytorch-metric-learning that a config names."""
+"""Prefix of a pytorch-metric-learning class in a config."""
 KEY = "method_kwargs.loss"
 
 Loss = Callable[..., Tensor]
@@ -36,13 +36,13 @@ K = TypeVar("K", bound="type[Criterion]")
 
 
 class Batch(NamedTuple):
-    """What a criterion is made for.
+    """What a criterion is built for.
 
     Attributes:
-        num_large: large crops; the first of the views.
+        num_large: number of large crops, which come first among the views.
         num_classes: C, for losses that have weights per class.
         dim: D of the embeddings.
-        mining: of the negatives of triplets.
+        mining: how negatives of triplets are chosen.
     """
 
     num_large: int
@@ -52,20 +52,20 @@ class Batch(NamedTuple):
 
 
 class Criterion(nn.Module, ABC):
-    """A loss of embeddings and classes.
+    """Calls a loss on embeddings and classes.
 
     Args:
         loss: the function, its hyper-parameters bound.
-        batch: and embeddings, which it is made for.
-        own: further settings, those named by :attr:`settings`.
+        batch: what the criterion is built for.
+        own: settings named by :attr:`settings`.
     """
 
     tensors: ClassVar[int]
-    """Arguments that it hands to the loss, the first ones."""
+    """Number of tensors that it passes to the loss, as first arguments."""
     settings: ClassVar[tuple[str, ...]] = ()
-    """Hyper-parameters of the config that it takes itself, in the loss's place."""
+    """Hyper-parameters of the config that the criterion takes instead of the loss."""
     uses_classes: ClassVar[bool] = False
-    """Whether images of one class are anything else to it than images of two."""
+    """Whether it makes a difference that two images are of one class."""
 
     def __init__(self, loss: Loss, batch: Batch) -> None:
         super().__init__()
@@ -94,9 +94,9 @@ class Training:
     """How ``metric`` trains a loss.
 
     Attributes:
-        criterion: that hands it what it compares.
-        raw: whether the length of the embeddings means something to it: left as it is by default.
-        normalizes: whether that length is lost on it, whatever is asked for.
+        criterion: class that calls the loss.
+        raw: whether the loss uses the embeddings' length; they are then not normalised by default.
+        normalizes: whether the loss itself normalises, whatever the config says.
     """
 
     criterion: type[Criterion]
@@ -109,7 +109,7 @@ CRITERIA: dict[str, Training] = {}
 
 
 def trains(*losses: str, raw: bool = False, normalizes: bool = False) -> Callable[[K], K]:
-    """Decorator of a criterion: it trains these losses.
+    """Decorator that registers the losses a criterion trains.
 
     Args:
         losses: names, as configs write them.
@@ -187,7 +187,7 @@ class ScaledPairCriterion(Criterion):
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         held = self.log_scale
-        # Held at the cap in value alone: a gradient of zero there would never lead back.
+        # Clamp the value but pass the gradient: with a gradient of 0 it would stay at the cap.
         scale = (held - (held - held.clamp(max=self.largest)).detach()).exp()
         return self._mean_over_pairs(views, scale), {"train_logit_scale": scale.detach()}
 
@@ -246,7 +246,7 @@ class TripletCriterion(Criterion):
             chosen, valid = self._mine(a.detach(), b.detach(), candidates.detach(), other)
             negative = candidates[chosen]
             similar.append(F.cosine_similarity(a.detach(), negative.detach()).mean())
-            # Without an image of another class: a triplet that no margin reaches.
+            # Rows without an image of another class get a triplet whose loss is 0.
             rows = [torch.where(valid, x, torch.zeros_like(x)) for x in (a, b)]
             far = torch.where(valid, negative, torch.full_like(negative, 1e3))
             losses.append(self.loss(*rows, far))
@@ -256,11 +256,11 @@ class TripletCriterion(Criterion):
     def _mine(
         self, anchor: Tensor, positive: Tensor, candidates: Tensor, other: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(N,) chosen candidates, and (N, 1) whether there was any."""
+        """Indices (N,) of the chosen candidates, and (N, 1) whether there was one."""
         anchor, positive, candidates = full_precision(anchor, positive, candidates)
         with full_precision_products(anchor.device):
             if self.mining == "random":
-                # Images come in random order: the first of another class after one's own.
+                # Images come in random order: take the first of another class after the own one.
                 total = other.shape[1]
                 order = torch.arange(total, device=anchor.device)
                 distance = (order - _own_place(anchor).unsqueeze(1)) % total
@@ -350,17 +350,17 @@ class ModuleCriterion(LabelCriterion):
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         x, targets = torch.cat(list(views)), classes.repeat(len(views))
-        # Every process computes the whole loss, for it knows none of the others.
+        # Every process computes the loss of the joined batch, as the library is not distributed.
         joined = distributed.gather_with_gradient(x), distributed.gather(targets)
         return self.loss(*joined), {}
 
 
 class ProxyCriterion(ModuleCriterion):
-    """One that learns weights of classes."""
+    """A loss of pytorch-metric-learning that learns weights of classes."""
 
 
 def _own_place(rows: Tensor, shift: int = 0) -> Tensor:
-    """(N,) places of this process's rows among those of all, moved on by ``shift``."""
+    """(N,) positions of this process's rows among those of all processes, plus ``shift``."""
     count = rows.shape[0]
     return torch.arange(count, device=rows.device) + distributed.rank() * count + shift
 
@@ -377,7 +377,7 @@ def training_of(name: str) -> Training:
         name: of a registered loss, or ``pml/`` and a class of pytorch-metric-learning.
 
     Raises:
-        ConfigError: it is unknown, or compares with something that a batch has not.
+        ConfigError: it is unknown, or needs something that a batch does not contain.
     """
     if name.startswith(PML):
         proxies = "num_classes" in inspect.signature(_pml_class(name).__init__).parameters
@@ -396,12 +396,12 @@ def training_of(name: str) -> Training:
 
 
 def build_criterion(name: str, given: Mapping[str, Any], batch: Batch) -> Criterion:
-    """The criterion of a loss, with the heads that it learns.
+    """Builds the criterion of a loss, with the parameters that it learns.
 
     Args:
         name: as :func:`training_of` takes it.
         given: hyper-parameters of the loss.
-        batch: and embeddings, which it is made for.
+        batch: what the criterion is built for.
 
     Raises:
         ConfigError: as :func:`training_of`.
@@ -414,10 +414,10 @@ def build_criterion(name: str, given: Mapping[str, Any], batch: Batch) -> Criter
 
 
 def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
-    """Refuses hyper-parameters that the loss does not take, or not with this value.
+    """Refuses hyper-parameters that the loss does not take, or values that it rejects.
 
     Raises:
-        ConfigError: naming the first, or with what the loss has to say.
+        ConfigError: names the first unknown one, or quotes the loss's own error.
     """
     allowed = _hyper_parameters(name)
     for key in given:
@@ -430,10 +430,10 @@ def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
                 + "; those of a config go with ~method_kwargs.loss_kwargs",
             )
     try:
-        # Whether it takes these values is found out on two images.
+        # Try the values on two images: the loss itself says whether it takes them.
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             criterion = build_criterion(name, given, Batch(2, 2, 2, "hard"))
-            # Others' losses may want more of a batch; on several processes one may be alone here.
+            # Not for other packages' losses, which may need more images, nor on several processes.
             ours = name in LOSSES and LOSSES[name].origin == "solo_ext"
             if ours and distributed.world_size() == 1:
                 criterion([torch.eye(2)] * 2, torch.arange(2))
@@ -445,7 +445,7 @@ def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
 
 
 def _hyper_parameters(name: str) -> list[str]:
-    """What a config may set: all but tensors."""
+    """Hyper-parameters that a config may set: all arguments but the tensors."""
     kind = training_of(name).criterion
     if name.startswith(PML):
         taken = list(inspect.signature(_pml_class(name).__init__).parameters.values())[1:]

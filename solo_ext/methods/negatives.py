@@ -1,4 +1,4 @@
-"""Negatives, whatever the method: MoCHi's mixtures of them, and what is logged and said of them."""
+"""What methods do with negatives: MoCHi's mixtures of them, metrics, and warnings."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class MixingKwargs:
     """``method_kwargs.mixing``: MoCHi's synthetic negatives; none by default.
 
     Attributes:
-        num_hard: negatives most similar to the query, which are mixed; null: 1,024, up to a
-            sixteenth of the queue.
+        num_hard: how many of the negatives most similar to the query are mixed; null: 1,024, but
+            at most a sixteenth of the queue.
         num_pair_mixes: mixtures of two of them.
         num_query_mixes: mixtures of one with the query.
         warmup_epochs: epochs without mixtures.
@@ -39,7 +39,7 @@ class MixingKwargs:
 
 
 class DrawnMixing:
-    """Draws MoCHi's mixtures anew at every step and rank, and the same again when it is resumed.
+    """Draws MoCHi's mixtures: anew at every step and rank, and reproducibly when a run resumes.
 
     Args:
         settings: :class:`MixingKwargs`.
@@ -82,7 +82,7 @@ class DrawnMixing:
         if anchors.device.type != "meta":
             self._state = mix(self._state)
             generator = torch.Generator(anchors.device).manual_seed(self._state)
-        # A batch may have fewer than were asked for.
+        # A small batch may have fewer negatives than `num_hard` asks for.
         mined = max(min(settings.num_hard, available), 1)
         counts = settings.num_pair_mixes, settings.num_query_mixes
         return Mixing(mined, draw_mixes(anchors, mined, *counts, generator), ranked=False)
@@ -94,12 +94,13 @@ def mixes(kwargs: Any) -> int:
 
 
 def fill_num_hard(cfg: DictConfig) -> None:
-    """Gives mixtures that say nothing of it a number of negatives to mix.
+    """Sets ``mixing.num_hard`` where mixtures are asked for without it.
 
-    As many as in the paper for ImageNet, up to a sixteenth of the queue, as there for ImageNet-100.
+    1,024 as the paper uses for ImageNet, but at most a sixteenth of the queue, which is the paper's
+    ratio for ImageNet-100.
 
     Args:
-        cfg: the config; the queue has a size if there is one.
+        cfg: the config; ``queue_size`` is already set where there is a queue.
     """
     kwargs, mixing = cfg.method_kwargs, cfg.method_kwargs.mixing
     if mixing.num_hard is not None or not mixes(kwargs):
@@ -129,7 +130,7 @@ def check_num_hard(kwargs: Any) -> None:
 
 
 def idle_in_negatives(kwargs: Any) -> dict[str, str]:
-    """Settings of queue, weights and mixtures where there are none, and why they are idle."""
+    """Settings of queue, weights and mixtures that nothing reads, with the reason."""
     idle = {}
     if kwargs.negatives == "batch":
         idle["queue_size"] = "negatives=batch has no queue"
@@ -142,12 +143,12 @@ def idle_in_negatives(kwargs: Any) -> dict[str, str]:
 
 
 def report_mixing(cfg: DictConfig, all_crops: bool) -> None:
-    """Warns of mixtures that will never be made, and of mining that leaves no negative out.
+    """Warns if no mixture will ever be made, or if mining would select every negative.
 
     Args:
         cfg: the config.
-        all_crops: whether an anchor meets every crop of the other images of a batch, or one of
-            each.
+        all_crops: whether an anchor is compared with every crop of the other images of a batch,
+            rather than with one crop of each.
     """
     kwargs, mixing = cfg.method_kwargs, cfg.method_kwargs.mixing
     if not mixes(kwargs):
@@ -174,11 +175,11 @@ def report_mixing(cfg: DictConfig, all_crops: bool) -> None:
 def term_metrics(
     terms: Sequence[ContrastiveTerms], *, debiased: bool, mixing: bool
 ) -> dict[str, Tensor]:
-    """What is logged of the terms of a loss, the mean over its directions.
+    """Metrics of the loss terms, each the mean over the loss's directions.
 
     Args:
-        terms: of each direction.
-        debiased: whether the estimate has a floor.
+        terms: one per direction.
+        debiased: whether the estimate of the negatives is clamped from below.
         mixing: whether negatives are mixed.
     """
     names = {"train_hardness": "hardness"}
@@ -193,11 +194,11 @@ def term_metrics(
 
 
 def queue_metrics(name: str, queue: FeatureQueue) -> dict[str, Tensor]:
-    """What is logged of a queue; numbers of Python, made on its device without waiting for it.
+    """Metrics of a queue, as tensors on its device; the host does not wait for the device.
 
     Args:
-        name: in the metrics' names.
-        queue: any.
+        name: part of the metrics' names.
+        queue: the queue.
     """
     device = queue.value.device
     return {

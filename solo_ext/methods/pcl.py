@@ -48,9 +48,9 @@ from solo_ext.methods.registry import (
 )
 
 KEY = "method_kwargs"
-"""Where the settings of the E-step stand in the config."""
+"""Config key of the E-step's settings."""
 RARE = 0.05
-"""Share of anchors with a batch-mate in their cluster up to which `auto` leaves them be."""
+"""``collisions: auto`` keeps copies if at most this share of anchors has one in the batch."""
 
 
 @method_kwargs
@@ -113,7 +113,7 @@ class PCL(ProjectedMomentumMethod):
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
         self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, PCLKwargs)
-        # fill_sizes has put numbers in the place of null.
+        # fill_sizes has replaced null by numbers.
         assert kwargs.num_prototypes is not None
         assert kwargs.queue_size is not None
         hidden = (kwargs.proj_hidden_dim or self.features_dim) if kwargs.head == "v2" else 0
@@ -167,11 +167,11 @@ class PCL(ProjectedMomentumMethod):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Gives clusters and queue that have no size one that suits the training set.
+        """Sets the numbers of clusters and of queue rows that are null, by the training set.
 
         Args:
             cfg: the config, ``method_kwargs`` filled in.
-            images: training images; by default they are counted if need be.
+            images: number of training images; counted by default where a size depends on it.
         """
         sizes = {"num_prototypes": clusters(*PUBLISHED_CLUSTERS), "queue_size": queue(16384)}
         fill_from_data(cfg, sizes, images)
@@ -197,9 +197,9 @@ class PCL(ProjectedMomentumMethod):
         return z
 
     def on_train_start(self) -> None:
-        """Prepares the E-step and says what was decided."""
+        """Prepares the E-step and reports the settings that were decided."""
         super().on_train_start()
-        # Queues start as random rows, and DDP does not bring them into line.
+        # Queues start as random rows, and DDP does not synchronise them.
         distributed.broadcast_buffers(*self.queues)
         if self.kwargs.proto_weight:
             self.e_step.start(self)
@@ -226,7 +226,7 @@ class PCL(ProjectedMomentumMethod):
             out = self._classified(crops[0], targets)
             queries, keys = [out["z"]], [self.momentum_forward(crops[1])["z"]]
         keys = [F.normalize(key.float(), dim=1) for key in keys]
-        # The key of a query is of the other view.
+        # A query's key comes from the other view.
         seed = self.draw_seed(batch_idx) if self.kwargs.num_negatives else 0
         loss, metrics = self.contrast(queries, keys[::-1], indices, seed)
         self._written = indices, keys
@@ -262,13 +262,13 @@ class PCL(ProjectedMomentumMethod):
         state = self.prototypes
         if state.epoch < 0 or not self.kwargs.proto_weight:
             return info, metrics
-        # Second term: 1/M sum_m -log exp(v.c_s / phi_s) / sum_j exp(v.c_j / phi_j), s the cluster
-        # of the query's image.
+        # Second term: 1/M sum_m -log exp(v.c_s / phi_s) / sum_j exp(v.c_j / phi_j), where s is
+        # the cluster of the query's image.
         losses = []
         tables = zip(state.names, state.prototypes, state.concentration, strict=True)
         for m, (name, prototypes, concentration) in enumerate(tables):
             s = state.assignments[m, indices]
-            # Stacked for each granularity: gradients are then summed in the order they always were.
+            # Stack the views per granularity: gradients are then summed in a fixed order.
             terms = proto_nce_terms(
                 torch.stack(list(queries)),
                 prototypes,
@@ -286,7 +286,7 @@ class PCL(ProjectedMomentumMethod):
         return info + self.kwargs.proto_weight * proto, metrics
 
     def _negatives(self, m: int, positives: Tensor, seed: int) -> Tensor | None:
-        """(R,) distinct prototypes that are no positive of the batch, or ``None`` for all."""
+        """(R,) distinct prototypes that are no positive of the batch; ``None`` takes all."""
         if self.kwargs.num_negatives is None:
             return None
         size = self.prototypes.num_prototypes[m]
@@ -295,12 +295,12 @@ class PCL(ProjectedMomentumMethod):
         return lots.topk(self.kwargs.num_negatives, sorted=False).indices
 
     def draw_seed(self, batch_idx: int) -> int:
-        """Of a step's draws: another one on each rank, and the same when the step is resumed."""
+        """Seed of a step's draws: it differs between ranks and is the same after resuming."""
         place = distributed.rank(), self.current_epoch, batch_idx
         return mix(self.cfg.get("seed") or 0, *place)
 
     def _classified(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
-        """What the host's step does with each view, for the only one that is a query."""
+        """Classifies the first view alone, as the host's step does with every view."""
         out: dict[str, Any] = self.base_training_step(X, targets)
         names = {"train_class_loss": "loss", "train_acc1": "acc1", "train_acc5": "acc5"}
         metrics = {name: out[key] for name, key in names.items()}
@@ -327,7 +327,7 @@ class PCL(ProjectedMomentumMethod):
             self.bank.update_(distributed.gather(indices), F.normalize(mean, dim=1))
 
     def _report(self) -> None:
-        """Says what was decided for the user, and what will not do what they may think."""
+        """Reports which settings were decided automatically, and those that may surprise."""
         kwargs, negatives = self.kwargs, "all prototypes are negatives"
         if kwargs.num_negatives is not None:
             negatives = (

@@ -56,13 +56,13 @@ class ProjectedMethod(BaseMethod):
 
 
 class ProjectedMomentumMethod(ProjectedMethod, BaseMomentumMethod):
-    """Adds those of ``momentum_projector``, too, which follows the other."""
+    """Adds the momentum embeddings, by ``momentum_projector``, which follows ``projector``."""
 
     momentum_projector: nn.Module
 
     @staticmethod
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
-        """Fills in the section ``momentum``, which solo-learn does not where there is none."""
+        """Fills in ``momentum`` also where a config lacks it, which solo-learn does not do."""
         cfg.momentum = cfg.get("momentum") or {}
         return BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
 
@@ -82,7 +82,7 @@ class ProjectedMomentumMethod(ProjectedMethod, BaseMomentumMethod):
 def embedding_metrics(z1: Tensor, z2: Tensor) -> dict[str, Tensor]:
     """Effective rank, alignment and uniformity of two views' embeddings.
 
-    Waits for the device: for the end of an epoch, not for a step.
+    The host waits for the device, so call it at the end of an epoch and not in a step.
 
     Args:
         z1: (N, D), of any scale.

@@ -57,7 +57,7 @@ class PrototypeKwargs:
         "sk_epsilon": "teacher_temperature",
         "sk_iters": "sinkhorn_iterations",
     }
-    """Of solo-learn's methods."""
+    """solo-learn's names of these settings."""
 
     num_prototypes: PositiveInt | None = None
     student_temperature: PositiveFloat = 0.1
@@ -79,7 +79,7 @@ class ProtoCPCKwargs(PrototypeKwargs):
         proj_output_dim: D of the embeddings.
         proj_layers: linear layers of the projector.
         proj_batch_norm: batch norm after its hidden layers.
-        freeze_prototypes_epochs: first epochs in which the prototypes stay as they were drawn.
+        freeze_prototypes_epochs: number of first epochs in which the prototypes do not learn.
 
     Example:
         >>> ProtoCPCKwargs().assignment
@@ -123,7 +123,7 @@ class ProtoCPC(ProjectedMomentumMethod):
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
         self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, ProtoCPCKwargs)
-        assert kwargs.num_prototypes is not None  # fill_sizes has put a number in place of null
+        assert kwargs.num_prototypes is not None  # fill_sizes has replaced null by a number
         self.projector, self.momentum_projector = (self._new_projector() for _ in range(2))
         initialize_momentum_params(self.projector, self.momentum_projector)
         self.prototypes = Prototypes(kwargs.num_prototypes, kwargs.proj_output_dim)
@@ -152,11 +152,11 @@ class ProtoCPC(ProjectedMomentumMethod):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Gives prototypes that have no number one that suits the training set.
+        """Sets the number of prototypes if it is null, by the training set.
 
         Args:
             cfg: the config, ``method_kwargs`` filled in.
-            images: training images; by default they are counted if need be.
+            images: number of training images; counted by default where it is needed.
         """
         fill_from_data(cfg, {"num_prototypes": prototypes(65536)}, images)
 
@@ -169,7 +169,7 @@ class ProtoCPC(ProjectedMomentumMethod):
         ]
 
     def on_train_start(self) -> None:
-        """Says what will not do what a user may think."""
+        """Reports settings that may surprise."""
         super().on_train_start()
         if self.trainer.is_global_zero:
             idle = idle_in_projector(self.kwargs)
@@ -202,7 +202,7 @@ class ProtoCPC(ProjectedMomentumMethod):
             Scalar, and what to log.
         """
         large = len(teachers)
-        # A view predicts no assignment of its own: (V, U) weights, 0 on the diagonal.
+        # No view predicts its own assignment: (V, U) weights, 0 on the diagonal.
         others = torch.ones(len(students), large, device=students[0].device)
         others[:large] -= torch.eye(large, device=others.device)
         terms = protocpc_step(
@@ -217,13 +217,13 @@ class ProtoCPC(ProjectedMomentumMethod):
         return terms.loss, step_metrics(terms)
 
     def on_after_backward(self) -> None:
-        """Leaves the prototypes as they are in the first epochs."""
+        """Drops the prototypes' gradient in the first epochs, so that they stay as drawn."""
         super().on_after_backward()
         if self.current_epoch < self.kwargs.freeze_prototypes_epochs:
             self.prototypes.weight.grad = None
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
-        """Moves the momentum networks, prototypes and prior on."""
+        """Updates the momentum networks, prototypes and prior."""
         super().on_train_batch_end(outputs, batch, batch_idx)
         self.prototypes.normalize_()
         if self._next_prior is not None:
@@ -276,7 +276,7 @@ def report_settings(
     Args:
         cfg: the config.
         kwargs_type: the dataclass of its ``method_kwargs``.
-        idle: settings of the method's own that nothing reads, and why.
+        idle: the method's own settings that nothing reads, with the reason.
     """
     kwargs = cfg.method_kwargs
     idle = dict(idle)

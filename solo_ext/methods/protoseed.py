@@ -30,10 +30,10 @@ class ProtoSEEDKwargs(PrototypeKwargs, DistillationKwargs):
     """``method_kwargs`` of :class:`ProtoSEED`; defaults of the paper.
 
     Attributes:
-        prototypes: that the teacher's embeddings are compared with: ``new``: those that the
-            student learns; ``old``: those that came with the teacher, at which the student's own
+        prototypes: which ones the teacher's embeddings are compared with. ``new``: those that the
+            student learns; ``old``: those of the teacher's own training, at which the student's
             start.
-        num_prototypes: K; null with old ones: as many as the teacher has, else as of
+        num_prototypes: K; null: with ``old`` as many as the teacher has, with ``new`` as in
             :class:`PrototypeKwargs`.
 
     Example:
@@ -73,7 +73,7 @@ class ProtoSEED(Distillation):
         super().__init__(cfg)
         count, old = self.kwargs.num_prototypes, self.teacher.prototypes
         if old is None:
-            assert count is not None  # fill_sizes has put a number in the place of null
+            assert count is not None  # fill_sizes has replaced null by a number
             self.prototypes = Prototypes(count, self.embed_dim)
         elif count in (None, len(old)):
             self.prototypes = Prototypes.from_rows(old)
@@ -97,7 +97,7 @@ class ProtoSEED(Distillation):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Gives new prototypes that have no number one that suits the training set."""
+        """Sets the number of new prototypes if it is null, by the training set."""
         if cfg.method_kwargs.prototypes == "new":
             ProtoCPC.fill_sizes(cfg, images)
 
@@ -115,7 +115,7 @@ class ProtoSEED(Distillation):
         ]
 
     def on_train_start(self) -> None:
-        """Says what will not do what a user may think."""
+        """Reports settings that may surprise."""
         super().on_train_start()
         if self.trainer.is_global_zero:
             idle = idle_in_head(self.kwargs)
@@ -158,7 +158,7 @@ class ProtoSEED(Distillation):
         return terms.loss, step_metrics(terms)
 
     def _targets_of(self, like: Tensor) -> Tensor | None:
-        """(V, U) weights, which large crop's assignment is a target of which crop."""
+        """(V, U) weights: which large crop's assignment is a target of which crop."""
         large = self.num_large_crops
         if large == 1:
             return None
@@ -166,7 +166,7 @@ class ProtoSEED(Distillation):
         return torch.cat((torch.eye(large, device=like.device), small))
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
-        """Moves prototypes and prior on."""
+        """Updates prototypes and prior."""
         super().on_train_batch_end(outputs, batch, batch_idx)
         self.prototypes.normalize_()
         if self._next_prior is not None:

@@ -1,7 +1,8 @@
 """The table of methods, and what their settings share.
 
-What a method needs of the config (:func:`require_indices`, ...), defaults that follow the number of
-training images (:func:`fill_from_data`), and warnings of settings that do nothing.
+Beside it stand the checks of what a method requires of the config (:func:`require_indices`, ...),
+defaults that follow the number of training images (:func:`fill_from_data`), and warnings of
+settings that do nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def fill_method_kwargs(cfg: DictConfig, kwargs_type: type) -> DictConfig:
     Raises:
         ConfigError: unknown key, missing key, or value out of range.
     """
-    # pydantic is not needed to register a method.
+    # Imported here so that registering a method does not import pydantic.
     from solo_ext.config.check import check_method_kwargs
 
     given = OmegaConf.to_container(cfg, resolve=True).get("method_kwargs")  # type: ignore[union-attr]
@@ -67,10 +68,10 @@ def require_two_views(cfg: DictConfig, small: bool = False) -> None:
 
     Args:
         cfg: the config.
-        small: whether small crops beside them are welcome.
+        small: whether small crops are allowed besides.
 
     Raises:
-        ConfigError: another number of large crops, or a small crop that is not welcome.
+        ConfigError: another number of large crops, or small crops that are not allowed.
     """
     counts = cfg.data.num_large_crops, cfg.data.num_small_crops
     if counts[0] != 2 or (counts[1] and not small):
@@ -88,7 +89,7 @@ def require_two_views(cfg: DictConfig, small: bool = False) -> None:
 
 
 def has_indices(cfg: DictConfig) -> bool:
-    """Whether a batch tells which samples it is of; DALI's does by option only."""
+    """Whether batches carry the indices of their samples; with DALI this is an option."""
     return bool(cfg.data.get("format") != "dali" or _encoded_indices(cfg))
 
 
@@ -97,7 +98,7 @@ def require_indices(cfg: DictConfig, purpose: str) -> None:
 
     Args:
         cfg: the config.
-        purpose: what the method does with them.
+        purpose: what the method does with them; part of the message.
 
     Raises:
         ConfigError: DALI without indices.
@@ -118,38 +119,38 @@ def _encoded_indices(cfg: DictConfig) -> Any:
 IMAGENET = 1_281_167
 """Training images of ImageNet-1k."""
 SHARE = 8
-"""Training images for each row of a queue, support set or table of prototypes, at the least."""
+"""A queue, support set or table of prototypes has at most one row per this many images."""
 _DOWNLOADED = {"cifar10": 50_000, "cifar100": 50_000, "stl10": 105_000}
-"""Those that solo-learn's own script downloads after it has made the method."""
+"""Data sets that solo-learn's script downloads after it has made the method: training images."""
 
 Size = Callable[[int, int], int | list[int]]
-"""What a default is, from the number of training images and the batch size."""
+"""Computes a default from the number of training images and the batch size."""
 
 
 def clusters(*published: int) -> Size:
-    """The published numbers for ImageNet, in proportion; at least 2."""
+    """The numbers published for ImageNet, in proportion to the images; at least 2."""
     return lambda images, batch: [max(2, round(k * images / IMAGENET)) for k in published]
 
 
 def queue(published: int) -> Size:
-    """The published rows, up to the share, in whole batches and at least one."""
+    """The published rows, at most one per ``SHARE`` images, in whole batches and at least one."""
     return lambda images, batch: min(published, max(1, images // SHARE // batch) * batch)
 
 
 def prototypes(published: int) -> Size:
-    """The published number, up to the share; at least 2."""
+    """The published number, at most one per ``SHARE`` images; at least 2."""
     return lambda images, batch: min(published, max(2, images // SHARE))
 
 
 def fill_from_data(cfg: DictConfig, sizes: Mapping[str, Size], images: int | None) -> None:
-    """Gives the keys of ``method_kwargs`` that are null their size, and says so in one line.
+    """Sets the keys of ``method_kwargs`` that are null, and logs them in one line.
 
-    A run that begins with another's checkpoint takes what was recorded beside it.
+    A run that starts from another run's checkpoint takes the sizes recorded beside it.
 
     Args:
         cfg: the config, ``method_kwargs`` filled in.
         sizes: by dotted key of ``method_kwargs``.
-        images: training images; by default they are counted if a key needs it.
+        images: number of training images; counted by default where a key needs it.
 
     Raises:
         ConfigError: there are no images to count.
@@ -172,10 +173,10 @@ def fill_from_data(cfg: DictConfig, sizes: Mapping[str, Size], images: int | Non
 
 
 def num_training_images(data: Mapping[str, Any]) -> int:
-    """Training images of solo-learn's own script, which opens them after it has made the method.
+    """Counts the training images of solo-learn's script, which opens them after making the method.
 
     Args:
-        data: the section of the config; what that script does not read changes nothing.
+        data: the config's section ``data``; keys that the script does not read are ignored.
 
     Raises:
         ConfigError: they cannot be read.
@@ -190,12 +191,12 @@ def num_training_images(data: Mapping[str, Any]) -> int:
 
 
 def _recorded(cfg: DictConfig, key: str) -> int | list[int] | None:
-    """The size that the run whose checkpoint this one begins with had, if its file holds one."""
+    """Reads a size from the config beside the checkpoint this run starts from, if it is there."""
     checkpoint = cfg.get("resume_from_checkpoint")
     try:
         held = json.loads(Path(checkpoint or "").with_name("args.json").read_text())
         value: Any = held["method_kwargs"] if held["method"] == cfg.method else None
-        # Plain look-ups: nothing in a file of a run is resolved.
+        # Look keys up without resolving: interpolations in another run's file are not trusted.
         for name in key.split("."):
             value = value[name]
     except (OSError, ValueError, KeyError, TypeError):
@@ -205,16 +206,16 @@ def _recorded(cfg: DictConfig, key: str) -> int | list[int] | None:
 
 
 UNREAD_ALPHA = "the loss does not read the clusters' concentrations"
-"""Why ``clusters.alpha`` is idle where only the clusters' means or members count."""
+"""Why ``clusters.alpha`` is idle where only the clusters' means or members are used."""
 
 
 def warn_of_idle_settings(cfg: DictConfig, kwargs_type: type[Any], idle: Mapping[str, str]) -> None:
-    """Names in one line the settings that were changed and that nothing reads.
+    """Warns in one line of settings that were changed although nothing reads them.
 
     Args:
         cfg: the config, ``method_kwargs`` filled in.
-        kwargs_type: the dataclass of these, whose defaults nobody chose.
-        idle: why nothing reads them, by the settings' names; that of a section is for all in it.
+        kwargs_type: the dataclass of these; a setting at its default is not reported.
+        idle: why nothing reads a setting, by its name; a section's name covers all in it.
     """
     changed = _changed(cfg.method_kwargs, kwargs_type)
     reasons: dict[str, list[str]] = {}
@@ -228,11 +229,11 @@ def warn_of_idle_settings(cfg: DictConfig, kwargs_type: type[Any], idle: Mapping
 
 
 def idle_in_projector(kwargs: Any, batch_norm: str = "proj_batch_norm") -> dict[str, str]:
-    """Settings of a projector's hidden layers where it has none.
+    """Settings of the projector's hidden layers, which are idle if it has none.
 
     Args:
         kwargs: ``method_kwargs``.
-        batch_norm: the name of the setting whether these are normalised.
+        batch_norm: name of the setting that normalises the hidden layers.
     """
     if kwargs.proj_layers > 1:
         return {}
@@ -242,18 +243,18 @@ def idle_in_projector(kwargs: Any, batch_norm: str = "proj_batch_norm") -> dict[
 def warn_of_the_floor(
     section: str, tau_plus: float, beta: float, temperature: float, dim: int, watch: str = ""
 ) -> None:
-    """Warns where most anchors can be expected on the debiased estimate's floor.
+    """Warns if the debiased estimate can be expected to be clamped for most anchors.
 
     Args:
-        section: of the config, in which they stand.
-        tau_plus: in [0, 1); without an effect at 0.
+        section: where in the config the settings stand.
+        tau_plus: in [0, 1); 0 never warns.
         beta: 0 or more.
         temperature: above 0.
         dim: D of the embeddings.
-        watch: the metric that is the share of those anchors, where there is one.
+        watch: metric that shows the share of clamped anchors, if the method logs one.
     """
-    # Where independent directions and a positive at cosine 0.9 already reach the floor, a
-    # trained backbone will too.
+    # The test is whether independent directions and a positive at cosine 0.9 already clamp the
+    # estimate: then a trained backbone will too.
     exponent = (1 + 2 * beta) / (2 * dim * temperature**2) - 0.9 / temperature
     share = math.exp(min(exponent, 0.0))
     if tau_plus > share:
@@ -266,7 +267,7 @@ def warn_of_the_floor(
 
 
 def _changed(kwargs: DictConfig, kwargs_type: type[Any]) -> list[str]:
-    # pydantic is not needed to register a method.
+    # Imported here so that registering a method does not import pydantic.
     from solo_ext.config.check import check_method_kwargs
 
     given: Any = OmegaConf.to_container(kwargs, resolve=True)
@@ -282,7 +283,7 @@ def _changed(kwargs: DictConfig, kwargs_type: type[Any]) -> list[str]:
 def _differing(
     given: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = ""
 ) -> list[str]:
-    """Dotted keys of the values that are not the default."""
+    """Dotted keys of the values that differ from their defaults."""
     found = []
     for name, value in given.items():
         default = defaults.get(name)

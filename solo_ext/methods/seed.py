@@ -1,4 +1,4 @@
-"""SEED, and the baselines in its frame (Fang et al., ICLR 2021, arXiv 2101.04731)."""
+"""SEED and the baselines that share its step (Fang et al., ICLR 2021, arXiv 2101.04731)."""
 
 from __future__ import annotations
 
@@ -58,11 +58,12 @@ class SEEDKwargs(DistillationKwargs):
         teacher_temperature: of ``seed``, for which it must be given: the paper writes 0.01, the
             official code has 1e-4, which makes the loss InfoNCE.
         queue_size: past embeddings of the teacher; null: 65,536, up to an eighth of the training
-            images. A second queue of this size holds those of small crops that are targets of their
-            own.
-        small_crop_target: what small crops learn: what the teacher says of themselves (``own``, as
-            published), or of the large crops (``large``), which spares its forward pass.
-        small_weight: of the mean over the small crops beside that over the large.
+            images. With ``small_crop_target: own`` a second queue of this size holds those of small
+            crops.
+        small_crop_target: what small crops learn: the teacher's output for themselves (``own``, as
+            published), or for the large crops (``large``), which saves its forward pass on small
+            ones.
+        small_weight: weight of the mean over the small crops; that over the large ones has 1.
         negatives: of ``contrastive``: the teacher's past embeddings or those of the batch.
         tau_plus: in [0, 1), prior share of negatives of the anchor's class; above 0 debiases.
         beta: 0 or more; above 0 negatives weigh the more the more similar they are.
@@ -79,7 +80,7 @@ class SEEDKwargs(DistillationKwargs):
         "temperature_q": "student_temperature",
         "temperature_k": "teacher_temperature",
     }
-    """Of solo-learn's methods."""
+    """solo-learn's names of these settings."""
 
     head: Literal["teacher", "mlp"] = "mlp"
     loss: Literal["seed", "contrastive", "regression"] = "seed"
@@ -102,7 +103,7 @@ class SEEDKwargs(DistillationKwargs):
     arxiv="2101.04731",
 )
 class SEED(Distillation):
-    """Distils how a frozen teacher ranks an image against past ones (Fang et al., ICLR 2021).
+    """Distils how a frozen teacher ranks past images by similarity (Fang et al., ICLR 2021).
 
     The student's distribution of similarities to the teacher's embeddings of this and of earlier
     images follows the teacher's. By config instead: any contrastive estimate with the teacher's
@@ -126,7 +127,7 @@ class SEED(Distillation):
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
         kwargs = self.kwargs
-        # The second queue holds small crops.
+        # Small crops with targets of their own have a second queue.
         count = 2 if self.num_targets > self.num_large_crops else 1
         self.queues = nn.ModuleList(
             FeatureQueue(kwargs.queue_size, self.embed_dim)  # type: ignore[arg-type]  # filled in
@@ -147,11 +148,11 @@ class SEED(Distillation):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Gives a queue that is needed and has no size one that suits the training set.
+        """Sets the queue's size if one is needed and null, by the training set.
 
         Args:
             cfg: the config, ``method_kwargs`` filled in.
-            images: training images; by default they are counted if need be.
+            images: number of training images; counted by default where it is needed.
         """
         if _is_queued(cfg.method_kwargs):
             fill_from_data(cfg, {"queue_size": queue_rows(65536)}, images)
@@ -159,7 +160,7 @@ class SEED(Distillation):
 
     @property
     def num_targets(self) -> int:
-        """The large crops, and the small ones where these are targets of their own."""
+        """Crops that the teacher sees: the large ones, and the small ones if they are targets."""
         small = self.kwargs.small_crop_target == "own"
         return int(self.num_crops if small else self.num_large_crops)
 
@@ -206,7 +207,7 @@ class SEED(Distillation):
             if len(targets) > large:
                 pairs = list(zip(students[large:], targets[large:], strict=True))
             else:
-                # Small crops that learn what the teacher says of large ones share their queue.
+                # Small crops whose targets are of large ones use the large crops' queue.
                 pairs = [(s, t) for s in students[large:] for t in targets]
             small, _ = self._mean_over(pairs, last)
             loss = loss + self.kwargs.small_weight * small
@@ -214,7 +215,7 @@ class SEED(Distillation):
             metrics["train_teacher_similarity"] = (students[0] * targets[0]).sum(1).mean()
         if len(self.queues):
             metrics |= queue_metrics("queue", cast(FeatureQueue, self.queues[0]))
-        # One view of each kind, so that an image stands once in its queue.
+        # Queue one view of each kind: every image then has one row per queue.
         self._written = [targets[0], *targets[large : large + 1]]
         return loss, metrics
 
@@ -246,7 +247,7 @@ class SEED(Distillation):
             return (2 - 2 * (student * target).sum(1)).mean(), {}
         candidates, own = queue, None
         if candidates is None:
-            # The teacher's embeddings of the batch, of which the image's own is no negative.
+            # Negatives are the teacher's embeddings of the batch, less the image's own.
             candidates = distributed.gather(target)
             begin = distributed.rank() * len(target)
             own = torch.arange(begin, begin + len(target), device=target.device).unsqueeze(1)
@@ -279,7 +280,7 @@ def _is_queued(kwargs: Any) -> bool:
 
 
 def _check_loss(kwargs: Any) -> None:
-    """Refuses settings that the loss needs and lacks, or has no use for."""
+    """Refuses a loss without a setting that it needs, or with one that it does not use."""
     if kwargs.loss == "seed" and kwargs.teacher_temperature is None:
         raise ConfigError(
             "method_kwargs.teacher_temperature",
@@ -308,7 +309,7 @@ def _check_loss(kwargs: Any) -> None:
 
 
 def report_settings(cfg: DictConfig, dim: int) -> None:
-    """Warns of settings that do nothing, or not what a user may think.
+    """Warns of settings that do nothing or may surprise.
 
     Args:
         cfg: the config.
@@ -319,7 +320,7 @@ def report_settings(cfg: DictConfig, dim: int) -> None:
     if kwargs.loss == "contrastive":
         idle |= idle_in_negatives(kwargs)
     else:
-        # tau_plus, beta and mixtures have been refused.
+        # _check_loss has already refused tau_plus, beta and mixtures.
         of_negatives = ("negatives", "detach_weights", "mixing")
         idle |= dict.fromkeys(of_negatives, f"loss={kwargs.loss} has no negatives")
     if kwargs.loss == "regression":
@@ -329,7 +330,7 @@ def report_settings(cfg: DictConfig, dim: int) -> None:
         idle |= dict.fromkeys(("small_crop_target", "small_weight"), "there are no small crops")
     warn_of_idle_settings(cfg, SEEDKwargs, idle)
     if kwargs.loss == "seed":
-        # Of a queue whose every row is as near as another photograph of the same object can be.
+        # Target weight of a queue whose rows all are as near as another photo of the same object.
         shared = kwargs.queue_size * math.exp(-0.05 / kwargs.teacher_temperature)
         if shared < 0.01:
             logger.warning(

@@ -1,4 +1,4 @@
-"""A ResNet's weights for detection libraries: who takes them, under which names, how written."""
+"""A ResNet's weights for detection libraries: which networks, names and formats they accept."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ ARCHITECTURES = (
     "resnext101_32x8d",
     "resnext101_64x4d",
 )
-"""Of torchvision; detectron2 and mmdetection have the same networks."""
+"""Names of torchvision; detectron2 and mmdetection have the same networks."""
 _NEXT = {f"layer{stage}": f"res{stage + 1}" for stage in range(1, 5)}
 
 
 def torchvision_twins(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """ResNets of torchvision with the names and shapes of a backbone, holding its weights.
+    """ResNets of torchvision with a backbone's names and shapes of weights, holding its weights.
 
     Args:
         backbone: in eval mode.
 
     Yields:
-        Name, and the network without its classifier. Equal names and shapes do not make it the
-        same network; its features tell.
+        Name, and the network without its classifier. Equal names and shapes do not guarantee the
+        same network: compare features.
     """
     weights = backbone.state_dict()
     shapes = {name: value.shape for name, value in weights.items()}
@@ -51,7 +51,7 @@ def torchvision_twins(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def detectron2_settings(architecture: str, mean: Sequence[float], std: Sequence[float]) -> str:
-    """What tells detectron2 which ResNet and images these are, as its command lines have it.
+    """Settings that tell detectron2 the ResNet and its images, in its command line's format.
 
     Args:
         architecture: one of :data:`ARCHITECTURES`.
@@ -62,7 +62,7 @@ def detectron2_settings(architecture: str, mean: Sequence[float], std: Sequence[
         >>> detectron2_settings("resnet50", [0.5] * 3, [0.25] * 3).split(" MODEL.")[3]
         'RESNETS.DEPTH 50'
     """
-    # Its images have values up to 255.
+    # detectron2's images have values up to 255.
     shift, scale = ([round(255 * v, 3) for v in values] for values in (mean, std))
     with torch.device("meta"):
         model = models.get_model(architecture, weights=None)
@@ -74,7 +74,7 @@ def detectron2_settings(architecture: str, mean: Sequence[float], std: Sequence[
         "WIDTH_PER_GROUP": model.base_width,
     }
     if not bottleneck:
-        # detectron2 assumes the 256 of the others.
+        # detectron2's default is the 256 of the other ResNets.
         settings["RES2_OUT_CHANNELS"] = 64
     listed = " ".join(f"MODEL.RESNETS.{name} {value}" for name, value in settings.items())
     return (
@@ -84,12 +84,12 @@ def detectron2_settings(architecture: str, mean: Sequence[float], std: Sequence[
 
 
 def save_weights(backbone: nn.Module, file: Path, *, detectron2: bool) -> None:
-    """Writes weights as torchvision and mmdetection read them, or as detectron2 does.
+    """Writes weights in the format of torchvision and mmdetection, or of detectron2.
 
     Args:
         backbone: a ResNet.
         file: to write.
-        detectron2: whether for detectron2, which takes a pickle of arrays under its own names.
+        detectron2: whether for detectron2, which reads a pickle of arrays with names of its own.
     """
     weights = {name: value.clone() for name, value in backbone.state_dict().items()}
     if not detectron2:
@@ -105,8 +105,8 @@ def detectron2_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights under detectron2's names: stages ``res2`` to ``res5``, norms inside convolutions.
 
     Args:
-        weights: under torchvision's names, without a classifier. Counts of batches are left out:
-            detectron2 has none.
+        weights: under torchvision's names, without a classifier. Numbers of batches are dropped,
+            because detectron2 has none.
 
     Example:
         >>> [*detectron2_names({"layer1.0.bn3.bias": torch.zeros(1)})]

@@ -1,4 +1,4 @@
-"""Writing the backbone of a run for use elsewhere; it counts once it was read back."""
+"""Writes the backbone of a run for use elsewhere, and checks it by reading it back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEFAULT_NAMES: dict[Format, str] = {
     "torchvision": "backbone.pth",
     "detectron2": "backbone-detectron2.pkl",
 }
-"""Where an export goes within the run directory."""
+"""Name of an export within the run directory, by format."""
 CONFIG = "config.json"
 TOLERANCE = 1e-6
 """Largest difference of features, as a share of the largest feature or of 1."""
@@ -49,13 +49,13 @@ _TWINS = {
     **{f"swin_{size}": f"swin_{size}_patch4_window7_224" for size in _SIZES},
     **{f"convnext_{size}": f"convnext_{size}" for size in _SIZES},
 }
-"""timm's names of the backbones of solo-learn that may be the same network."""
+"""timm's names of models that may be the same network as a backbone of solo-learn."""
 _RENAMED = {"groups": "cardinality", "width_per_group": "base_width"}
-"""Arguments of torchvision's ResNets by timm's names."""
+"""timm's names for arguments of torchvision's ResNets."""
 _ONLY_OURS = ("small_stem", "zero_init_residual")
-"""Arguments that timm does not know; the features show where they matter."""
+"""Arguments that timm does not have; comparing features shows whether they matter."""
 _SOLO_HEADS = 12
-"""Heads of solo-learn's vision transformers of MoCo v3 and MAE up to base; no shape shows them."""
+"""Attention heads of solo-learn's MoCo v3 and MAE transformers up to base; no shape shows them."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Export:
 
     Attributes:
         out: the folder for timm, or the file.
-        metadata: what it says of itself.
+        metadata: the export's description of itself.
         difference: largest difference of the features after loading it back, as
             :data:`TOLERANCE` counts it.
-        architecture: torchvision's name of the network, where it was exported as such.
+        architecture: torchvision's name of the network, if it was exported under one.
     """
 
     out: Path
@@ -77,7 +77,7 @@ class Export:
 
     @property
     def load(self) -> str:
-        """Python that loads it, or the settings that do."""
+        """Python code that loads it, or settings that make a library load it."""
         if self.out.is_dir():
             return f'timm.create_model("local-dir:{self.out}", pretrained=True)'
         if self.out.suffix == ".pth":
@@ -92,23 +92,23 @@ class Export:
 
 
 def export(path: Path, form: Format, out: Path | None = None) -> Export:
-    """Writes the backbone of a run, and proves that it gives the same features when loaded back.
+    """Writes the backbone of a run, and checks that it gives the same features when read back.
 
-    For ``timm`` the folder is loaded by ``timm.create_model("local-dir:<folder>")``, for both by
-    :func:`~solo_ext.pretrained.exported.load_exported`; their features of random images must be
-    those of the run to 1e-6, or nothing is written. The forms for detection are written if
-    torchvision's ResNet with these weights has those features.
+    For ``timm``, ``timm.create_model("local-dir:<folder>")`` loads the folder, and
+    :func:`~solo_ext.pretrained.exported.load_exported` loads it and ``safetensors``; features
+    of random images must equal those of the run to 1e-6, or nothing is written. The formats for
+    detection are written only if torchvision's ResNet with these weights has those features.
 
     Args:
         path: as :func:`~solo_ext.pretrained.runs.load_pretrained` takes it.
         form: ``timm``, a folder for plain timm; ``safetensors``, one file; ``torchvision``, a
             file of weights for torchvision's detection models and for mmdetection;
             ``detectron2``, one for detectron2.
-        out: the folder or the file; ``None`` is :data:`DEFAULT_NAMES` in the run directory. What
-            is there stays, unless it is this very export.
+        out: the folder or the file; ``None``: :data:`DEFAULT_NAMES` in the run directory. An
+            existing one is never replaced; the same export there is no error.
 
     Raises:
-        UserError: no run, a backbone that the form cannot hold, or a place that is taken.
+        UserError: no run, a backbone that the format cannot hold, or a path that is taken.
     """
     run = load_pretrained(path)
     target = run.checkpoint.parent / DEFAULT_NAMES[form] if out is None else out
@@ -175,7 +175,7 @@ def _metadata(run: Pretrained) -> Metadata:
 
 
 class _Proof:
-    """Features of two random images, to compare those of a copy with.
+    """Features of two random images, to compare with those of a copy.
 
     Args:
         backbone: the original.
@@ -198,7 +198,7 @@ class _Proof:
         return features
 
     def difference(self, copy: nn.Module) -> float:
-        """Largest difference of the features of a copy, by the larger of 1 and the largest."""
+        """Largest difference of a copy's features, relative to the largest feature or to 1."""
         features = self._of(copy)
         if features.shape != self.features.shape:
             return float("inf")
@@ -209,7 +209,7 @@ class _Proof:
 def _write_for_timm(
     folder: Path, run: Pretrained, metadata: Metadata, proof: _Proof
 ) -> tuple[Metadata, float]:
-    """Writes the first of timm's models that is the same network."""
+    """Writes the first of timm's candidates that is the same network."""
     name, kwargs = metadata.backbone.name, metadata.backbone.kwargs
     reason = "it has no model of that kind"
     folder.mkdir()
@@ -229,7 +229,7 @@ def _write_for_timm(
                 proof.difference(load_exported(folder).backbone),
             )
         except Exception as error:
-            # timm refuses weights and arguments in as many ways as it has models.
+            # timm has no common type of error for unsuitable weights and arguments.
             reason = textwrap.shorten(str(error), 160) or type(error).__name__
             continue
         if difference <= TOLERANCE:
@@ -263,8 +263,8 @@ class TimmModel:
 
     Attributes:
         architecture: timm's name, without tag.
-        args: arguments of ``timm.create_model``, as JSON holds them.
-        pretrained_cfg: the facts that timm needs to adapt the model to other images or classes.
+        args: arguments of ``timm.create_model``, as in JSON.
+        pretrained_cfg: what timm needs to adapt the model to other images or classes.
     """
 
     architecture: str
@@ -273,7 +273,7 @@ class TimmModel:
 
 
 def timm_twins(name: str, kwargs: Mapping[str, Any]) -> list[TimmModel]:
-    """Models of timm that may have a backbone's state dict and features, likeliest first.
+    """Models of timm that may have a backbone's state dict and features, most likely first.
 
     Args:
         name: ``backbone.name``.
@@ -297,7 +297,7 @@ def timm_twins(name: str, kwargs: Mapping[str, Any]) -> list[TimmModel]:
     for variant in variants:
         args: dict[str, Any] = {"num_classes": 0, **variant}
         if cfg.fixed_input_size:
-            # Else timm would take the size of the images that are exported for.
+            # Otherwise timm would use the size of the exported images.
             args.setdefault("img_size", list(cfg.input_size[-2:]))
         kept = ("fixed_input_size", "first_conv", "classifier")
         facts = {"num_classes": args["num_classes"], **{key: getattr(cfg, key) for key in kept}}
@@ -306,7 +306,7 @@ def timm_twins(name: str, kwargs: Mapping[str, Any]) -> list[TimmModel]:
 
 
 def _timm_config(twin: TimmModel, metadata: Metadata) -> dict[str, Any]:
-    """``config.json`` as timm's folders have it."""
+    """``config.json`` in the format of timm's folders."""
     size = metadata.input_size
     return {
         "architecture": twin.architecture,
@@ -317,7 +317,7 @@ def _timm_config(twin: TimmModel, metadata: Metadata) -> dict[str, Any]:
             **twin.pretrained_cfg,
             "input_size": [3, size, size],
             "interpolation": "bicubic",
-            # Evaluation scales the shorter side to 8/7 of the crop.
+            # In evaluation the shorter side is scaled to 8/7 of the crop.
             "crop_pct": 0.875,
             "crop_mode": "center",
             "mean": metadata.mean,
@@ -327,17 +327,17 @@ def _timm_config(twin: TimmModel, metadata: Metadata) -> dict[str, Any]:
 
 
 def _write_weights(file: Path, backbone: nn.Module, metadata: Metadata) -> None:
-    # Tied weights are one tensor under two keys, which safetensors refuses.
+    # Clone: tied weights are one tensor under two keys, which safetensors refuses.
     weights = {k: v.clone() for k, v in backbone.state_dict().items()}
     save_file(weights, file, metadata={KEY: metadata.model_dump_json()})
 
 
 @contextlib.contextmanager
 def _placed(target: Path) -> Iterator[Path]:
-    """A path to write a file or a folder to, which becomes ``target`` when the block ends well.
+    """Context manager: a path to write to, which becomes ``target`` if the block succeeds.
 
     Args:
-        target: its folder exists. What is there stays; the same content is no mistake.
+        target: its folder exists. An existing ``target`` stays; equal content is no error.
 
     Raises:
         UserError: ``target`` holds something else.
@@ -366,7 +366,7 @@ def _remove(place: Path) -> None:
 
 
 def _same(new: Path, old: Path) -> bool:
-    """Whether all that is new is there already; what lies beside it is not looked at."""
+    """Whether everything in ``new`` is in ``old`` already; other content of ``old`` is ignored."""
     if new.is_dir() and old.is_dir():
         return all(_same(inner, old / inner.name) for inner in new.iterdir())
     return new.is_file() and old.is_file() and filecmp.cmp(new, old, shallow=False)

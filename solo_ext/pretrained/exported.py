@@ -1,4 +1,4 @@
-"""Exported backbones: what their file says of them, and reading it back."""
+"""Exported backbones: their metadata, and reading them back."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from solo_ext.host.backbones import PREFIX, BackboneTable, build_backbone
 from solo_ext.pretrained.files import check_fit
 
 KEY = "solo_ext"
-"""Key of the file's metadata; one alone, because safetensors writes several in any order."""
+"""The only key of the file's metadata: safetensors writes several keys in any order."""
 WEIGHTS = "model.safetensors"
-"""The file of weights in a folder for timm, by timm's name for it."""
+"""The file of weights in a folder for timm; the name is timm's."""
 FETCHING = (
     "cache_dir",
     "checkpoint_path",
@@ -33,18 +33,18 @@ FETCHING = (
     "pretrained_cfg_overlay",
     "weights",
 )
-"""Arguments of backbones that read other files or the network; the export brings its weights."""
+"""Arguments that read other files or the network; the export already contains the weights."""
 
 
 class BackboneOf(Section):
-    """``backbone`` of the run, or the model of timm that is the same network."""
+    """``backbone`` of the run, or timm's model that is the same network."""
 
     name: str
     kwargs: dict[str, Any]
 
 
 class Metadata(Section):
-    """What a file of weights says, as JSON, of the network and of the images it takes."""
+    """What a file of weights says, as JSON, about the network and its images."""
 
     format_version: Literal[1] = 1
     solo_ext: str
@@ -61,7 +61,7 @@ class Metadata(Section):
 
 @dataclass(frozen=True)
 class Exported:
-    """A backbone for use.
+    """A loaded backbone.
 
     Attributes:
         backbone: on the CPU, in eval mode; images (N, 3, S, S) to features (N, D).
@@ -69,7 +69,7 @@ class Exported:
         input_size: S, the side of the large crops of pretraining, in pixels.
         mean: per channel, of images in [0, 1].
         std: per channel.
-        metadata: all that the file says, also method, data set, epoch and source.
+        metadata: everything the file says, also method, data set, epoch and source.
     """
 
     backbone: nn.Module
@@ -80,22 +80,22 @@ class Exported:
     metadata: Metadata
 
     def transform(self) -> Transform:
-        """A PIL image to the tensor (3, S, S) that the backbone takes, as in evaluation."""
+        """Transform of evaluation, from a PIL image to the backbone's input (3, S, S)."""
         return eval_transform(self.input_size, self.mean, self.std)
 
 
 def load_exported(path: str | Path) -> Exported:
-    """Loads what ``solo-ext export`` wrote, in either format.
+    """Loads an export of ``solo-ext export``, in either format.
 
-    No code in the file is run, and nothing else is read or fetched. Backbones of timm need no
-    solo-learn.
+    No code in the file is run, and nothing else is read or downloaded. Backbones of timm do not
+    need solo-learn.
 
     Args:
         path: the folder for timm, or the ``.safetensors`` file.
 
     Raises:
-        UserError: no export, one that is torn or changed, or one that cannot be rebuilt here.
-        HostError: a backbone of solo-learn's, and that is missing.
+        UserError: no export, a damaged or changed one, or one that cannot be rebuilt here.
+        HostError: the backbone is solo-learn's, which is missing.
     """
     path = Path(path)
     file = path / WEIGHTS if path.is_dir() else path
@@ -150,7 +150,7 @@ def _build(metadata: Metadata, file: Path) -> tuple[nn.Module, int]:
     try:
         return build_backbone(table, name, kwargs, method=metadata.method, dataset=metadata.dataset)
     except Exception as error:
-        # Constructors of many authors answer to a wrong argument in as many ways.
+        # Constructors of different authors raise different errors for a wrong argument.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"export {str(file)!r} cannot be rebuilt: {reason}; it was written by solo_ext "

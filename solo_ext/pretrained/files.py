@@ -1,4 +1,4 @@
-"""Checkpoint files: what they hold, without running what they say."""
+"""Checkpoint files: reads their content without running code in it."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def read_checkpoint(path: Path, allowed: tuple[type, ...] = ()) -> dict[str, Any
 
 
 def check_archive(path: Path) -> None:
-    """Refuses a file whose entries unpack to more than it holds; ``torch.save`` compresses none.
+    """Refuses an archive that unpacks to more than its size; ``torch.save`` compresses nothing.
 
-    A file that is no archive passes, for whoever reads it to complain of.
+    A file that is no archive passes; whoever reads it will raise the error.
 
     Raises:
-        UserError: entries are compressed, or lie over each other.
+        UserError: entries are compressed or overlap.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
         size = path.stat().st_size
     except Exception:
-        # zipfile fails in many ways on a damaged archive; torch.load will say what is wrong.
+        # zipfile raises many types of error for a damaged archive; torch.load will report it.
         return
     packed = [e.filename for e in entries if e.compress_type != zipfile.ZIP_STORED]
     if packed or sum(e.file_size for e in entries) > size:
@@ -107,7 +107,7 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
 
 
 def holds_values(value: object) -> bool:
-    """Whether this is a tensor of real numbers, which a parameter can take.
+    """Whether this is a tensor of real numbers, as a parameter is.
 
     Example:
         >>> holds_values(torch.ones(1)), holds_values("text")
@@ -121,20 +121,20 @@ def holds_values(value: object) -> bool:
 def unwrap(
     state: Mapping[str, Any], wrapper: str, source: str, extras: Collection[str] = ()
 ) -> tuple[str, dict[str, Tensor]]:
-    """The weights within a checkpoint, by themselves or in an entry, without ``module.``.
+    """Extracts the weights of a checkpoint, at top level or in an entry, without ``module.``.
 
     Args:
         state: the checkpoint.
         wrapper: name of the entry with the weights.
-        source: what messages call the file.
-        extras: entries besides a solver's state that the layout is known to have.
+        source: the file's name in messages.
+        extras: entries that the layout is known to have, besides a solver's state.
 
     Returns:
-        What was taken off the start of the keys, where DistributedDataParallel puts it, and the
+        The prefix that DistributedDataParallel put before the keys, which is removed, and the
         weights.
 
     Raises:
-        UserError: a strange entry, no weights, or some keys with that prefix and some without.
+        UserError: an unknown entry, no weights, or only some keys have the prefix.
 
     Example:
         >>> unwrap({"epoch": 3, "state_dict": {"module.fc.bias": torch.ones(1)}}, "state_dict", "")
@@ -159,10 +159,10 @@ def unwrap(
 
 
 def refuse_keys(keys: Collection[Any], source: str, remedy: str) -> None:
-    """Refuses weights that no part of a file's layout takes.
+    """Refuses weights that belong to no part of a file's layout.
 
     Raises:
-        UserError: there are some.
+        UserError: there are such weights.
     """
     if keys:
         found = ", ".join(map(str, [*keys][:3]))
@@ -170,15 +170,15 @@ def refuse_keys(keys: Collection[Any], source: str, remedy: str) -> None:
 
 
 def misfits(network: nn.Module, weights: Mapping[str, Tensor], prefix: str = "") -> str:
-    """Why weights are not exactly those of a network: the first keys of each fault.
+    """Why weights do not exactly fit a network: the first keys of each fault.
 
     Args:
-        network: that is to take them.
+        network: that should load them.
         weights: by key.
-        prefix: of the keys in their file.
+        prefix: prefix of the keys in their file, for the text.
 
     Returns:
-        Keys that are missing, unexpected, no tensors or of another shape; empty if they fit.
+        Keys that are missing, unexpected, not tensors or of another shape; empty if they fit.
 
     Example:
         >>> misfits(nn.Linear(3, 2), {"weight": torch.ones(2, 4)}, "head.")
@@ -208,15 +208,15 @@ def check_fit(
     remedy: str,
     prefix: str = "",
 ) -> None:
-    """Refuses weights that :func:`misfits` finds fault with.
+    """Refuses weights in which :func:`misfits` finds a fault.
 
     Args:
-        network: that is to take them.
+        network: that should load them.
         weights: by key.
-        source: where they come from, with its name.
-        target: what the network is, with its name.
+        source: kind and name of their file.
+        target: kind and name of the network.
         remedy: what to do.
-        prefix: of the keys in their file.
+        prefix: prefix of the keys in their file.
 
     Raises:
         UserError: naming the first keys at fault.

@@ -1,4 +1,4 @@
-"""Projection heads of trained networks: what layers they have, told from their weights."""
+"""Projection heads of trained networks; their layers are inferred from their weights."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class HeadSpec:
         linears: number of linear layers, 1 or more.
         hidden_dim: width of the hidden layers; 0 without any.
         out_dim: D of the embeddings.
-        activation: behind every hidden layer.
+        activation: after every hidden layer.
         batch_norm: whether hidden layers are normalised.
         hidden_bias: whether the hidden linear layers have a bias.
-        out_bias: whether the last one has.
+        out_bias: whether the last linear layer has a bias.
         last_batch_norm: whether the output is normalised; ``plain``: without learnt scale.
 
     Example:
@@ -57,7 +57,7 @@ def build_head(spec: HeadSpec, in_dim: int, batch_norm: bool | None = None) -> n
     Args:
         spec: its layers.
         in_dim: D of the features.
-        batch_norm: whether hidden layers are normalised; ``None``: as ``spec`` says.
+        batch_norm: whether hidden layers are normalised; ``None``: as in ``spec``.
 
     Returns:
         (N, in_dim) -> (N, spec.out_dim), not L2-normalised.
@@ -90,12 +90,12 @@ def load_head(
     Args:
         weights: of an ``nn.Sequential`` by key, such as ``0.weight``, or of one linear layer.
         in_dim: D of the features that it takes.
-        activation: weights do not tell it.
-        prefix: of the keys in their file, for messages.
+        activation: of the hidden layers; weights do not show it.
+        prefix: prefix of the keys in their file, for messages.
 
     Raises:
-        ValueError: naming the first keys that do not belong to such a head, or whose shapes
-            disagree with the rest.
+        ValueError: names the first keys that do not belong to such a head, or whose shapes
+            contradict the others.
 
     Example:
         >>> head, spec = load_head({"0.weight": torch.ones(8, 12)}, 12, "relu")
@@ -107,13 +107,13 @@ def load_head(
     if strange:
         raise ValueError(f"unexpected: {', '.join(prefix + k for k in strange[:3])}")
     spec = _spec({f"0.{k}": v for k, v in weights.items()} if single else weights, activation)
-    # On the meta device first, for widths out of a damaged file may ask for any amount of memory.
+    # Build on the meta device first: widths from a damaged file may need any amount of memory.
     with torch.device("meta"):
         pattern = build_head(spec, in_dim)
     faults = misfits(pattern[0] if single else pattern, weights, prefix)
     if faults:
         raise ValueError(faults)
-    # Loading must not change the draws of what is built next.
+    # Loading must not change later random draws.
     with torch.random.fork_rng(devices=[]):
         head = build_head(spec, in_dim)
     (head[0] if single else head).load_state_dict(weights)
@@ -121,15 +121,15 @@ def load_head(
 
 
 def _spec(weights: Mapping[str, Tensor], activation: Activation) -> HeadSpec:
-    """The head that has a linear layer wherever there is a matrix, and norms by their statistics.
+    """The head with a linear layer for every matrix, and batch norms for running statistics.
 
-    Weights that are not such a head's give some other one, which they do not fit.
+    Weights of another kind of network give some head that they do not fit.
     """
     keys = [key.split(".") for key in weights]
     places = {name: {int(n) for n, field in keys if field == name} for name in ("weight", "bias")}
     norms = {int(n) for n, field in keys if field.startswith("running")}
     matrices = {n for n in places["weight"] - norms if weights[f"{n}.weight"].ndim == 2}
-    # A bias by itself has lost its matrix, which is then named as missing.
+    # A bias without its matrix counts as a linear layer, so that the matrix is named as missing.
     linears = sorted(matrices | (places["bias"] - places["weight"] - norms))
     if not linears:
         raise ValueError(f"no linear layer among {', '.join(list(weights)[:3]) or 'no keys'}")

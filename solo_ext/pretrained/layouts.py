@@ -1,7 +1,7 @@
-"""Checkpoints as the authors of MoCo v2, SwAV and DINO published them.
+"""Checkpoints in the formats that the authors of MoCo v2, SwAV and DINO published.
 
-Each loader takes a file apart by the prefixes of its keys: the backbone, the head, the prototypes,
-what the layout is known to carry along; anything left over is refused by name.
+Each loader splits a file by the prefixes of its keys into backbone, head, prototypes, and entries
+that the layout is known to have; anything else is refused by name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WEIGHT_NORMS = (
     ("weight_g", "weight_v"),
     ("parametrizations.weight.original0", "parametrizations.weight.original1"),
 )
-"""Keys of length and direction, of torch's older weight norm and of its newer one."""
+"""Keys of length and direction in torch's older and newer weight norm."""
 _DINO_HEADS = ("head.", "projection_head.")
 _DINO_SIZES = ("tiny", "small", "base")
 
@@ -41,8 +41,8 @@ def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
     """MoCo v2 (arXiv 2003.04297): the query encoder with its head.
 
     Keys: ``[module.]encoder_q.<torchvision's>`` in ``state_dict``; the head is ``fc.0`` and
-    ``fc.2`` there, with ReLU between them. The prefix ``encoder_q.`` may be ``backbone.`` or have
-    been taken off, and the head may be missing. Key encoder and queue, where present, are left.
+    ``fc.2`` there, with ReLU between them. Instead of ``encoder_q.`` the prefix may be
+    ``backbone.`` or none, and the head may be missing. Key encoder and queue are ignored.
 
     Raises:
         UserError: the file is no such checkpoint.
@@ -60,7 +60,7 @@ def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
     _refuse_rest(weights, outer, title, "encoder_q.*, encoder_k.*, queue, queue_ptr")
     start = f"{outer}{inner}fc."
     head = _take(backbone, "fc.")
-    # One linear layer there is a classifier, or MoCo v1's head.
+    # A single linear layer would be a classifier, or MoCo v1's head.
     single = {k: v for k, v in head.items() if not k[0].isdigit()}
     _refuse_rest(single, start, title, "fc.0.* and fc.2.*, the head, or none of fc.*")
     arch = state.get("arch")
@@ -78,9 +78,9 @@ def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
 def load_swav(source: TeacherSource) -> LoadedTeacher:
     """SwAV (arXiv 2006.09882) and its DeepCluster v2: backbone, projection head, prototypes.
 
-    Keys: ``[module.]<torchvision's>``, by themselves or in ``state_dict``; the head is
+    Keys: ``[module.]<torchvision's>``, at top level or in ``state_dict``; the head is
     ``projection_head.0``, batch norm ``.1``, ReLU, ``.3``; then ``prototypes.weight`` (K, D).
-    Several sets of prototypes, as DeepCluster v2 has, are left. Images were normalised with a
+    Several sets of prototypes, as in DeepCluster v2, are ignored. Images were normalised with a
     standard deviation of (0.228, 0.224, 0.225).
 
     Raises:
@@ -108,12 +108,12 @@ def load_swav(source: TeacherSource) -> LoadedTeacher:
 
 
 def load_dino(source: TeacherSource) -> LoadedTeacher:
-    """DINO (arXiv 2104.14294): the teacher of a full checkpoint, or a file with a backbone alone.
+    """DINO (arXiv 2104.14294): the teacher of a full checkpoint, or a file with only a backbone.
 
     Keys of ``teacher``: ``[module.]backbone.<torchvision's or timm's>``, head ``head.mlp.*`` with
     GELU, ``head.last_layer`` (K, D), plain or weight-normed. Older files have the backbone without
-    prefix and the head as ``projection_head``. The published ResNet-50's head, two linear layers
-    with batch norm and plain prototypes, is not the one that its code builds.
+    prefix and the head as ``projection_head``. The head of the published ResNet-50, two linear
+    layers with batch norm and plain prototypes, differs from the one in the published code.
 
     Raises:
         UserError: the file is no such checkpoint.
@@ -143,7 +143,7 @@ def load_dino(source: TeacherSource) -> LoadedTeacher:
 
 
 def _dino_architecture(args: Any, backbone: Mapping[str, Tensor]) -> str:
-    """What the arguments of the training say, else one of the two published ones by its keys."""
+    """The architecture in the training's arguments, else the one of two whose keys these are."""
     arch, patch = getattr(args, "arch", None), getattr(args, "patch_size", 16)
     if arch in torchvision_names():
         return str(arch)
@@ -153,7 +153,7 @@ def _dino_architecture(args: Any, backbone: Mapping[str, Tensor]) -> str:
 
 
 def _named(source: TeacherSource, layout: str) -> tuple[Path, str]:
-    """The path of a source that has been checked, and what messages call the file."""
+    """The path of a checked source, and its name in messages."""
     path = Path(str(source.path))
     return path, f"{layout} checkpoint {str(path)!r}"
 
@@ -167,7 +167,7 @@ def _assembled(
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD,
     **behind: Any,
 ) -> LoadedTeacher:
-    """Builds the architecture that the config names, or else the file, and puts it together."""
+    """Builds the architecture that the config or else the file names, and adds the parts."""
     model = source.model or said
     network = build_architecture(model, source.model_kwargs)
     remedy = f"if it is another one, name it by {KEY}.model"
@@ -187,17 +187,17 @@ def _assembled(
 def prototype_rows(
     weights: Mapping[str, Tensor], prefix: str, source: str
 ) -> tuple[Tensor | None, str]:
-    """The prototypes of a last layer, plain or weight-normed, and their key in the file.
+    """The prototypes of a last layer, plain or with weight norm, and their key in the file.
 
-    Of weight norm the direction is returned, for its length is no part of unit rows.
+    With weight norm only the direction is returned: the rows have unit length anyway.
 
     Args:
         weights: of the layer.
-        prefix: of its keys in the file.
-        source: what messages call the file.
+        prefix: prefix of its keys in the file.
+        source: the file's name in messages.
 
     Raises:
-        UserError: other weights, or lengths that are not one per row.
+        UserError: unexpected weights, or not one length per row.
 
     Example:
         >>> prototype_rows({"weight": Tensor([[1.0, 0.0]])}, "prototypes.", "the file")[1]
@@ -224,7 +224,7 @@ def prototype_rows(
 
 
 def _take(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Moves the weights with a prefix out of a state dict, without it."""
+    """Moves the weights with a prefix out of a state dict; removes the prefix."""
     found = [k for k in weights if k.startswith(prefix)]
     return {k.removeprefix(prefix): weights.pop(k) for k in found}
 

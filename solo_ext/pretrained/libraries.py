@@ -1,4 +1,4 @@
-"""Networks of timm and torchvision without classifier: empty, from a local file, or fetched."""
+"""Networks of timm and torchvision without classifier: new, from a local file, or downloaded."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ TIMM = "timm/"
 _WIDE = re.compile(r"(resnet(?:50|101|152))w([2-5])")
 _BLOCKS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3], "resnet152": [3, 8, 36, 3]}
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
-"""Entries with the weights in a training checkpoint; the libraries too take averaged ones first."""
+"""Entries of a training checkpoint with the weights; like the libraries, averaged ones first."""
 
 
 def load_timm(source: TeacherSource) -> LoadedTeacher:
-    """Any timm model without its classifier; mean, deviation and size are its own config's.
+    """Any timm model without its classifier; mean, deviation and size are from its own config.
 
-    ``path`` is a file of weights as timm keeps them (safetensors or ``torch.save``); without it
-    timm fetches those of the tag, or of its default tag.
+    ``path`` is a file of weights in timm's format (safetensors or ``torch.save``); without it timm
+    downloads those of the tag, or of its default tag.
 
     Raises:
-        UserError: unknown model or tag, weights that cannot be fetched, or of another model.
+        UserError: unknown model or tag, weights of another model, or a failed download.
     """
     name = str(source.model)
     model = timm_name(name if name.startswith(TIMM) else TIMM + name)
@@ -53,7 +53,7 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
     network: Any
     notes: list[str] = []
     if source.path is None:
-        # With its classifier, for without it timm does not insist on every key.
+        # Load it with its classifier: without one, timm accepts missing keys.
         network = _fetched(
             model,
             source,
@@ -87,12 +87,12 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
 def load_torchvision(source: TeacherSource) -> LoadedTeacher:
     """Any torchvision model without its last linear layer.
 
-    ``path`` is a file of weights as torchvision keeps them; without it torchvision fetches those
-    of the tag behind the colon, or of its default tag. Mean, deviation and size are the tag's; a
-    local file has ImageNet's, unless a tag says other.
+    ``path`` is a file of weights in torchvision's format; without it torchvision downloads those of
+    the tag after the colon, or of its default tag. Mean, deviation and size are the tag's; a local
+    file has ImageNet's, unless a tag is given.
 
     Raises:
-        UserError: unknown model or tag, weights that cannot be fetched, or of another model.
+        UserError: unknown model or tag, weights of another model, or a failed download.
     """
     given = str(source.model)
     name, _, tag = given.partition(":")
@@ -154,10 +154,10 @@ def _fetched(
 def _load_file(
     network: nn.Module, path: Path, library: str, classifiers: Collection[str], model: str
 ) -> list[str]:
-    """Gives a network the weights of a file, without those of a classifier.
+    """Loads the weights of a file into a network, without those of a classifier.
 
     Returns:
-        What to say of them.
+        Description of the weights.
 
     Raises:
         UserError: the file cannot be read, or has other keys or shapes.
@@ -181,9 +181,9 @@ def _load_file(
 
 
 class WideResNet(ResNet):  # type: ignore[misc]
-    """ResNet of bottlenecks with every layer ``width`` times as wide, as SwAV's w2, w4 and w5.
+    """Bottleneck ResNet with every layer ``width`` times as wide, like SwAV's w2, w4 and w5.
 
-    torchvision's ``wide_resnet50_2`` is another: there the inner convolutions alone are wider.
+    torchvision's ``wide_resnet50_2`` is different: only its inner convolutions are wider.
     """
 
     def __init__(self, blocks: list[int], width: int) -> None:
@@ -200,11 +200,11 @@ class WideResNet(ResNet):  # type: ignore[misc]
 
 
 def build_architecture(name: str, kwargs: Mapping[str, Any]) -> nn.Module:
-    """Builds a network without its classifier; the global random state is left alone.
+    """Builds a network without its classifier; keeps the global random state.
 
     Args:
-        name: of torchvision, with ``w2`` to ``w5`` behind it for SwAV's wide ResNets; ``timm/``
-            and a name of timm's, or that name alone where torchvision has no such model.
+        name: torchvision's, optionally followed by ``w2`` to ``w5`` for SwAV's wide ResNets; or
+            ``timm/`` and timm's name, or timm's name alone if torchvision has no such model.
         kwargs: arguments of its constructor.
 
     Raises:
@@ -227,7 +227,7 @@ def build_architecture(name: str, kwargs: Mapping[str, Any]) -> nn.Module:
 
 @contextlib.contextmanager
 def _building(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Keeps the global random state, and says which arguments a constructor refused."""
+    """Keeps the global random state, and reports the arguments that a constructor refuses."""
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -248,8 +248,8 @@ def torchvision_names() -> list[str]:
 
 
 def torchvision_model(name: str, kwargs: Mapping[str, Any]) -> nn.Module:
-    """A model of torchvision, weights not loaded, with its classifier."""
-    # Their default is a slow initialisation, about which they warn.
+    """A model of torchvision with its classifier, without trained weights."""
+    # By default these two initialise slowly, and warn about it.
     fast = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     model: nn.Module = torchvision.models.get_model(name, weights=None, **{**fast, **kwargs})
     return model
@@ -275,13 +275,13 @@ def timm_name(name: str) -> str:
 
 
 def without_classifier(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Takes the last linear layer of a torchvision model away.
+    """Removes the last linear layer of a torchvision model.
 
     Returns:
         The model, and the name of the layer.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it has no linear layer.
     """
     linears = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linears:
@@ -291,7 +291,7 @@ def without_classifier(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def image_side(kwargs: Mapping[str, Any], default: int = 224) -> int:
-    """Side of the images that a model takes: what its arguments say, else ``default``.
+    """Side of the images that a model takes: from its arguments, else ``default``.
 
     Example:
         >>> image_side({"img_size": [96, 96]}), image_side({})

@@ -1,4 +1,4 @@
-"""Runs of either host: their config and weights, the backbone alone, or the run as a teacher."""
+"""Runs of either host: their config and weights, their backbone, or the run as a teacher."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, assemble
 ARGS = "args.json"
 ONLINE = ("backbone.", "encoder.")
 MOMENTUM = ("momentum_backbone.", "momentum_encoder.")
-"""Prefixes of a backbone's keys, solo-learn main's and the release's."""
+"""Prefixes of a backbone's keys, in solo-learn main and in the release."""
 GELU = ("dino", "vibcreg")
 RELU = (
     *("all4one", "barlow_twins", "byol", "debiased", "deepclusterv2", "hard_negative", "metric"),
     *("mochi", "mocov2plus", "mocov3", "nnbyol", "nnclr", "nnclr_symmetric", "nnsiam", "pcl"),
     *("protocpc", "ressl", "simclr", "simsiam", "supcon", "swav", "vicreg", "wmse"),
 )
-"""Methods by the activation of their projector, which its weights do not tell."""
+"""Methods by the activation of their projector, which its weights do not show."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Pretrained:
     """A backbone and the config that it was trained with.
 
     Attributes:
-        backbone: on the CPU, weights loaded without a missing or unexpected key.
+        backbone: on the CPU, loaded without missing or unexpected keys.
         features_dim: D of its features.
         cfg: solo-learn main's config as a plain mapping.
         checkpoint: the file.
@@ -61,7 +61,7 @@ class Pretrained:
 
 
 class _Read(BaseModel):
-    """The part of ``args.json`` that is read here; the rest may be anything."""
+    """The part of ``args.json`` that is read here; other keys may be anything."""
 
     model_config = ConfigDict(strict=True)
 
@@ -142,7 +142,7 @@ def read_run(path: Path) -> RunCheckpoint:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config of a run, as :func:`read_run` gives it, without its weights.
+    """The config of a run as from :func:`read_run`, without reading its weights.
 
     Raises:
         UserError: as :func:`read_run`.
@@ -151,7 +151,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def run_backbone(run: RunCheckpoint, prefixes: tuple[str, ...] = ONLINE) -> tuple[nn.Module, int]:
-    """Builds a backbone of a run and gives it its weights.
+    """Builds a backbone of a run and loads its weights.
 
     Args:
         run: the checkpoint.
@@ -168,7 +168,7 @@ def run_backbone(run: RunCheckpoint, prefixes: tuple[str, ...] = ONLINE) -> tupl
     backbone, features_dim = build_backbone(
         host.load().backbones,
         cfg["backbone"]["name"],
-        # The checkpoint brings the weights; nothing is to be fetched, and no other file read.
+        # The checkpoint has the weights: download nothing and read no other file.
         {k: v for k, v in (cfg["backbone"].get("kwargs") or {}).items() if k not in FETCHING},
         method=cfg.get("method"),
         dataset=cfg["data"]["dataset"],
@@ -192,8 +192,8 @@ def _checkpoint_in(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise UserError(f"{str(path)!r}: no such run directory or checkpoint")
-    # Upstream removes older checkpoints, or is told to keep them: the last epoch is meant. Times
-    # of files do not tell it, a copied folder has new ones.
+    # Upstream may keep older checkpoints: take that of the last epoch. Times of files do not tell
+    # it, because a copied folder has new ones.
     found = sorted(path.glob("*.ckpt"), key=_progress)
     if not found:
         raise UserError(
@@ -204,7 +204,7 @@ def _checkpoint_in(path: Path) -> Path:
 
 
 def _progress(checkpoint: Path) -> tuple[int, bool, int, int]:
-    """Orders ``...-ep=<epoch>[-step=<step>].ckpt``; within an epoch its end comes last."""
+    """Orders ``...-ep=<epoch>[-step=<step>].ckpt``; the end of an epoch comes after its steps."""
     match = CHECKPOINT_NAME.search(checkpoint.name)
     epoch, step = (match[1], match[2]) if match else ("-1", None)
     return int(epoch), step is None, int(step or 0), checkpoint.stat().st_mtime_ns
@@ -220,8 +220,8 @@ def _config_of(checkpoint: Path) -> dict[str, Any]:
         raise UserError(f"{str(file)!r} is not JSON: {error}") from None
     cfg: dict[str, Any]
     if isinstance(args, dict) and isinstance(args.get("backbone"), dict):
-        # Upstream's own script leaves interpolations in. They stay as they are: whoever wrote the
-        # file would choose which environment variable of the reader's goes into records and pages.
+        # Upstream's own script leaves interpolations in. They stay unresolved: otherwise the file's
+        # author could choose which environment variables of the reader get into records and pages.
         cfg = args
     elif isinstance(args, dict) and isinstance(args.get("encoder"), str):
         cfg = _from_release(args)
@@ -235,8 +235,8 @@ def _config_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def _from_release(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat arguments of 1.0.2 as far as evaluation needs them."""
-    # The release writes no paths, only that it cannot.
+    """Converts the flat arguments of 1.0.2, as far as evaluation needs them."""
+    # The release writes no paths, only that they are not serializable.
     args = {k: None if v == "<not serializable>" else v for k, v in args.items()}
     kwargs = dict(args.get("backbone_args") or {})
     cifar = kwargs.pop("cifar", False)
@@ -288,19 +288,19 @@ def _state_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def _is_weight(key: object, value: object) -> bool:
-    # What a module adds to its own state may be anything.
+    # A module may add anything to its own state.
     return isinstance(key, str) and (holds_values(value) or key.endswith("_extra_state"))
 
 
 def load_run(source: TeacherSource) -> LoadedTeacher:
-    """Loads the networks of a run as a teacher, in the normalisation and size of its large crops.
+    """Loads the networks of a run as a teacher, with the normalisation and size of its large crops.
 
-    The head is the projector (DINO: the layers before the prototypes) where it is made of linear
-    layers, batch norm and an activation that the method is known by; prototypes are taken where
-    there is one set of them. What was not taken, and why, the description says.
+    The head is the projector (DINO: the layers before the prototypes) if it consists of linear
+    layers, batch norm and the activation known for the method; prototypes are taken if there is one
+    set of them. The description says what was not taken, and why.
 
     Raises:
-        UserError: the path is no run, or has no momentum networks where those are asked for.
+        UserError: the path is no run, or lacks the momentum networks that were asked for.
         HostError: solo-learn is missing.
     """
     run = read_run(Path(str(source.path)))
@@ -323,7 +323,7 @@ def load_run(source: TeacherSource) -> LoadedTeacher:
 
 
 def _behind(run: RunCheckpoint, features_dim: int, networks: str) -> dict[str, Any]:
-    """What stands behind the backbone, for :func:`assemble`; or notes why it is not taken."""
+    """Head and prototypes after the backbone, for :func:`assemble`; or notes why there are none."""
     prefix, head = _first_below(run.weights, f"{networks}projector.", f"{networks}head.mlp.")
     activation = _activation(run.cfg)
     if not head:
@@ -347,7 +347,7 @@ def _behind(run: RunCheckpoint, features_dim: int, networks: str) -> dict[str, A
 
 
 def _activation(cfg: Mapping[str, Any]) -> Activation | None:
-    """Of the head, which its weights do not tell; ``None`` where the config does not either."""
+    """Activation of the head, which its weights do not show; ``None`` if the config does not."""
     method = cfg.get("method")
     settings = cfg.get("method_kwargs") or {}
     teacher = settings.get("teacher")
@@ -366,7 +366,7 @@ def _activation(cfg: Mapping[str, Any]) -> Activation | None:
 
 
 def _first_below(weights: Mapping[str, Tensor], *prefixes: str) -> tuple[str, dict[str, Tensor]]:
-    """The weights below the first prefix that has any, and the prefix."""
+    """The first prefix that any weights have, and these weights without it."""
     for prefix in prefixes:
         found = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
         if found:

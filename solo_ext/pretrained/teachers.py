@@ -1,4 +1,4 @@
-"""Teachers: where one comes from, and what it is once it is loaded and proved."""
+"""Teachers: where one comes from, and what it is after loading and testing it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from solo_ext.pretrained.heads import Activation, HeadSpec, load_head
 
 Layout = Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"]
 KEY = "method_kwargs.teacher"
-"""Where the settings of the teacher stand in a config."""
+"""Config key of the teacher's settings."""
 
 _META = "https://dl.fbaipublicfiles.com"
 _PUBLISHED: dict[str, tuple[str, ...]] = {
@@ -35,16 +35,16 @@ class TeacherSource:
 
     Attributes:
         layout: ``run``: a run directory or checkpoint of solo-learn or solo_ext; ``moco_v2``,
-            ``swav``, ``dino``: files as their authors' code writes them; ``timm``,
+            ``swav``, ``dino``: files in the format of their authors' code; ``timm``,
             ``torchvision``: the library's own weights, or a local file of them.
-        path: the file or run directory; ``None`` lets ``timm`` and ``torchvision`` fetch.
+        path: the file or run directory; ``None`` lets ``timm`` and ``torchvision`` download.
         model: the architecture, with the tag of its weights for ``timm`` (``resnet50.a1_in1k``)
-            and ``torchvision`` (``resnet50:IMAGENET1K_V2``). Official files: ``None`` is what the
-            file says, else the published one; a torchvision name, one with ``w2`` to ``w5``
-            behind it for SwAV's wide ones, or a timm name. A run says it itself.
+            and ``torchvision`` (``resnet50:IMAGENET1K_V2``). For official files ``None`` means what
+            the file says, else the published architecture; otherwise a torchvision name, optionally
+            followed by ``w2`` to ``w5`` for SwAV's wide ones, or a timm name. A run needs none.
         model_kwargs: arguments of the model's constructor.
         networks: which networks of a run: ``online``, which ``solo-ext eval`` measures, or
-            ``momentum``. Official files: always the one that is meant to be used.
+            ``momentum``. Official files always give the one that is meant to be used.
 
     Example:
         >>> TeacherSource(layout="swav", path="swav_800ep_pretrain.pth.tar").networks
@@ -59,10 +59,10 @@ class TeacherSource:
 
 
 def check_source(source: TeacherSource) -> None:
-    """Refuses what can be refused without reading the teacher.
+    """Refuses what can be recognised as wrong without reading the teacher.
 
     Raises:
-        ConfigError: a setting is missing, names nothing, or is not for this layout.
+        ConfigError: a setting is missing, names nothing that exists, or is not for this layout.
 
     Example:
         >>> check_source(TeacherSource(layout="timm"))
@@ -100,14 +100,14 @@ class LoadedTeacher:
 
     Attributes:
         backbone: (N, 3, H, W) -> (N, features_dim).
-        head: (N, features_dim) -> (N, embed_dim), not L2-normalised; ``None`` where there is none.
-        prototypes: (K, embed_dim) unit rows in fp32; ``None`` where there are none.
+        head: (N, features_dim) -> (N, embed_dim), not L2-normalised; ``None`` if there is none.
+        prototypes: (K, embed_dim) unit rows in fp32; ``None`` if there are none.
         features_dim: of the backbone's output.
         embed_dim: of the head's output, ``features_dim`` without a head.
         mean: per channel, of the images that it was trained with.
         std: per channel.
         input_size: side of the images in pixels.
-        digest: first 16 hex digits of the file's SHA-256; of the weights' where there is no file.
+        digest: first 16 hex digits of the file's SHA-256; of the weights' if there is no file.
         description: one line.
         head_spec: the head's layers, for a student's head like it.
     """
@@ -126,16 +126,16 @@ class LoadedTeacher:
 
 
 def load_teacher(source: TeacherSource) -> LoadedTeacher:
-    """Loads a teacher onto the CPU and proves it by shapes and a forward pass.
+    """Loads a teacher onto the CPU and tests its shapes and a forward pass.
 
-    Files are read without running code in them; keys must be exactly those of the architecture,
-    the head and the prototypes, besides what the layout is known to carry along.
+    Files are read without running code in them. Keys must be exactly those of the architecture, the
+    head and the prototypes, besides entries that the layout is known to have.
 
     Raises:
         UserError: there is no such file, or it is not what the source says; one line that names
             the first keys at fault.
     """
-    # They import this module, which has what they give.
+    # Imported here, because these modules import this one.
     from solo_ext.pretrained import layouts, libraries, runs
 
     check_source(source)
@@ -165,7 +165,7 @@ def assemble(
     prototypes_key: str = "",
     notes: Sequence[str] = (),
 ) -> LoadedTeacher:
-    """Puts head and prototypes behind a backbone and proves them with a random image.
+    """Adds head and prototypes to a backbone and tests them with a random image.
 
     Args:
         backbone: with its weights.
@@ -175,16 +175,16 @@ def assemble(
         std: per channel.
         input_size: side of the image.
         head: weights of the head by key, if there is one.
-        head_prefix: of these keys in the file.
+        head_prefix: prefix of these keys in the file.
         activation: of the head.
         prototypes: (K, D) of any length above 0, if there are any.
         prototypes_key: their key in the file.
-        notes: to go into the description.
+        notes: added to the description.
 
     Raises:
-        UserError: the parts do not fit together, or give anything but finite vectors.
+        UserError: the parts do not fit together, or the output is not finite vectors.
     """
-    # With a generator of its own, for loading a teacher must not change a student's draws.
+    # Use a separate generator: loading a teacher must not change a student's draws.
     image = torch.randn(1, 3, input_size, input_size, generator=torch.Generator().manual_seed(0))
     backbone.eval()
     feats = _vectors(backbone, image, f"the backbone of {name}")
@@ -223,7 +223,7 @@ def assemble(
 
 
 def _vectors(network: nn.Module, x: Tensor, name: str) -> Tensor:
-    """Output of a network for one sample, seen to be a finite vector."""
+    """Output of a network for one sample, checked to be a finite vector."""
     size = "x".join(str(s) for s in x.shape[1:])
     try:
         with torch.no_grad():

@@ -28,20 +28,20 @@ from solo_ext.data.batch_augment.ops import (
 from solo_ext.data.transforms import statistics
 
 MEMORY_BOUND = 4 << 30
-"""Bytes that the crop matrices of all entries of ``augmentations`` may take."""
+"""Limit in bytes of the crop matrices of all entries of ``augmentations`` together."""
 _CACHED_BYTES = 1 << 20
-"""Bytes of the crops of a chunk on the CPU: several such arrays fit its cache."""
+"""Bytes of crops per chunk on the CPU: several such arrays fit in its cache."""
 
 
 class BatchAugment(nn.Module):
-    """All crops of a batch of uint8 images, in the order of the config's ``augmentations``.
+    """Makes all crops of a batch of uint8 images, in the order of the config's ``augmentations``.
 
-    Distributions are those of :func:`solo_ext.data.transforms.pretrain_transform`; nothing is
-    rounded to 8 bits in between. :meth:`draw` draws all parameters on the CPU, out of (seed, epoch,
-    index) alone; :meth:`forward` computes on the images' device.
+    Distributions are those of :func:`solo_ext.data.transforms.pretrain_transform`, without its
+    rounding to 8 bits between steps. :meth:`draw` draws all parameters on the CPU, from (seed,
+    epoch, index) alone; :meth:`forward` computes on the images' device.
 
     Args:
-        dataset: ``data.dataset``, which names the statistics.
+        dataset: ``data.dataset``, which determines mean and deviation.
         augmentations: the config's list of pipelines, defaults filled in.
         height: of the images.
         width: of the images.
@@ -76,7 +76,7 @@ class BatchAugment(nn.Module):
         )
 
     def draw(self, epoch: int, indices: NDArray[np.int64]) -> list[ViewDraws]:
-        """The parameters of every view of some samples, one entry per crop.
+        """Draws the parameters of every view of some samples, one entry per crop.
 
         Args:
             epoch: from 0.
@@ -93,7 +93,7 @@ class BatchAugment(nn.Module):
 
         Args:
             images: (N, 3, H, W), uint8.
-            draws: what :meth:`draw` gave for them, on their device.
+            draws: their parameters from :meth:`draw`, on the images' device.
 
         Returns:
             Normalised crops (N, 3, S, S), float32.
@@ -128,7 +128,7 @@ def _check_memory(augmentations: Sequence[Mapping[str, Any]], height: int, width
 
 
 class ViewMaker(nn.Module):
-    """Crop, jitter, grey, blur, solarisation, equalisation, mirroring and normalisation.
+    """Makes one crop: jitter, grey, blur, solarisation, equalisation, mirroring, normalisation.
 
     Args:
         augmentation: the entry, defaults filled in.
@@ -176,7 +176,7 @@ class ViewMaker(nn.Module):
         n = len(images)
         shape = (n, 3, self.size, self.size)
         views = torch.empty(shape, dtype=torch.float32, device=images.device)
-        # Chunks pay on a CPU, for its cache; on a GPU they would only add launches.
+        # Chunks help a CPU's cache; on a GPU they would only add kernel launches.
         step = self._chunk if images.device.type == "cpu" else n
         for start in range(0, n, step):
             drawn = draws if step >= n else draws.part(start, min(start + step, n))
@@ -187,17 +187,17 @@ class ViewMaker(nn.Module):
         top, left, height, width = drawn.box.unbind(1)
         rows = self.rows(top, height) / 255
         columns = self.columns(left, width, drawn.flip)
-        # The cubic overshoots; 8-bit images are clipped in the same way.
+        # Bicubic interpolation overshoots: clip, as is done for 8-bit images.
         x = resample(images.float(), rows, columns).clamp_(0, 1)
         jitter_(x, drawn.affine, drawn.hue, drawn.hue_stops)
         grey = towards_grey(1 - drawn.gray, drawn.gray)
-        # Grey is linear in the channels, so it can be one product with the normalisation, unless
-        # a step in between is not linear.
+        # Grey is linear in the channels, so it can share one product with the normalisation,
+        # unless a non-linear step comes between them.
         early = self._has("solarization") or self._has("equalization")
         if early:
             x = mix_channels(x, grey, torch.zeros(1, 1, device=x.device))
         x = _changed(x, drawn.blurred, lambda part: blur(part, drawn.radius))
-        # Solarisation above 128 of 255, where x and 1 - x meet.
+        # Solarise above 128 of 255, where x and 1 - x meet.
         x = _changed(x, drawn.solarized, lambda part: torch.minimum(part, 1 - part))
         x = _changed(x, drawn.equalized, _equalized)
         scale = torch.diag_embed(1 / self.std)

@@ -23,27 +23,27 @@ _ORDERS = np.array(list(itertools.permutations(range(4))))
 _CHANCES = ("color_jitter", "grayscale", "gaussian_blur", "solarization", "equalization")
 _BOX, _ORDER, _RADIUS, _FLIP, _APPLIED = 2 * _TRIES + 2, 22, 27, 28, 29
 _PER_VIEW = 64
-"""Each view has 64 numbers of a sample's stream: 22 for the box, one for the order of the jitter, 4
-for its factors, one each for blur and mirroring, and one for each of ``_CHANCES``."""
+"""Each view takes 64 numbers of a sample's stream: 22 for the box, one for the order of the jitter,
+4 for its factors, one each for blur and mirroring, and one for each of ``_CHANCES``."""
 
 
 class ViewDraws(NamedTuple):
     """Parameters of one view of N images, on the CPU until the batch is moved.
 
-    Rows are sorted: jittered images first, by the place of hue among the steps of the jitter, so
-    that the images of each place are one slice.
+    Rows are sorted: jittered images come first, by the position of hue among the steps of their
+    jitter, so that images with the same position are one slice.
 
     Attributes:
-        rows: the image of every row (N,).
+        rows: the image that each row is of (N,).
         box: top, left, height and width of the crop (N, 4).
         flip: whether it is mirrored, 0 or 1 (N,).
-        affine: of the steps of the jitter but hue, in each image's order, the weights of the
-            image, of its grey and of the mean of its grey (N, steps, 3).
-        hue: shift in turns (N,), ``None`` for a jitter without hue.
-        hue_stops: first row of each place of hue, and of what is not jittered.
+        affine: weights (N, steps, 3) of the image, its grey and the mean of its grey, for the
+            steps of the jitter except hue, in each image's order.
+        hue: shift in turns (N,); ``None`` for a jitter without hue.
+        hue_stops: first row of each position of hue, then of the rows without jitter.
         gray: 0 or 1 (N,).
         blurred: rows that are blurred, ascending.
-        radius: of each of these, in pixels.
+        radius: radius of each of these, in pixels.
         solarized: rows that are solarised, ascending.
         equalized: rows that are equalised, ascending.
     """
@@ -61,7 +61,7 @@ class ViewDraws(NamedTuple):
     equalized: Tensor
 
     def part(self, start: int, stop: int) -> ViewDraws:
-        """The rows from ``start`` to ``stop``; reads values, so for the CPU only."""
+        """The rows from ``start`` to ``stop``; it reads values, so use it on the CPU only."""
         inside = [
             slice(*np.searchsorted(rows.numpy(), (start, stop)))
             for rows in (self.blurred, self.solarized, self.equalized)
@@ -89,7 +89,7 @@ def draw_view(
     Args:
         augmentation: an entry of ``augmentations``, defaults filled in.
         keys: of the samples (N,).
-        number: of the view among all of its batch.
+        number: index of the view among all views of its batch.
         height: of the images.
         width: of the images.
     """
@@ -132,12 +132,12 @@ def draw_view(
 def _jitter(
     jitter: Mapping[str, Any], draws: Floats, order: Floats
 ) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Weights of the steps but hue (N, steps, 3), hue (N,) and its place among them (N,)."""
+    """Weights of the steps except hue (N, steps, 3), hue (N,) and its position among them (N,)."""
     strengths = np.array([jitter[name] for name in STRENGTHS])
     low = np.where(np.arange(4) == _HUE, -strengths, np.maximum(0, 1 - strengths))
     high = np.where(np.arange(4) == _HUE, strengths, 1 + strengths)
     factors = low + (high - low) * draws[:, 1:5]
-    # A strength of 0 is no step; the orders of the other steps stay equally likely.
+    # A strength of 0 drops its step; the orders of the other steps stay equally likely.
     steps = [[s for s in o if s != _HUE and strengths[s]] for o in _ORDERS.tolist()]
     before = [sum(bool(strengths[s]) for s in o[: o.index(_HUE)]) for o in _ORDERS.tolist()]
     chosen = (order * len(_ORDERS)).astype(np.int64)
@@ -157,15 +157,15 @@ def crop_boxes(
 ) -> NDArray[np.int64]:
     """Boxes of crops with a share of the area in ``scale`` and a side ratio from 3/4 to 4/3.
 
-    As ``torchvision.transforms.RandomResizedCrop.get_params``: area uniform, ratio log-uniform,
-    sides rounded, the first of ten tries that fits; else the largest centred box whose ratio is
-    in range.
+    As ``torchvision.transforms.RandomResizedCrop.get_params``: the area is uniform, the ratio
+    log-uniform, and sides are rounded; it takes the first of ten tries that fits, else the largest
+    centred box whose ratio is in range.
 
     Args:
         draws: uniform numbers (N, 22).
         height: of the images.
         width: of the images.
-        scale: least and largest share of the area.
+        scale: smallest and largest share of the area.
 
     Returns:
         (N, 4): top, left, height, width.
@@ -176,7 +176,7 @@ def crop_boxes(
     area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:, :_TRIES])
     low, high = (math.log(r) for r in _RATIO)
     ratio = np.exp(low + (high - low) * draws[:, _TRIES : 2 * _TRIES])
-    # `rint` rounds halves to even, as Python's `round` does.
+    # `rint` rounds halves to even, like Python's `round`.
     widths = np.rint(np.sqrt(area * ratio)).astype(np.int64)
     heights = np.rint(np.sqrt(area / ratio)).astype(np.int64)
     fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)

@@ -1,4 +1,4 @@
-"""Crop, blur and colour of a batch, every image with its own parameters, as matrix products."""
+"""Crop, blur and colour of a batch as matrix products, with separate parameters per image."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NO_CHROMA = 1e-12
 class AxisResampler(nn.Module):
     """Matrices that crop, scale and mirror along one axis.
 
-    There is one matrix per length of a crop; where the crop begins shifts its columns.
+    There is one matrix per length of crop; its columns are shifted to where the crop begins.
 
     Args:
-        matrices: the matrix (size, h) of crops of length h at place h of the list, the last of
-            the whole image; ``None`` for a length that no crop has.
+        matrices: at index h the matrix (size, h) for crops of length h, up to the whole image's
+            length; ``None`` for a length that no crop has.
         mirrored: whether crops may be mirrored.
     """
 
@@ -46,14 +46,14 @@ class AxisResampler(nn.Module):
             length: pixels (N,).
             flip: 0 or 1 (N,).
         """
-        # `unfold` gives all shifts without a copy, since zeros stand to the left of each matrix.
+        # The matrices have zeros on their left, so `unfold` gives every shift without a copy.
         shifted = self.kernels.unfold(3, self.source, 1).permute(0, 1, 3, 2, 4)
         mirror = flip if flip is not None and len(shifted) == 2 else torch.zeros_like(start)
         return shifted[mirror, length, self.source - start]
 
 
 def kernel_bytes(source: int, size: int, mirrored: bool) -> int:
-    """Memory of an :class:`AxisResampler`, which grows with the square of the source."""
+    """Bytes of an :class:`AxisResampler`; they grow with the square of the source."""
     return 4 * (1 + mirrored) * (source + 1) * size * 2 * source
 
 
@@ -77,11 +77,11 @@ def central_matrix(source: int, shorter: int, size: int) -> list[Tensor | None]:
 
 
 def bicubic_matrix(length: int, size: int) -> Tensor:
-    """The matrix (size, length) that scales ``length`` pixels to ``size`` as PIL does.
+    """The matrix (size, length) that scales ``length`` pixels to ``size`` like PIL.
 
     Output pixel o samples around (o + 1/2) length / size with the cubic of a = -1/2 (Keys,
     "Cubic convolution interpolation for digital image processing", 1981), widened by length / size
-    where pixels become fewer; weights end at the image's edge and sum to 1.
+    when scaling down; weights outside the image are dropped, and the rest sum to 1.
 
     >>> bicubic_matrix(length=12, size=8).shape
     torch.Size([8, 12])
@@ -101,7 +101,7 @@ def _cubic(x: Tensor) -> Tensor:
 
 
 def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Applies a matrix per image to its rows and one to its columns.
+    """Applies one matrix per image to its rows and one to its columns.
 
     Args:
         images: (N, C, H, W).
@@ -136,11 +136,11 @@ def blur(images: Tensor, radius: Tensor) -> Tensor:
 
 
 def blur_matrices(radius: Tensor, size: int) -> Tensor:
-    """What PIL's ``GaussianBlur`` does along one axis: (N, size, size).
+    """PIL's ``GaussianBlur`` along one axis, as matrices (N, size, size).
 
-    Three box blurs whose variances add up to that of the Gaussian; the boxes have a weight of
-    their own at both ends (Gwosdek et al., "Theoretical foundations of Gaussian convolution by
-    extended box filtering", SSVM 2011). The outermost pixels are repeated.
+    Three box blurs whose variances add up to that of the Gaussian; the boxes have fractional
+    weights at both ends (Gwosdek et al., "Theoretical foundations of Gaussian convolution by
+    extended box filtering", SSVM 2011). The edge pixels are repeated.
 
     Args:
         radius: standard deviation in pixels (N,).
@@ -158,10 +158,10 @@ def _box_radius(radius: Tensor) -> Tensor:
 
 
 def _boxes(radius: Tensor, size: int) -> Tensor:
-    """Box filters of half-width ``radius`` (N,), the part beyond an end on its last pixel."""
+    """Box filters of half-width ``radius`` (N,); weight beyond an end goes to its last pixel."""
     radius = radius.view(-1, 1, 1)
     place = torch.arange(size, device=radius.device, dtype=radius.dtype)
-    # Pixel q covers q - 1/2 to q + 1/2; the first and the last cover all beyond the edge too.
+    # Pixel q covers q - 1/2 to q + 1/2; the first and the last also cover all beyond the edge.
     upper, lower = place + 0.5, place - 0.5
     far = torch.full_like(place[:1], 4.0 * size)
     upper = torch.cat((upper[:-1], far))
@@ -178,11 +178,11 @@ def jitter_(images: Tensor, affine: Tensor, hue: Tensor | None, stops: Sequence[
     torchvision's ``adjust_*``.
 
     Args:
-        images: (N, 3, H, W) in [0, 1], changed in place; those not to be jittered come last.
+        images: (N, 3, H, W) in [0, 1], changed in place; rows without jitter come last.
         affine: weights a, b, c of every step (N, steps, 3).
         hue: shift in turns (N,), or ``None``.
         stops: rows ``stops[p]`` to ``stops[p + 1]`` have hue after p steps; rows from the last
-            stop on are left alone.
+            stop on have no jitter.
     """
     jittered = images[: stops[-1]]
     steps = affine.shape[1]
@@ -219,7 +219,7 @@ def towards_grey(keep: Tensor, grey: Tensor) -> Tensor:
 
 
 def shift_hue_(images: Tensor, turns: Tensor) -> Tensor:
-    """Turns the hue in HSV and keeps saturation and value, as torchvision's ``adjust_hue``.
+    """Turns the hue in HSV and keeps saturation and value, like torchvision's ``adjust_hue``.
 
     With value V, chroma C and m = V - C the hue in sixths of a turn is
     ``1 + (G + B - R - m) / C`` with the sign of ``G - B``, and the channels of hue h are
@@ -239,7 +239,7 @@ def shift_hue_(images: Tensor, turns: Tensor) -> Tensor:
     distance = (green + blue).sub_(red).sub_(low).div_(chroma.clamp_min(_NO_CHROMA)).add_(1)
     hue = torch.copysign(distance, green - blue)
     thirds = torch.arange(3, 0, -1, device=images.device).view(3, 1, 1) % 3 / 3
-    # A turn is added, since `frac` of a negative number is negative.
+    # Add a turn, because `frac` of a negative number is negative.
     angle = torch.add(turns.view(-1, 1, 1, 1) + 1 + thirds, hue.unsqueeze(1), alpha=1 / 6)
     wave = angle.frac_().sub_(0.5).abs_().mul_(6).sub_(1).clamp_(0, 1)
     return torch.addcmul(low.unsqueeze(1), chroma.unsqueeze(1), wave, out=images)

@@ -1,1 +1,1 @@
-"""Data sets by how they are kept, each a sized, indexable collection of (PIL image, target)."""
+"""Readers of data sets by format, each a sized, indexable collection of (PIL image, target)."""

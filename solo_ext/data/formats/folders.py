@@ -15,7 +15,7 @@ from solo_ext.data.reading import Item, load_image
 _LIST_FORMAT = "give a folder, or a text file with a line `path label` for every image"
 _LONGEST_NAME = 120
 _MOST_CLASSES = 100_000
-"""Classes that the numbers of a list may ask for where it has fewer images than that."""
+"""Most classes that a list's numbers may imply if it has fewer images than that."""
 
 
 class ImageFiles(Dataset[Item]):
@@ -24,7 +24,7 @@ class ImageFiles(Dataset[Item]):
     Attributes:
         samples: path and target of every image.
         classes: names of the classes by target; empty without labels.
-        targets: of all samples.
+        targets: targets of all samples.
     """
 
     samples: list[tuple[str, int]]
@@ -43,7 +43,7 @@ class ImageFiles(Dataset[Item]):
 
 
 class Unlabelled(ImageFiles):
-    """Every image of one folder, in the order of its names, with target -1.
+    """All images of one folder, in the order of their names, with target -1.
 
     Args:
         root: the folder.
@@ -58,17 +58,17 @@ class Unlabelled(ImageFiles):
 class ClassFolders(ImageFiles):
     """The images of a folder of class folders, in torchvision's order and numbering.
 
-    An image in a folder of a class folder belongs to the class; links to folders are followed.
-    Hidden class folders (``.ipynb_checkpoints``), at which torchvision's ``ImageFolder`` fails, are
-    left out.
+    An image in a subfolder of a class folder belongs to the class; links to folders are followed.
+    Hidden class folders (``.ipynb_checkpoints``), which make torchvision's ``ImageFolder`` fail,
+    are left out.
 
     Args:
         root: the folder.
-        key: of the config, for messages.
+        key: key of the config, for messages.
 
     Raises:
-        ConfigError: no class folders, one without an image, or a link to a folder that it is in.
-        OSError: a folder that cannot be read.
+        ConfigError: no class folders, one without images, or a link to a folder that contains it.
+        OSError: a folder cannot be read.
     """
 
     def __init__(self, root: Path, key: str) -> None:
@@ -91,7 +91,7 @@ class ClassFolders(ImageFiles):
 
 
 def _images(root: Path, name: str, key: str) -> Iterator[str]:
-    """Image files of a class, folder by folder in the order of their paths."""
+    """Image files of a class, folder by folder, in the order of their paths."""
     _refuse_a_circle(root / name, root, key)
     found = []
     for place, folders, files in os.walk(root / name, onerror=_fail, followlinks=True):
@@ -103,7 +103,7 @@ def _images(root: Path, name: str, key: str) -> Iterator[str]:
 
 
 def _refuse_a_circle(folder: Path, root: Path, key: str) -> None:
-    """Refuses a link to one of the folders above it: the walk would never end."""
+    """Refuses a link to a folder above it, which would make the walk endless."""
     if not folder.is_symlink():
         return
     target, above = folder.resolve(), folder
@@ -123,20 +123,20 @@ def _fail(error: OSError) -> None:
 
 
 class FileList(ImageFiles):
-    """The images of a text file with one line ``path label`` each, in its order.
+    """The images in a text file with one line ``path label`` each, in its order.
 
-    Paths are relative to the list's folder or absolute, and may hold spaces. Labels are whole
-    numbers from 0, of which a negative one is none (-1), or names, which are numbered in sorted
-    order. Empty lines and lines that begin with ``#`` are left out.
+    Paths are absolute or relative to the list's folder, and may contain spaces. Labels are whole
+    numbers from 0, where a negative one means no label (-1), or names, which are numbered in sorted
+    order. Empty lines and lines that begin with ``#`` are ignored.
 
     Args:
         file: the list.
-        key: of the config, for messages.
-        labelled: whether lines end in a label; without, targets are -1.
-        present: whether a file that is not there is refused.
+        key: key of the config, for messages.
+        labelled: whether lines end in a label; if not, targets are -1.
+        present: whether a missing file is refused.
 
     Raises:
-        ConfigError: a file that is no such list, or one that names a file that is not there.
+        ConfigError: the file is no such list, or names a file that does not exist.
         OSError: the list cannot be read.
     """
 
@@ -158,7 +158,7 @@ class FileList(ImageFiles):
             text = self._file.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise self._refusal("a file that is no text") from None
-        # `str.splitlines` also splits at signs that file names may hold.
+        # `str.splitlines` also splits at characters that file names may contain.
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip() and not line.strip().startswith("#"):
                 yield number, line.strip()
@@ -185,9 +185,9 @@ class FileList(ImageFiles):
         raise self._refusal(f"line {number} names {shown!r}, which is no file{reason}")
 
     def _numbered(self, labels: list[str]) -> dict[str, int]:
-        """The target of every label; sets ``classes``."""
+        """Returns the target of every label; sets ``classes``."""
         found = set(labels)
-        # A number of thousands of digits is a name: `int` refuses it.
+        # Numbers with thousands of digits count as names, because `int` refuses them.
         if not all(n.removeprefix("-").isdecimal() and len(n) <= _LONGEST_NAME for n in found):
             self.classes = sorted(found)
             return {name: number for number, name in enumerate(self.classes)}

@@ -20,14 +20,14 @@ from solo_ext.data.reading import (
 
 _LAYOUT = "lay it out as <class>/<image>, each image the bytes of its file (uint8)"
 _DAMAGED = (OSError, KeyError, TypeError, AttributeError, RuntimeError, ValueError)
-"""What h5py raises for a file of which parts are overwritten, missing or named oddly."""
+"""Errors of h5py for a file with parts overwritten, missing or badly named."""
 
 
 class H5Images(Dataset[Item]):
     """Encoded images ``<class>/<image>``, each a one-dimensional array of bytes.
 
     Classes and images are in the order of their names. Every process opens the file for itself, so
-    that loaders may start their workers in any way.
+    loaders may start their workers in any way.
 
     Attributes:
         classes: names by target.
@@ -35,12 +35,12 @@ class H5Images(Dataset[Item]):
 
     Args:
         path: the file.
-        only: classes to keep, where the file has all of them and more.
+        only: classes to keep; by default all.
 
     Raises:
         OSError: the file cannot be opened as HDF5.
-        KeyError, TypeError, AttributeError, RuntimeError, ValueError: it is damaged, or a name in
-            it is no text.
+        KeyError, TypeError, AttributeError, RuntimeError, ValueError: it is damaged, or contains a
+            name that is not text.
         ImportError: h5py is not installed.
     """
 
@@ -55,14 +55,14 @@ class H5Images(Dataset[Item]):
                     raise ValueError(f"{name!r} is a link to another file")
             self.classes = sorted(only) if only and set(only) <= set(groups) else groups
             names = [sorted(file[name]) for name in self.classes]
-        # One array of bytes: each worker would copy a list of a million strings.
+        # Use one array of bytes: each worker would copy a list of a million strings.
         self._names = np.array([n.encode() for of_class in names for n in of_class], dtype=bytes)
         self.targets = np.repeat(np.arange(len(names)), [len(n) for n in names])
         self._file: tuple[int, Any] | None = None
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the file and with the classes taken out of it."""
+        """Changes with the file and with the classes read from it."""
         return f"{file_state(Path(self.path))} {self.classes}"
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class H5Images(Dataset[Item]):
         return f"{self.path}:{self.classes[self.targets[index]]}/{self._names[index].decode()}"
 
     def _is_elsewhere(self, held: Any) -> bool:
-        """Whether the bytes lie in another file: HDF5 links may name any file of the machine."""
+        """Whether the bytes lie in another file: HDF5 links may name any file on the machine."""
         linked = held.file.filename != self._opened().filename
         return linked or bool(getattr(held, "external", None) or getattr(held, "is_virtual", False))
 
@@ -99,8 +99,8 @@ class H5Images(Dataset[Item]):
 
         if self._file is None or self._file[0] != os.getpid():
             if self._file is not None:
-                # A fork inherited this handle. While it is open, HDF5 gives its descriptor for the
-                # same file again, and all processes would move its one position.
+                # This handle is inherited by a fork. While it is open, HDF5 would reuse its
+                # descriptor for the same file, and all processes would share one position.
                 self._file[1].close()
             self._file = os.getpid(), h5py.File(self.path, "r", locking="best-effort")
         return self._file[1]
@@ -112,11 +112,11 @@ def open_h5(path: str, key: str, dataset: str) -> H5Images:
     Args:
         path: the file.
         key: key of the path in the config.
-        dataset: ``data.dataset``; ``imagenet100`` takes its classes out of a file of ImageNet.
+        dataset: ``data.dataset``; ``imagenet100`` selects its classes from a file of ImageNet.
 
     Raises:
-        ConfigError: h5py or the file is missing, or the file is damaged or of another layout.
-        OSError: the system does not let it be opened.
+        ConfigError: h5py or the file is missing, or the file is damaged or has another layout.
+        OSError: the system does not allow opening it.
     """
     place = Path(path).expanduser()
     if not place.is_file():
@@ -130,7 +130,7 @@ def open_h5(path: str, key: str, dataset: str) -> H5Images:
         ) from None
     except _DAMAGED as error:
         if isinstance(error, OSError) and error.errno:
-            # The system refused the file: no permission, or too many are open.
+            # The system refused: no permission, or too many open files.
             raise
         said = (str(error) or type(error).__name__).splitlines()[0]
         if isinstance(error, OSError):

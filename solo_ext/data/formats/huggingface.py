@@ -20,29 +20,28 @@ _IMAGE_NAMES = ("image", "img")
 _LABEL_NAMES = ("label", "labels", "target", "targets", "class", "cls")
 _KEY = "data.huggingface"
 _VALIDATION = ("validation", "valid", "val", "dev", "test")
-"""Usual names of a split for validation; the first that is there is taken."""
+"""Usual names of a validation split; the first that exists is taken."""
 _FILES = (".parquet", ".arrow")
 
 
 class HuggingFaceImages(Dataset[Item]):
     """Rows of a ``datasets.Dataset``; sample i is row i.
 
-    The table stays memory-mapped, workers map the same file; images are decoded when they are
-    asked for.
+    The table stays memory-mapped, and all workers map the same file; images are decoded on access.
 
     Attributes:
         classes: names by target; empty without labels.
-        targets: (n,), int64; -1 where there is no label.
+        targets: (n,), int64; -1 without a label.
 
     Args:
         rows: the data set.
-        name: what to call it in messages.
-        image: its column of images; ``None`` finds it.
-        label: its column of labels; ``None`` finds it.
+        name: its name in messages.
+        image: column of images; ``None`` finds it.
+        label: column of labels; ``None`` finds it.
         labelled: whether labels are read.
 
     Raises:
-        ConfigError: a column is not there, or is not of images or classes.
+        ConfigError: a column does not exist, or is not of images or classes.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class HuggingFaceImages(Dataset[Item]):
 
     @property
     def fingerprint(self) -> str | None:
-        """Changes with the table and the labels; ``None`` where images are files of their own."""
+        """Changes with the table and the labels; ``None`` if images are separate files."""
         if not len(self) or self._stored(0)[0] is None:
             return None
         labels = hashlib.sha256(self.targets.tobytes()).hexdigest()
@@ -89,7 +88,7 @@ class HuggingFaceImages(Dataset[Item]):
         return image, int(self.targets[index])
 
     def name_of(self, index: int) -> str:
-        """The path of an image that is a file, else the row."""
+        """The path of an image that is a file, otherwise its row."""
         encoded, path = self._stored(index)
         return path if encoded is None and path is not None else self._name(index, path)
 
@@ -110,16 +109,16 @@ def open_huggingface(
     """Opens ``data.format: huggingface``.
 
     Args:
-        path: a folder that ``save_to_disk`` wrote, another folder that `datasets` reads (images,
+        path: a folder written by ``save_to_disk``, another folder that `datasets` reads (images,
             parquet), a ``.parquet`` file or a pattern of them, an ``.arrow`` file, or the name of a
             data set on the hub.
         split: ``train`` or ``val``.
         settings: the section ``data.huggingface``.
         labelled: whether labels are read.
-        same_path: training and validation are of one path.
+        same_path: whether training and validation have the same path.
 
     Raises:
-        ConfigError: `datasets` is not installed, there is no such data set, split or column.
+        ConfigError: `datasets` is not installed, or data set, split or column do not exist.
     """
     rows, found = _load_split(path, split, settings, same_path)
     columns = settings.get("image"), settings.get("label")
@@ -143,7 +142,7 @@ def _load_split(
         loaded = _load(datasets, path, f"data.{split}_path", settings)
     wanted = settings.get(f"{split}_split")
     if isinstance(loaded, datasets.Dataset):
-        # `save_to_disk` and arrow files hold one split, of either name.
+        # `save_to_disk` and arrow files hold a single split, which serves as either.
         if wanted is not None:
             raise ConfigError(
                 f"{_KEY}.{split}_split", wanted, "this data set is a single split", "leave it out"
@@ -189,7 +188,7 @@ def _load(datasets: Any, path: str, key: str, settings: Mapping[str, Any]) -> An
     except ConfigError:
         raise
     except Exception as error:
-        # `datasets` raises another type for each of missing, private, gated, offline and torn.
+        # `datasets` raises different types for missing, private, gated, offline and damaged data.
         told = error.__cause__ if "while generating" in str(error) else error
         said = (str(told or error).strip() or type(error).__name__).splitlines()[0]
         problem = said if place.exists() or place.suffix in _FILES else f"not here, and {said}"
@@ -199,17 +198,17 @@ def _load(datasets: Any, path: str, key: str, settings: Mapping[str, Any]) -> An
 
 
 def _may_be_a_name(path: str) -> bool:
-    """Whether this can be ``<data set>`` or ``<owner>/<data set>``."""
+    """Whether the text can be ``<data set>`` or ``<owner>/<data set>``."""
     outside = path.startswith(("/", ".", "~")) or path.endswith(_FILES)
     return not outside and path.count("/") <= 1 and "\\" not in path
 
 
 @contextlib.contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    """Silences progress bars outside a terminal, and the library's own account of errors."""
+    """Silences progress bars outside a terminal, and the library's own error messages."""
     held = datasets.logging.get_verbosity()
     bars = datasets.is_progress_bar_enabled() and not sys.stderr.isatty()
-    # The hub's client logs its attempts under another name, which stays.
+    # The hub's client logs its attempts under another name, which is left as it is.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if bars:
         datasets.disable_progress_bars()
@@ -284,7 +283,7 @@ def _columns(features: Mapping[str, Any]) -> str:
 
 
 def _labels(rows: Any, column: str) -> tuple[list[str], NDArray[np.int64]]:
-    """Names of the classes, and the class of every row; a negative or missing label is none."""
+    """Names of the classes, and the class of every row; a negative or missing label is -1."""
     feature = rows.features[column]
     values = rows.select_columns([column]).with_format("arrow")[:][column].to_pylist()
     if hasattr(feature, "names"):

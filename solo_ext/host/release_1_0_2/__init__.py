@@ -1,4 +1,4 @@
-"""solo-learn 1.0.2 on a current stack, behind the interface of its main branch."""
+"""solo-learn 1.0.2 on current libraries, with the interface of its main branch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 
 def load() -> ModuleType:
-    """Imports ``solo`` with its base class replaced and its built-ins taking main's config.
+    """Imports ``solo`` with its base class replaced, and lets its methods take main's config.
 
     Returns:
         The module ``solo``; ``solo.methods.METHODS`` holds the adapted classes.
@@ -28,7 +28,7 @@ def load() -> ModuleType:
     replacement: Any = ModuleType("solo.methods.base")
     replacement.BaseMethod = base.BaseMethod
     replacement.BaseMomentumMethod = base.BaseMomentumMethod
-    # An earlier import of solo left a half-made package, so it is imported afresh.
+    # Import afresh: an earlier, failed import of solo left an incomplete package.
     for name in [n for n in sys.modules if n == "solo" or n.startswith("solo.")]:
         del sys.modules[name]
     sys.modules["solo.methods.base"] = replacement
@@ -47,7 +47,7 @@ def load() -> ModuleType:
 
 
 def _backbones() -> dict[str, Any]:
-    """The release's own backbones, called as main calls its: the method's name comes first."""
+    """The release's own backbones, called as in main: the method's name comes first."""
     own = importlib.import_module("solo.utils.backbones")
     resnets = importlib.import_module("torchvision.models")
     found = {f"resnet{depth}": getattr(resnets, f"resnet{depth}") for depth in (18, 50)}
@@ -66,13 +66,13 @@ _GONE = ("pl_bolts", "distutils")
 
 
 class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers for every name below a moved package, so that no second copy of it is loaded."""
+    """Finds every name below a moved package, so that no second copy of it is loaded."""
 
     def __init__(self) -> None:
         self._specs: list[tuple[ModuleType, Any]] = []
 
     def restore(self) -> None:
-        """Gives moved modules their own specs back; importing under an alias replaces them."""
+        """Restores the specs of moved modules, which importing under an alias replaced."""
         for module, spec in reversed(self._specs):
             module.__spec__ = spec
 
@@ -93,11 +93,11 @@ class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Stub(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Moved modules are already executed and stubs have no code."""
+        """Does nothing: moved modules are already executed, and stubs have no code."""
 
 
 class _Stub(ModuleType):
-    """A package that is gone; the names the release takes from it are never called here."""
+    """A removed package; the names that the release imports from it are never called here."""
 
     __path__: list[str] = []
 
@@ -113,12 +113,12 @@ def _aliased(name: str) -> bool:
 
 @contextlib.contextmanager
 def legacy_imports() -> Iterator[None]:
-    """Redirects the release's imports inside the block; real modules of these names come back.
+    """Redirects the release's imports inside the block; restores real modules of these names.
 
-    ``pytorch_lightning`` is ``lightning.pytorch``. lightning depends on a separate distribution
-    of the former name whose classes are others, so redirecting is needed although it exists.
-    ``pl_bolts`` and ``distutils`` (gone since Python 3.12) are stubs: what the release takes
-    from them is used only by its own scripts' argument parsing and by parts replaced here.
+    ``pytorch_lightning`` becomes ``lightning.pytorch``. lightning depends on a distribution of the
+    former name with other classes, so the redirection is needed even if it is installed.
+    ``pl_bolts`` and ``distutils`` (removed in Python 3.12) are stubs: what the release imports from
+    them is used only by its own scripts' argument parsing and by parts that are replaced here.
     """
     held = {name: sys.modules.pop(name) for name in list(sys.modules) if _aliased(name)}
     finder = _Aliases()
@@ -141,10 +141,10 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {"simclr": {"supervised": False}}
 
 
 class Native:
-    """Mixin of a built-in method: takes main's config and the release's steps.
+    """Mixin of a built-in method: takes main's config and runs the release's steps.
 
-    The release's steps project the features themselves, so that the shared part of the step
-    must not call the method's own ``forward``: batch norm would see every batch twice.
+    The release's steps call the projector themselves. The shared part of the step must therefore
+    not call the method's own ``forward``: batch norm would see every batch twice.
     """
 
     method_name: str
@@ -156,13 +156,13 @@ class Native:
         super().__init__(cfg=cfg, **kwargs, **_ARGUMENTS.get(self.method_name, {}))  # type: ignore[call-arg]
 
     def base_training_step(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Backbone and classifier only."""
+        """Runs backbone and classifier only."""
         from solo_ext.host.release_1_0_2.base import BaseMethod
 
         return self._with_class_metrics(BaseMethod.forward(self, X), targets)  # type: ignore
 
     def clip_gradients(self, *args: Any, **kwargs: Any) -> None:
-        """DINO's own clipping takes one number; Lightning's hook of that name takes more."""
+        """Separates DINO's clipping, which takes one number, from Lightning's hook of that name."""
         if len(args) == 1 and not kwargs:
             super().clip_gradients(args[0])  # type: ignore[misc]
         else:
@@ -172,7 +172,7 @@ class Native:
 class Whitening2d(nn.Module):
     """Whitening of W-MSE by a Cholesky factor (Ermolov et al. 2021, arXiv 2007.06346).
 
-    The release's own calls ``torch.cholesky``, which is gone.
+    The release's version calls ``torch.cholesky``, which was removed.
 
     Args:
         output_dim: D.
@@ -184,7 +184,7 @@ class Whitening2d(nn.Module):
         self.output_dim, self.eps = output_dim, eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, D) to whitened (N, D), in fp32."""
+        """Whitens (N, D) in fp32."""
         with torch.autocast(x.device.type, enabled=False):
             centred = x.float() - x.float().mean(dim=0)
             covariance = centred.T @ centred / (len(x) - 1)
@@ -195,7 +195,7 @@ class Whitening2d(nn.Module):
 
 
 def natives(methods: dict[str, type]) -> dict[str, type]:
-    """The release's methods, each with main's constructor, under the same names.
+    """The release's methods by name, each with main's constructor.
 
     Args:
         methods: ``solo.methods.METHODS`` of the release.

@@ -1,7 +1,7 @@
-"""The base classes of methods for solo-learn 1.0.2, with the interface of its main branch.
+"""Base classes of methods for solo-learn 1.0.2, with the interface of its main branch.
 
-They stand in for the release's own ``solo.methods.base``, whose constructor, hooks and imports
-belong to pytorch-lightning 1.4. The release's built-in methods inherit from it.
+They replace the release's own ``solo.methods.base``, whose constructor, hooks and imports are for
+pytorch-lightning 1.4. The release's built-in methods inherit from them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class BaseMethod(pl.LightningModule):
         self.lr_decay_steps = cfg.scheduler.lr_decay_steps
         self.warmup_epochs: float = cfg.scheduler.warmup_epochs
         self.scheduler_interval: str = cfg.scheduler.interval
-        # Learning rates follow the effective batch, as in main.
+        # As in main, learning rates scale with the effective batch.
         scale = self.accumulate_grad_batches or 1
         self.lr: float = cfg.optimizer.lr * scale
         self.classifier_lr: float = cfg.optimizer.classifier_lr * scale
@@ -109,12 +109,12 @@ class BaseMethod(pl.LightningModule):
 
     @staticmethod
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
-        """Fills in main's defaults; methods extend it with their own."""
+        """Fills in main's defaults; methods extend it by their own."""
         return fill(cfg, DEFAULTS)
 
     @property
     def encoder(self) -> nn.Module:
-        """The release's name of the backbone."""
+        """The release's name for the backbone."""
         return self.backbone
 
     @property
@@ -131,18 +131,18 @@ class BaseMethod(pl.LightningModule):
         ]
 
     def configure_optimizers(self) -> Any:
-        """Optimiser and schedule of the config."""
+        """Makes the optimiser and schedule of the config."""
         return configure_optimizers(self)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        """Frees gradients instead of filling them with zeros."""
+        """Sets gradients to ``None`` instead of zero, which frees their memory."""
         optimizer.zero_grad(set_to_none=True)
 
     def _in_memory_format(self, X: Tensor) -> Tensor:
         return X if self.no_channel_last else X.to(memory_format=torch.channels_last)
 
     def forward(self, X: Tensor) -> dict[str, Any]:
-        """Features ``feats`` (N, D) and the classifier's ``logits`` (N, C) of them, detached."""
+        """Features ``feats`` (N, D), and the classifier's ``logits`` (N, C) of them, detached."""
         feats = self.backbone(self._in_memory_format(X))
         return {"logits": self.classifier(feats.detach()), "feats": feats}
 
@@ -160,7 +160,7 @@ class BaseMethod(pl.LightningModule):
         return self._with_class_metrics(self(X), targets)
 
     def base_validation_step(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
-        """As :meth:`base_training_step`, for validation."""
+        """Like :meth:`base_training_step`, for validation."""
         return self._with_class_metrics(self(X), targets)
 
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class BaseMethod(pl.LightningModule):
         return metrics
 
     def on_validation_epoch_end(self) -> None:
-        """Logs means over the validation images, whatever the size of the last batch."""
+        """Logs means over all validation images, whatever the size of the last batch."""
         self.log_dict(self._validation_means("val_loss", "val_acc1", "val_acc5"), sync_dist=True)
         if self.knn_eval and not self.trainer.sanity_checking:
             acc1, acc5 = self.knn.compute()
@@ -246,7 +246,7 @@ class BaseMomentumMethod(BaseMethod):
     """
 
     def __init__(self, cfg: DictConfig, **_: Any) -> None:
-        # Imported here, because this module takes part in the import of solo itself.
+        # Import it here, because this module is imported while solo itself is.
         from solo.utils.momentum import MomentumUpdater, initialize_momentum_params
 
         super().__init__(cfg)
@@ -265,12 +265,12 @@ class BaseMomentumMethod(BaseMethod):
 
     @property
     def momentum_encoder(self) -> nn.Module:
-        """The release's name of the momentum backbone."""
+        """The release's name for the momentum backbone."""
         return self.momentum_backbone
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
-        """Adds the momentum classifier, where there is one."""
+        """Adds the momentum classifier, if there is one."""
         if self.momentum_classifier is None:
             return super().learnable_params
         return [
@@ -327,7 +327,7 @@ class BaseMomentumMethod(BaseMethod):
         return {**outs, **momentum}
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
-        """Moves the momentum networks, if the optimiser stepped."""
+        """Updates the momentum networks, if the optimiser made a step."""
         if self.trainer.global_step > self.last_step:
             for online, momentum in self.momentum_pairs:
                 self.momentum_updater.update(online, momentum)
@@ -345,7 +345,7 @@ class BaseMomentumMethod(BaseMethod):
         dataloader_idx: int | None = None,
         update_validation_step_outputs: bool = True,
     ) -> dict[str, Any]:
-        """Adds the momentum classifier's metrics, where there is one."""
+        """Adds the momentum classifier's metrics, if there is one."""
         metrics = super().validation_step(batch, batch_idx, update_validation_step_outputs=False)
         if self.momentum_classifier is not None:
             out = self._shared_step_momentum(*batch)
@@ -356,7 +356,7 @@ class BaseMomentumMethod(BaseMethod):
         return metrics
 
     def on_validation_epoch_end(self) -> None:
-        """Adds means of the momentum classifier's metrics."""
+        """Adds the means of the momentum classifier's metrics."""
         if self.momentum_classifier is not None:
             names = ("momentum_val_loss", "momentum_val_acc1", "momentum_val_acc5")
             self.log_dict(self._validation_means(*names), sync_dist=True)

@@ -1,7 +1,7 @@
-"""DALI pretraining pipelines for solo-learn 1.0.2. Imported where DALI is there.
+"""DALI pretraining pipelines for solo-learn 1.0.2. Import it only if DALI is installed.
 
-The release's methods get them through mixins that read argparse's values; here its pipeline,
-augmentation and iterator are put together from main's config, and no class of a method changes.
+The release's methods get them by mixins that read argparse's values; here its pipeline,
+augmentation and iterator are built from main's config, and the methods' classes do not change.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _Pipeline: Any = importlib.import_module("nvidia.dali.pipeline").Pipeline
 
 
 class PretrainPipeline(upstream.PretrainPipeline):  # type: ignore[misc]
-    """The release's graph over a reader of ours, on CPUs too.
+    """The release's graph with our reader, also for CPUs.
 
     Args:
         wanted: the pass.
     """
 
     def __init__(self, wanted: DALIPass) -> None:
-        # The release's own constructor would open folders and ask for a GPU.
+        # Skip the release's own constructor, which would open folders and ask for a GPU.
         _Pipeline.__init__(
             self, wanted.batch_size, wanted.num_threads, wanted.device_id, seed=wanted.seed
         )
@@ -66,7 +66,7 @@ def _transform(wanted: DALIPass, a: Mapping[str, Any]) -> Any:
         std=std,
     )
     if not a["rrc"]["enabled"]:
-        # As in main; the release has no setting for it.
+        # As in main; the release has no such setting.
         size = a["crop_size"], a["crop_size"]
         made.random_crop = _ops.Resize(
             device=wanted.device, size=size, interp_type=_types.INTERP_CUBIC
@@ -78,7 +78,7 @@ def _transform(wanted: DALIPass, a: Mapping[str, Any]) -> Any:
         ("solarization", "random_solarization"),
     ):
         if not a[setting]["prob"]:
-            # The release computes a step for every image, even if its probability is 0.
+            # The release computes a step for every image even if its probability is 0: skip it.
             setattr(made, step, _unchanged)
     return made
 
@@ -88,6 +88,6 @@ def _unchanged(images: Any) -> Any:
 
 
 def batches(wanted: DALIPass) -> Iterator[Any]:
-    """``[indices, [crops], targets]`` of one pass."""
+    """Yields ``[indices, [crops], targets]`` of one pass."""
     pipeline = PretrainPipeline(wanted)
     return iter(_wrappers.PretrainWrapper(**wanted.wrapper_arguments(pipeline)))

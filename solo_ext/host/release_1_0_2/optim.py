@@ -23,15 +23,15 @@ Group = dict[str, Any]
 def configure_optimizers(module: Any) -> Any:
     """``configure_optimizers`` of solo-learn main, for a method on 1.0.2.
 
-    What is other than upstream's: parameters with ``static_lr`` keep their rate through a
-    schedule of plain numbers, so that the checkpoint can be loaded; LARS is timm's, which runs
-    Lightning's closure before it scales gradients; the warm-up is taken in closed form.
+    It differs from upstream's: parameters with ``static_lr`` keep their rate by a schedule of plain
+    numbers, so that checkpoints can be loaded; LARS is timm's, which runs Lightning's closure
+    before it scales gradients; the warm-up is computed in closed form.
 
     Args:
-        module: a method: ``learnable_params``, ``optimizer``, ``lr``, ``scheduler`` and so on.
+        module: a method with ``learnable_params``, ``optimizer``, ``lr``, ``scheduler`` and so on.
 
     Returns:
-        An optimiser, or one and its schedule as Lightning takes them.
+        An optimiser, or an optimiser and its schedule, in Lightning's format.
     """
     groups = [dict(group, params=list(group["params"])) for group in module.learnable_params]
     if module.exclude_bias_n_norm_wd:
@@ -46,7 +46,7 @@ def configure_optimizers(module: Any) -> Any:
         weight_decay=module.weight_decay,
         **kwargs,
     )
-    # Upstream gives every static group the base rate, not the group's own.
+    # As upstream, give static groups the base rate and not their own.
     for group, fixed in zip(optimizer.param_groups, static, strict=True):
         if fixed:
             group["lr"] = module.lr
@@ -56,7 +56,7 @@ def configure_optimizers(module: Any) -> Any:
 
 
 def split_by_dimension(groups: Iterable[Group], **vectors: Any) -> list[Group]:
-    """Parts groups into matrices and vectors (biases, norms), updating the latter.
+    """Splits groups into matrices and vectors (biases, norms); ``vectors`` updates the latter.
 
     >>> layer = torch.nn.Linear(4, 3)
     >>> groups = split_by_dimension([{"params": list(layer.parameters())}], weight_decay=0.0)
@@ -76,7 +76,7 @@ def split_by_dimension(groups: Iterable[Group], **vectors: Any) -> list[Group]:
 
 
 def _lars_arguments(groups: list[Group], kwargs: dict[str, Any]) -> tuple[list[Group], Group]:
-    """solo-learn's names for LARS in timm's: excluded vectors get neither decay nor adaptation."""
+    """solo-learn's names for timm's LARS: excluded vectors get neither decay nor adaptation."""
     kwargs = {"momentum": 0.9, **kwargs}
     kwargs["trust_coeff"] = kwargs.pop("eta", 1e-3)
     kwargs["trust_clip"] = kwargs.pop("clip_lr", False)
@@ -97,7 +97,7 @@ def _schedule(module: Any, optimizer: torch.optim.Optimizer, static: list[bool])
             start=module.warmup_start_lr,
             end=module.min_lr,
         )
-        # Upstream holds static groups from the second step on; the first has the warm-up's rate.
+        # As upstream, static groups are held from the second step; the first has the warm-up rate.
         first = module.warmup_start_lr if module.warmup_epochs > 0 else module.lr
         factors = [
             _static(first / module.lr) if fixed else _factor(rate, group["lr"])
@@ -131,7 +131,7 @@ def warmup_cosine(
     [0.1, 1.0, 1.0, 0.854, 0.5, 0.146]
     """
     if step < warmup:
-        # A warm-up of a fractional number of steps would end above the base rate.
+        # Bound the fraction: with a fractional warm-up it would end above the base rate.
         return start + (base - start) * min(step / max(warmup - 1, 1), 1.0)
     progress = (step - warmup) / max(total - warmup, 1)
     return end + 0.5 * (base - end) * (1 + math.cos(math.pi * progress))

@@ -12,13 +12,13 @@ from packaging.version import Version
 
 
 class Advisory(NamedTuple):
-    """A defect of a package that would break a promise of this one.
+    """A defect of a package that breaks a guarantee of this one.
 
     Attributes:
         package: name of the distribution.
-        id: of the advisory.
-        fixed: first version without it.
-        effect: what versions before do.
+        id: number of the advisory.
+        fixed: first version without the defect.
+        effect: what earlier versions do.
     """
 
     package: str
@@ -47,14 +47,14 @@ MALICIOUS = {
     for package in ("lightning", "pytorch-lightning")
     for version in ("2.6.2", "2.6.3")
 }
-"""Versions that were never the project's own."""
+"""Malicious releases, which were not published by the packages' own authors."""
 
 
 def known_bad(versions: Mapping[str, str | None]) -> list[str]:
-    """What is known to be wrong with installed packages, a line for each; none if all is well.
+    """Known defects of the installed packages, one line each; empty if there are none.
 
     Args:
-        versions: by the name of the distribution; ``None`` where it is not installed.
+        versions: by the name of the distribution; ``None`` if it is not installed.
     """
     found = []
     for name, held in versions.items():

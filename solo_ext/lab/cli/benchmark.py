@@ -50,7 +50,7 @@ def _tune(args: argparse.Namespace) -> Any:
 def _run_settings(
     args: argparse.Namespace, settings: BenchmarkSettings, rows: list[str] | None, out: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Runs what is planned; returns what to print, and the last seed's record of each row."""
+    """Runs the planned runs; returns what to print, and the last seed's record of each row."""
     from solo_ext.lab.experiments.plan import make_plan
     from solo_ext.lab.experiments.run import Progress, run_benchmark
 

@@ -23,7 +23,7 @@ Command = Callable[[argparse.Namespace], Any]
 
 
 class _NotWritten(UserError):
-    """The result was shown, but could not be written to its file.
+    """The result was shown but could not be written to its file.
 
     Args:
         message: why, and what to do.
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if not getattr(args, "json", False):
         return _exit_code(_COMMANDS[args.command](args))
     failure = None
-    # Standard output carries the document alone; what Lightning or a method prints goes to stderr.
+    # Standard output holds only the document; what Lightning or a method prints goes to stderr.
     with contextlib.redirect_stdout(sys.stderr):
         try:
             document = _COMMANDS[args.command](args)
@@ -54,16 +54,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _first_process() -> bool:
-    """Whether this is the process that prints, of several.
+    """Whether this process prints, if there are several.
 
-    torchrun, SLURM and Lightning number them; whom Lightning starts keeps the number that SLURM
-    gave its parent.
+    torchrun, SLURM and Lightning number processes; those that Lightning starts inherit the number
+    that SLURM gave their parent.
     """
     return all(os.environ.get(name, "0") == "0" for name in _NUMBERS)
 
 
 def _exit_code(document: Any) -> int:
-    """1 where a part of the work failed; the rest was done."""
+    """1 if a part of the work failed; the other parts were done."""
     return 1 if isinstance(document, dict) and document.get("failed") else 0
 
 
@@ -74,15 +74,15 @@ def _console() -> Console:
 def _show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> None:
     if args.json:
         return
-    # As text, because brackets in a path or an error must not be read as markup.
+    # Use Text, because brackets in a path or an error must not be read as markup.
     table = Table(title=Text(title), title_justify="left", show_header=len(rows) > 1)
     if len(rows) == 1:
-        # A row of many numbers would be wider than a terminal, so it is shown as a column.
+        # One row of many numbers is wider than a terminal, so show it as a column.
         for key, value in rows[0].items():
             table.add_row(Text(_words(key)), Text(_cell(value)))
     else:
         for key in rows[0]:
-            # A name is what a config has to write, so it is never cut.
+            # Never cut a name: configs have to spell it exactly.
             table.add_column(Text(_words(key)), no_wrap=key == "name")
         for row in rows:
             table.add_row(*(Text(_cell(v)) for v in row.values()))
@@ -191,7 +191,7 @@ def _eval(args: argparse.Namespace) -> Any:
     def progress(split: str, done: int, total: int) -> None:
         if not console.is_interactive:
             return
-        # The bar starts late, so that a mistake in the settings is one line without a bar.
+        # Start the bar late, so that a mistake in the settings is one line without a bar.
         bar.start()
         if split not in tasks:
             tasks[split] = bar.add_task(split, total=total)

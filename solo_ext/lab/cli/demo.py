@@ -1,4 +1,4 @@
-"""The `solo-ext demo` command: a benchmark of minutes that shows what the plugin adds."""
+"""The `solo-ext demo` command: a benchmark of a few minutes that shows what the plugin adds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from solo_ext.lab.experiments.tables import difference, mean_and_deviation, mean
 
 
 def run_demo(out: Path, *, epochs: int | None = None, quiet: bool = False) -> dict[str, Any]:
-    """Runs the benchmark ``demo``, in processes of one thread side by side.
+    """Runs the benchmark ``demo``, in single-threaded processes side by side.
 
-    Runs that an earlier call finished in ``out`` are used, unfinished ones go on.
+    Runs that an earlier call finished in ``out`` are reused, and unfinished ones continue.
 
     Args:
         out: folder of records, runs and ``report.html``.
@@ -33,7 +33,7 @@ def run_demo(out: Path, *, epochs: int | None = None, quiet: bool = False) -> di
         quiet: prints nothing on standard output.
 
     Returns:
-        Scores by row and differences between rows, where the report is, and what failed.
+        Scores by row and differences between rows, the path of the report, and what failed.
 
     Raises:
         UserError: solo-learn is missing, or ``out`` cannot be used.
@@ -88,7 +88,7 @@ def run_demo(out: Path, *, epochs: int | None = None, quiet: bool = False) -> di
 
 
 _Lines = dict[str, dict[str, Estimate]]
-"""Estimates by name of the row or the difference, and by measure."""
+"""Maps the name of a row or a difference to its estimates by measure."""
 
 
 def _known(estimates: Mapping[str, Estimate | None]) -> dict[str, Estimate]:

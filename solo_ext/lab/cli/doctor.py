@@ -1,4 +1,4 @@
-"""``solo-ext doctor``: what there is, what is missing, how to get it."""
+"""``solo-ext doctor``: what is installed, what is missing, how to get it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _EXTRAS = {
 
 
 def diagnose() -> dict[str, Any]:
-    """Looks at the installation; a missing solo-learn is a finding, not an error."""
+    """Examines the installation; a missing solo-learn is a finding and not an error."""
     found: dict[str, Any] = {
         "solo_ext": __version__,
         "python": platform.python_version(),

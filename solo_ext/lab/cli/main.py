@@ -1,4 +1,4 @@
-"""Entry point: parses the command line; what a command needs is imported when it runs."""
+"""Entry point: parses the command line, and imports what a command needs only when it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPTION = re.compile(r"--?[A-Za-z]")
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for a mistake, with the nearest valid word; overrides may stand anywhere."""
+    """Reports a mistake in one line with the nearest valid word; overrides may be anywhere."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         words = list(sys.argv[1:] if args is None else args)
         for before, word in zip([self.prog, *words], words, strict=False):
-            # A shell variable that is not set; as a path it would mean the current folder.
+            # An unset shell variable; as a path it would mean the current folder.
             if not word.strip() or re.fullmatch("--[a-z-]+=", word):
                 after = word.strip() or before
                 self.error(f"an empty value after {after!r}; write one, or leave it out")
@@ -51,14 +51,14 @@ class _Parser(argparse.ArgumentParser):
         if "invalid choice" in message:
             given = message.partition("invalid choice: '")[2].partition("'")[0]
             kind = "protocol" if self._subparsers is None else "command"
-            # The message of an option names the option, which tells what it takes.
+            # The option's name in the message tells what kind of value it takes.
             kind = "format" if message.startswith("argument --format") else kind
             kind = "launcher" if message.startswith("argument --launcher") else kind
             message = f"unknown {kind} {given!r}; {nearest(given, choices)}"
         elif "arguments are required: COMMAND" in message:
             message = f"a command is missing; allowed: {', '.join(sorted(choices))}"
         elif "arguments are required" in message:
-            # argparse asks for overrides, too, of which there may be none.
+            # argparse also asks for overrides, which are optional.
             message = message.removesuffix(", key=value")
         elif message.startswith("unrecognized arguments: "):
             message = f"one word too many: {message.partition(': ')[2]}"
@@ -101,7 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     pretrain.add_argument("overrides", nargs="*", metavar="key=value")
 
     evaluate = commands.add_parser("eval", help="evaluate a run directory or a checkpoint")
-    # Without `choices`, because listing the protocols would import them for every command.
+    # No `choices`: listing the protocols would import them for every command.
     evaluate.add_argument("protocol", metavar="PROTOCOL", help="knn, linear, ..., or suite")
     evaluate.add_argument(
         "run", metavar="RUN_DIR", help="a run directory, a checkpoint, timm/<model> or pixels"
@@ -172,10 +172,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        The exit code: 0, 2 for a user's mistake, or 128 and a signal's number for a run that it
-        ended. A failure raises, which exits with 1.
+        The exit code: 0, 2 for a user error, or 128 plus the number of the signal that ended a run.
+        Other errors raise, which exits with 1.
     """
-    # Spinning OpenMP threads make two busy cores ten times slower; read when torch is imported.
+    # Spinning OpenMP threads make two busy cores ten times slower; torch reads it on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     args = build_parser().parse_args(argv)
 
@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return commands.run(args)
 
-    # Once a run has begun, its own message says how to go on.
+    # Once a run has started, its own message says how to continue.
     begins = args.command == "pretrain"
     return in_one_line(command, "start it again" if begins else "the same command goes on")
 

@@ -25,14 +25,14 @@ def cluster_scores(targets: Tensor, assignments: Tensor) -> dict[str, float]:
 
     Args:
         targets: (n,) classes.
-        assignments: (n,) clusters; their number need not be that of the classes.
+        assignments: (n,) clusters; there may be more or fewer than classes.
 
     Returns:
         ``nmi``, normalised mutual information by the arithmetic mean of the entropies; ``ari``,
         the adjusted Rand index, about 0 for random clusters; ``accuracy``, of the one-to-one
         matching of clusters to classes with the most rows in common (the Hungarian method), where
-        rows of clusters that are left over count as wrong; ``purity``, the share of the rows that
-        are of the commonest class of their cluster.
+        rows of unmatched clusters count as wrong; ``purity``, the share of rows that are of the
+        most frequent class of their cluster.
 
     >>> import torch
     >>> cluster_scores(torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 3, 3]))["accuracy"]
@@ -97,5 +97,5 @@ class Clusters(FeatureProtocol):
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """Of the first k."""
+        """The scores for the first k."""
         return {name: float(rows[0][name]) for name in ("nmi", "ari", "accuracy")}

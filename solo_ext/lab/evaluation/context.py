@@ -1,4 +1,4 @@
-"""What protocols are given: a backbone, the images it is measured on, and its features."""
+"""What a protocol gets: a backbone, the images it is measured on, and its features."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from solo_ext.lab.evaluation.store import ALONE, FeatureStore, Ranks
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, and how many batches of it are done and in all."""
+"""Called with the name of a task, and how many of its batches are done and how many there are."""
 _TORCHVISION = {
     "cifar10": "cifar-10-batches-py",
     "cifar100": "cifar-100-python",
     "stl10": "stl10_binary",
 }
-"""The folder by which torchvision's data sets are known."""
+"""Folder that identifies each of torchvision's data sets."""
 _OF_FILES = ("image_folder", "dali")
-"""Formats that read the same files."""
+"""Formats that read the same image files."""
 
 
 @dataclass(frozen=True)
 class EvalContext:
-    """What protocols are given.
+    """Model, images and features for a protocol.
 
     Attributes:
         model: the backbone; :meth:`backbone` gives a copy.
@@ -50,13 +50,13 @@ class EvalContext:
         cfg: solo-learn main's config for this evaluation; ``data`` and the one entry of
             ``augmentations`` are those of the fixed view.
         train: training images that have a label.
-        test: test images that have one; classes are numbered as in ``train``.
+        test: labelled test images; classes are numbered as in ``train``.
         device: where to compute.
         out: folder for pictures; it may not exist yet.
-        progress: ``None`` where nobody looks.
+        progress: called as work goes on; ``None`` without display.
         ranks: this process among several.
-        unreadable: by split, names of the images that were left out of the features because they
-            cannot be read and ``data.unreadable`` is ``skip``; their features are not stored.
+        unreadable: by split, names of unreadable images that were left out of the features because
+            ``data.unreadable`` is ``skip``; features of such data are not stored.
     """
 
     model: Model
@@ -88,7 +88,7 @@ class EvalContext:
     def backbone(self) -> nn.Module:
         """A copy of the backbone with its weights, on the CPU, that may be trained."""
         own = copy.deepcopy(self.model.backbone).cpu().requires_grad_(True)
-        # During training rank 0 evaluates alone, where synchronised statistics would wait for ever.
+        # During training rank 0 evaluates alone: synchronised batch norm would wait forever.
         return TorchSyncBatchNorm().revert(own)
 
     def loader(self, images: Images) -> FixedLoader | DALIViews:
@@ -96,15 +96,15 @@ class EvalContext:
         return fixed_loader(self.cfg, images, batch_size=self.settings.batch_size)
 
     def report(self, what: str) -> Callable[[int, int], None] | None:
-        """The progress of one thing: called with the batches done and in all."""
+        """Progress of one task: a function of the number of batches done and in all."""
         progress = self.progress
         return None if progress is None else lambda done, total: progress(what, done, total)
 
     @cached_property
     def features(self) -> Features:
-        """Frozen features of both splits, read from disk where they are stored already.
+        """Frozen features of both splits, read from disk if they are stored already.
 
-        In a process other than the first there are no rows.
+        Processes other than the first get no rows.
         """
         return Features(
             *self._features("train", self.train),
@@ -115,13 +115,13 @@ class EvalContext:
         )
 
     def left_out(self) -> dict[str, list[str]]:
-        """By split, names of the images without features, which is found by extracting them."""
+        """By split, names of images without features, found by extracting features."""
         skips = self.cfg["data"].get("unreadable") == "skip" and not self.ranks.rank
         features = self.features if skips else None
         return {} if features is None else self.unreadable
 
     def about(self) -> dict[str, Any]:
-        """What is evaluated, and on what, for a record."""
+        """Model and data of the evaluation, for a record."""
         return {
             "run": self.model.name,
             "folder": str(self.model.folder),
@@ -157,7 +157,7 @@ class EvalContext:
         return replace(self, settings=settings, cfg=cfg, train=train, test=test, unreadable={})
 
     def alone(self) -> EvalContext:
-        """The same in this process, without help of the others; features that are there stay."""
+        """The same in this process only, without the others; features already extracted stay."""
         if self.ranks == ALONE:
             return self
         found = replace(self, ranks=ALONE)
@@ -165,9 +165,9 @@ class EvalContext:
         return found if held is None else found.with_features(held)
 
     def with_features(self, features: Features) -> EvalContext:
-        """The same with features at hand, which are then neither extracted nor stored."""
+        """The same with given features, which are then neither extracted nor stored."""
         found = replace(self)
-        # Where a cached property keeps its value.
+        # functools.cached_property looks up its value here.
         found.__dict__["features"] = features
         return found
 
@@ -186,7 +186,7 @@ class EvalContext:
         found = images_fingerprint(images)
         if found is None:
             if self.ranks.rank:
-                # Features are shared through the store, and these images have no key in it.
+                # Features are shared by the store, and these images have no key in it.
                 return torch.empty(0, 0, dtype=dtype), torch.empty(0, dtype=torch.int64)
             loader = self.loader(images)
             extracted = extract_features(
@@ -236,7 +236,7 @@ def open_context(name: str, settings: EvalRun, progress: Progress | None = None)
     Args:
         name: as :func:`solo_ext.lab.evaluation.models.open_model` takes it.
         settings: shared by all protocols.
-        progress: called while features are extracted.
+        progress: called during the extraction of features.
 
     Raises:
         UserError: no such model, no such device, or images that cannot be evaluated on.
@@ -253,7 +253,7 @@ def context_of(
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
 ) -> EvalContext:
-    """A model at hand and the images that its config names.
+    """Context of a loaded model and the images that its config names.
 
     Raises:
         UserError: images that cannot be evaluated on.
@@ -267,18 +267,18 @@ def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str
     """The config of pretraining with the images and the view of an evaluation."""
     data = {"fraction": -1, "format": "image_folder", "num_workers": 0, **trained["data"]}
     given = {k: v for k, v in settings.data.model_dump().items() if v is not None}
-    # These two settings do not say where the images are, so the rest stays as in pretraining.
+    # These two do not say where the images are, so with them alone the rest stays as in training.
     if "unreadable" in given:
         data["unreadable"] = given.pop("unreadable")
     if data["format"] in _OF_FILES and given.get("format") in _OF_FILES:
         data["format"] = given.pop("format")
     if given:
-        # New paths are class folders of the user's own, unless torchvision's data set lies there.
-        # The statistics of the normalisation stay those of pretraining.
+        # New paths are the user's own class folders, unless torchvision's data set lies there.
+        # The mean and deviation of the normalisation stay those of pretraining.
         inside = _TORCHVISION.get(data["dataset"])
         paths = [given[key] for key in ("train_path", "val_path") if key in given]
         moved = inside is not None and all((Path(p) / inside).is_dir() for p in paths)
-        # HDF5 files and Hugging Face data sets hold their classes themselves.
+        # HDF5 files and Hugging Face data sets contain their classes.
         moved = moved or given.get("format", data["format"]) not in _OF_FILES
         dataset = data["dataset"] if moved else "custom"
         whole = {"no_labels": False, "fraction": -1, "holdout": None}
@@ -324,18 +324,18 @@ def _images(cfg: Mapping[str, Any]) -> tuple[Images, Images]:
 
 
 def labelled_images(images: Images, key: str, path: str | None) -> Images:
-    """Leaves out images without a label, such as those that STL-10 has beside its training images.
+    """Leaves out images without a label, such as the unlabelled part of STL-10's training images.
 
     Args:
         images: as :func:`solo_ext.data.images.open_images` gives them.
-        key: where they come from, such as ``data.train_path``.
+        key: config key that they come from, such as ``data.train_path``.
         path: its value.
 
     Returns:
-        The same object where all have one.
+        The same object if all have one.
 
     Raises:
-        ConfigError: none has one.
+        ConfigError: no image has a label.
     """
     targets = targets_of(images)
     if all(target >= 0 for target in targets):
@@ -354,12 +354,12 @@ def labelled_images(images: Images, key: str, path: str | None) -> Images:
 
 
 def same_classes(train: Images, val: Images, val_path: str) -> None:
-    """Refuses class folders of validation whose numbers mean other classes than in training.
+    """Refuses validation folders whose class numbers differ from those of training.
 
-    The last classes may be missing in validation, which shifts no number.
+    The last classes may be missing in validation, because that changes no number.
 
     Raises:
-        ConfigError: a class that training lacks, or one missing before others.
+        ConfigError: a class that training does not have, or a missing class before others.
     """
     ours, theirs = class_names(train), class_names(val)
     extra = sorted(set(theirs) - set(ours))
@@ -381,7 +381,7 @@ def same_classes(train: Images, val: Images, val_path: str) -> None:
 
 
 def _ranks() -> Ranks:
-    """Of the process group, or as torchrun and SLURM launchers tell it."""
+    """From the process group, or from the variables of torchrun and SLURM launchers."""
     if distributed.world_size() > 1:
         return Ranks(distributed.rank(), distributed.world_size())
     return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
@@ -396,7 +396,7 @@ def _device(name: str, ranks: Ranks) -> str:
     try:
         torch.ones(1, device=name).cpu()
     except Exception as error:
-        # torch raises many types for a device that is unknown, absent or holds no values.
+        # torch raises many types of error for a device that is unknown, missing or unusable.
         gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise ConfigError(
             "device",

@@ -1,4 +1,4 @@
-"""Evaluating a finished run with one protocol."""
+"""Evaluates a finished run with one protocol."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from solo_ext.lab.evaluation.protocol import Protocol, Row, measure, read_settin
 from solo_ext.lab.evaluation.transfer import ON_ONE_DATA_SET, Transfer
 
 PROTOCOLS: dict[str, type[Protocol]] = {**ON_ONE_DATA_SET, "transfer": Transfer}
-"""By the name on the command line, in the order of the report."""
+"""Protocols by their name on the command line, in the order of the report."""
 SUITE = "suite"
-"""In place of a protocol: several of them, with one report."""
+"""Name for several protocols with one report, used instead of a protocol's."""
 
 
 def evaluate(
@@ -31,11 +31,11 @@ def evaluate(
             checkpoint, ``timm/<model>`` or ``pixels``.
         protocol: a name in :data:`PROTOCOLS`.
         settings: fields of the protocol, and of :class:`~solo_ext.lab.evaluation.models.EvalRun`.
-        progress: called with what is being done and the batches done and in all.
+        progress: called with the name of a task, its batches done and its batches in all.
 
     Returns:
-        A record: what was evaluated, on what, with which settings, and ``results``. Of several
-        processes those beside the first only help to extract; their ``results`` are empty.
+        A record: what was evaluated, on what, with which settings, and ``results``. If there are
+        several processes, all but the first only extract features and have empty ``results``.
 
     Raises:
         UserError: wrong settings, or a path that is no run.
@@ -57,7 +57,7 @@ def evaluate(
 
 
 def headline(protocol: str, rows: list[Row]) -> dict[str, float]:
-    """The few numbers by which runs are compared.
+    """The few numbers that runs are compared by.
 
     >>> headline("linear", [{"acc1": 87.5, "acc5": 99.0}])
     {'acc1': 87.5}

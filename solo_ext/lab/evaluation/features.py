@@ -1,4 +1,4 @@
-"""Features of a frozen backbone: extracting them, and the form in which protocols get them."""
+"""Features of a frozen backbone: their extraction, and the form that protocols get them in."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Features:
     """Frozen features of both splits; rows with target -1 carry no label.
 
     Attributes:
-        train: (n, D), on the CPU, finite; float32, or half precision where they are stored so.
+        train: (n, D), on the CPU, finite; float32, or half precision if they are stored so.
         train_targets: (n,) int64.
         test: (m, D).
         test_targets: (m,).
-        num_classes: C; ``None``: one more than the largest target.
+        num_classes: C; ``None`` means one more than the largest target.
         device: where to compute.
-        class_names: by number; none where they are not known.
+        class_names: by number; empty if unknown.
 
     >>> x = torch.eye(3)
     >>> features = Features(x, torch.tensor([0, 1, -1]), x, torch.tensor([0, 1, 2]))
@@ -44,12 +44,12 @@ class Features:
     class_names: Sequence[str] = ()
 
     def name_of(self, label: int) -> str:
-        """What messages call a class."""
+        """Name of a class in messages."""
         return repr(self.class_names[label]) if label < len(self.class_names) else str(label)
 
     @property
     def classes(self) -> int:
-        """C, of the data set or as the targets show it."""
+        """C, from the data set or else from the targets."""
         targets = (self.train_targets, self.test_targets)
         return self.num_classes or 1 + max(int(t.max()) for t in targets)
 
@@ -57,7 +57,7 @@ class Features:
         """Labelled features of one split and their targets.
 
         Raises:
-            UserError: there are none.
+            UserError: the split has none.
         """
         features = self.train if name == "train" else self.test
         targets = self.train_targets if name == "train" else self.test_targets
@@ -83,16 +83,16 @@ def extract_features(
 
     Outputs (B, D) are kept as they are, feature maps (B, D, H, W) are averaged over H and W. The
     training mode of every submodule is restored afterwards, also after an error. The backbone is
-    moved to ``device`` and stays there. Where the loader has a sampler of known length, memory for
-    all rows is taken once and filled.
+    moved to ``device`` and stays there. If the loader has a sampler of known length, memory for all
+    rows is allocated once.
 
     Args:
         backbone: maps images (B, C, H, W) to (B, D) or (B, D, H, W).
         loader: yields ``(images, targets)`` or ``(indices, images, targets)``; targets (B,) whole
             numbers.
         device: where the backbone runs.
-        progress: called after every batch with the number of batches done and in all, the latter
-            0 if the loader has no length.
+        progress: called after every batch with the number of batches done and in all, which is 0
+            if the loader has no length.
         dtype: of the features that are returned.
 
     Returns:
@@ -118,7 +118,7 @@ def extract_features(
                 rows.resize_(size, features.shape[1])
                 labels.resize_(size)
             rows[count:end], labels[count:end] = features, targets
-            # Checked after the cast to dtype, in which half precision may overflow.
+            # Check after the cast to dtype, because half precision may overflow.
             broken += int((~rows[count:end].isfinite().all(dim=1)).sum())
             count = end
     if not count:
@@ -131,7 +131,7 @@ def extract_features(
     return rows[:count], labels[:count]
 
 
-# no_grad, for a tensor that a module caches under inference_mode could not be trained through.
+# no_grad: a tensor that a module caches under inference_mode could not be used in training later.
 @torch.no_grad()
 def feature_batches(
     backbone: nn.Module,
@@ -140,9 +140,9 @@ def feature_batches(
     device: str | torch.device = "cpu",
     progress: BatchProgress | None = None,
 ) -> Generator[tuple[Tensor, Tensor]]:
-    """The batches of :func:`extract_features`, one by one: features (B, D), fp32, and targets.
+    """The batches of :func:`extract_features` one by one: features (B, D), fp32, and targets.
 
-    A generator: close it, or run it to its end, for the modes of the backbone to be restored.
+    Close the generator or run it to its end, so that the modes of the backbone are restored.
     """
     total = _batches(loader)
     backbone.to(device)
@@ -155,7 +155,7 @@ def feature_batches(
 
 
 def pooled(output: Any, rows: int) -> Tensor:
-    """Features (B, D), fp32, of what a backbone returned: feature maps are averaged.
+    """Features (B, D), fp32, from a backbone's output; feature maps are averaged.
 
     Raises:
         ValueError: the output is neither (B, D) nor (B, D, H, W), or of another B than ``rows``.
@@ -174,7 +174,7 @@ def pooled(output: Any, rows: int) -> Tensor:
 
 
 def _expected(loader: Any) -> int:
-    """Images of a loader, 0 where it does not know."""
+    """Number of images of a loader, 0 if unknown."""
     try:
         return len(loader.sampler)
     except (AttributeError, TypeError):

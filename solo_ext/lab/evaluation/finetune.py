@@ -48,13 +48,13 @@ from solo_ext.lab.evaluation.supervised import (
 
 FILE = "finetune.safetensors"
 _RESNET = {"stem": r"^conv1|bn1", "blocks": r"^layer(\d+)\.(\d+)"}
-"""torchvision's ResNets have the names of timm's, but do not say how they are grouped."""
+"""How torchvision's ResNets are grouped into layers; they have timm's names but do not say it."""
 
 
 class Classifier(nn.Module):
     """Logits ``W pool(backbone(x)) + b``, (B, C), fp32 features.
 
-    The classifier starts at normal weights of deviation 0.01 and no bias, drawn from torch's
+    The classifier starts at normal weights of deviation 0.01 and zero bias, drawn from torch's
     generator.
 
     Args:
@@ -79,8 +79,8 @@ class Classifier(nn.Module):
         return logits
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
-        """The number of a parameter's layer by its name, as timm asks for it."""
-        # timm groups a whole model, with a classifier behind the backbone.
+        """Maps a parameter's name to the number of its layer, in timm's interface."""
+        # timm groups a whole model, with a classifier after the backbone.
         named = [
             *self.backbone.named_parameters(),
             *((f"head.{n}", p) for n, p in self.head.named_parameters()),
@@ -91,14 +91,14 @@ class Classifier(nn.Module):
         return found.__getitem__
 
     def param_groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-        """Groups with ``weight_decay`` and ``lr_scale``, timm's.
+        """Parameter groups with timm's ``weight_decay`` and ``lr_scale``.
 
-        Of the layers 0 ... L, the classifier being L, layer l learns at
-        ``layer_decay ** (L - l)`` times the rate. Vectors, and what the backbone names, are not
-        decayed.
+        Of the layers 0 ... L, where L is the classifier, layer l learns at
+        ``layer_decay ** (L - l)`` times the rate. Vectors, and parameters that the backbone names,
+        are not decayed.
 
         Raises:
-            ConfigError: a decay below 1 for a backbone whose layers are not known.
+            ConfigError: a decay below 1 for a backbone whose layers are unknown.
 
         Source:
             BEiT (Bao et al., 2021, arXiv 2106.08254).
@@ -153,8 +153,8 @@ class Finetune(BackboneProtocol):
     def run(self, context: EvalContext) -> list[Row]:
         """One row: ``acc1``, ``acc5``, ``train_loss`` of the last epoch, ``epochs``.
 
-        ``lr`` is for a batch of 256 and scaled by batch / 256. The accuracies are those after the
-        last epoch; the test split serves nothing else.
+        ``lr`` is for a batch of 256 and scaled by batch / 256. Accuracies are measured after the
+        last epoch; the test split is used for nothing else.
 
         Raises:
             UserError: settings that do not fit, or the training diverged.
@@ -177,7 +177,7 @@ class Finetune(BackboneProtocol):
             model, context.loader(context.test), context.device, self.precision
         )
         if not bool(logits.isfinite().all()):
-            # Resuming this training could only end here again, so the next call starts over.
+            # A resumed training would end here again, so let the next call start over.
             checkpoint.remove()
             raise _diverged("answers after the last epoch are")
         row: Row = {**accuracies(logits, targets), "train_loss": loss, "epochs": self.epochs}
@@ -192,8 +192,8 @@ class Finetune(BackboneProtocol):
     ) -> tuple[Classifier, float]:
         """The trained network and the mean loss of its last epoch.
 
-        Goes on behind the last finished epoch of an earlier, stopped call. Chance is drawn from
-        (seed, epoch), so that a training in parts ends where one in a piece does.
+        Continues after the last finished epoch of an earlier, stopped call. Random numbers come
+        from (seed, epoch), so that training in parts gives the same result as in one go.
         """
         device = context.device
         loader = training_loader(
@@ -238,7 +238,7 @@ class Finetune(BackboneProtocol):
             loss = float(summed) / steps
             if not torch.tensor(loss).isfinite():
                 raise _diverged(f"loss of epoch {epoch + 1} is")
-            # The loss was computed before the last update, so the weights are checked too.
+            # The loss was computed before the last update, so check the weights as well.
             if not all(bool(p.isfinite().all()) for p in model.state_dict().values()):
                 raise _diverged(f"weights after epoch {epoch + 1} are")
             state = {"epochs": epoch + 1, "loss": loss, "model": model.state_dict()}
@@ -268,7 +268,7 @@ class Finetune(BackboneProtocol):
     ) -> Tensor:
         smoothing = self.label_smoothing
         if mixup is not None:
-            # timm's mixup smooths the labels itself.
+            # timm's mixup also smooths the labels.
             views, targets = mixup(views, targets)
             smoothing = 0.0
         with autocast(str(views.device), self.precision):
@@ -277,13 +277,13 @@ class Finetune(BackboneProtocol):
 
 
 def with_drop_path(context: EvalContext, rate: float) -> nn.Module:
-    """The backbone with its weights, built anew with ``drop_path_rate``.
+    """The backbone with its weights, rebuilt with ``drop_path_rate``.
 
     Layers are dropped with a probability that grows linearly to ``rate`` (Huang et al., ECCV
-    2016, arXiv 1603.09382). At 0 it is :meth:`EvalContext.backbone`, whose own rate stays.
+    2016, arXiv 1603.09382). A rate of 0 gives :meth:`EvalContext.backbone` with its own rate.
 
     Raises:
-        ConfigError: a backbone that has no stochastic depth.
+        ConfigError: the backbone has no stochastic depth.
     """
     own = context.backbone()
     if not rate:

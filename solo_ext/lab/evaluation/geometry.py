@@ -19,14 +19,14 @@ from solo_ext.memory.knn import cosines, inverse_norms
 
 _MAX_ELEMENTS = 2**23
 _DEAD = 1e-4
-"""Deviation, beside the largest one, below which a dimension is dead."""
+"""A dimension is dead if its deviation is below this share of the largest one."""
 
 
 @torch.no_grad()
 def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
     """Measures the spread of features.
 
-    Takes n^2 D operations, and memory for a copy of the features and a bounded table.
+    Takes n^2 D operations, and memory for one copy of the features and a bounded table.
 
     Args:
         features: (n, D), n at least 2, finite.
@@ -36,11 +36,11 @@ def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
         - ``effective_rank`` of the features as they are, in [1, min(n, D)];
         - ``uniformity``, ``log mean_{i != j} exp(-2 |x_i - x_j|^2)`` of unit rows, at most 0;
         - ``class_alignment``, the mean ``|x_i - x_j|^2`` of unit rows over pairs of the same class,
-          in [0, 4]; nan where no class has two rows;
-        - ``mean_cosine`` over pairs of rows; 1 where all point the same way;
+          in [0, 4]; nan if no class has two rows;
+        - ``mean_cosine`` over pairs of rows; 1 if all have the same direction;
         - ``std``, the mean deviation of the dimensions of unit rows, times ``sqrt(D)``: about 1 for
-          a cloud that is the same in all directions, 0 for a collapsed one;
-        - ``dead``, the share of the dimensions that hardly move, in percent;
+          an isotropic cloud, 0 for a collapsed one;
+        - ``dead``, the share of dimensions that hardly vary, in percent;
         - ``mean_norm``, the mean length of the rows.
 
     Source:
@@ -55,7 +55,7 @@ def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
     deviations = x.std(dim=0, correction=0)
     unit = F.normalize(x, dim=1)
     count = len(x)
-    # |sum_i x_i|^2 holds every pair twice, and every row once with itself.
+    # |sum_i x_i|^2 counts every pair twice, and every row once with itself.
     pairs = float(unit.double().sum(0).square().sum() - unit.double().square().sum())
     return {
         "effective_rank": float(effective_rank(x)),
@@ -84,7 +84,7 @@ def _uniformity(unit: Tensor, t: float = 2.0) -> float:
 
 
 def _class_alignment(unit: Tensor, targets: Tensor) -> float:
-    """By the sums of the classes: ``sum_{i,j} |x_i - x_j|^2 = 2 n sum |x_i|^2 - 2 |sum x_i|^2``."""
+    """Uses sums per class: ``sum_{i,j} |x_i - x_j|^2 = 2 n sum |x_i|^2 - 2 |sum x_i|^2``."""
     _, own = torch.unique(targets, return_inverse=True)
     classes = int(own.max()) + 1
     x = unit.double()
@@ -99,7 +99,7 @@ def _class_alignment(unit: Tensor, targets: Tensor) -> float:
 class FeatureSpace(FeatureProtocol):
     """Settings of ``eval geometry``: spread and collapse of the features of a split.
 
-    Of more than ``samples`` images that many are drawn by ``seed``.
+    If there are more than ``samples`` images, that many are drawn by ``seed``.
     """
 
     title: ClassVar[str] = "Geometry and collapse"
@@ -109,7 +109,7 @@ class FeatureSpace(FeatureProtocol):
     seed: NonNegativeInt = 0
 
     def measure(self, features: Features) -> list[Row]:
-        """One row: the numbers of :func:`feature_geometry`, ``None`` in place of nan."""
+        """One row: the numbers of :func:`feature_geometry`, with ``None`` instead of nan."""
         rows, targets = features.split(self.split)
         if len(rows) < 2:
             other = "train" if self.split == "test" else "test"

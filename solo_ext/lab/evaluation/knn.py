@@ -44,7 +44,7 @@ class KNN(FeatureProtocol):
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """At k = 20, or at the first k."""
+        """Accuracy at k = 20, or else at the first k."""
         chosen = next((r for r in rows if r["k"] == 20), rows[0])
         return {"acc1": float(chosen["acc1"])}
 
@@ -60,21 +60,21 @@ def retrieval_scores(
     """Ranks a gallery for every query; rows of the query's class are relevant.
 
     Average precision is ``mean_{relevant r} |{relevant up to rank r}| / rank(r)`` over the whole
-    ranking. Equal similarities keep the order of the gallery. Queries come in blocks, so that
-    beside the features no more than a bounded table is held.
+    ranking. Equal similarities keep the order of the gallery. Queries are processed in blocks, so
+    memory holds only a bounded table besides the features.
 
     Args:
         queries: (n, D).
         targets: (n,) classes.
-        gallery: features (m, D) and classes (m,); ``None``: the queries themselves, each without
-            itself.
-        ks: ranks for recall; beyond the gallery it is over the whole ranking.
+        gallery: features (m, D) and classes (m,); ``None``: the queries, where each one is left out
+            of its own ranking.
+        ks: ranks for recall; one beyond the gallery's size means the whole ranking.
         device: where to compute.
 
     Returns:
-        ``map``, mean average precision in percent, over the full ranking; by k ``recall_<k>``, the
-        percentage of the queries with a relevant row among the first k; ``queries`` that have a
-        relevant row at all: the others are left out.
+        ``map``, mean average precision in percent over the full ranking; for each k
+        ``recall_<k>``, the percentage of queries with a relevant row among the first k;
+        ``queries``, the number of queries that have a relevant row: the others are left out.
 
     Raises:
         ValueError: no query has a relevant row.
@@ -116,7 +116,7 @@ def retrieval_scores(
 
 
 class Retrieval(FeatureProtocol):
-    """Settings of ``eval retrieval``: test images ask, the gallery answers.
+    """Settings of ``eval retrieval``: test images are the queries, ``gallery`` is ranked.
 
     ``gallery``: the test split without the image itself, or the train split.
     """
@@ -127,7 +127,7 @@ class Retrieval(FeatureProtocol):
     gallery: Literal["test", "train"] = "test"
 
     def measure(self, features: Features) -> list[Row]:
-        """One row: ``map`` and ``recall_<k>`` in percent, ``queries`` that have an answer."""
+        """One row: ``map`` and ``recall_<k>`` in percent, and the number of ``queries``."""
         gallery = None if self.gallery == "test" else features.split("train")
         try:
             found = retrieval_scores(*features.split("test"), gallery, self.k, features.device)

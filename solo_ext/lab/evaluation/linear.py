@@ -29,21 +29,21 @@ from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
 Holdout = Annotated[float, Gt(0), Lt(1)]
 _MOMENTUM = 0.9
 _ROWS = 4096
-"""Rows whose logits are computed at once."""
+"""Number of rows whose logits are computed at once."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe measured, in percent.
+    """Result of a probe, in percent.
 
     Attributes:
         accuracy: top-1 on the test features.
-        top5: top-5 there; top-C with C < 5 train classes.
+        top5: top-5 on the test features; top-C with C < 5 train classes.
         train_accuracy: top-1 on the train features.
         weight_decay: the penalty used.
-        learning_rate: the rate used, of SGD.
-        held_out: top-1 on the held-out rows by (rate, penalty), of which the largest was chosen;
-            empty where there was nothing to choose from or by.
+        learning_rate: the rate used by SGD.
+        held_out: top-1 on the held-out rows by (rate, penalty); the largest was chosen. Empty if
+            there was no choice, or nothing held out.
     """
 
     accuracy: float
@@ -115,7 +115,7 @@ def linear_probe(
     """
     x, x_test = (_finite(side, part[0]) for side, part in (("train", train), ("test", test)))
     x_test = x_test.to(x.device)
-    # Classes without a train row are left out: their biases would go to minus infinity.
+    # Leave out classes without train rows: their biases would go to minus infinity.
     classes, y = torch.unique(train[1].to(x.device), return_inverse=True)
     y_test = _numbered(test[1].to(x.device), classes)
 
@@ -145,7 +145,7 @@ def _finite(side: str, features: Tensor) -> Tensor:
 
 
 def _numbered(targets: Tensor, classes: Tensor) -> Tensor:
-    """Places of targets among sorted classes, -1 for those that are not there."""
+    """Positions of targets among sorted classes, -1 for targets that are not among them."""
     found = torch.searchsorted(classes, targets).clamp_max(len(classes) - 1)
     return torch.where(classes[found] == targets, found, -1)
 
@@ -159,7 +159,7 @@ def _choose(
     max_iterations: int,
     seed: int,
 ) -> tuple[float, _Model]:
-    """Returns the penalty to use and a starting point for its fit on all rows."""
+    """Returns the penalty to use, and a starting point for the fit on all rows."""
     if len(grid) == 1 or int(y.bincount().min()) < 2:
         return grid[len(grid) // 2], blank
     held = holdout_mask(y.cpu().numpy(), holdout, seed).to(x.device)
@@ -198,7 +198,7 @@ def _fit(x: Tensor, y: Tensor, start: _Model, weight_decay: float, max_iteration
 
 
 def holdout_mask(labels: npt.NDArray[np.int64], holdout: float, seed: int) -> Tensor:
-    """Which rows are held out: ``holdout`` of every class, at least one, never all of them.
+    """Selects rows to hold out: ``holdout`` of every class, at least one but never all.
 
     Args:
         labels: (n,) classes.
@@ -221,7 +221,7 @@ def holdout_mask(labels: npt.NDArray[np.int64], holdout: float, seed: int) -> Te
 
 
 class Linear(FeatureProtocol):
-    """Settings of ``eval linear``: penalties to choose from, the share of training held out."""
+    """Settings of ``eval linear``: penalties to choose from, and the share of rows held out."""
 
     title: ClassVar[str] = "Linear probe, L-BFGS"
 
@@ -256,14 +256,13 @@ def labelled_draw(
 ) -> Tensor:
     """Draws rows of every class.
 
-    A draw depends on the labels and on (seed, draw) alone, so that models whose features come in
-    the same order are compared on the same rows. Of one draw the smaller amounts are contained in
-    the larger ones.
+    A draw depends only on the labels and on (seed, draw), so models whose features are in the same
+    order are compared on the same rows. Within a draw, larger amounts contain the smaller ones.
 
     Args:
-        labels: (n,), -1 where there is none.
-        classes: that must be present.
-        amount: rows per class, at most as many as there are; a float is a share of every class, at
+        labels: (n,), -1 for none.
+        classes: classes that must be present.
+        amount: rows per class, at most as many as exist; a float is a share of every class, at
             least one row.
         seed: at least 0.
         draw: number of the draw.
@@ -287,8 +286,8 @@ def labelled_draw(
 class LowShot(FeatureProtocol):
     """Settings of ``eval lowshot``: linear probes on few labels, over repeated draws.
 
-    ``shots`` are labels per class, ``fractions`` shares of every class. Several penalties are
-    chosen from on a hold-out of the draw, one is used as it is.
+    ``shots`` are labels per class, ``fractions`` shares of every class. If there are several
+    penalties, a hold-out of the draw chooses; a single one is used as it is.
 
     Source:
         The protocol of repeated balanced draws: Sohn et al., NeurIPS 2020, arXiv 2001.07685.
@@ -307,11 +306,11 @@ class LowShot(FeatureProtocol):
         """One row per amount: ``acc1`` is a mean over draws.
 
         ``std`` is their sample deviation, ``ci95`` half the 95 % interval of the mean by Student's
-        t: over draws of labels, not over training seeds. Where some amounts are more than a class
-        has, they have no numbers, and ``note`` says which class it is.
+        t: over draws of labels, not over training seeds. Amounts that exceed the images of a class
+        have no numbers, and ``note`` names the class.
 
         Raises:
-            UserError: every amount is more, or a class has no training image at all.
+            UserError: all amounts exceed them, or a class has no training image at all.
         """
         test, (_, labels) = features.split("test"), features.split("train")
         amounts: list[tuple[str, int | float, str]] = [
@@ -329,7 +328,7 @@ class LowShot(FeatureProtocol):
                 "images of it, or leave the class out of both splits"
             )
         short = f"class {name} has {count} training images"
-        # A fraction never asks for more images than a class has.
+        # A fraction never exceeds the images of a class.
         possible = [not isinstance(amount, int) or amount <= count for _, amount, _ in amounts]
         if not any(possible):
             raise ConfigError(amounts[0][2], amounts[0][1], short, "lower it")
@@ -342,7 +341,7 @@ class LowShot(FeatureProtocol):
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """By amount, such as ``acc1_10_per_class``; without those that a class has too few for."""
+        """Accuracy by amount, such as ``acc1_10_per_class``, for amounts that every class has."""
         found = {}
         for row in rows:
             if row["acc1"] is not None:
@@ -388,15 +387,15 @@ def sweep_linear_probes(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> ProbeResult:
-    """Trains one linear classifier per rate and penalty at once, and keeps the best.
+    """Trains one linear classifier for each rate and penalty at once, and keeps the best.
 
     Every classifier starts at zero and minimises ``mean CE(W x + b, y) + decay / 2 |W|^2`` by SGD
-    with momentum 0.9 and a cosine schedule, on the same batches: the logits of all of them are one
-    matrix product. The pair with the best top-1 on a stratified hold-out of the train rows is
-    chosen, the smaller rate and the larger penalty on a tie, and trained again on all train rows.
-    Where no class has two train rows there is no hold-out, and the middle of both lists is taken.
-    The test rows are used for nothing but the accuracies that are returned. x is standardised by
-    mean and deviation of the train rows, batch by batch: features on ``device`` are not copied.
+    with momentum 0.9 and a cosine schedule, on the same batches: one matrix product gives the
+    logits of all. The pair with the best top-1 on a stratified hold-out of the train rows is
+    chosen, on a tie the smaller rate and the larger penalty, and trained again on all train rows.
+    If no class has two train rows there is no hold-out, and the middle of both lists is taken. The
+    test rows are used only for the accuracies that are returned. x is standardised by mean and
+    deviation of the train rows, batch by batch, so features on ``device`` are not copied.
 
     Args:
         train: features (n, D), finite, and their classes (n,).
@@ -405,7 +404,7 @@ def sweep_linear_probes(
         weight_decays: each 0 or more.
         epochs: passes over the rows.
         batch_size: rows of a batch.
-        holdout: share of the rows that chooses, of each class.
+        holdout: share of each class's rows that is held out to choose.
         seed: of the hold-out and the order.
         device: where the classifiers are.
 
@@ -420,11 +419,11 @@ def sweep_linear_probes(
     train_features, test_features = train[0].to(device), test[0].to(device)
     classes, targets = torch.unique(train[1], return_inverse=True)
     everything = torch.arange(len(targets))
-    # max() keeps the first of equals: the smallest rate, then the largest penalty.
+    # max() returns the first of equals: the smallest rate, then the largest penalty.
     grid = list(itertools.product(sorted(learning_rates), sorted(weight_decays, reverse=True)))
     held = holdout_mask(targets.numpy(), holdout, seed)
     targets = targets.to(device)
-    # Without a hold-out the middle of both lists is used.
+    # Without a hold-out, use the middle of both lists.
     rates, decays = (list(dict.fromkeys(column)) for column in zip(*grid, strict=True))
     chosen = (rates[(len(rates) - 1) // 2], decays[(len(decays) - 1) // 2])
     scores: dict[tuple[float, float], float] = {}
@@ -472,7 +471,7 @@ def _statistics(features: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         total, square = total + x.sum(0), square + x.square().sum(0)
     mean = total / len(rows)
     std = (square / len(rows) - mean.square()).clamp_min(0).sqrt()
-    # Dividing by the deviation of a constant dimension would blow up its rounding errors.
+    # Clamp: dividing by the deviation of a constant dimension would magnify rounding errors.
     std = std.clamp_min(max(1e-4 * float(std.max()), 1e-30))
     return mean.float(), std.float()
 
@@ -520,7 +519,7 @@ def _accuracies(
     for part in torch.split(rows, _ROWS):
         x, y = data[part]
         logits = (x @ weight.flatten(1)).view(len(x), *bias.shape) + bias
-        # Logits that are not finite, of a rate that is far too large, count as a wrong answer.
+        # Non-finite logits, from a rate that is far too large, count as a wrong answer.
         logits = logits.nan_to_num(float("-inf"), float("-inf"), float("-inf"))
         guess = logits.topk(min(max(ranks), bias.shape[1]), dim=-1).indices
         right = (guess == y[:, None, None]) & logits.isfinite().any(-1, keepdim=True)
@@ -546,8 +545,8 @@ class LinearSGD(FeatureProtocol):
     def measure(self, features: Features) -> list[Row]:
         """One row: accuracies, the chosen ``learning_rate`` and ``weight_decay``.
 
-        ``at_edge`` says that the rate is the largest or smallest of several: widen the grid. It is
-        ``None`` where no class has two training images, so that none could be held out to choose.
+        ``at_edge`` says that the chosen rate is the largest or smallest of several, so the grid
+        should be widened; ``None`` if no class has two training images to hold one out.
         """
         found = sweep_linear_probes(
             features.split("train"),

@@ -1,4 +1,4 @@
-"""``eval linear_augmented``: SGD on augmented views, the backbone frozen."""
+"""``eval linear_augmented``: trains linear classifiers by SGD on augmented views."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _MOMENTUM = 0.9
 
 
 class LinearHeadSweep(nn.Module):
-    """For every rate a classifier that sees all images and, where a rate is to be chosen, another
-    that does not see those held out.
+    """Linear classifiers for several rates, to choose a rate by held-out images.
 
-    All start at zero: cross-entropy is convex in them.
+    For every rate one classifier is trained on all images; if a rate is to be chosen, a second one
+    is trained without the held-out images. All start at zero: cross-entropy is convex in them.
 
     Args:
         features_dim: D.
         num_classes: C.
-        rates: of SGD, one for each classifier.
-        choosing: whether there are the others.
+        rates: learning rates of SGD.
+        choosing: whether to train the second classifiers.
 
     >>> heads = LinearHeadSweep(8, 3, [0.1, 1.0], choosing=True)
     >>> loss = heads.loss(torch.ones(4, 8), torch.tensor([0, 1, 2, 0]), torch.tensor([1, 1, 0, 1]))
@@ -92,7 +92,7 @@ class LinearHeadSweep(nn.Module):
 
 
 class LinearAugmented(BackboneProtocol):
-    """Settings of ``eval linear_augmented``: SGD on augmented views, the backbone frozen.
+    """Settings of ``eval linear_augmented``: SGD on augmented views, with a frozen backbone.
 
     Momentum 0.9, a cosine schedule to 0, ``weight_decay`` of weights and biases.
     """
@@ -114,9 +114,9 @@ class LinearAugmented(BackboneProtocol):
         """One row: ``acc1`` and ``acc5`` after the last epoch, ``lr``, how it was chosen.
 
         Every rate of ``lr``, given for a batch of 256, has two classifiers on the same features:
-        one is trained on all images, the other leaves out those held out. Of the rates the one is
-        chosen whose second classifier is best on the fixed views of the images held out, the
-        smallest of equals; its first is what is tested.
+        the first is trained on all images, the second without those held out. The rate is chosen
+        whose second classifier is best on the fixed views of the held-out images, on a tie the
+        smallest; its first classifier is tested.
 
         Raises:
             UserError: settings that do not fit, or every training diverged.
@@ -135,7 +135,7 @@ class LinearAugmented(BackboneProtocol):
         try:
             chosen, row = self._measured(heads, context.features, held, rates)
         except UserError:
-            # Resuming this training could only end here again, so the next call starts over.
+            # A resumed training would end here again, so let the next call start over.
             checkpoint.remove()
             raise
         if self.save:
@@ -145,7 +145,7 @@ class LinearAugmented(BackboneProtocol):
         return [row]
 
     def _held(self, targets: Tensor) -> Tensor:
-        """(n,) bool: the images that choose the rate."""
+        """(n,) bool: the images held out to choose the rate."""
         if len(self.lr) == 1:
             return torch.zeros(len(targets), dtype=torch.bool)
         held = holdout_mask(targets.numpy(), self.holdout, self.seed)
@@ -161,7 +161,7 @@ class LinearAugmented(BackboneProtocol):
     def _train(
         self, context: EvalContext, heads: LinearHeadSweep, held: Tensor, checkpoint: EvalCheckpoint
     ) -> None:
-        """Trains; goes on behind the last finished epoch of an earlier, stopped call."""
+        """Trains; continues after the last finished epoch of an earlier, stopped call."""
         loader = training_loader(
             context, self.augmentation, batch_size=self.batch_size, seed=self.seed
         )
@@ -199,7 +199,7 @@ class LinearAugmented(BackboneProtocol):
     def _measured(
         self, heads: LinearHeadSweep, features: Features, held: Tensor, rates: list[float]
     ) -> tuple[int, Row]:
-        """The place of the rate that is chosen, and its row."""
+        """The index of the chosen rate, and its row."""
         chosen, about = 0, {}
         if heads.choosing:
             rows, truth = features.train[held].float(), features.train_targets[held]

@@ -95,19 +95,19 @@ class FeatureMap(BackboneProtocol):
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """Trustworthiness by method."""
+        """Trustworthiness of each method."""
         return {f"trustworthiness_{r['method']}": float(r["trustworthiness"]) for r in rows}
 
     def points(self, features: Tensor, method: Method) -> npt.NDArray[np.float64]:
         """Lays out L2-normalised features.
 
         PCA (Hotelling, 1933); t-SNE (van der Maaten and Hinton, JMLR 2008) of the first 50
-        principal components, started at the first two; UMAP (McInnes et al., 2018, arXiv
-        1802.03426). Of few images perplexity is at most a third.
+        principal components, starting at the first two; UMAP (McInnes et al., 2018, arXiv
+        1802.03426). The perplexity is at most a third of the number of images.
 
         Args:
             features: (n, D), n above 3.
-            method: which.
+            method: name of the method.
 
         Returns:
             (n, 2).
@@ -131,7 +131,7 @@ class FeatureMap(BackboneProtocol):
                     "umap-learn is not installed; pip install 'solo-ext[viz]', or leave umap out "
                     "of methods"
                 ) from None
-            # With several jobs UMAP does not follow the seed.
+            # With several jobs UMAP would ignore the seed.
             made = UMAP(
                 n_neighbors=min(self.n_neighbors, len(x) - 1),
                 min_dist=self.min_dist,
@@ -139,7 +139,7 @@ class FeatureMap(BackboneProtocol):
                 n_jobs=1,
             )
         with warnings.catch_warnings():
-            # The libraries warn of their own defaults, and of spectral layouts of few points.
+            # The libraries warn about their own defaults, and about spectral layouts of few points.
             warnings.simplefilter("ignore")
             return np.asarray(made.fit_transform(x), dtype=np.float64)
 
@@ -158,7 +158,7 @@ def draw_map(
         targets: (n,) class numbers.
         classes: names by number.
         title: above the map.
-        axes: labels, empty for axes that mean nothing.
+        axes: labels of the axes, empty if they have no meaning.
 
     >>> corners = np.array([[0, 0], [0, 1], [1, 0], [1, 1.0]])
     >>> figure = draw_map(corners, np.array([0, 0, 1, 1]), ["cat", "dog"], "PCA")
@@ -178,7 +178,7 @@ def draw_map(
         figure = Figure(figsize=(7.6 + 1.5 * columns, 6.4), dpi=140, layout="constrained")
         plot = figure.subplots()
         size = float(np.clip(24000 / len(points), 9, 36))
-        # Classes are drawn in mixed chunks, so that none covers all others.
+        # Draw the classes in mixed chunks, so that none covers all others.
         order = np.random.default_rng(0).permutation(len(points))
         for chunk in np.array_split(order, min(8, len(order))):
             for label in present:
@@ -197,7 +197,7 @@ def draw_map(
             ncols=columns,
         )
         for text, label in zip(legend.get_texts(), present, strict=True):
-            # Set afterwards, because a legend leaves out labels with a leading underscore.
+            # Set it afterwards: a legend leaves out labels with a leading underscore.
             text.set_text(shortened(classes[label], 24))
     return figure
 
@@ -206,13 +206,13 @@ def seeded_sample(targets: Tensor, count: int, max_classes: int, seed: int) -> T
     """At most ``count`` labelled rows of at most ``max_classes`` classes, drawn from the seed.
 
     Args:
-        targets: (n,), -1 where there is no label.
+        targets: (n,), -1 for none.
         count: above 0.
         max_classes: above 0.
         seed: of the draw.
 
     Returns:
-        Indices in rising order.
+        Indices in ascending order.
 
     >>> seeded_sample(torch.tensor([0, -1, 1, 0]), count=9, max_classes=9, seed=0).tolist()
     [0, 2, 3]
@@ -226,9 +226,9 @@ def seeded_sample(targets: Tensor, count: int, max_classes: int, seed: int) -> T
 
 
 def kept_neighbours(features: Tensor, points: npt.NDArray[np.float64]) -> float:
-    """Trustworthiness, at most 1: how far neighbours in the map are neighbours in feature space.
+    """Trustworthiness, at most 1: whether neighbours in the map are neighbours in feature space.
 
-    Of 15 neighbours, fewer for few points (Venna and Kaski, ICANN 2001).
+    Uses 15 neighbours, or fewer for few points (Venna and Kaski, ICANN 2001).
 
     >>> angles = torch.linspace(0, 1.5, 20)
     >>> circle = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -248,7 +248,7 @@ def principal_axes(features: Tensor, points: npt.NDArray[np.float64]) -> tuple[s
 
 
 def shortened(name: str, longest: int) -> str:
-    """A name with its middle left out where it is too long.
+    """Cuts the middle out of a name that is too long.
 
     >>> shortened("Staffordshire bull terrier", 15)
     'Staffor…terrier'

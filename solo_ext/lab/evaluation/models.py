@@ -26,7 +26,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 class EvalData(Section):
-    """``data`` of an evaluation; what is not given is as in pretraining."""
+    """``data`` of an evaluation; by default as in pretraining."""
 
     train_path: str | None = None
     val_path: str | None = None
@@ -36,7 +36,7 @@ class EvalData(Section):
 
 
 class EvalDALI(Section):
-    """``dali`` of an evaluation; what is not given is as in pretraining, or ``gpu``."""
+    """``dali`` of an evaluation; by default as in pretraining, else ``gpu``."""
 
     device: Literal["cpu", "gpu"] | None = None
 
@@ -66,14 +66,14 @@ class Model:
     """A backbone to evaluate.
 
     Attributes:
-        name: as it was asked for.
+        name: the name that was given.
         backbone: on the CPU; images (B, 3, H, W) to features.
         features_dim: D.
-        cfg: solo-learn main's config as a plain mapping; without paths where there was no training.
-        checkpoint: name of the file, or what stands for it.
+        cfg: solo-learn main's config as a plain mapping; without paths for untrained models.
+        checkpoint: name of the file, or a text instead.
         digest: of the weights.
-        epoch: epochs trained, ``None`` where that is not known.
-        folder: where records and features go.
+        epoch: epochs trained, ``None`` if unknown.
+        folder: where records and features are written.
     """
 
     name: str
@@ -87,14 +87,14 @@ class Model:
 
 
 class RawPixels(nn.Module):
-    """The image itself."""
+    """Flattens the image: its pixels are the features."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1)
 
 
 def is_baseline(name: str) -> bool:
-    """Whether a name is of a model rather than of a run."""
+    """Whether a name is a model's rather than a run's."""
     return name == PIXELS or (name.startswith(PREFIX) and not Path(name).exists())
 
 
@@ -108,7 +108,7 @@ def open_model(name: str, settings: EvalRun) -> Model:
         settings: shared by all protocols.
 
     Raises:
-        UserError: no such run or model, or settings that it does not have.
+        UserError: no such run or model, or settings that do not apply to it.
     """
     if not is_baseline(name):
         return _run(name, settings)

@@ -41,7 +41,7 @@ class Neighbors(BackboneProtocol):
         """One row: ``queries`` shown, ``k``, ``precision`` over the test split, ``picture``.
 
         ``precision`` is the percentage of the k nearest training images, by cosine similarity,
-        that are of the class of the test image, over all of them and not only those shown.
+        with the class of the test image, over all test images and not only those shown.
 
         Raises:
             ConfigError: fewer labelled training images than ``k``, or no labelled test image.
@@ -83,7 +83,7 @@ class Neighbors(BackboneProtocol):
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """The precision."""
+        """Precision over the test split."""
         return {"precision": float(rows[0]["precision"])}
 
 
@@ -111,12 +111,12 @@ def nearest(queries: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def queries_of_all_classes(targets: Tensor, count: int, seed: int) -> Tensor:
-    """Rows drawn class by class in turn, so that as many classes as possible are seen.
+    """Draws rows from one class after another, so that as many classes as possible are seen.
 
     Args:
-        targets: (n,), -1 where there is no label.
-        count: how many rows, fewer where there are not as many.
-        seed: of the draw; it says too which classes are seen where there are more.
+        targets: (n,), -1 for none.
+        count: number of rows; fewer are returned if there are not as many.
+        seed: of the draw; it also decides which classes are seen if there are more than ``count``.
 
     Returns:
         Indices, ordered by class.
@@ -144,10 +144,10 @@ class Shown:
     """An image of the grid.
 
     Attributes:
-        image: PIL's.
-        name: of its class.
-        similarity: to the query, ``None`` for the query itself.
-        right: whether it is of the query's class.
+        image: a PIL image.
+        name: name of its class.
+        similarity: to the query; ``None`` for the query itself.
+        right: whether its class is the query's.
     """
 
     image: Image.Image
@@ -157,12 +157,12 @@ class Shown:
 
 
 def draw_grid(rows: Sequence[Sequence[Shown]], title: str) -> Figure:
-    """A row for each query: the query, then its neighbours.
+    """Draws one row per query: the query, then its neighbours.
 
     Neighbours of the query's class have a green frame, the others none and a red name.
 
     Args:
-        rows: each the query and then its neighbours, equally many in all.
+        rows: each a query and its neighbours, equally many in all rows.
         title: above the grid.
 
     >>> grey = Image.new("RGB", (8, 8))

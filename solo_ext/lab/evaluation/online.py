@@ -1,4 +1,4 @@
-"""The evaluation protocols while a run trains."""
+"""Evaluation protocols during training."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def online_protocols(cfg: Mapping[str, Any]) -> dict[str, Protocol]:
         cfg: the checked config.
 
     Raises:
-        ConfigError: a setting that a protocol does not have or lacks, or a protocol that needs
-            every image where unreadable ones are skipped.
+        ConfigError: a setting that a protocol does not have or lacks, or a protocol that needs all
+            images although unreadable ones are skipped.
     """
     given = cfg["online_eval"]
     names = list(dict.fromkeys(given["protocols"]))
@@ -64,11 +64,10 @@ def online_protocols(cfg: Mapping[str, Any]) -> dict[str, Protocol]:
 class OnlineEvaluation(Callback):
     """Logs the headline numbers of protocols, ``online_<protocol>_<number>``.
 
-    Before training, every n epochs and after the last; for example ``online_knn_acc1``.
-
-    The same code, transform and splits as ``solo-ext eval``; the state of training, random
-    generators included, is untouched. Rank 0 measures alone. Pictures and weights of protocols go
-    to ``<out>/epoch-<n>``.
+    It measures before training, every n epochs and after the last one; a metric is for example
+    ``online_knn_acc1``. Code, transform and splits are those of ``solo-ext eval``; the state of
+    training, random generators included, is not changed. Rank 0 measures alone. Pictures and
+    weights of protocols go to ``<out>/epoch-<n>``.
 
     Args:
         cfg: the checked config.
@@ -76,7 +75,7 @@ class OnlineEvaluation(Callback):
         val: validation images, likewise.
         every_n_epochs: above 0.
         protocols: by name, as :func:`online_protocols` gives them.
-        out: folder, made when something is written.
+        out: folder, created when something is written.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class OnlineEvaluation(Callback):
     def _measure(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int
     ) -> dict[str, float]:
-        # If rank 0 fails, the other ranks raise too, in place of waiting for it.
+        # If rank 0 fails, the other ranks raise an error too instead of waiting for it.
         with propagate_rank_errors(pl_module.device):
             return on_first(partial(self._numbers, pl_module, epoch), pl_module.device) or {}
 
@@ -120,12 +119,12 @@ class OnlineEvaluation(Callback):
             for name, protocol in self.protocols.items():
                 found = headline(name, measure(protocol, context))
                 numbers |= {f"online_{name}_{k}": v for k, v in found.items()}
-            # transfer stores the features of its data sets, of weights that will not come again.
+            # transfer stores features of its data sets, but these weights will not come again.
             shutil.rmtree(context.out / "features", ignore_errors=True)
         return numbers
 
     def _context(self, pl_module: pl.LightningModule, epoch: int) -> EvalContext:
-        """The backbone as it is now, its features in memory alone."""
+        """Context of the current backbone, whose features are kept only in memory."""
         backbone: Any = pl_module.backbone
         width: Any = pl_module.features_dim
         device, out = str(pl_module.device), self.out / f"epoch-{epoch}"
@@ -141,7 +140,7 @@ class OnlineEvaluation(Callback):
     def _log(self, trainer: pl.Trainer, accuracies: dict[str, float], epoch: int) -> None:
         if accuracies:
             step = max(trainer.global_step - 1, 0)
-            # Lightning would write what a hook logs only with the next step's metrics.
+            # Lightning would write what a hook logs only together with the next step's metrics.
             for logger in trainer.loggers:
                 logger.log_metrics({**accuracies, "epochs_done": epoch}, step=step)
             found = "  ".join(f"{k}={v:.2f}" for k, v in accuracies.items())

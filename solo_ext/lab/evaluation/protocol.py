@@ -19,18 +19,17 @@ from solo_ext.lab.evaluation.models import EvalRun
 
 Row = dict[str, Any]
 """Numbers and short texts by name. ``picture``: file name of a PNG in the context's ``out`` that
-the report embeds; ``saved``: that of weights; ``files``: list of further files there, by their
-paths in it."""
+the report embeds; ``saved``: file name of weights; ``files``: paths of further files there."""
 
 
 class Protocol(Section):
-    """Settings of a protocol; what it measures is said by the two kinds below.
+    """Settings of a protocol; the two kinds below define how it measures.
 
     Attributes:
-        title: what tables call it.
-        by_default: whether the suite runs it unless it is told which to run.
-        version: raised where the same settings give other numbers than before, so that the suite
-            does not take the old ones from its record.
+        title: its name in tables.
+        by_default: whether the suite runs it without being asked.
+        version: raised when the same settings give other numbers than before, so that the suite
+            does not reuse old ones from its record.
     """
 
     title: ClassVar[str]
@@ -38,15 +37,15 @@ class Protocol(Section):
     version: ClassVar[int] = 1
 
     def depends_on(self, context: EvalContext) -> list[str | None]:
-        """Digests of what the rows depend on beside settings, model and images of the context.
+        """Digests of what the rows depend on besides settings, model and images of the context.
 
-        ``None`` among them: it cannot be told whether that is still the same.
+        ``None`` in the list: it is unknown whether something is still the same.
         """
         return []
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """The few numbers by which runs are compared, such as ``{"acc1": 87.5}``."""
+        """The few numbers that runs are compared by, such as ``{"acc1": 87.5}``."""
         return {"acc1": float(rows[0]["acc1"])}
 
 
@@ -58,7 +57,7 @@ class FeatureProtocol(Protocol):
         """Measures features.
 
         Raises:
-            UserError: settings that these features cannot fulfil.
+            UserError: these features cannot be measured with the settings.
         """
 
 
@@ -66,7 +65,7 @@ class BackboneProtocol(Protocol):
     """A protocol that needs the backbone itself, the images, or a place for pictures.
 
     Attributes:
-        needs_every_image: whether images that cannot be read are a reason to refuse.
+        needs_every_image: whether to refuse data sets with unreadable images.
     """
 
     needs_every_image: ClassVar[bool] = True
@@ -76,18 +75,18 @@ class BackboneProtocol(Protocol):
         """Measures a backbone on a data set.
 
         Raises:
-            UserError: settings or images that do not allow it.
+            UserError: the settings or images do not allow it.
         """
 
 
 def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
-    """Runs one protocol; of several processes the first alone gets rows."""
+    """Runs one protocol; if there are several processes, only the first gets rows."""
     if isinstance(protocol, FeatureProtocol):
         features = context.features
         return [] if context.ranks.rank else protocol.measure(features)
     assert isinstance(protocol, BackboneProtocol)
     if protocol.needs_every_image:
-        # An image without features would be shown or trained on as another.
+        # Without its features, an image would be shown or trained on as another one.
         for split, names in context.left_out().items():
             raise ConfigError(
                 "data.unreadable",
@@ -100,12 +99,12 @@ def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
 
 
 def read_settings(kind: type[Protocol], settings: Mapping[str, Any]) -> tuple[EvalRun, Protocol]:
-    """Checks the settings of one protocol together with those that all share.
+    """Checks the settings of one protocol together with the shared ones.
 
     Raises:
-        ConfigError: an unknown key, or a value that it does not take.
+        ConfigError: an unknown key, or an invalid value.
     """
-    # One model has the fields of both, so that a misspelt key is compared with all valid ones.
+    # Use one model with all fields, so that a misspelt key is compared with all valid ones.
     joint = create_model("Evaluation", __base__=(kind, EvalRun))
     values = validated(TypeAdapter(joint), settings).model_dump()
     own = kind.model_validate({k: values[k] for k in kind.model_fields})
@@ -124,7 +123,7 @@ def files_of(rows: Iterable[Row]) -> list[str]:
 
 
 def file_digest(file: Path) -> str | None:
-    """SHA-256 of a file; ``None`` where it cannot be read."""
+    """SHA-256 of a file; ``None`` if it cannot be read."""
     try:
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()

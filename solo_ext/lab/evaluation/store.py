@@ -1,4 +1,4 @@
-"""Features on disk: extracted once, read by every protocol and by later calls."""
+"""Features on disk: extracted once, then read by every protocol and by later calls."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from torch import Tensor
 from solo_ext.core.files import atomic_write
 
 Batches = Callable[[Sequence[int]], Generator[tuple[Tensor, Tensor]]]
-"""Features and targets of some images, batch by batch, in the order of their indices."""
+"""Returns features and targets of some images, batch by batch, in the order of their indices."""
 VERSION = 1
 _WAIT = 0.2
 _STALLED = 120.0
-"""Seconds without a new file of another process after which its share is done here; more where a
-file takes longer here too."""
+"""Seconds without a new file of another process, after which this one takes over its share; longer
+if a file takes longer here too."""
 
 
 class Ranks(NamedTuple):
@@ -39,15 +39,15 @@ ALONE = Ranks()
 
 
 class FeatureStore:
-    """A folder of features, by what they are features of.
+    """A folder of features; each set of features is found by a digest of its origin.
 
-    A set of rows lies in files of ``rows_per_file`` rows each, such as
-    ``<digest>/00000-of-00007.safetensors``, beside ``key.json``. Each is written whole or not at
-    all and carries its own SHA-256: an extraction that was stopped goes on behind the last file,
-    and of damaged files only those are made again.
+    A set lies in files of ``rows_per_file`` rows each, such as
+    ``<digest>/00000-of-00007.safetensors``, beside ``key.json``. Each file is written atomically
+    and contains its own SHA-256: a stopped extraction continues after the last file, and only
+    damaged files are made again.
 
     Args:
-        folder: made on first use.
+        folder: created on first use.
         dtype: of the features, on disk and in memory.
         rows_per_file: at least 1.
     """
@@ -60,36 +60,36 @@ class FeatureStore:
     def features(
         self, key: Mapping[str, Any], count: int, batches: Batches, ranks: Ranks = ALONE
     ) -> tuple[Tensor, Tensor]:
-        """Reads the features of ``key``; those that are not there are extracted and stored.
+        """Reads the features of ``key``; missing ones are extracted and stored.
 
-        Memory for all rows is taken once. Several processes take the files by turns, and the
-        first of them reads what the others wrote: they share the folder, and nothing else.
+        Memory for all rows is allocated once. Several processes take the files in turns, and the
+        first of them reads what the others wrote: they share the folder and nothing else.
 
         Args:
-            key: everything that the features depend on, as JSON holds it.
+            key: everything that the features depend on, as JSON values.
             count: number of images.
             batches: extracts the features of some images.
             ranks: this process among several.
 
         Returns:
-            Features (count, D) and targets (count,), int64, on the CPU; no rows at all in a
-            process other than the first.
+            Features (count, D) and targets (count,), int64, on the CPU; processes other than the
+            first get no rows.
 
         Raises:
-            ValueError: features are not finite, or another number of them comes than asked for.
+            ValueError: features are not finite, or ``batches`` gives another number of them.
         """
         whole = {**key, "images": count, "dtype": str(self.dtype), "version": VERSION}
         text = json.dumps(whole, sort_keys=True, indent=1)
         digest = hashlib.sha256(text.encode()).hexdigest()
         found = _FeatureSet(self, self.folder / digest[:16], digest, count, ranks)
-        # Only people read this file: the program knows the folder by its digest.
+        # This file is for people; the program finds the folder by its digest.
         with contextlib.suppress(OSError):
             _write(found.place / "key.json", lambda path: path.write_text(text + "\n"))
         return found.read(batches)
 
 
 class _FeatureSet:
-    """The files of one key, and the rows of all of them in the first process."""
+    """The files of one key; in the first process also the rows of all of them."""
 
     def __init__(
         self, store: FeatureStore, place: Path, digest: str, count: int, ranks: Ranks
@@ -123,21 +123,21 @@ class _FeatureSet:
         return self.features, self.targets
 
     def _waited_for(self, files: list[Path], patience: float) -> list[Path]:
-        """Takes what other processes write; returns what none of them wrote."""
+        """Reads what other processes write; returns the files that none of them wrote."""
         last = time.monotonic()
         while files:
             left = [file for file in files if not self._take(file)]
             if len(left) < len(files):
                 files, last = left, time.monotonic()
             elif not self.writable or time.monotonic() - last > patience:
-                # Where this process cannot write, the others cannot either.
+                # If this process cannot write, the others cannot either.
                 break
             else:
                 time.sleep(_WAIT)
         return files
 
     def _take(self, file: Path) -> bool:
-        """Reads a file into the rows of all; whether it was whole."""
+        """Reads a file into the table of all rows; returns whether it was intact."""
         found = self._held(file)
         if found is None or (
             self.features is not None and found[0].shape[1] != self.features.shape[1]
@@ -157,7 +157,7 @@ class _FeatureSet:
         return slice(rows.start, rows.stop)
 
     def _extract(self, files: list[Path], batches: Batches) -> None:
-        """Extracts into the rows of all, in one pass; a file is written when its rows are done."""
+        """Extracts into the table of all rows in one pass; writes each file when it is complete."""
         if not files:
             return
         indices = [i for file in files for i in self.shards[file]]
@@ -178,7 +178,7 @@ class _FeatureSet:
         _check_count(done, len(indices))
 
     def _extract_aside(self, file: Path, batches: Batches) -> None:
-        """Extracts the rows of one file without memory for those of all."""
+        """Extracts the rows of one file without allocating memory for all rows."""
         rows = self.shards[file]
         features, targets = zip(*batches(list(rows)), strict=True)
         _check_count(sum(map(len, features)), len(rows))
@@ -197,12 +197,12 @@ class _FeatureSet:
             _write(file, lambda path: save_file(tensors, path, about))
         except OSError as error:
             self.writable = False
-            # Every rank warns: rank 0 may be waiting for a file that only this one cannot write.
+            # Every rank warns: rank 0 may be waiting for a file that only this rank cannot write.
             said = f"features are not stored in {str(self.place)!r}: {error}"
             warnings.warn(said, stacklevel=2)
 
     def _held(self, file: Path) -> tuple[Tensor, Tensor] | None:
-        """The rows of a file, ``None`` where it is missing, damaged, or of something else."""
+        """The rows of a file; ``None`` if it is missing, damaged, or of another set."""
         if not file.is_file():
             return None
         try:
@@ -210,7 +210,7 @@ class _FeatureSet:
                 about = opened.metadata() or {}
                 features, targets = opened.get_tensor("features"), opened.get_tensor("targets")
         except Exception:
-            # safetensors raises several types for a damaged file, which is then made again.
+            # safetensors raises several types of error for a damaged file, which is made again.
             return None
         whole = (
             about.get("key") == self.digest

@@ -1,4 +1,4 @@
-"""Several protocols by one command, with one record and one report."""
+"""Several protocols in one command, with one record and one report."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def evaluate_suite(
 ) -> dict[str, Any]:
     """Measures a model with several protocols.
 
-    ``eval_suite.json`` and ``eval_suite.html`` are written to the folder of the model after every
-    protocol. One that fails is reported in its place, and the others go on. One that an earlier
-    call has measured, of the same weights, files and settings, is taken from there, unless a file
-    that it wrote is lost or another by now. Several calls at once share the record.
+    ``eval_suite.json`` and ``eval_suite.html`` are written to the model's folder after every
+    protocol. If one fails, its error is reported and the others continue. Results of an earlier
+    call for the same weights, files and settings are reused, unless a file that it wrote is missing
+    or has changed. Several calls at once share the record.
 
     Args:
         path: as :func:`solo_ext.lab.evaluation.models.open_model` takes it.
         settings: fields of :class:`~solo_ext.lab.evaluation.models.EvalRun`; ``protocols``,
             names; and the settings of each protocol under its name.
-        progress: called with what is being done and the batches done and in all.
+        progress: called with the name of a task, its batches done and its batches in all.
 
     Returns:
-        The record: what was evaluated, on what, ``entries``, one for each protocol of this call and
-        of earlier ones, and ``failed``, those of this call. Of several processes those beside the
-        first only help to extract; they have no entries.
+        The record: what was evaluated, on what, ``entries``, one for each protocol of this and of
+        earlier calls, and ``failed``, those of this call. If there are several processes, all but
+        the first only extract features and have no entries.
 
     Raises:
         UserError: wrong settings, a path that is no run, or a folder that cannot be written.
@@ -69,8 +69,8 @@ def evaluate_suite(
     context = open_context(str(path), shared, progress)
     if context.ranks.rank:
         if any(isinstance(protocol, FeatureProtocol) for protocol in chosen.values()):
-            # Rank 0 reports what is wrong with the features. If this rank failed, the launcher
-            # would end rank 0 before the other protocols are done.
+            # Rank 0 reports errors of the features. If this rank raised them, the launcher would
+            # end rank 0 before it has run the other protocols.
             with contextlib.suppress(Exception):
                 _ = context.features
         return {**context.about(), "entries": [], "failed": []}
@@ -82,10 +82,10 @@ def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str,
 
     Returns:
         The shared ones, and those of the protocols to run in the order of the registry; ``None``
-        for one that cannot do without settings and was given none.
+        for a protocol that requires settings and has none.
 
     Raises:
-        ConfigError: unknown protocol or key, or a value that it does not take.
+        ConfigError: unknown protocol or key, or an invalid value.
     """
     names: Any = Literal[tuple(PROTOCOLS)]
     default = [name for name, kind in PROTOCOLS.items() if kind.by_default]
@@ -104,11 +104,11 @@ def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str,
 
 
 class _Suite:
-    """One call: what is known before a protocol runs, and the record as it grows."""
+    """One call: what is known before a protocol runs, and the growing record."""
 
     def __init__(self, context: EvalContext) -> None:
         self.context, self.folder = context, context.model.folder
-        # Computed once per call, since it lists every file.
+        # Compute these once per call, because they list every file.
         prints = [images_fingerprint(images) for images in (context.train, context.test)]
         self.known = None not in prints
         self.base = _digest(
@@ -138,13 +138,13 @@ class _Suite:
         return record
 
     def _key(self, protocol: Protocol | None) -> str | None:
-        """What an entry depends on; ``None`` where that cannot be told."""
+        """Digest of what an entry depends on; ``None`` if that is unknown."""
         content: dict[str, Any] = {"base": self.base, "settings": None}
         if protocol is not None:
             try:
                 further = protocol.depends_on(self.context)
             except Exception:
-                # Measuring raises the same error again, and reports it.
+                # Measuring will raise the same error and report it.
                 return None
             if None in further:
                 return None
@@ -165,11 +165,11 @@ class _Suite:
                 raise UserError(f"it needs {', '.join(f'{name}.{key}' for key in required)}")
             if isinstance(protocol, FeatureProtocol):
                 self._extract()
-                # The time of the extraction is not counted to the protocol that comes first.
+                # Start here, so that the first protocol is not charged for the extraction.
                 begin = time.monotonic()
             rows = measure(protocol, self.context)
         except Exception as error:
-            # The others go on; a UserError is a sentence, anything else is told with its type.
+            # The others continue. A UserError is a sentence; another error needs its type.
             lines = str(error).splitlines() or [""]
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             entry |= {"status": "failed", "error": kind + lines[0]}
@@ -185,12 +185,12 @@ class _Suite:
         try:
             _ = self.context.features
         except Exception as error:
-            # Remembered, so that the next protocol does not try again.
+            # Remember it, so that the next protocol does not try again.
             self.broken_features = f"no features: {error}"
             raise
 
     def _earlier(self) -> dict[str, dict[str, Any]]:
-        """Entries of an earlier call of the same base, whatever their settings were."""
+        """Entries of an earlier call with the same base, whatever their settings."""
         if not self.known:
             return {}
         try:
@@ -209,7 +209,7 @@ class _Suite:
         )
 
     def _kept(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes the record with what other calls wrote into it meanwhile."""
+        """Writes the record, merged with what other calls have written meanwhile."""
         with locked(self.folder / _LOCK):
             self.entries = {**self.entries, **self._earlier(), **self.measured}
             entries = [self.entries[name] for name in PROTOCOLS if name in self.entries]
@@ -218,7 +218,7 @@ class _Suite:
                 "base": self.base,
                 **self.context.about(),
                 "environment": _environment(self.context.device),
-                # Failures of earlier calls do not make this one fail.
+                # Failures of earlier calls do not count for this one.
                 "failed": [name for name in failed if name in chosen],
                 "entries": entries,
             }
@@ -228,7 +228,7 @@ class _Suite:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuses a folder that cannot be written, before hours of work are lost to it."""
+    """Refuses a folder that cannot be written, before hours of work are lost."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / _LOCK):

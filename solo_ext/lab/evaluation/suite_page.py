@@ -1,4 +1,4 @@
-"""The report of a suite: one HTML file that needs nothing but a browser."""
+"""The report of a suite: one HTML file that needs only a browser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMES = {
     **{"acc1": "top-1", "acc5": "top-5", "map": "mAP", "nmi": "NMI", "ari": "ARI"},
     "ci95": "± (95 %)",
 }
-"""What headings call a number."""
+"""Names of numbers in headings."""
 _FILES = ("picture", "files")
 
 
@@ -31,8 +31,8 @@ def render_suite(record: Mapping[str, Any], folder: Path) -> str:
     """The page of a record.
 
     Args:
-        record: of :func:`solo_ext.lab.evaluation.suite.evaluate_suite`, complete or not.
-        folder: of the pictures that rows name; they become part of the page.
+        record: from :func:`solo_ext.lab.evaluation.suite.evaluate_suite`, complete or not.
+        folder: contains the pictures that rows name; they are embedded in the page.
     """
     entries = record["entries"]
     remark = (
@@ -97,7 +97,7 @@ def _blocks(entry: Mapping[str, Any], folder: Path) -> Iterator[Block]:
 
 def _table(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
     numeric = {k for k in keys if any(_is_number(r.get(k)) for r in rows)}
-    # Two decimals would hide what numbers below 1 say.
+    # With two decimals, numbers below 1 would lose their meaning.
     fine = {k for k in numeric if all(abs(r[k]) < 1 for r in rows if _is_number(r.get(k)))}
     return Table(
         [_words(k) for k in keys],
@@ -109,7 +109,7 @@ def _table(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
 def _figures(
     rows: Sequence[Mapping[str, Any]], folder: Path, digests: Mapping[str, str | None]
 ) -> Iterator[Figure]:
-    """Pictures that are still those that the rows were written with."""
+    """Pictures that have not changed since the rows were written."""
     for row in rows:
         if row.get("picture"):
             name = str(row["picture"])
@@ -119,7 +119,7 @@ def _figures(
 
 
 def _png(folder: Path, name: str, digest: str | None) -> bytes:
-    """A PNG of the folder; nothing from anywhere else, or written since."""
+    """A PNG in the folder; a file elsewhere or changed since is not used."""
     file = folder / name
     own = Path(name).name == name and file.suffix.lower() == ".png"
     return file.read_bytes() if own and is_unchanged(file, digest) else b""

@@ -1,4 +1,4 @@
-"""What the protocols that train with labels share: views, schedule, chance, resumption, scores."""
+"""Shared by protocols that train with labels: views, schedule, seeds, resumption, accuracies."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.protocol import Protocol
 
 STANDARD_VIEW = View(horizontal_flip=Chance(prob=0.5))
-"""Crops of 8 to 100 % of the area, and flips: the usual view of supervised training."""
+"""Crops of 8 to 100 % of the area, and flips, as usual in supervised training."""
 BASE_BATCH = 256
-"""Rates are given for this batch and scaled by batch / 256, as solo-learn's are."""
+"""Rates are given for this batch size and scaled by batch / 256, as in solo-learn."""
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 _DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
@@ -41,7 +41,7 @@ def training_loader(
 ) -> ResumableLoader:
     """Batches ``(indices, [views], targets)``; the last, incomplete one of an epoch is dropped.
 
-    Order and views depend on (seed, epoch, index) alone, not on the number of workers.
+    Order and views depend only on (seed, epoch, index), not on the number of workers.
 
     Args:
         context: images, size and normalisation.
@@ -70,7 +70,7 @@ def training_loader(
         transform = MultiCrop([T.Compose([transform.transforms[0], erasing])], [1])
     return ResumableLoader(
         TrainingViews(context.train, transform, seed),
-        # One process trains, even where several extracted the features.
+        # One process trains, even if several have extracted the features.
         EpochSampler(len(context.train), seed, num_replicas=1, rank=0),
         batch_size,
         context.cfg["data"]["num_workers"],
@@ -80,7 +80,7 @@ def training_loader(
 def cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
     """timm's schedule by step: linear from 0 over ``warmup`` steps, then half a cosine to 0.
 
-    Call ``step_update(n)`` before step n, counted from 0. A group's ``lr_scale`` multiplies.
+    Call ``step_update(n)`` before step n, counted from 0. A group's ``lr_scale`` is a factor.
 
     >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     >>> schedule = cosine_schedule(optimizer, steps=10)
@@ -98,7 +98,7 @@ def cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
 
 
 def autocast(device: str, precision: Precision) -> AbstractContextManager[Any]:
-    """Mixed precision inside the block, under Lightning's names."""
+    """Mixed precision inside the block, with Lightning's names."""
     if precision == "32-true":
         return nullcontext()
     return torch.autocast(torch.device(device).type, dtype=_DTYPES[precision])
@@ -106,10 +106,10 @@ def autocast(device: str, precision: Precision) -> AbstractContextManager[Any]:
 
 @contextmanager
 def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
-    """Seeds torch and numpy, which timm's Mixup draws from, and puts both back afterwards."""
+    """Seeds torch and numpy, which timm's Mixup uses, and restores both afterwards."""
     kind = torch.device(device)
     gpus = [kind.index or 0] if kind.type == "cuda" else []
-    # numpy's global generator is what timm draws from.
+    # timm draws from numpy's global generator.
     state = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(seed)
@@ -123,7 +123,7 @@ def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
 def accuracies(logits: Tensor, targets: Tensor) -> dict[str, float]:
     """Percentages of rows whose class is the first guess, and among the first five.
 
-    Rows without a label, -1, do not count; a row that is not a number is an error of the model.
+    Rows without a label (-1) do not count; a row with NaN counts as an error of the model.
 
     Args:
         logits: (n, C).
@@ -148,7 +148,7 @@ def accuracies(logits: Tensor, targets: Tensor) -> dict[str, float]:
 def save_weights(
     context: EvalContext, name: str, weights: Mapping[str, Tensor], **about: Any
 ) -> None:
-    """Writes weights and the names of the classes to the folder of the records."""
+    """Writes weights and class names to the folder of the records."""
     tensors = {k: v.cpu().contiguous() for k, v in weights.items()}
     metadata = {k: json.dumps(v) for k, v in about.items()}
     metadata["classes"] = json.dumps(context.class_names)
@@ -159,7 +159,7 @@ def save_weights(
 class EvalCheckpoint:
     """A file in the folder of the records, written after every epoch and removed at the end.
 
-    Its name is a digest of everything that the numbers depend on: another model, setting or data
+    Its name is a digest of everything that the numbers depend on, so another model, setting or data
     set starts anew.
 
     Args:
@@ -184,18 +184,18 @@ class EvalCheckpoint:
         self.file: Path = context.out / f".unfinished-{digest}.pt"
 
     def load(self) -> dict[str, Any] | None:
-        """What :meth:`save` was given last, on the CPU; ``None`` where there is none."""
+        """The last state given to :meth:`save`, on the CPU; ``None`` if there is none."""
         if not self.file.is_file():
             return None
         try:
             state: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True)
         except Exception:
-            # torch raises many types for a damaged file; the training starts anew.
+            # torch raises many types of error for a damaged file; the training then starts anew.
             return None
         return state
 
     def save(self, state: dict[str, Any]) -> None:
-        """Writes the whole file or none of it."""
+        """Writes the file atomically."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(self.file, lambda path: torch.save(state, path))
 

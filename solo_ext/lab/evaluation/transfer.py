@@ -1,4 +1,4 @@
-"""``eval transfer``: the other protocols on several data sets."""
+"""``eval transfer``: runs the other protocols on several data sets."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ ON_ONE_DATA_SET: dict[str, type[Protocol]] = {
     "map": FeatureMap,
     "neighbors": Neighbors,
 }
-"""What can be measured on each data set, in the order of the report."""
+"""Protocols that can measure each data set, in the order of the report."""
 Name = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$", description="a folder's name")
 ]
 
 
 class TransferData(Section):
-    """Another data set; what is not given is as for the images of the evaluation.
+    """Another data set; by default its settings are those of the evaluation's images.
 
-    ``format`` is ``image_folder`` where those lie in no files and these in class folders.
+    ``format`` is ``image_folder`` if those images are not files but this path has class folders.
     """
 
     train_path: str
@@ -72,7 +72,7 @@ class Transfer(BackboneProtocol):
 
     title: ClassVar[str] = "Transfer to other data sets"
     by_default: ClassVar[bool] = False
-    # The images of the run itself are not used; the protocols check their own data sets.
+    # The run's own images are not used; protocols check the data sets themselves.
     needs_every_image: ClassVar[bool] = False
 
     datasets: Annotated[dict[Name, TransferData], MinLen(1)]
@@ -89,14 +89,14 @@ class Transfer(BackboneProtocol):
     def run(self, context: EvalContext) -> list[Row]:
         """A row per data set: ``dataset``, ``classes``, ``train``, ``test``, numbers of protocols.
 
-        The numbers are the headlines of the protocols, such as ``linear_acc1``; the last row has
-        their means, where there are several data sets.
+        The numbers are the headlines of the protocols, such as ``linear_acc1``; if there are
+        several data sets, the last row has their means.
 
         Raises:
             ConfigError: an unknown protocol, a wrong setting of one, or no such folder.
         """
         measured = self._measured()
-        # All data sets are opened before the first is measured: a wrong path is found at once.
+        # Open all data sets before measuring the first, so that a wrong path is found at once.
         others = self._others(context)
         # pop() frees the features of a data set before those of the next are extracted.
         rows = [self._row(name, others.pop(name), measured) for name in self.datasets]
@@ -109,7 +109,7 @@ class Transfer(BackboneProtocol):
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """The last row's: the means, or those of the only data set."""
+        """Numbers of the last row: the means, or those of the only data set."""
         numbers = {k: v for k, v in rows[-1].items() if k not in _ABOUT}
         return {k: float(v) for k, v in numbers.items() if v is not None}
 
@@ -120,7 +120,7 @@ class Transfer(BackboneProtocol):
             found = measure(protocol, context)
             numbers |= {f"{key}_{k}": v for k, v in protocol.headline(found).items()}
             files += [str(_place(name) / file) for file in files_of(found)]
-        # Counted last, because unreadable images are found while features are extracted.
+        # Count last: unreadable images are only found during the extraction.
         counted = {split: context.about()[split]["images"] for split in ("train", "test")}
         row = {"dataset": name, "classes": context.num_classes, **counted, **numbers}
         return {**row, "files": files}
@@ -129,7 +129,7 @@ class Transfer(BackboneProtocol):
         return {
             name: replace(
                 context.on(_data(context, data)),
-                # Each data set has a folder, so that pictures and weights are not overwritten.
+                # One folder per data set, so that pictures and weights are not overwritten.
                 out=context.out / _place(name),
             )
             for name, data in self.datasets.items()
@@ -175,14 +175,14 @@ def _data(context: EvalContext, data: TransferData) -> EvalData:
 
 
 def _mean(rows: list[Row]) -> Row:
-    """Of what every data set has: few labels may be too many for one of them."""
+    """Means of the numbers that every data set has; few-label amounts may exceed one of them."""
     names = [k for k in rows[0] if k not in _ABOUT and all(k in row for row in rows)]
     means: dict[str, Any] = {k: sum(r[k] for r in rows) / len(rows) for k in names}
     return {"dataset": "mean", "classes": "", "train": "", "test": "", **means, "files": []}
 
 
 def _has_class_folders(root: Path) -> bool:
-    """Whether a path is of a folder whose folders have images in them."""
+    """Whether a folder contains folders with images."""
     root = root.expanduser()
     if not root.is_dir():
         return False

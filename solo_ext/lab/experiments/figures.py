@@ -1,4 +1,4 @@
-"""The charts of one data set and budget, drawn by matplotlib."""
+"""The charts of one data set and budget, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from solo_ext.lab.pages import Figure, chart_style, colour, figure_svg
 MOST_LINES = 8
 _KINDS = {"plugin": "plugin", "host": "host", "baseline": "baseline", "teacher": "purple"}
 _LINES = ("ink", "plugin", "orange", "green", "purple", "brown", "teal", "violet")
-"""Colours of curves, the first one of the row that others are compared with."""
+"""Colours of curves; the first is for the row that others are compared with."""
 
 
 def score_figures(results: Results, place: Place) -> list[Figure]:
-    """For each measure the rows with their seeds, their mean and deviation."""
+    """For each measure, the seeds of each row with their mean and deviation."""
     figures = []
     for measure in results.measures:
         held = {
@@ -58,7 +58,7 @@ def score_figures(results: Results, place: Place) -> list[Figure]:
 
 
 def curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
-    """For each family of rows the score against epochs, and against seconds of training."""
+    """For each family of rows, the score over epochs and over seconds of training."""
     drawn = [row for row in results.rows(place) if results.curve(place, row, measure)]
     levels = {
         row: found.mean
@@ -80,7 +80,7 @@ def curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
                     (by_epoch, [point.epoch for point in points]),
                     (by_seconds, [point.seconds for point in points]),
                 ):
-                    # A curve of one point is a dot.
+                    # A curve of one point needs a marker to be visible.
                     marker = "o" if len(points) == 1 else ""
                     axes.plot(xs, scores, marker=marker, color=colour(name), label=label)
             for (row, level), dashes in zip(levels.items(), ("--", ":"), strict=False):
@@ -97,7 +97,7 @@ def curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
 
 
 def loss_figures(results: Results, place: Place) -> list[Figure]:
-    """For each row its losses by epoch."""
+    """For each row, its losses by epoch."""
     figures = []
     for row in results.rows(place):
         losses = list(results.losses(place, row).items())[:MOST_LINES]
@@ -117,10 +117,9 @@ def loss_figures(results: Results, place: Place) -> list[Figure]:
 
 
 def families(results: Results, rows: Sequence[str]) -> list[list[str]]:
-    """Rows that share a chart, eight at the most: each base before what is compared with it.
+    """Rows that share a chart, at most eight: a base first, then the rows compared with it.
 
-    A chart whose rows another one shows too is left out; rows that are compared with nothing
-    share charts.
+    A chart is left out if another one shows all its rows; rows without comparisons share charts.
     """
     found: list[list[str]] = []
     for base in rows:
@@ -147,5 +146,5 @@ def _of(kind: str) -> str:
 
 
 def _short(text: str) -> str:
-    """Names that fit beside an axis."""
+    """Shortens a name so that it fits beside an axis."""
     return text if len(text) <= 32 else f"{text[:31]}…"

@@ -1,4 +1,4 @@
-"""Where the runs of a benchmark are started: on this machine, or as an array of SLURM jobs."""
+"""Starts the runs of a benchmark: on this machine, or as an array of SLURM jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from solo_ext.lab.experiments.work import LOG, PARENT, PEAK, RECORD, work
 
 GIGABYTE = 1e9
 TICK = 0.5
-"""Seconds between two looks at the runs."""
+"""Seconds between two checks of the runs."""
 _PATIENCE = 30.0
 _WORK = (sys.executable, "-m", "solo_ext.lab.experiments.work")
 _JOB = "slurm_job"
@@ -29,7 +29,7 @@ _JOB = "slurm_job"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended that has no record.
+    """The end of a run that has no record.
 
     Attributes:
         folder: its run directory.
@@ -50,8 +50,8 @@ class Launcher(ABC):
         """Runs every folder that holds ``planned.json``.
 
         Args:
-            folders: run directories, in the order of their turn.
-            needs: of students, the directory of the teacher's run, whose record they wait for.
+            folders: run directories, in the order in which to run them.
+            needs: for students, the directory of the teacher's run, whose record they wait for.
             tick: called every :data:`TICK` seconds and after the last run.
 
         Returns:
@@ -60,12 +60,12 @@ class Launcher(ABC):
 
 
 def _is_ready(folder: Path, needs: Mapping[Path, Path]) -> bool:
-    """Whether a run has what it needs."""
+    """Whether the run that this one depends on has a record."""
     return folder not in needs or (needs[folder] / RECORD).is_file()
 
 
 def _untaught(folder: Path, needs: Mapping[Path, Path]) -> Outcome:
-    """How a student ends whose teacher has no record."""
+    """Outcome of a student whose teacher has no record."""
     return Outcome(folder, f"its teacher {needs[folder].name} failed")
 
 
@@ -77,18 +77,18 @@ class _Running:
 
 
 class LocalLauncher(Launcher):
-    """As many runs at once as there are places, and as memory allows.
+    """Runs as many processes at once as there are places and memory.
 
-    A run is started while another is at work only if what the largest finished run needed, or
-    ``memory`` before one has, is free.
+    While others are running, a run is started only if enough memory is free: as much as the largest
+    finished run needed, or ``memory`` before any has finished.
 
     Args:
         parallel: places; null: one for each GPU, else one for each ``threads`` cores.
         threads: CPU threads of a run.
-        memory: bytes that a run is taken to need.
+        memory: bytes that a run is expected to need.
         devices: GPUs of one run.
-        reuse: a process takes one run after another, so that its imports, seconds of a core, are
-            paid once; the peak memory of a run is then that of all its process did until then.
+        reuse: whether a process does one run after another, so that imports, seconds of a core, are
+            paid once. The peak memory of a run is then that of all runs of its process so far.
 
     Raises:
         ConfigError: more devices than there are GPUs.
@@ -135,7 +135,7 @@ class LocalLauncher(Launcher):
                     running.append(self._start(ready[0], slot))
                     waiting.remove(ready[0])
                 if not running and not ready:
-                    # Students whose teacher failed.
+                    # The remaining runs are students whose teacher failed.
                     failed += [_untaught(folder, needs) for folder in waiting]
                     break
                 tick()
@@ -153,7 +153,7 @@ class LocalLauncher(Launcher):
     def _room(self, running: Sequence[_Running]) -> bool:
         if not running:
             return True
-        # A run that has just begun has not allocated yet what it will need.
+        # A run that has just started has not yet allocated what it will need.
         promised = sum(max(0.0, self.memory - _resident(r.process.pid)) for r in running)
         return len(running) < self.places and _available() - promised >= self.memory
 
@@ -205,7 +205,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_PATIENCE)
     except subprocess.TimeoutExpired:
-        # A killed run goes on from its last checkpoint in the next call.
+        # A killed run continues from its last checkpoint in the next call.
         process.kill()
         process.wait()
 
@@ -215,7 +215,7 @@ def _gpus() -> int:
 
 
 def _available() -> float:
-    """Bytes that are free for a new process; unlimited where the system does not say."""
+    """Bytes free for a new process; unlimited if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return 1024 * next(float(n.split()[1]) for n in lines if n.startswith("MemAvailable:"))
@@ -232,7 +232,7 @@ def _resident(pid: int) -> float:
 
 
 def _last_line(log: Path) -> str:
-    """What a failed process said last: its error."""
+    """The last line that a failed process printed: its error."""
     if not log.is_file():
         return "it ended without a word"
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
@@ -241,13 +241,13 @@ def _last_line(log: Path) -> str:
 
 
 class Job:
-    """What a job of the array does; one that is pre-empted is queued again and goes on."""
+    """A job of the array; a pre-empted one is queued again and continues."""
 
     def __call__(self, folder: str) -> None:
         work(Path(folder))
 
     def checkpoint(self, folder: str) -> Any:
-        """What submitit queues in place of a job that SLURM takes away."""
+        """What submitit queues when SLURM pre-empts the job."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(Job(), folder)
@@ -257,11 +257,11 @@ class SlurmLauncher(Launcher):
     """An array of jobs through submitit.
 
     Args:
-        parallel: jobs at once; null leaves that to SLURM.
+        parallel: number of jobs at once; null lets SLURM decide.
         threads: CPU threads of a run.
         logs: folder of submitit's files.
-        options: of submitit's executor, such as ``slurm_partition`` and ``timeout_min``.
-        cluster: ``slurm``; ``local`` runs the same jobs as processes of this machine.
+        options: options of submitit's executor, such as ``slurm_partition`` and ``timeout_min``.
+        cluster: ``slurm``; ``local`` runs the same jobs as processes on this machine.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class SlurmLauncher(Launcher):
         return failed + [_untaught(f, needs) for f in students if f not in taught]
 
     def _queued(self, folder: Path) -> Any | None:
-        """The job that an earlier call began for a run, where it has not ended."""
+        """The job that an earlier call started for a run, if it has not ended."""
         file = folder / _JOB
         if not file.is_file():
             return None
@@ -310,7 +310,7 @@ class SlurmLauncher(Launcher):
         return None if job.done(force_check=True) else job
 
     def _array(self, folders: Sequence[Path], tick: Callable[[], None]) -> list[Outcome]:
-        """Jobs outlive an interrupted call; the next one waits for those that still run."""
+        """Runs the array; jobs survive an interrupted call, and the next call waits for them."""
         if not folders:
             return []
         jobs = {f: job for f in folders if (job := self._queued(f)) is not None}

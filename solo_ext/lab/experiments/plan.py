@@ -27,18 +27,19 @@ class PlannedRun:
     """One cell of the grid.
 
     Attributes:
-        key: digest of what decides its numbers, :class:`~solo_ext.lab.experiments.records.Record`.
+        key: digest of what decides the numbers, see
+            :class:`~solo_ext.lab.experiments.records.Record`.
         benchmark: title of the settings.
         dataset: folder of configs.
         budget: name in the settings.
         row: name in the settings.
-        kind: whose method it is.
+        kind: ``plugin``, ``host``, ``baseline`` or ``teacher``.
         seed: of the run.
         config: composed, not yet checked; ``teacher.path`` is set when the run is started.
-        baseline: in place of training.
+        baseline: name of a baseline that is evaluated instead of training.
         evaluation: settings of the suite, by protocol.
         threads: CPU threads.
-        teacher: the run that teaches it, or ``None``.
+        teacher: name of the run directory of its teacher, or ``None``.
     """
 
     key: str
@@ -60,7 +61,7 @@ class PlannedRun:
         return "-".join((self.dataset, self.budget, self.row, str(self.seed), self.key))
 
     def to_json(self) -> str:
-        """For the process that runs it."""
+        """JSON for the process that does the run."""
         return json.dumps(asdict(self), indent=1)
 
 
@@ -69,16 +70,16 @@ def make_plan(
     rows: Sequence[str] | None = None,
     devices: int = 1,
 ) -> list[PlannedRun]:
-    """All runs, one seed of everything before the next; nothing is started.
+    """Plans all runs, one seed of everything before the next; starts nothing.
 
     Args:
         settings: the benchmark.
         rows: names of the rows to run; null: its default rows.
-        devices: of every run; they share its batch.
+        devices: number of devices per run; they share its batch.
 
     Raises:
-        ConfigError: an unknown row, two rows that are alike, a score that the evaluation does not
-            give, or a config that would not start.
+        ConfigError: an unknown row, two equal rows, a score that the evaluation does not give, or
+            an invalid config.
     """
     names = list(rows if rows is not None else settings.default_rows or settings.rows)
     for name in names:
@@ -114,7 +115,7 @@ def _runs(
     devices: int,
     teacher: PlannedRun | None,
 ) -> list[PlannedRun]:
-    """A row's runs, one for each seed."""
+    """Plans the runs of a row, one for each seed."""
     row = settings.rows[name]
     of_all = [*settings.datasets[dataset].changes, *settings.budgets[budget]]
     config = _composed(settings, dataset, row, of_all)
@@ -133,7 +134,7 @@ def _runs(
     if teacher is None:
         prepare(config)
     else:
-        # Its teacher has not been trained yet.
+        # The teacher of this row has not been trained yet.
         check_run(config)
     runs = []
     for seed in seeds:
@@ -160,7 +161,7 @@ def _runs(
 def _composed(
     settings: BenchmarkSettings, dataset: str, row: Row, of_all: Sequence[str]
 ) -> dict[str, Any]:
-    # A baseline has images and backbone of the first row that trains; a teacher has its own.
+    # A baseline takes images and backbone from the first row that trains, other than the teacher.
     others = (r.config for n, r in settings.rows.items() if r.config and n != settings.teacher)
     config = row.config or next(others, None)
     if config is None:
@@ -171,7 +172,7 @@ def _composed(
 
 
 def _share_batch(config: dict[str, Any], devices: int) -> None:
-    """The same batch in all, and so the same learning rate."""
+    """Divides the batch among devices; the total, and so the learning rate, stays the same."""
     optimizer = config["optimizer"]
     if optimizer["batch_size"] % devices:
         raise ConfigError(
@@ -187,7 +188,7 @@ def _share_batch(config: dict[str, Any], devices: int) -> None:
 def _key(
     config: Mapping[str, Any], row: Row, settings: BenchmarkSettings, teacher: str | None
 ) -> str:
-    """Which images they are, not where they lie; what the run is called decides nothing."""
+    """Digest of a run; it depends on which images are used but not on paths or the run's name."""
     relevant = copy.deepcopy(dict(config))
     for name in ("name", "checkpoint", "loggers", "wandb", "auto_resume", "hydra"):
         relevant.pop(name, None)
@@ -209,7 +210,7 @@ def _key(
 
 @functools.cache
 def _images(data: str) -> list[str | None]:
-    """What tells the training and validation images of a section ``data`` from others."""
+    """Digests that identify the training and validation images of a section ``data``."""
     section = json.loads(data)
     without = section["val_path"] is None and section["holdout"] is None
     found = [names_fingerprint(open_images(section, "train"))]

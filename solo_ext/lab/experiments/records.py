@@ -31,9 +31,9 @@ class Memory(TypedDict):
 
 
 class Curves(TypedDict):
-    """What was measured while training, one value for each entry of ``epochs`` (0: before).
+    """Measurements during training, one value for each entry of ``epochs`` (0: before training).
 
-    ``seconds`` are of training alone; ``scores`` is by the same names as those of the record.
+    ``seconds`` are of training alone; ``scores`` have the same names as those of the record.
     """
 
     epochs: list[int]
@@ -46,29 +46,29 @@ class Record(TypedDict):
 
     Attributes:
         key: digest of what decides the numbers: config, names and classes of the images,
-            evaluation, threads, code of the host, and the key of the teacher's run; not the
-            plugin's own code.
-        config_digest: of the config alone, as run directories are named after.
+            evaluation, threads, code of the host, and the key of the teacher's run; it does not
+            include the plugin's own code.
+        config_digest: digest of the config alone, as in names of run directories.
         dataset: folder of configs.
         budget: name in the settings.
         row: name in the settings.
-        kind: whose method it is.
+        kind: ``plugin``, ``host``, ``baseline`` or ``teacher``.
         method: name in solo-learn's registry; null for raw pixels.
         seed: of the run.
-        config: as it was run, defaults filled in.
+        config: the config that was run, with defaults filled in.
         evaluation: settings of the suite, by protocol; null: defaults.
         threads: CPU threads.
-        code: ``version``, and ``commit`` and ``changed`` where there is a checkout.
-        environment: as of a run directory: host, packages, processor, GPUs.
-        parts: processes that trained it one after another; more than 1 for one that was resumed.
-        epochs: trained; 0 for baselines.
-        images: for training.
+        code: ``version``, and in a checkout ``commit`` and ``changed``.
+        environment: as in a run directory: host, packages, processor, GPUs.
+        parts: number of processes that trained it in turn; more than 1 if it was resumed.
+        epochs: number of epochs trained; 0 for baselines.
+        images: number of training images.
         seconds: of training, without evaluations; null for baselines.
-        images_per_second: over those.
+        images_per_second: over those seconds.
         memory: null for baselines.
-        scores: percent (NMI and such in 0..100 too), after the last epoch.
+        scores: in percent (also NMI and the like), after the last epoch.
         curves: null without ``online_eval``.
-        losses: mean of every loss over each epoch in turn, by name, null where it was not finite.
+        losses: mean of every loss over each epoch, by name; null where it was not finite.
         finished: UTC time, ISO 8601.
     """
 
@@ -102,10 +102,10 @@ _REQUIRED = Record.__annotations__.keys() - {"parts", "losses"}
 
 
 def read_records(folder: Path) -> list[Record]:
-    """Records of a folder, the last one of each key; a half-written last line is skipped.
+    """Reads the records of a folder, the last one of each key; skips an incomplete last line.
 
     Raises:
-        UserError: no records there, or a line that is none.
+        UserError: the folder has no records, or a line is not a record.
     """
     file = folder / RECORDS
     if not file.is_file():
@@ -132,12 +132,12 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def append_records(folder: Path, records: Iterable[Record]) -> None:
-    """Appends lines; a half-written last line of a killed process is removed first."""
+    """Appends lines; first removes an incomplete last line of a killed process."""
     append_lines(folder / RECORDS, records)
 
 
 def code_version() -> dict[str, Any]:
-    """``version``; in a git checkout also ``commit``, and ``changed``: it differs from that.
+    """``version``; in a git checkout also ``commit``, and ``changed`` if files differ from it.
 
     >>> code_version()["version"]
     '0.1.0'
@@ -162,8 +162,8 @@ def code_version() -> dict[str, Any]:
 def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
     """Appends a line for every hypothesis that is new or changed, before any run is started.
 
-    A line holds the name, the digest of what decides the verdict, the hypothesis and the time
-    (UTC, ISO 8601). The note, written afterwards, decides nothing.
+    A line contains the name, a digest of what decides the verdict, the hypothesis and the time
+    (UTC, ISO 8601). The field ``note``, written afterwards, is not part of the digest.
     """
     held = {line.get("name"): line.get("digest") for line in read_jsonl(folder / CLAIMS)}
     written = datetime.now(UTC).isoformat(timespec="seconds")
@@ -182,7 +182,7 @@ def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
 
 
 def times_written(settings: BenchmarkSettings, folder: Path) -> dict[str, str]:
-    """When each hypothesis was last changed; those without a line are left out."""
+    """When each hypothesis was last changed; those without a line are missing."""
     last = {line.get("name"): line for line in read_jsonl(folder / CLAIMS)}
     return {
         name: str(last[name]["written"])
@@ -193,7 +193,7 @@ def times_written(settings: BenchmarkSettings, folder: Path) -> dict[str, str]:
 
 def _digest(hypothesis: Hypothesis) -> str:
     deciding = hypothesis.model_dump(exclude={"note", "claim", "source"})
-    # A given margin is a float, but 0 is left out of the settings that a folder keeps.
+    # A given margin is a float, but 0 is left out of the settings that a folder stores.
     deciding["margin"] = deciding["margin"] or 0
     text = json.dumps(deciding, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """``solo-ext benchmark report``: records as Markdown, CSV and one HTML page.
 
-:func:`benchmark_sections` says what a report holds; Markdown and HTML are the same sections, the
-former by ``report.md.jinja`` and without figures.
+:func:`benchmark_sections` defines the content of a report. Markdown and HTML show the same
+sections; Markdown uses ``report.md.jinja`` and has no figures.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> list[Path]
     """Writes ``report.md``, ``report.csv`` and ``report.html``, the same numbers in each.
 
     Args:
-        folders: that ``solo-ext benchmark run`` wrote; each becomes a part of the report.
-        out: where to; null: the first folder.
+        folders: written by ``solo-ext benchmark run``; each becomes a part of the report.
+        out: folder of the report; null: the first of ``folders``.
 
     Returns:
         The three files.
 
     Raises:
-        UserError: no folder, or one without settings or records.
-        ConfigError: settings that are not valid.
+        UserError: no folder is given, or one has no settings or records.
+        ConfigError: invalid settings.
     """
     if not folders:
         raise UserError("report: no folder; name those that `solo-ext benchmark run` wrote")
@@ -91,7 +91,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> list[Path]
 
 
 def benchmark_sections(results: Results) -> list[Section]:
-    """Everything that one folder says; the first section has no title of its own."""
+    """Sections about one folder; the first section has no title of its own."""
     settings = results.settings
     places = results.places()
     first: list[Block] = [Paragraph(settings.about)] if settings.about else []
@@ -240,7 +240,7 @@ def _how_to_read(results: Results, place: Place) -> str:
 
 
 def _hypotheses(results: Results) -> Section:
-    """The verdicts, what was claimed, and what was not tested."""
+    """The verdicts, the claims, and what was not tested."""
     found = verdicts(results)
     tests = counted(len(found), "test was", "tests were")
     blocks: list[Block] = [
@@ -267,7 +267,7 @@ def _hypotheses(results: Results) -> Section:
 
 
 def _origins(results: Results) -> list[Section]:
-    """What ran where, and how each number was measured."""
+    """Where the runs were done, and how each number was measured."""
     measured = (
         "Scores are percent, after the last epoch, on the test split, which chooses nothing; "
         "the backbone is frozen unless the protocol says otherwise. Seconds and images/s are "
@@ -299,7 +299,7 @@ def _origins(results: Results) -> list[Section]:
 
 
 def _patches(results: Results) -> str:
-    """Which of solo-learn's methods were patched, by the runs' own notes."""
+    """Which of solo-learn's methods were patched, from the records of the runs."""
     rows: dict[str, set[str]] = {}
     for record in results.records:
         patches = record["environment"]["host"].get("patches")
@@ -336,7 +336,7 @@ def render_markdown(title: str, sections: Sequence[Section]) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """One table alone."""
+    """Markdown of one table."""
     module: Any = _TEMPLATES.get_template("report.md.jinja").make_module(
         {"title": "", "sections": []}
     )
@@ -344,7 +344,7 @@ def markdown_table(table: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is, on one line.
+    """Escapes text so that Markdown shows it unchanged, on one line.
 
     >>> print(escaped("a_b is *not* <b>"))
     a_b is \\*not\\* &lt;b&gt;
@@ -354,7 +354,7 @@ def escaped(text: str) -> str:
 
 
 def _as_paragraph(text: str) -> str:
-    """Text that does not become a list or a heading because of how it begins."""
+    """Escapes a beginning that would turn the text into a list or a heading."""
     return re.sub(r"^(\d*)([-+#.)])", r"\1\\\2", escaped(text))
 
 
@@ -372,10 +372,10 @@ _TEMPLATES.filters |= {"escaped": escaped, "as_paragraph": _as_paragraph, "kind"
 
 
 def render_csv(found: Iterable[tuple[str, Results]]) -> str:
-    """Every number, unrounded: a line for each score of each row, and for each of its differences.
+    """Every number, not rounded: one line per score of each row, and per score of each difference.
 
-    ``minus`` is the row that is subtracted, paired by seed; empty for a score. ``interval`` is half
-    the width of the mean's 95 % interval.
+    ``minus`` is the row that is subtracted, paired by seed; it is empty for a score. ``interval``
+    is half the width of the mean's 95 % interval.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

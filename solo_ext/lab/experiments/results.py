@@ -15,18 +15,18 @@ from solo_ext.lab.experiments.records import SETTINGS, Record, read_records, tim
 from solo_ext.lab.experiments.settings import BenchmarkSettings, settings_of
 
 _OF_A_RUN = ("seed", "name", "path", "dir")
-"""Config keys that end so may differ between the seeds of a row."""
+"""Config keys with these endings may differ between the seeds of a row."""
 
 
 class Place(NamedTuple):
-    """What rows are compared within: one data set under one budget."""
+    """Rows are compared within a place: one data set with one budget."""
 
     dataset: str
     budget: str
 
 
 class CurvePoint(NamedTuple):
-    """Mean over seeds of a score after some epochs, and of the seconds trained until then."""
+    """Mean over seeds of a score after some epochs, and of the seconds of training until then."""
 
     epoch: int
     seconds: float
@@ -38,14 +38,14 @@ class Results:
 
     Args:
         settings: the benchmark.
-        records: of its runs, and others.
-        written: since when each hypothesis has been as it is; one without a time stays undecided.
+        records: of its runs; records of other runs are left out.
+        written: when each hypothesis was last changed; one without a time stays undecided.
 
     Attributes:
         settings: of the benchmark.
         records: those that the settings name, one for each place, row and seed.
         written: as given.
-        left_out: what was left out and why, a sentence each.
+        left_out: what was left out and why, one sentence each.
         measures: names of scores in the order of the table.
     """
 
@@ -62,7 +62,7 @@ class Results:
         self.measures = settings.headline or self.all_measures()
 
     def all_measures(self) -> list[str]:
-        """Every score that some record has: those of the headline, then by protocol and name."""
+        """Every score that a record has: the headline's first, then by protocol and name."""
         found = {name for r in self.records for name in r["scores"]}
         first = self.settings.headline or []
         protocols = list(self.settings.evaluation)
@@ -80,12 +80,12 @@ class Results:
         return [place for place in named if (place in held) != empty]
 
     def title(self, place: Place) -> str:
-        """The data set, and the budget where there is more than one."""
+        """The data set, and the budget if there is more than one."""
         one = len(self.settings.budgets) == 1
         return place.dataset if one else f"{place.dataset}, budget {place.budget}"
 
     def rows(self, place: Place) -> list[str]:
-        """Rows that have records there, in the order of the settings."""
+        """Rows that have records in the place, in the order of the settings."""
         return [name for name in self.settings.rows if (place, name) in self._held]
 
     def runs(self, place: Place, row: str) -> dict[int, Record]:
@@ -97,7 +97,7 @@ class Results:
         return next(iter(self.runs(place, row).values()))["kind"]
 
     def ranked(self, place: Place) -> list[str]:
-        """Rows that compete: trained by the budget, and no reference."""
+        """Rows that are ranked: trained with the budget, and not a reference."""
         return [
             name
             for name in self.rows(place)
@@ -106,23 +106,23 @@ class Results:
         ]
 
     def label(self, row: str) -> str:
-        """What tables call a row."""
+        """Name of a row in tables."""
         return self.settings.rows[row].label or row
 
     def scores(self, place: Place, row: str, measure: str) -> dict[int, float]:
-        """A score by seed, where it is a number."""
+        """A score by seed, for seeds where it is finite."""
         found = {s: r["scores"].get(measure) for s, r in self.runs(place, row).items()}
         return {s: v for s, v in found.items() if v is not None and math.isfinite(v)}
 
     def missing(self, place: Place) -> dict[str, list[int]]:
-        """Seeds that the settings name and that have no record, by row."""
+        """Seeds of the settings without a record, by row."""
         found = {}
         expected = self.settings.default_rows
         for name in self.settings.rows:
             held = self.runs(place, name)
             if not held and expected is not None and name not in expected:
                 continue
-            # Raw pixels do not depend on the seed: one run is all of them.
+            # Raw pixels do not depend on the seed: one run stands for all.
             if self.settings.rows[name].baseline == "raw-pixels" and held:
                 continue
             absent = [s for s in self._seeds(name) if s not in held]
@@ -156,7 +156,7 @@ class Results:
         ]
 
     def curve_seeds(self, place: Place, row: str, measure: str) -> int:
-        """How many seeds a curve is the mean of."""
+        """Number of seeds that a curve averages."""
         return sum(
             any(v is not None and math.isfinite(v) for v in c["scores"].get(measure, ()))
             for r in self.runs(place, row).values()
@@ -179,7 +179,7 @@ class Results:
         return found
 
     def differing(self, place: Place, row: str) -> list[str]:
-        """Keys of the config and the evaluation that are not alike in all seeds of a row."""
+        """Keys of the config and the evaluation that differ between the seeds of a row."""
         flat = [
             dict(_flat({**_conditions(r), **r["config"]})) for r in self.runs(place, row).values()
         ]
@@ -192,14 +192,14 @@ class Results:
         ]
 
     def unlike(self, place: Place, row: str, base: str) -> list[str]:
-        """What is not the same for two rows and has to be, for their difference to say anything."""
+        """Conditions that differ between two rows although a comparison needs them equal."""
         found = [_conditions(r) for name in (row, base) for r in self.runs(place, name).values()]
         if any(self.kind(place, n) == "baseline" for n in (row, base) if self.runs(place, n)):
             found = [{k: v for k, v in f.items() if k != "epochs"} for f in found]
         return [key for key in found[0] if any(f[key] != found[0][key] for f in found)]
 
     def commits(self) -> list[str]:
-        """Of the plugin, that the records are of; one with changes counts apart."""
+        """Commits of the plugin in the records; one with local changes counts separately."""
         codes = [r["code"] for r in self.records]
         return sorted({_commit(code) for code in codes})
 
@@ -236,11 +236,11 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """Settings and records of a folder.
+    """Reads the settings and records of a folder.
 
     Raises:
-        UserError: one of the files is not there, or is none.
-        ConfigError: settings that are not valid.
+        UserError: one of the files is missing or has another format.
+        ConfigError: invalid settings.
     """
     records = read_records(folder)
     file = folder / SETTINGS
@@ -258,7 +258,7 @@ def read_results(folder: Path) -> Results:
 
 
 def _conditions(record: Record) -> dict[str, Any]:
-    """What all runs of a comparison have to share."""
+    """Conditions that all runs of a comparison must share."""
     host = record["environment"]["host"]
     return {
         "evaluation": record["evaluation"],

@@ -1,4 +1,4 @@
-"""Running a benchmark: what is missing is run, what is finished is not."""
+"""Runs a benchmark: only runs without a record are done."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Watch = Callable[[Path, Mapping[str, Record]], None]
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """What a call leaves.
+    """Result of a call.
 
     Attributes:
         records: of all planned runs that are finished, in the order of the plan.
@@ -54,22 +54,22 @@ def run_benchmark(
     launcher: Launcher,
     watch: Watch | None = None,
 ) -> BenchmarkResult:
-    """Runs what has no record yet.
+    """Does the runs that have no record yet.
 
-    Records are added to ``records.jsonl`` as runs finish. A call that was stopped, in whatever
-    way, is repeated: finished runs stay, unfinished ones go on from their last checkpoint.
+    Records are added to ``records.jsonl`` as runs finish. A call that was stopped for any reason
+    can be repeated: finished runs are kept; unfinished ones continue from their last checkpoint.
 
     Args:
         settings: the benchmark.
-        plan: of :func:`solo_ext.lab.experiments.plan.make_plan`.
+        plan: from :func:`solo_ext.lab.experiments.plan.make_plan`.
         out: folder of records and run directories.
         launcher: starts the runs.
         watch: called about twice a second.
 
     Raises:
-        UserError: another call is at work in the folder, it holds another benchmark, or it cannot
+        UserError: another call is using the folder, it belongs to another benchmark, or it cannot
             be written.
-        StoppedBySignal: a signal ended it, and with it the runs at work, which saved first.
+        StoppedBySignal: a signal ended the call and its current runs, which saved first.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def run_benchmark(
         dumped = settings.model_dump(exclude_defaults=True)
         write_text(out / SETTINGS, yaml.safe_dump(dumped, sort_keys=False))
         note_claims(settings, out)
-        # An earlier call may have been killed between a run's end and its line in the records.
+        # An earlier call may have been killed after a run ended but before it was recorded.
         records = read_records(out) if (out / RECORDS).is_file() else []
         held = {record["key"]: record for record in records}
         _collect(out, held, [f.name for f in (out / RUNS).glob("*/")])
@@ -104,7 +104,7 @@ def run_benchmark(
         tick()
         missing = {run.folder: run for run in plan if run.key not in held}
         taught_by = {run.teacher for run in missing.values()}
-        # A teacher whose record was copied here without its checkpoint is trained again.
+        # Retrain a teacher whose record was copied to this folder without its checkpoint.
         missing |= {
             run.folder: run
             for run in plan
@@ -121,10 +121,10 @@ def run_benchmark(
 
 
 def _joined(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:
-    """Settings that keep the seeds which the folder has runs of already.
+    """Settings that also keep the seeds of runs that the folder already has.
 
     Raises:
-        UserError: the folder holds another benchmark.
+        UserError: the folder belongs to another benchmark.
     """
     file = out / SETTINGS
     if not file.is_file():
@@ -139,7 +139,7 @@ def _joined(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:
 
 
 def _rename(out: Path, held: dict[str, Record], plan: Sequence[PlannedRun]) -> None:
-    """Gives the records of rows that have another name now that name."""
+    """Renames the rows in records of rows whose name has changed."""
     renamed: list[Record] = [
         {**held[run.key], "row": run.row}
         for run in plan
@@ -158,7 +158,7 @@ def _place(run: PlannedRun, out: Path) -> Path:
 
 
 def _collect(out: Path, held: dict[str, Record], folders: Sequence[str]) -> None:
-    """Adds the records of run directories that are not among ``held``."""
+    """Adds records of run directories that are missing in ``held``."""
     fresh: dict[str, Record] = {}
     for name in folders:
         key, file = name.rpartition("-")[2], out / RUNS / name / RECORD
@@ -170,11 +170,11 @@ def _collect(out: Path, held: dict[str, Record], folders: Sequence[str]) -> None
 
 
 class Progress:
-    """A line for every run that finishes; on a terminal also where the runs at work are.
+    """Prints a line for every finished run; on a terminal it also shows runs in progress.
 
     Args:
         plan: all runs.
-        console: where to.
+        console: where to print.
     """
 
     def __init__(self, plan: Sequence[PlannedRun], console: Console) -> None:
@@ -190,7 +190,7 @@ class Progress:
         self._status.stop()
 
     def __call__(self, runs: Path, records: Mapping[str, Record]) -> None:
-        """Looks at the run directories again."""
+        """Checks the run directories again."""
         done = {run.key for run in self.plan if run.key in records}
         if self._known is None:
             if done:

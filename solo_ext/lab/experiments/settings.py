@@ -1,4 +1,4 @@
-"""What a benchmark is: the typed content of ``configs/solo_ext/benchmark/<name>.yaml``."""
+"""The settings of a benchmark: the typed content of ``configs/solo_ext/benchmark/<name>.yaml``."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Row(Section):
 
     Attributes:
         config: name of a config in the data set's folder; a baseline has none.
-        changes: of its settings, ``key=value``.
+        changes: changes of its settings, ``key=value``.
         bases: rows that it is compared with, seed by seed.
-        baseline: in place of a config.
-        space: what tuning may change of this row, beside the shared space.
-        label: what tables call it.
-        reference: trained, but neither ranked nor the best of a table: it sees labels, or more
-            than the others do.
+        baseline: name of a baseline, instead of a config.
+        space: settings of this row that tuning may change, besides the shared space.
+        label: its name in tables.
+        reference: trained, but neither ranked nor the best of a table, because it sees labels or
+            more than the others do.
     """
 
     config: str | None = None
@@ -49,7 +49,7 @@ class Row(Section):
 
 
 class Dimension(Section):
-    """One setting that tuning draws: from ``choices``, or from ``low`` to ``high``."""
+    """One setting that tuning draws from ``choices``, or between ``low`` and ``high``."""
 
     choices: Annotated[list[Any], MinLen(1)] | None = None
     low: float | None = None
@@ -58,14 +58,14 @@ class Dimension(Section):
 
 
 class Tuning(Section):
-    """How rows are tuned: every row by as many trials.
+    """How rows are tuned; every row gets the same number of trials.
 
     Attributes:
-        trials: of each row; the first is the row as it stands.
-        holdout: share of the training images that a trial is scored on.
-        measure: the score, as in ``headline``.
-        space: what may change in every row.
-        changes: of the settings of a trial.
+        trials: number of trials per row; the first is the row without changes.
+        holdout: share of the training images that scores a trial.
+        measure: name of the score, as in ``headline``.
+        space: settings that may change in every row.
+        changes: changes of the settings in all trials.
         seed: of the draws and of the trials' runs.
     """
 
@@ -82,14 +82,14 @@ class Hypothesis(Section):
 
     Attributes:
         claim: what is expected, in a sentence.
-        source: paper, year, place in it.
+        source: paper, year, and where in it.
         row: the row that is expected above (``direction: above``) or below ``base``, or not above
             it (``not_above``).
         base: the other row.
         measure: the score.
-        margin: points above ``base`` that ``not_above`` still takes for none.
-        seeds: how many pairs the verdict needs at least.
-        note: why it came out so, written afterwards.
+        margin: points above ``base`` that ``not_above`` still tolerates.
+        seeds: least number of pairs for a verdict.
+        note: explanation of the outcome, written afterwards.
     """
 
     claim: str
@@ -115,8 +115,8 @@ class DatasetEntry(Section):
     """One data set of a benchmark.
 
     Attributes:
-        changes: of the settings of all its runs.
-        reported: published numbers to list after its tables; one selection, or several.
+        changes: changes of the settings of all its runs.
+        reported: published numbers to list after its tables; one selection or several.
     """
 
     changes: list[str] = []
@@ -138,14 +138,14 @@ class BenchmarkSettings(Section):
         budgets: changes of every run, by name.
         seeds: seeds of the runs.
         rows: by name, in the order of the table.
-        default_rows: rows that are run unless some are named; null: all.
-        teacher: the row whose run (first seed of its own) is the teacher of the others.
+        default_rows: rows that are run if none are named; null: all.
+        teacher: the row whose run (with its first seed) is the teacher of the others.
         teacher_seed: its seed.
-        evaluation: settings of ``solo-ext eval suite`` after the last epoch, by protocol; null is a
-            protocol with its defaults.
-        headline: scores in the order of the table, the first one ranks.
+        evaluation: settings of ``solo-ext eval suite`` after the last epoch, by protocol; null
+            means a protocol's defaults.
+        headline: scores in the order of the table; the first one ranks.
         threads: CPU threads of a run; numbers on a CPU depend on it.
-        memory: gigabytes that a run is taken to need until one has been measured.
+        memory: gigabytes that a run is expected to need until one has been measured.
         tuning: how the rows are tuned, if at all.
         hypotheses: by a short name.
         config_path: folder of the user's own configs; null: the shipped ones.
@@ -180,10 +180,10 @@ def shipped_benchmarks() -> list[str]:
 
 
 def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSettings:
-    """Reads a shipped benchmark, or a YAML file of one's own.
+    """Reads a shipped benchmark, or the user's own YAML file.
 
     Args:
-        name: of a shipped one such as ``digits``, or the path of a file.
+        name: of a shipped benchmark such as ``digits``, or the path of a file.
         overrides: ``key=value`` in Hydra's grammar.
 
     Raises:
@@ -206,17 +206,17 @@ def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSetting
     try:
         cfg = OmegaConf.create(given)
     except Exception as error:
-        # OmegaConf raises errors of many kinds for odd keys, a parser's among them.
+        # OmegaConf raises many types of error for odd keys, also those of its parser.
         raise UserError(f"{file}: {(str(error).splitlines() or [''])[0]}") from None
     apply_overrides(cfg, parse(overrides))
-    # Interpolations are kept as written: paths of a machine are not part of a benchmark.
+    # Keep interpolations as written: paths of a machine are not part of a benchmark.
     plain = OmegaConf.to_container(cfg)
     assert isinstance(plain, dict)
     return checked_benchmark({str(k): v for k, v in plain.items()})
 
 
 def checked_benchmark(given: Mapping[str, Any]) -> BenchmarkSettings:
-    """Validates settings, and that the rows and scores which they name exist.
+    """Validates settings, and checks that the rows and scores they name exist.
 
     Raises:
         ConfigError: an unknown key, row or score, or a value out of range.
@@ -246,7 +246,7 @@ def checked_benchmark(given: Mapping[str, Any]) -> BenchmarkSettings:
 
 
 def settings_of(given: Mapping[str, Any]) -> BenchmarkSettings:
-    """Settings as a folder of records keeps them: scores may be of protocols since renamed.
+    """Settings stored in a folder of records; their scores may be of protocols renamed since.
 
     Raises:
         ConfigError: an unknown key, a value out of range, or a comparison with an unknown row.
@@ -263,10 +263,10 @@ def settings_of(given: Mapping[str, Any]) -> BenchmarkSettings:
 def check_measure(key: str, measure: str, settings: BenchmarkSettings) -> None:
     """Refuses a score that no protocol of the evaluation can give.
 
-    A score is called after its protocol, and what it is of: ``knn``, ``lowshot_10_per_class``.
+    A score's name begins with its protocol: ``knn``, ``lowshot_10_per_class``.
 
     Raises:
-        ConfigError: naming the protocols.
+        ConfigError: lists the protocols.
     """
     protocols = settings.evaluation
     if not any(measure == p or measure.startswith(f"{p}_") for p in protocols):
@@ -276,13 +276,13 @@ def check_measure(key: str, measure: str, settings: BenchmarkSettings) -> None:
 
 
 def suite_settings(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``solo-ext eval suite`` takes, of the section ``evaluation``, interpolations resolved.
+    """Settings for ``solo-ext eval suite`` from ``evaluation``, with interpolations resolved.
 
     Raises:
-        ConfigError: an unknown protocol or a wrong setting of one.
-        UserError: an interpolation that leads nowhere.
+        ConfigError: an unknown protocol, or a wrong setting of one.
+        UserError: an interpolation that cannot be resolved.
     """
-    # The protocols import torch, which a report does not need.
+    # Import it here: the protocols import torch, which a report does not need.
     from solo_ext.lab.evaluation.suite import read_suite_settings
 
     own = {name: value for name, value in evaluation.items() if value is not None}

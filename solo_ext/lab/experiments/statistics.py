@@ -18,10 +18,10 @@ class Estimate:
     """A mean over seeds.
 
     Attributes:
-        mean: of the values.
+        mean: mean of the values.
         deviation: of the sample, with n - 1; null for one value.
         half: half the width of the mean's 95 % interval by Student's t; null for one value.
-        count: of the values.
+        count: number of values.
     """
 
     mean: float
@@ -59,7 +59,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def paired_differences(row: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:
-    """``row - base`` for every seed that both have, in the order of the seeds.
+    """``row - base`` for every seed that both have, in ascending order of seeds.
 
     >>> paired_differences({1: 5.0, 2: 7.0}, {2: 6.0, 3: 1.0})
     {2: 1.0}
@@ -70,7 +70,7 @@ def paired_differences(row: Mapping[int, float], base: Mapping[int, float]) -> d
 def paired_p_value(differences: Sequence[float]) -> float | None:
     """Two-sided p value of the paired t test; null for fewer than two pairs.
 
-    Differences that are all alike have p = 1 where they are 0, else p = 0.
+    Equal differences have p = 1 if they are 0, otherwise p = 0.
 
     >>> round(paired_p_value([2.0, 4.0, 1.0]), 3)
     0.118
@@ -83,7 +83,7 @@ def paired_p_value(differences: Sequence[float]) -> float | None:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p values adjusted for being several, by Holm's step-down method, in the given order.
+    """p values adjusted for multiple tests by Holm's step-down method, in the given order.
 
     The i-th smallest of m becomes ``max over j <= i of min(1, (m - j + 1) p_j)``.
 
@@ -99,7 +99,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def common_seeds(scores: Mapping[str, Mapping[int, float]]) -> list[int]:
-    """Seeds that all rows with any score have."""
+    """Seeds that are common to all rows with any score."""
     held = [set(by_seed) for by_seed in scores.values() if by_seed]
     return sorted(set.intersection(*held)) if held else []
 
@@ -107,8 +107,8 @@ def common_seeds(scores: Mapping[str, Mapping[int, float]]) -> list[int]:
 def mean_ranks(scores: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
     """Rank of every row, 1 for the highest score, averaged over the seeds that all rows have.
 
-    Ties share the mean of their ranks. Rows without a score have no rank, and no row has one where
-    the rows share no seed: ranks over different seeds would be among different rows.
+    Ties share the mean of their ranks. Rows without a score have no rank. If the rows share no
+    seed, none has a rank, because ranks of different seeds would compare different rows.
 
     Args:
         scores: by row and seed.

@@ -1,4 +1,4 @@
-"""The tables of a report, and how their cells write numbers; what is not there is a dash."""
+"""The tables of a report, and the format of numbers in cells; a missing number is a dash."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ WHOSE = {
     "teacher": "teacher",
 }
 PUBLISHED = {"knn_top1": "kNN", "linear_top1": "linear", "finetune_top1": "fine-tuned"}
-"""Scores among the published numbers."""
+"""Names of the scores among the published numbers."""
 DASH = "\N{EN DASH}"
 _FILE = Path(__file__).with_name("published.csv")
 
 
 def mean_and_deviation(found: Estimate | None, of: int | None = None) -> str:
-    """Mean and sample deviation, and the count where it is not ``of``, the seeds of the row.
+    """Mean and sample deviation; also the count if it is not ``of``, the row's number of seeds.
 
     >>> mean_and_deviation(estimate([50.0, 53.0, 52.0]))
     '51.67 ± 1.53'
@@ -45,7 +45,7 @@ def mean_and_deviation(found: Estimate | None, of: int | None = None) -> str:
 
 
 def mean_and_interval(found: Estimate | None, of: int | None = None) -> str:
-    """A difference and its 95 % interval, and the count where it is not ``of``.
+    """A difference and its 95 % interval; also the count if it is not ``of``.
 
     >>> mean_and_interval(estimate([2.0, 4.0, 1.0]))
     '+2.33 (−1.46 to +6.13)'
@@ -138,7 +138,7 @@ def differences_table(results: Results, place: Place) -> Table:
 def difference(
     results: Results, place: Place, row: str, base: str, measure: str
 ) -> Estimate | None:
-    """Of a row's scores minus a base's, paired by seed."""
+    """Estimate of a row's scores minus a base's, paired by seed."""
     pairs = paired_differences(
         results.scores(place, row, measure), results.scores(place, base, measure)
     )
@@ -146,13 +146,13 @@ def difference(
 
 
 def place_ranks(results: Results, place: Place) -> dict[str, float]:
-    """Mean ranks of the rows that compete and have the most seeds, by the first measure."""
+    """Mean ranks by the first measure, of the ranked rows with the most seeds."""
     first = results.measures[0] if results.measures else ""
     return mean_ranks(_full_rows(results, place, first))
 
 
 def best_rows(results: Results, place: Place, measure: str) -> list[str]:
-    """Rows of the highest mean, of those with the most seeds; means that print alike are equal."""
+    """Rows with the highest mean among those with most seeds; means that print alike are equal."""
     full = _full_rows(results, place, measure)
     shown = {row: f"{statistics.fmean(scores.values()):.2f}" for row, scores in full.items()}
     highest = max(shown.values(), key=float, default="")
@@ -160,7 +160,7 @@ def best_rows(results: Results, place: Place, measure: str) -> list[str]:
 
 
 def _full_rows(results: Results, place: Place, measure: str) -> dict[str, dict[int, float]]:
-    """Scores by seed of the rows that compete, of those with the most seeds."""
+    """Scores by seed of the ranked rows with the most seeds."""
     found = {row: results.scores(place, row, measure) for row in results.ranked(place)}
     most = max((len(by_seed) for by_seed in found.values()), default=0)
     return {row: by_seed for row, by_seed in found.items() if by_seed and len(by_seed) == most}
@@ -221,10 +221,10 @@ def verdict_table(results: Results, found: Sequence[Verdict]) -> Table:
 
 
 class PublishedNumber(NamedTuple):
-    """One line of ``published.csv``: a number that others published; what they did not is empty.
+    """One line of ``published.csv``; fields that were not published are empty.
 
     Attributes:
-        registered: the name in solo-learn's registry, where it is the same method.
+        registered: name in solo-learn's registry, if it is the same method.
         source: repository, commit and file.
     """
 
@@ -257,14 +257,14 @@ def published() -> tuple[PublishedNumber, ...]:
 
 
 def selected(wanted: Reported, key: str = "reported") -> list[PublishedNumber]:
-    """The published numbers whose data set, backbone and epochs are the wanted ones; null is any.
+    """Published numbers for the wanted data set, backbone and epochs; null matches any.
 
     Args:
-        wanted: of the settings of a data set.
+        wanted: from the settings of a data set.
         key: dotted key of ``wanted``, for the error.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: nothing matches.
 
     >>> len(selected(Reported(dataset="CIFAR-10", backbone="ResNet18")))
     16
@@ -285,14 +285,14 @@ def selected(wanted: Reported, key: str = "reported") -> list[PublishedNumber]:
 
 
 def published_numbers(results: Results, place: Place) -> list[PublishedNumber]:
-    """What the settings of the data set select."""
+    """Published numbers that the settings of the data set select."""
     wanted = results.settings.datasets[place.dataset].reported
     key = f"datasets.{place.dataset}.reported"
     return [number for one in wanted for number in selected(one, key)]
 
 
 def published_table(numbers: Sequence[PublishedNumber]) -> Table:
-    """Published numbers as they were published, without the columns that none fills."""
+    """The published numbers unchanged, without empty columns."""
     head = {
         "library": "Reported by",
         "method": "Method",
@@ -316,7 +316,7 @@ def published_table(numbers: Sequence[PublishedNumber]) -> Table:
 
 
 def environments_table(records: Sequence[Record]) -> Table:
-    """A line for every distinct machine, set of versions, code and number of threads."""
+    """One line per combination of machine, versions, code and number of threads."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         same = [record["environment"], record["code"], record["threads"]]
@@ -356,8 +356,8 @@ def hardware(environment: Mapping[str, Any]) -> str:
 
 
 def protocols_table(records: Sequence[Record]) -> Table:
-    """Settings of every protocol, defaults filled in, and how many runs were measured so."""
-    # The protocols import torch, which nothing else in a report needs.
+    """Settings of every protocol, with defaults, and how many runs were measured with them."""
+    # Import it here: the protocols import torch, which nothing else in a report needs.
     from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 
     def settings_of(name: str, given: Mapping[str, Any] | None) -> str:
@@ -386,7 +386,7 @@ def protocols_table(records: Sequence[Record]) -> Table:
 
 
 def rows_table(results: Results) -> Table:
-    """What every row trains."""
+    """What each row trains."""
     lines = [
         [
             results.label(name),
@@ -401,7 +401,7 @@ def rows_table(results: Results) -> Table:
 
 
 def changes_table(results: Results) -> Table:
-    """What all rows have changed, by budget and data set; without lines where there is nothing."""
+    """Changes that all rows share, by budget and data set; empty if there are none."""
     settings = results.settings
     named = [
         *((name, "budget", changes) for name, changes in settings.budgets.items()),

@@ -1,4 +1,4 @@
-"""The same tuning effort for every row, scored on training images that are held out."""
+"""The same tuning effort for every row, scored on held-out training images."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ TUNED = "tuned.yaml"
 
 
 def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> BenchmarkSettings:
-    """A benchmark whose rows are the trials, ``<row>.<number>``; number 0 is the row as it stands.
+    """A benchmark whose rows are the trials, ``<row>.<number>``; number 0 is the unchanged row.
 
-    Trial n of a row is the n-th point of a scrambled Sobol sequence, whatever the trials before it
-    scored: they can run side by side, and a stopped search goes on as it was.
+    Trial n of a row is the n-th point of a scrambled Sobol sequence, whatever earlier trials
+    scored: trials can run side by side, and a stopped search continues unchanged.
 
     Args:
         settings: what to tune.
@@ -75,10 +75,10 @@ def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> Benchmar
 
 
 def tunable(settings: BenchmarkSettings, rows: Sequence[str] | None = None) -> list[str]:
-    """Names of the rows that train, the teacher apart.
+    """Names of the rows that train, without the teacher.
 
     Raises:
-        ConfigError: a named row that trains nothing.
+        ConfigError: a named row that does not train.
     """
     found = [
         name
@@ -96,11 +96,11 @@ def write_tuned(
 ) -> Path:
     """Writes ``tuned.yaml``: the benchmark with the settings of each row's best trial.
 
-    Of equal trials the first counts, so that a row changes only for something better.
+    Among equal trials the first is taken, so that a row changes only for something better.
 
     Args:
         settings: what was tuned.
-        rows: those of :func:`trial_settings`.
+        rows: those given to :func:`trial_settings`.
         records: of the trials, by the names of their rows.
         out: folder.
 
@@ -150,7 +150,7 @@ def _draws(tuning: Tuning, name: str, row: Row) -> list[dict[str, Any]]:
         raise ConfigError("tuning.space", {}, f"nothing to tune of {name}", "name settings")
     for key, dimension in space.items():
         _check(f"space of {name}: {key}", dimension)
-    # A whole power of 2 is drawn, without which the sequence is not balanced.
+    # Draw a whole power of 2: otherwise the sequence is not balanced.
     power = max(0, math.ceil(math.log2(max(tuning.trials - 1, 1))))
     points = qmc.Sobol(len(space), scramble=True, seed=tuning.seed).random_base2(power)
     drawn = [
@@ -164,7 +164,7 @@ def _draws(tuning: Tuning, name: str, row: Row) -> list[dict[str, Any]]:
 
 
 def _value(dimension: Dimension, x: float) -> Any:
-    """What a point between 0 and 1 stands for; of numbers four digits."""
+    """The value for a point between 0 and 1; numbers are rounded to four digits."""
     if dimension.choices is not None:
         return dimension.choices[int(x * len(dimension.choices))]
     low, high = dimension.low, dimension.high

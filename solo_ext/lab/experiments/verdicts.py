@@ -1,4 +1,4 @@
-"""Whether the runs reproduce what papers claim."""
+"""Decides whether the runs reproduce the claims of papers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Answer = Literal["reproduced", "contradicted", "undecided"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one data set and budget say of a hypothesis.
+    """Evidence of one data set and budget for or against a hypothesis.
 
     Attributes:
-        name: of the hypothesis.
-        hypothesis: as it was written down.
+        name: name of the hypothesis.
+        hypothesis: the hypothesis as it was written down.
         place: data set and budget.
         pairs: seeds that both rows have.
         estimate: mean and interval of the differences paired by seed; null without pairs.
         p_value: of the paired t test, two-sided; null for fewer than two pairs.
-        adjusted: the same by Holm's method among all tests of the benchmark.
+        adjusted: the same, adjusted by Holm's method for all tests of the benchmark.
         answer: the verdict.
-        reason: why it is undecided, else empty.
+        reason: why it is undecided, otherwise empty.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Verdict:
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """One for each hypothesis, data set and budget that has records of both rows."""
+    """One verdict per hypothesis, data set and budget with records of both rows."""
     found = []
     for name, hypothesis in results.settings.hypotheses.items():
         for place in results.places():
@@ -79,10 +79,10 @@ def verdicts(results: Results) -> list[Verdict]:
 def _answer(
     hypothesis: Hypothesis, mean: Estimate | None, unlike: Sequence[str], known: int | None
 ) -> tuple[Answer, str]:
-    """``reproduced`` where the whole interval is on the expected side, and why if undecided.
+    """``reproduced`` if the whole interval is on the expected side; with a reason if undecided.
 
-    That a row is not above needs an interval that ends below the margin: to find no difference
-    is not to show that there is none.
+    To show that a row is not above another, the interval must end below the margin: finding no
+    difference does not show that there is none.
     """
     if unlike:
         return "undecided", f"the rows are not of the same {', '.join(unlike)}"
@@ -106,7 +106,7 @@ def _answer(
 def _known_before(results: Results, name: str, place: Place) -> int | None:
     """How many runs of its two rows had finished when a hypothesis was written.
 
-    ``None`` where no time was noted: settings that were edited since are not those that were noted.
+    ``None`` if no time is known: edited settings are not the ones whose time was noted.
     """
     if name not in results.written:
         return None

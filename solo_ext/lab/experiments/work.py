@@ -1,6 +1,6 @@
 """One run of a benchmark: ``python -m solo_ext.lab.experiments.work FOLDER``.
 
-Without ``FOLDER`` the process takes one run after another, as standard input names them.
+Without ``FOLDER`` the process does one run after another, reading folders from standard input.
 """
 
 from __future__ import annotations
@@ -43,36 +43,36 @@ from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, environment, run
 PLANNED, RECORD, PEAK = "planned.json", "record.json", "peak_memory.json"
 EPOCHS, STARTS, LOG, _LOCK = "epochs.jsonl", "starts.jsonl", "work.log", ".work.lock"
 PARENT = "SOLO_EXT_BENCHMARK_PARENT"
-"""Environment variable: the process that started this one."""
+"""Environment variable with the id of the process that started this one."""
 _WAIT = 30.0
 # Built-in methods log by step and by epoch; Lightning appends `_epoch` to the latter.
 _LOSS = re.compile(r"train_(?!class_)(\w*loss|neg_cos_sim)(_epoch)?")
 
 
 def work(folder: Path) -> Record | None:
-    """Trains and measures what ``planned.json`` says, and writes ``record.json``.
+    """Trains and measures the run of ``planned.json``, and writes ``record.json``.
 
-    What an earlier process trained or finished is not repeated.
+    Work that an earlier process has finished is not repeated.
 
     Args:
-        folder: the run directory; that of a teacher lies beside it.
+        folder: the run directory; that of a teacher is beside it.
 
     Returns:
-        The record; none in the further processes of a run.
+        The record; ``None`` in the further ranks of a run.
 
     Raises:
-        UserError: a config that cannot run, or another process in the folder.
+        UserError: a config that cannot run, or another process using the folder.
     """
     planned = PlannedRun(**json.loads((folder / PLANNED).read_text()))
     torch.set_num_threads(planned.threads)
     if int(os.environ.get("LOCAL_RANK", 0)):
-        # A further rank, which Lightning started, only trains: rank 0 holds the lock and writes.
+        # Lightning started this further rank, which only trains: rank 0 has the lock and writes.
         _train(prepare(_config(planned, folder)), folder)
         return None
     with locked(folder / _LOCK, _WAIT):
         file = folder / RECORD
         if not file.is_file():
-            # The commit is read before training: somebody may commit meanwhile.
+            # Read the commit before training: it may change meanwhile.
             start = {"code": code_version(), "environment": _environment()}
             append_lines(folder / STARTS, [start])
             record = _run(planned, folder)
@@ -82,10 +82,10 @@ def work(folder: Path) -> Record | None:
 
 
 class EpochTimes(Callback):
-    """Writes a line for every epoch: its number from 0, its images, its seconds of training.
+    """Writes a line per epoch: its number from 0, its images, its seconds of training.
 
-    From the start of the epoch, an E-step included, to its last batch: validation, evaluation and
-    checkpoints come after it. An epoch that a killed run repeats has a second line, which counts.
+    Time counts from the start of the epoch, an E-step included, to its last batch: validation,
+    evaluation and checkpoints come later. If a killed run repeats an epoch, its second line counts.
 
     Args:
         file: the file.
@@ -117,7 +117,7 @@ class EpochTimes(Callback):
 
 
 def read_epochs(file: Path) -> list[dict[str, Any]]:
-    """One entry for each finished epoch, in order; none where there is no file."""
+    """One entry per finished epoch, in order; empty without a file."""
     found = {entry["epoch"]: entry for entry in read_jsonl(file) if "epoch" in entry}
     return [found[epoch] for epoch in sorted(found)]
 
@@ -146,7 +146,7 @@ def _run(planned: PlannedRun, folder: Path) -> Record:
     if planned.baseline is None:
         checkpoint = _train(prepared, folder)
         memory = _peak(folder / PEAK)
-        # Lightning has ended the other ranks: rank 0 evaluates alone.
+        # Lightning has ended the other ranks, so rank 0 evaluates alone.
         subject = open_context(str(checkpoint), shared).alone()
     else:
         subject = context_of(_baseline(planned, prepared, folder), shared, device)
@@ -172,7 +172,7 @@ def _baseline(planned: PlannedRun, prepared: Prepared, folder: Path) -> Model:
 
 
 def _named(protocol: str, rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Headline numbers under short names: ``knn``, ``lowshot_10_per_class``."""
+    """Headline numbers with short names: ``knn``, ``lowshot_10_per_class``."""
     found = {}
     for key, value in headline(protocol, rows).items():
         rest = key.replace("acc1", "").strip("_")
@@ -184,7 +184,7 @@ def _named(protocol: str, rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _most_resident() -> int:
-    """Bytes; ``ru_maxrss`` begins with what the process that started this one had."""
+    """Peak memory in bytes; ``ru_maxrss`` would include what the parent process used."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * next(int(n.split()[1]) for n in lines if n.startswith("VmHWM:"))
@@ -193,7 +193,7 @@ def _most_resident() -> int:
 
 
 def _peak(file: Path) -> Memory:
-    """Of this process, or of an earlier part of the run if that needed more."""
+    """Peak of this process, or of an earlier part of the run if that was higher."""
     resident = _most_resident()
     cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -247,7 +247,7 @@ def _record(
 
 
 def _with_patches(environment: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """With the patches that the run itself noted, which this process did not have at its start."""
+    """Adds the patches recorded by the run itself, which this process did not know at its start."""
     file = folder / ENVIRONMENT
     patches = json.loads(file.read_text())["host"]["patches"] if file.is_file() else []
     return {**environment, "host": {**environment["host"], "patches": patches}}
@@ -258,13 +258,13 @@ def _environment() -> dict[str, Any]:
 
 
 def _code(starts: list[dict[str, Any]]) -> dict[str, Any]:
-    """That of the first start; it counts as changed where a later part ran other code."""
+    """Code of the first start; it counts as changed if a later part ran other code."""
     first = dict(starts[0]["code"])
     return first | ({"changed": True} if any(s["code"] != first for s in starts) else {})
 
 
 def _without_paths(given: dict[str, Any], planned: PlannedRun) -> dict[str, Any]:
-    """Records are published; where somebody's data lies is not."""
+    """Removes paths of data: records are published."""
     data = {k: v for k, v in given["data"].items() if k not in ("train_path", "val_path")}
     kwargs = dict(given["method_kwargs"])
     if planned.teacher is not None:
@@ -311,11 +311,11 @@ def _losses(folder: Path) -> dict[str, list[float | None]]:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the one that started it is gone, killed or not."""
+    """Ends this process when the one that started it has ended for any reason."""
     if PARENT not in os.environ:
         return
     parent = os.getppid()
-    # Lightning starts further ranks from the first one.
+    # Lightning starts further ranks from the first one, which is then their parent.
     if "LOCAL_RANK" not in os.environ and parent != int(os.environ[PARENT]):
         os._exit(1)
 
@@ -337,7 +337,7 @@ def _one_after_another() -> None:
 
 
 def main() -> int:
-    """Runs the folder that the command line names, or those that standard input does."""
+    """Does the run named on the command line, or the runs named on standard input."""
     _end_with_parent()
     show_messages()
 

@@ -2,8 +2,8 @@
 
 Read in the order of a run. `prepare` checks a config and opens the images (`checks` and
 `builtin_methods` hold what it refuses). `pretrain` is the run: it takes the directory (`run_dir`),
-chooses the checkpoint to go on from (`resume_point`, `run_state`), feeds the method (`run_data`)
-and calls Lightning's Trainer (`trainer`) with callbacks that save and stop (`checkpoints`,
-`signals`) and that watch for losses which are not finite (`nonfinite`), collapse and unreadable
-images (`watch`). `lightning_internals` alone touches what Lightning keeps private.
+chooses the checkpoint to continue from (`resume_point`, `run_state`), gives the method its data
+(`run_data`) and calls Lightning's Trainer (`trainer`) with callbacks that save and stop
+(`checkpoints`, `signals`) and that watch for non-finite losses (`nonfinite`), collapse and
+unreadable images (`watch`). Only `lightning_internals` uses Lightning's private attributes.
 """

@@ -1,7 +1,7 @@
-"""Solo-learn's own methods: their ``method_kwargs``, and what else they need to be able to train.
+"""solo-learn's own methods: their ``method_kwargs``, and the settings without which they fail.
 
-Main fills in defaults without looking at unknown keys, the release takes the settings as arguments
-of its constructors. Both are checked here, with the defaults of main.
+Main fills in defaults without checking for unknown keys, and the release takes the settings as
+arguments of its constructors. Both are checked here, with the defaults of main.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Predicted(Projected):
 
 @method_kwargs
 class SimSiam(Predicted):
-    # Upstream's own config sets it; its method never reads it.
+    # Upstream's own config sets it, but its method never reads it.
     temperature: PositiveFloat = 0.2
 
 
@@ -68,7 +68,7 @@ class ReSSL(Projected):
     temperature_q: PositiveFloat
     temperature_k: PositiveFloat
     queue_size: PositiveInt = 65536
-    # Upstream's own configs set these, which are read from the section `momentum`.
+    # Upstream's own configs set these here, but they are read from the section `momentum`.
     base_tau_momentum: Probability | None = None
     final_tau_momentum: Probability | None = None
     momentum_classifier: bool | None = None
@@ -174,14 +174,14 @@ _NO_SMALL_CROPS = {
 
 
 def check_builtin(given: dict[str, Any], images: int) -> None:
-    """Refuses settings with which a built-in method would fail after it has started.
+    """Refuses settings that would make a built-in method fail during training.
 
     Args:
-        given: the checked config; a queue that is no multiple of the batch is shortened to one.
+        given: the checked config; a queue that is not a multiple of the batch is shortened to one.
         images: number of training images.
 
     Raises:
-        ConfigError: for example a queue that is smaller than the batch.
+        ConfigError: for example a queue smaller than the batch.
     """
     method, kwargs = given["method"], given["method_kwargs"]
     _small_crops(method, given["data"]["num_small_crops"])
@@ -250,9 +250,9 @@ def check_builtin(given: dict[str, Any], images: int) -> None:
 
 
 def check_large_crops(method: str, count: int) -> None:
-    """Refuses any number of large crops but two for a method that is made for two.
+    """Refuses any number of large crops except two for a method that is made for two.
 
-    Those are solo-learn's own methods, except W-MSE and MAE, and others' that declare no settings.
+    These are solo-learn's own methods except W-MSE and MAE, and others' without declared settings.
 
     Args:
         method: a registered name.

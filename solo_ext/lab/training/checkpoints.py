@@ -26,23 +26,23 @@ from solo_ext.lab.training.signals import Agreement, StopSignals, requeue
 class RunCheckpoint(Checkpoint):
     """Writes ``<stem>-ep=<epoch>.ckpt``, and ``-step=<n>`` within an epoch.
 
-    A file appears whole or not at all; the one before it is kept as ``....ckpt.previous``. A
-    signal that asks the run to end, and the loss of a data worker, are answered after the next
-    optimiser step, with a checkpoint. A validation that is due after the step comes first, for a
-    resumed run does not repeat it.
+    A file is written atomically; the previous one is kept as ``....ckpt.previous``. A signal that
+    asks the run to end, or the loss of a data worker, leads to a checkpoint after the next
+    optimiser step. A validation that is due after the step comes first, because a resumed run would
+    not repeat it.
 
     Args:
         run_dir: the run directory.
         stem: first part of the names.
         frequency: epochs between checkpoints; the last epoch always has one.
-        keep_prev: keep those of earlier epochs.
-        every_n_steps: optimiser steps between checkpoints within an epoch; 0 is none.
-        every_n_minutes: minutes from one checkpoint to the next, at most; 0 is none.
+        keep_prev: whether to keep those of earlier epochs.
+        every_n_steps: optimiser steps between checkpoints within an epoch; 0 means none.
+        every_n_minutes: most minutes between two checkpoints; 0 means no limit.
 
     Raises:
-        StoppedBySignal: in training, once the checkpoint is there.
+        StoppedBySignal: in training, after the checkpoint was written.
         ProcessLost: likewise.
-        UserError: in training, a checkpoint that cannot be written; those before it are kept.
+        UserError: in training, if a checkpoint cannot be written; earlier ones are kept.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RunCheckpoint(Checkpoint):
         self._saved_at = time.monotonic()
 
     def note_lost(self, what: str) -> None:
-        """Has the run end after the next optimiser step, because a data worker is gone.
+        """Makes the run end after the next optimiser step, because a data worker died.
 
         Args:
             what: what happened, for the message.
@@ -81,8 +81,8 @@ class RunCheckpoint(Checkpoint):
         self._saved_at = time.monotonic()
         self.signals.listen()
         ignore_sigterm_of_rank_0(trainer)
-        # A checkpoint that was written before the method's own hook would lack one step of its
-        # momentum networks and queues.
+        # A checkpoint written before the method's own hook would lack one step of its momentum
+        # networks and queues.
         when_step_is_complete(trainer, pl_module, lambda i: self._save_within_epoch(trainer, i))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -116,7 +116,7 @@ class RunCheckpoint(Checkpoint):
             self._stop_for(trainer, received, lost)
 
     def _agreed(self, trainer: pl.Trainer, *, now: bool = False) -> list[int]:
-        """The signal that any process received, whether one lost a worker, whether time is up."""
+        """What the processes agree on: signal received (or 0), worker lost, checkpoint due."""
         assert self._agreement is not None
         waited = time.monotonic() - self._saved_at
         due = 0 < 60 * self.every_n_minutes <= waited
@@ -131,7 +131,7 @@ class RunCheckpoint(Checkpoint):
         if not received and not lost:
             return
         again = received and trainer.is_global_zero and requeue(signal.Signals(received))
-        # Launchers kill the other processes once one has ended, so all wait for the first here.
+        # Launchers kill the other processes once one has ended, so let all wait for the first here.
         trainer.strategy.barrier("stopped")
         command = f"`solo-ext pretrain --resume {self.run_dir}` goes on"
         then = "the job is requeued" if again else command
@@ -154,7 +154,7 @@ class RunCheckpoint(Checkpoint):
                 atomic_write(target, trainer.save_checkpoint)
                 self._outdate_others(target)
             else:
-                # Lightning collects the state of all processes, and writes on the first alone.
+                # Lightning collects the state of all processes, and writes on the first only.
                 trainer.save_checkpoint(target)
         except (OSError, RuntimeError) as error:
             if not isinstance(error, OSError) and not OF_TORCH.search(str(error)):
@@ -168,7 +168,7 @@ class RunCheckpoint(Checkpoint):
         self._saved_at = time.monotonic()
 
     def _outdate_others(self, newest: Path) -> None:
-        """Looks at the folder, because a process that was killed may have left more than one."""
+        """Lists the folder, because a killed process may have left more than one checkpoint."""
         others = [
             held
             for held in checkpoints(self.run_dir)
@@ -178,10 +178,10 @@ class RunCheckpoint(Checkpoint):
 
 
 def _is_denied(reason: str) -> bool:
-    """Whether the system's words, which torch's own errors quote, say that it is forbidden."""
+    """Whether the system's text, which torch's errors quote, says that it is not permitted."""
     return any(os.strerror(code) in reason for code in (errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 def _last_epoch(trainer: pl.Trainer) -> bool:
-    # Without a number of epochs, -1, the steps decide.
+    # If max_epochs is -1, the number of steps decides.
     return trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.current_epoch + 1

@@ -1,4 +1,4 @@
-"""Settings that would fail only after a run has started; every refusal is a `ConfigError`."""
+"""Refuses settings that would fail only after a run has started, each by a `ConfigError`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PER_IMAGE = ("rand_augment", "auto_augment")
 
 
 def check_supported(given: Mapping[str, Any]) -> None:
-    """Refuses what only solo-learn's own scripts do."""
+    """Refuses settings that only solo-learn's own scripts support."""
     if (given["auto_umap"] or {}).get("enabled"):
         raise ConfigError(
             "auto_umap.enabled",
@@ -60,12 +60,12 @@ def check_patches(names: Sequence[str]) -> None:
 
 
 def checked_optimizer_kwargs(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """``optimizer.kwargs`` with what the optimiser of that name takes."""
+    """``optimizer.kwargs``, checked and completed for the optimiser of that name."""
     name, known = optimizer["name"], host.BaseMethod._OPTIMIZERS
     if name not in known:
         raise ConfigError("optimizer.name", name, "unknown optimiser", nearest(name, known))
     if name not in OPTIMIZER_KWARGS:
-        # A fork of solo-learn has added this one.
+        # A fork of solo-learn has added this optimiser.
         return dict(optimizer["kwargs"])
     adapter = TypeAdapter(OPTIMIZER_KWARGS[name])
     checked = validated(adapter, optimizer["kwargs"], prefix="optimizer.kwargs")
@@ -92,7 +92,7 @@ def check_scheduler(scheduler: Mapping[str, Any]) -> None:
 
 
 def check_augmentation(given: Mapping[str, Any]) -> None:
-    """Refuses settings that contradict each other, or that the chosen pipeline would leave out."""
+    """Refuses settings that contradict each other, or that the chosen pipeline would ignore."""
     data = given["data"]
     on_batch, dali = data["augmentation"] == "batch", data["format"] == "dali"
     for place, pipeline in enumerate(given["augmentations"]):
@@ -133,9 +133,9 @@ def check_augmentation(given: Mapping[str, Any]) -> None:
 
 
 def check_batch_size(given: Mapping[str, Any], images: int) -> None:
-    """Refuses a batch that the images of a process do not fill.
+    """Refuses a batch larger than the images of a process.
 
-    The loaders cannot tell: they are made before the other processes exist.
+    The loaders cannot check it: they are made before the other processes exist.
     """
     processes, size = world_size(given), given["optimizer"]["batch_size"]
     if images // processes < size:
@@ -216,13 +216,13 @@ def check_backbone(loaded: host.Host, given: dict[str, Any]) -> None:
 
 
 def _dry(run: Callable[[A], R], argument: A) -> R:
-    """Calls ``run`` on the meta device if it can, silently, and leaves the random state alone."""
+    """Calls ``run`` on the meta device if possible, silently, and keeps the random state."""
     held = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
             warnings.simplefilter("ignore")
-            # Some models read values while they are built, which meta tensors lack.
+            # Some models read values while they are built, but meta tensors have none.
             with contextlib.suppress(Exception), torch.device("meta"):
                 return run(argument)
             return run(argument)
@@ -236,7 +236,7 @@ def _backbone_mistake(
     build: Callable[[Mapping[str, Any]], nn.Module],
     error: Exception,
 ) -> ConfigError:
-    """Names the argument without which the backbone can be built."""
+    """Names the argument that prevents the backbone from being built."""
     text = _first_line(error.__cause__ or error)
     unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
     for key in [unknown[1]] if unknown and unknown[1] in kwargs else list(kwargs):

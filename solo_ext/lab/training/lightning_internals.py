@@ -1,8 +1,8 @@
-"""The one file that touches Lightning's private attributes.
+"""The only file that uses Lightning's private attributes.
 
-Lightning has no public way to read the running means of an epoch, to learn what it is about to
-log, or to act after a method's own hook. Where a new version of Lightning breaks the resumption of
-runs, this is the file to repair.
+Lightning has no public way to read the running means of an epoch, to get the metrics that it is
+about to log, or to act after a method's own hook. If a new version of Lightning breaks resumption,
+this is the file to repair.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AfterBatch = Callable[[Any, Any, int], None]
 def after_own_hook(pl_module: pl.LightningModule, then: AfterBatch) -> None:
     """Calls ``then(outputs, batch, batch_idx)`` after the method's own ``on_train_batch_end``.
 
-    Lightning calls callbacks before that hook, which moves momentum networks and writes queues.
+    Lightning calls callbacks before that hook, which updates momentum networks and queues.
 
     Args:
         pl_module: the method; :func:`remove_hooks` undoes it.
@@ -38,10 +38,10 @@ def after_own_hook(pl_module: pl.LightningModule, then: AfterBatch) -> None:
 def when_step_is_complete(
     trainer: pl.Trainer, pl_module: pl.LightningModule, then: Callable[[int], None]
 ) -> None:
-    """Calls ``then(batch_idx)`` when all that belongs to a batch is done.
+    """Calls ``then(batch_idx)`` when everything that belongs to a batch is done.
 
-    That is after the method's own hook, and after the validation that follows the batch, if one
-    does: a run resumed from here would not repeat it.
+    That is after the method's own hook, and after the validation that follows the batch, if there
+    is one: a run resumed from here would not repeat it.
 
     Args:
         trainer: of the run; :func:`remove_hooks` undoes it.
@@ -58,14 +58,14 @@ def when_step_is_complete(
         if not validates_first:
             then(batch_idx)
 
-    # In a hook of validation, metrics and the stage would be those of validation.
+    # A hook of validation would not do: metrics and stage are then those of validation.
     def after_validation() -> Any:
         nonlocal validates_first
         first_loop_iter = connector._first_loop_iter
         found = validate()
         if validates_first:
             validates_first = False
-            # Lightning sets the same two next.
+            # Lightning itself sets these two next.
             trainer.training, connector._first_loop_iter = True, first_loop_iter
             then(loop.batch_idx)
         return found
@@ -75,16 +75,16 @@ def when_step_is_complete(
 
 
 def ignore_sigterm_of_rank_0(trainer: pl.Trainer) -> None:
-    """Leaves signals to :class:`~solo_ext.lab.training.checkpoints.RunCheckpoint`.
+    """Lets :class:`~solo_ext.lab.training.checkpoints.RunCheckpoint` alone handle signals.
 
-    Before every batch Lightning would ask the first process whether it received SIGTERM, and wait
-    for the device to answer.
+    Otherwise Lightning would ask the first process before every batch whether it received SIGTERM,
+    and wait for the device to answer.
     """
     trainer.fit_loop.epoch_loop.__dict__["_broadcast_sigterm_tensor"] = lambda: None
 
 
 def remove_hooks(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-    """Undoes the three functions above; does nothing where none was called."""
+    """Undoes the three functions above; it does nothing if none was called."""
     loop = trainer.fit_loop.epoch_loop
     pl_module.__dict__.pop("on_train_batch_end", None)
     loop.__dict__.pop("_broadcast_sigterm_tensor", None)
@@ -95,7 +95,7 @@ def _validates_next(trainer: pl.Trainer) -> bool:
     """Whether Lightning validates after this batch, and would not in a run resumed from here."""
     by_clock = getattr(trainer, "_val_check_time_interval", None) is not None
     if by_clock or (trainer.should_stop and trainer.fit_loop._can_stop_early):
-        # The clock starts again with the run; and a run that is to stop is saved at its end.
+        # The clock restarts with the run, and a run that is about to stop is saved at its end.
         return False
     fetcher = trainer.fit_loop._data_fetcher
     assert fetcher is not None
@@ -103,7 +103,7 @@ def _validates_next(trainer: pl.Trainer) -> bool:
 
 
 def epoch_means(trainer: pl.Trainer) -> dict[str, Any]:
-    """Lightning's running means over the epoch, by name; each holds a sum and a batch size."""
+    """Lightning's running means of the epoch by name; each holds a sum and a batch size."""
     return {
         name: metric
         for name, metric in trainer.fit_loop.epoch_loop._results.items()
@@ -112,14 +112,14 @@ def epoch_means(trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def unlogged(trainer: pl.Trainer) -> dict[str, Any] | None:
-    """The metrics that Lightning will log after the hooks which write checkpoints, if any.
+    """The metrics that Lightning will log after the hooks that write checkpoints, if any.
 
-    A process that is killed in between has done the step or the epoch, and would never log it.
+    A process killed in between has done the step or the epoch, but would never log it.
     """
     connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
     step = loop._batches_that_stepped
     if connector._first_loop_iter is None:
-        # At the end of an epoch: its means, under its last step.
+        # At the end of an epoch its means are logged with its last step.
         step -= 1
     elif trainer.fit_loop._should_accumulate() or not connector.should_update_logs:
         return None
@@ -132,7 +132,7 @@ def start_other_ranks_by(command: Callable[[Sequence[str]], list[str]]) -> None:
     """Changes how Lightning starts the processes of further ranks.
 
     Args:
-        command: makes the words of the command line from Lightning's ``[python, script, ...]``.
+        command: makes a command line from Lightning's ``[python, script, ...]``.
     """
     launcher = importlib.import_module("lightning.pytorch.strategies.launchers.subprocess_script")
     basic, with_hydra = launcher._basic_subprocess_cmd, launcher._hydra_subprocess_cmd

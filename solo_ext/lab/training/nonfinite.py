@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: found, named, and stopped at or left out."""
+"""Non-finite losses and gradients: finds the batches, and stops at them or skips them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from solo_ext.memory.state import Unsynchronised
 logger = logging.getLogger(__name__)
 NONFINITE = "nonfinite.jsonl"
 EVERY = 16
-"""Batches between two looks of the host, where looking costs time."""
+"""Batches between two readings of the flag, on devices where reading costs time."""
 MOST_IN_A_ROW = 32
-"""Bad steps in a row after which `skip` stops, too: the weights or the data are spoilt."""
+"""After so many bad steps in a row `skip` stops too: the weights or the data are spoilt."""
 MOST_BEFORE_SAVING = 4
-"""The same, just before a checkpoint replaces the last good one."""
+"""The same limit just before a checkpoint replaces the last good one."""
 
 
 class NonFiniteWatch(Callback):
-    """Stops at, or leaves out, batches whose loss or gradients are not finite.
+    """Stops at batches whose loss or gradients are not finite, or skips them.
 
     A step only sets a flag on the device. The host reads the flag every :data:`EVERY` batches on a
     GPU, through a copy that it does not wait for, and after every batch on a CPU. It always reads
@@ -49,8 +49,8 @@ class NonFiniteWatch(Callback):
     Args:
         run_dir: the run directory; :class:`BadBatches` writes there.
         images: the training images, by sample index.
-        action: what to do.
-        every: batches between two looks, instead of the above.
+        action: ``stop`` or ``skip``.
+        every: batches between two readings, instead of the default.
 
     Raises:
         UserError: in training, at a bad batch, at too many in a row, or at weights that are not
@@ -107,8 +107,8 @@ class NonFiniteWatch(Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
-        # An infinite loss may have finite gradients. They are made NaN, which reaches every process
-        # through the mean over processes, so that all of them leave the step out.
+        # An infinite loss may have finite gradients. Make them NaN: through the mean over processes
+        # this reaches all of them, so that all skip the step.
         if self.action == "skip" and loss.requires_grad:
             loss.register_hook(nan_where(not_finite(loss)))  # type: ignore[no-untyped-call]
 
@@ -145,7 +145,7 @@ class NonFiniteWatch(Callback):
     def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Reads the flag and checks the weights now, waiting for the device.
 
-        Every process has to call it at the same place; outside training it does nothing.
+        Every process must call it at the same place; outside training it does nothing.
 
         Raises:
             UserError: as the class says.
@@ -164,7 +164,7 @@ class NonFiniteWatch(Callback):
             self._stop_in_a_row(trainer, MOST_BEFORE_SAVING)
 
     def _note(self, trainer: pl.Trainer, outputs: Any, batch: Any) -> None:
-        """Sets the flag for a bad batch, and keeps what is needed to name the batch later."""
+        """Sets the flag for a bad batch, and keeps what is needed to report the batch later."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if self._bad is None or not isinstance(loss, Tensor):
             return
@@ -188,11 +188,11 @@ class NonFiniteWatch(Callback):
             self._look(trainer)
 
     def _look(self, trainer: pl.Trainer) -> None:
-        """Reads the flag that the last look sent, if it has arrived, and sends it again."""
+        """Reads the flag that the last call sent, if it has arrived, and sends it again."""
         assert self._bad is not None
         if self._late.pending:
-            # A single process can look again later. Several have to find the flag at the same
-            # batch, so they wait for a copy that began many batches ago.
+            # A single process can try again later. Several must find the flag at the same batch,
+            # so they wait for a copy that started many batches ago.
             arrived = self._late.take(wait=distributed.world_size() > 1)
             if arrived is None:
                 return
@@ -203,7 +203,7 @@ class NonFiniteWatch(Callback):
             self._answer(trainer)
 
     def _answer(self, trainer: pl.Trainer) -> None:
-        """Writes the bad batches down, then stops or goes on."""
+        """Records the bad batches, then stops or continues."""
         assert self._bad is not None
         self._bad.zero_()
         self._late.drop()
@@ -225,10 +225,10 @@ class NonFiniteWatch(Callback):
             )
 
     def _stop(self, trainer: pl.Trainer, problem: str) -> NoReturn:
-        # The first process that ends may end the others, so all finish writing before that.
+        # The first process to end may end the others, so let all finish writing before that.
         trainer.strategy.barrier("not finite")
         found = checkpoints(self.run_dir)
-        # With `skip` some of the steps that were left out may be older than the checkpoint.
+        # With `skip` some skipped steps may be older than the checkpoint.
         last = "the last good checkpoint" if self.action == "stop" else "the last checkpoint"
         kept = f"{last} is {str(found[-1].path)!r}" if found else "there is no checkpoint yet"
         remedies = ["a lower optimizer.lr"]
@@ -242,7 +242,7 @@ class NonFiniteWatch(Callback):
 
 
 def not_finite(x: Tensor) -> Tensor:
-    """Whether any value is infinite or NaN, a scalar of bool on the device.
+    """Whether any value is infinite or NaN, as a scalar bool on the device.
 
     >>> not_finite(torch.tensor([1.0, float("inf")]))
     tensor(True)
@@ -251,7 +251,7 @@ def not_finite(x: Tensor) -> Tensor:
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:
-    """The largest absolute value, a scalar on the device: NaN if any is, and never an overflow.
+    """Largest absolute value as a scalar on the device; NaN if any is, and never an overflow.
 
     >>> largest([torch.tensor([1.0, -3.0]), torch.tensor([2.0])])
     tensor(3.)
@@ -275,15 +275,15 @@ def nan_where(bad: Tensor) -> Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class Batch:
-    """What is needed to name a batch later. Tensors stay on the device.
+    """Data to report a batch later. Tensors stay on the device.
 
     Attributes:
         epoch: from 0.
         step: optimiser step that the batch was for, from 0, as in ``metrics.jsonl``.
         indices: (N,) sample indices.
         loss: scalar.
-        bad_gradients: scalar of bool, whether the step's gradients were not finite; ``None``
-            before the last batch of a step, and where that means nothing.
+        bad_gradients: scalar bool, whether the step's gradients were not finite; ``None`` before
+            the last batch of a step, and with a gradient scaler.
     """
 
     epoch: int
@@ -295,7 +295,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class BadStep:
-    """An optimiser step of which a loss, or else the gradients, were not finite in any process."""
+    """An optimiser step with a non-finite loss, or else non-finite gradients, in any process."""
 
     epoch: int
     step: int
@@ -307,15 +307,16 @@ class BadStep:
 
 
 class BadBatches:
-    """Keeps the last batches, and finds and writes down the bad ones among them.
+    """Keeps the last batches, and finds and records the bad ones among them.
 
     Lines of ``nonfinite.jsonl`` hold epoch, step, rank, ``what`` (``loss`` or ``gradients``), the
-    loss, ``then`` (``stopped`` or ``skipped``), the indices and what the data set calls them. A
-    loss names its own batch, gradients name all batches of the step. Each process writes its own.
+    loss, ``then`` (``stopped`` or ``skipped``), the indices and their names in the data set. A bad
+    loss is reported with its own batch, bad gradients with all batches of the step. Each process
+    writes its own.
 
     Attributes:
         file: ``nonfinite.jsonl`` of the run directory.
-        in_a_row: bad optimiser steps up to the last batch that was looked at.
+        in_a_row: bad optimiser steps in a row, up to the last batch that was read.
 
     Args:
         run_dir: the run directory.
@@ -331,24 +332,24 @@ class BadBatches:
         self._known: set[int] = set()
 
     def add(self, batch: Batch) -> None:
-        """Keeps a batch; the tensors must not be written to later."""
+        """Keeps a batch; its tensors must not be modified later."""
         self._recent.append(batch)
         self._unread += 1
 
     def find(self, then: str) -> list[BadStep]:
-        """Reads the batches since the last call, and writes down the bad ones.
+        """Reads the batches since the last call, and records the bad ones.
 
-        Waits for the device. Every process has to call it at the same batch.
+        It waits for the device. Every process must call it at the same batch.
 
         Args:
-            then: ``stopped``, which is about the first bad step alone, or ``skipped``.
+            then: ``stopped``, which records only the first bad step, or ``skipped``.
 
         Returns:
             The bad steps that were not known before, the same for every process.
         """
         unread, self._unread = self._unread, 0
         if unread > len(self._recent):
-            # Batches were dropped unread, so they were good.
+            # Batches that were dropped unread were good.
             self.in_a_row = 0
         recent = list(self._recent)[-unread:] if unread else []
         steps: dict[int, list[tuple[Batch, float, bool, bool]]] = {}
@@ -360,7 +361,7 @@ class BadBatches:
             by_loss = any(bad_loss for _, _, bad_loss, _ in batches)
             by_gradients = any(bad_gradients for *_, bad_gradients in batches)
             known = step in self._known
-            # Bad gradients of a step that is known to be bad say nothing new.
+            # Bad gradients of a step already known to be bad add nothing.
             if not by_loss and (known or not by_gradients):
                 self.in_a_row = self.in_a_row if known else 0
                 continue
@@ -378,7 +379,7 @@ class BadBatches:
 
     @property
     def read(self) -> bool:
-        """Whether all batches were looked at."""
+        """Whether all batches were read."""
         return not self._unread
 
     def _line(self, batch: Batch, loss: float, what: str, then: str) -> dict[str, Any]:
@@ -398,7 +399,7 @@ class BadBatches:
         if not given:
             return
         with locked(self.file.with_name(f".{NONFINITE}.lock")):
-            # A resumed run meets the same batches again, and must not name them twice.
+            # A resumed run sees the same batches again, and must not record them twice.
             known = read_jsonl(self.file)
             append_lines(self.file, [line for line in given if line not in known])
 
@@ -438,7 +439,7 @@ class BufferSnapshot:
 
     @torch.no_grad()
     def hold(self) -> None:
-        """Copies the buffers as they are now."""
+        """Copies the current buffers."""
         found = dict(self._buffers())
         known = {k for k, v in self._held.items() if k in found and _alike(v, found[k])}
         self._held = {k: self._held[k] if k in known else v.clone() for k, v in found.items()}
@@ -448,7 +449,7 @@ class BufferSnapshot:
 
     @torch.no_grad()
     def restore(self, bad: Tensor) -> None:
-        """Puts the copy back where ``bad`` is true, without the host reading it.
+        """Restores the copy where ``bad`` is true, without the host reading ``bad``.
 
         Args:
             bad: scalar of bool.

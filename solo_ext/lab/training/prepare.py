@@ -1,4 +1,4 @@
-"""From a config to images and a method: everything that is checked and filled in before a run."""
+"""From a config to images and a method: all that is checked and filled in before a run."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Prepared:
     """A run that can start.
 
     Attributes:
-        given: the config as checked, learning rates for batch 256; what a resumed run reads.
-        cfg: the config as methods take it, learning rates scaled.
+        given: the checked config, learning rates for batch 256; a resumed run reads this one.
+        cfg: the config for methods, learning rates scaled.
         train: training images.
         val: validation images, or ``None``.
-        method: the class.
+        method: the method's class.
     """
 
     given: dict[str, Any]
@@ -66,10 +66,10 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     """Checks a composed config against schema, host, method and data.
 
     Args:
-        config: a plain mapping such as :func:`solo_ext.config.compose.compose` gives.
+        config: a plain mapping, for example from :func:`solo_ext.config.compose.compose`.
 
     Raises:
-        ConfigError: anything that would fail or silently do something else.
+        ConfigError: anything that would fail, or silently do something else.
         HostError: solo-learn is missing.
     """
     given = check_run(config)
@@ -94,7 +94,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     without = given["data"]["val_path"] is None and given["data"]["holdout"] is None
     val = None if without else open_images(given["data"], "val")
     given["data"]["num_classes"] = _count_classes(given["data"], train)
-    # torchvision's archives number their classes themselves.
+    # Data sets of torchvision number their classes themselves.
     numbered = given["data"]["dataset"] in STATISTICS
     if val is not None and not numbered and not given["data"]["no_labels"]:
         same_classes(train, val, given["data"]["val_path"])
@@ -106,7 +106,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         method.fill_sizes(cfg, len(train))
         given["method_kwargs"] = OmegaConf.to_container(cfg.method_kwargs, resolve=True)
     if hasattr(method, "kwargs_type"):
-        # The method itself refuses what it cannot take, before anything is built.
+        # The method refuses what it does not support before anything is built.
         cfg = method.add_and_assert_specific_cfg(cfg)
     if hasattr(method, "check_size"):
         method.check_size(cfg, len(train))
@@ -114,10 +114,10 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
 
 
 def check_folder(key: str, path: str) -> None:
-    """Refuses a folder that cannot be made because a file is in the way.
+    """Refuses a folder that cannot be created because a file is in its path.
 
     Raises:
-        ConfigError: naming ``key``.
+        ConfigError: with ``key``.
     """
     place = Path(path)
     while not place.exists() and place != place.parent:
@@ -134,7 +134,7 @@ def _as_methods_take_it(given: dict[str, Any]) -> DictConfig:
     if given["momentum"] is None:
         del cfg["momentum"]
     for aug in cfg.augmentations:
-        # main has a default of its own for these, which a null would hide.
+        # A null would hide main's own default.
         for key in ("mean", "std"):
             if aug[key] is None:
                 del aug[key]
@@ -172,7 +172,7 @@ def _momentum(given: dict[str, Any], method: type[Any]) -> dict[str, Any] | None
         momentum = issubclass(method, host.BaseMomentumMethod)
     if not momentum:
         if section is not None:
-            # solo-learn's own configs have the section for such methods, too.
+            # solo-learn's own configs have the section for such methods too.
             logger.warning(f"momentum: {given['method']} has no momentum backbone to read it")
         return None
     section = section or Momentum().model_dump()

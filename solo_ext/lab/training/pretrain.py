@@ -69,8 +69,8 @@ from solo_ext.lab.training.watch import UNREADABLE, CollapseWatch, UnreadableRep
 
 logger = logging.getLogger(__name__)
 _DOES_NOT_FIT = ("Error(s) in loading state_dict", "loaded state dict")
-# Backends have no class of error for a process that is gone. A taken port, processes that never
-# met and a collective that does not fit another's are left out on purpose.
+# Backends have no error class for a process that is gone. Errors about a taken port, processes that
+# never met and mismatched collectives are left out on purpose: no process was lost.
 _GONE = (
     "connection closed by peer",
     "connection reset by peer",
@@ -83,15 +83,15 @@ _LONGEST = 160
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """What a finished run leaves.
+    """Result of a finished run.
 
     Attributes:
         run_dir: the run directory.
         checkpoint: the last checkpoint, ``None`` with ``checkpoint.enabled=false``.
-        epochs: epochs that are trained in all.
-        seconds: training time, that of earlier parts of a resumed run included (of a process that
-            was killed it is not).
-        images_per_second: training images (not crops) per second over that time.
+        epochs: total number of epochs trained.
+        seconds: training time, including earlier parts of a resumed run (except those of a killed
+            process).
+        images_per_second: training images (not crops) per second of that time.
     """
 
     run_dir: Path
@@ -110,7 +110,7 @@ def pretrain(
     show_progress: bool = True,
     force: bool = False,
 ) -> PretrainResult:
-    """Trains from the start, or goes on where the run's last checkpoint stands.
+    """Trains from the start, or continues from the run's last checkpoint.
 
     Args:
         prepared: the checked run.
@@ -118,18 +118,18 @@ def pretrain(
             holds checkpoints of this config is continued.
         callbacks: further Lightning callbacks.
         show_progress: report progress on standard error.
-        force: go on from a checkpoint of other settings or images.
+        force: continue from a checkpoint of other settings or images.
 
     Raises:
-        UserError: a checkpoint that cannot be used, a logger that is not installed, another
-            process at work in the directory, or a directory that cannot be written.
-        StoppedBySignal: a signal ended it; its checkpoint stands where it was.
-        ProcessLost: another process of the run, or a data worker, is gone.
+        UserError: a checkpoint that cannot be used, a logger that is not installed, another process
+            using the directory, or a directory that cannot be written.
+        StoppedBySignal: a signal ended it, after a checkpoint was written.
+        ProcessLost: another process of the run, or a data worker, died.
     """
     given, cfg = prepared.given, prepared.cfg
     if run_dir is None:
         run_dir = agreed_run_dir(given)
-    # Checkpoints are named after the folder, so a path such as `.` has to be spelled out.
+    # Make the path absolute: checkpoints are named after the folder, which may be `.`.
     run_dir = Path(os.path.abspath(run_dir))
     identity = Identity.of(given, prepared.train)
     held = checkpoints(run_dir)
@@ -209,7 +209,7 @@ def pretrain(
 
 @contextlib.contextmanager
 def _announced(run_dir: Path) -> Iterator[None]:
-    """Tells processes that Lightning starts for other ranks which directory this run has."""
+    """Tells the run directory to processes that Lightning starts for other ranks."""
     held = os.environ.get(RUN_DIR)
     os.environ[RUN_DIR] = str(run_dir)
     try:
@@ -224,14 +224,14 @@ def _announced(run_dir: Path) -> Iterator[None]:
 def _errors_explained(
     run_dir: Path, trainer: pl.Trainer, state: RunState, checkpoint: str | None
 ) -> Iterator[None]:
-    """Turns errors that a user can do something about into one line that says what."""
+    """Turns errors that a user can fix into one line that says how."""
     try:
         yield
     except UserError:
         raise
     except SystemExit as left:
-        # Lightning exits without a message on Ctrl-C. That happens where no checkpoint callback
-        # listens: before the first batch, after the last one, or with checkpoints turned off.
+        # Lightning exits without a message on Ctrl-C if no checkpoint callback listens: before the
+        # first batch, after the last one, or with checkpoints turned off.
         if not isinstance(left.__context__, KeyboardInterrupt):
             raise
         raise StoppedBySignal(
@@ -239,7 +239,7 @@ def _errors_explained(
         ) from None
     except Exception as error:
         explained = disk_trouble(error, how_to_go_on(run_dir))
-        # Before the state is restored, the processes may never have met.
+        # Before the state is restored, the processes may never have been connected.
         if explained is None and trainer.world_size > 1 and state.restored:
             explained = _lost_process(error, run_dir, trainer)
         if explained is None and checkpoint is not None:
@@ -250,11 +250,11 @@ def _errors_explained(
 
 
 def _lost_process(error: Exception, run_dir: Path, trainer: pl.Trainer) -> UserError | None:
-    """What to do where a collective failed because another process is gone, or hangs."""
+    """Error that says what to do if a collective failed because another process died or hangs."""
     text = " ".join(str(error).split())
     if not isinstance(error, RuntimeError) or not any(words in text.lower() for words in _GONE):
         return None
-    # gloo begins with the path of its source in brackets.
+    # gloo begins with the path of its source file in brackets.
     what = text.partition("] ")[2] if text.startswith("[") else text
     return ProcessLost(
         f"another process of this run is gone or hangs, at epoch {trainer.current_epoch}, "
@@ -264,7 +264,7 @@ def _lost_process(error: Exception, run_dir: Path, trainer: pl.Trainer) -> UserE
 
 
 def _does_not_fit(error: Exception, checkpoint: str) -> UserError | None:
-    """What to do where a checkpoint's weights or its optimiser are not of this run."""
+    """Error that says what to do if a checkpoint's weights or optimiser do not fit this run."""
     first, *rest = str(error).splitlines() or [""]
     if not isinstance(error, RuntimeError | ValueError) or not first.startswith(_DOES_NOT_FIT):
         return None
@@ -276,12 +276,12 @@ def _does_not_fit(error: Exception, checkpoint: str) -> UserError | None:
 
 @contextlib.contextmanager
 def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> Iterator[None]:
-    """Keeps other runs out of the directory; the first of several processes holds the lock.
+    """Keeps other runs out of the directory; the first process of the run holds the lock.
 
     Args:
         run_dir: of the run.
         trainer: of the run.
-        held: the checkpoints that were there when this run chose which one to resume from.
+        held: the checkpoints that existed when this run chose which one to resume from.
     """
     if not trainer.is_global_zero:
         yield
@@ -294,7 +294,7 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
             stack.enter_context(locked(run_dir / LOCK, 0))
             if was_empty:
                 stack.callback(_leave_nothing, run_dir, made)
-            # The lock may exist already in a folder that takes no further file.
+            # The lock may already exist in a folder that does not accept further files.
             tempfile.TemporaryFile(dir=run_dir).close()
         except OSError as error:
             raise UserError(
@@ -310,13 +310,13 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
 
 
 def _leave_nothing(run_dir: Path, made: Sequence[Path]) -> None:
-    """Clears a directory that was empty where the run failed before its first batch."""
+    """Clears a directory that was empty if the run failed before its first batch."""
     if not {file.name for file in run_dir.iterdir()} <= {LOCK, *LOGGED}:
         return
     for name in LOGGED:
         shutil.rmtree(run_dir / name, ignore_errors=True)
     (run_dir / LOCK).unlink(missing_ok=True)
-    # Another run may have begun in the same parent folder.
+    # Another run may have started in the same parent folder.
     with contextlib.suppress(OSError):
         for folder in made:
             folder.rmdir()
@@ -325,12 +325,12 @@ def _leave_nothing(run_dir: Path, made: Sequence[Path]) -> None:
 def resume(
     run_dir: Path, *, callbacks: Sequence[Callback] = (), force: bool = False
 ) -> PretrainResult:
-    """Goes on with the run of a directory, from its most advanced checkpoint.
+    """Continues the run of a directory, from its most advanced checkpoint.
 
     Args:
         run_dir: the run directory.
         callbacks: further Lightning callbacks.
-        force: go on although its images are others now.
+        force: continue although the images have changed.
 
     Raises:
         UserError: the folder is no run directory, or holds no checkpoint.
@@ -359,7 +359,7 @@ def _add_timing(
 
 
 def _read_timing(file: Path) -> dict[str, float]:
-    """Totals of the earlier parts, zero where the file is missing or damaged."""
+    """Totals of the earlier parts; zero if the file is missing or damaged."""
     none = {"seconds": 0.0, "images": 0}
     if not file.is_file():
         return none

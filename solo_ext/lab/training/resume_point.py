@@ -1,4 +1,4 @@
-"""The checkpoint that a run goes on from."""
+"""Chooses the checkpoint that a run continues from."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _NOT_NOW = (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOMEM, errno.EMFILE, er
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A checkpoint to go on from.
+    """A checkpoint to continue from.
 
     Attributes:
         path: the file.
-        step: optimiser steps done there.
-        unlogged: what the log may lack; see :func:`solo_ext.lab.training.run_state.unlogged_in`.
-        unusable: further ones that are not of this run or damaged: file, what it is, why.
+        step: optimiser steps done at that point.
+        unlogged: metrics that the log may lack, see
+            :func:`solo_ext.lab.training.run_state.unlogged_in`.
+        unusable: other checkpoints that are damaged or of another run: file, what it is, why.
     """
 
     path: Path
@@ -39,12 +40,12 @@ class ResumePoint:
     unusable: tuple[tuple[Path, str, str], ...] = ()
 
     def set_unusable_aside(self) -> None:
-        """Renames those files, with a warning; under their names they would count as this run's.
+        """Renames the unusable files, with a warning: with their names they would count as ours.
 
-        The caller holds the lock of the directory.
+        The caller must hold the lock of the directory.
 
         Raises:
-            UserError: one cannot be renamed.
+            UserError: a file cannot be renamed.
         """
         for path, suffix, why in self.unusable:
             _set_aside(path, suffix, why)
@@ -53,23 +54,22 @@ class ResumePoint:
 def resume_point(
     run_dir: Path, named: str | None, identity: Identity, *, force: bool = False
 ) -> ResumePoint | None:
-    """The most advanced checkpoint of a run directory that is whole and of this run.
+    """The most advanced checkpoint of a run directory that is intact and of this run.
 
-    Torn checkpoints, and those of another run that lie among this one's, are passed over. No file
-    is changed.
+    Damaged checkpoints, and those of another run in between, are skipped. No file is changed.
 
     Args:
-        run_dir: of the run; need not exist.
-        named: ``resume_from_checkpoint``, a file to begin with where the directory has none.
-        identity: of the run that is to go on.
-        force: go on although it is another one.
+        run_dir: of the run; it need not exist.
+        named: ``resume_from_checkpoint``, a file to start from if the directory has none.
+        identity: of the run that should continue.
+        force: continue although the checkpoint is of another run.
 
     Returns:
-        ``None`` for a run that starts from nothing.
+        The checkpoint; ``None`` for a run that starts from scratch.
 
     Raises:
-        UserError: it is of another run, with the differences; none of them can be read; or the
-            system does not let it be read now.
+        UserError: the checkpoint is of another run (with the differences), none can be read, or the
+            system does not allow reading it now.
     """
     damaged: dict[Path, str] = {}
     strange: list[tuple[Path, dict[str, Any]]] = []
@@ -87,7 +87,7 @@ def resume_point(
             continue
         unusable = [(path, UNREADABLE, why) for path, why in damaged.items()]
         unusable += [(p, STRANGE, f"checkpoint {str(p)!r} is of another run") for p, _ in strange]
-        # This also holds for a run that began from another run's checkpoint.
+        # This also holds for a run that started from another run's checkpoint.
         point = _of_this_run(held.path, state, identity, force)
         return replace(point, unusable=tuple(unusable))
     if strange:
@@ -107,10 +107,10 @@ def resume_point(
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What a training checkpoint holds, read without running code.
+    """The content of a training checkpoint, read without running code.
 
     Raises:
-        UserError: the file is torn, damaged, or no such checkpoint.
+        UserError: the file is incomplete, damaged, or no such checkpoint.
     """
     check_archive(path)
     try:
@@ -152,7 +152,7 @@ def _of_this_run(path: Path, state: dict[str, Any], identity: Identity, force: b
 
 
 def _is_of_the_system(error: BaseException | None) -> bool:
-    """Whether the system refused to read the file now, which says nothing about the file."""
+    """Whether the system refused to read the file now, which does not mean the file is bad."""
     if isinstance(error, OSError):
         return error.errno in _NOT_NOW
     return isinstance(error, MemoryError)

@@ -1,4 +1,4 @@
-"""What Lightning trains on: loaders, and augmentation on the training device."""
+"""The data of Lightning's Trainer: loaders, and augmentation on the training device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_data(
     loader: ResumableLoader | DALILoader,
     val_loader: FixedLoader | DALIViews | None,
 ) -> RunData:
-    """The loaders, with the augmentation and the mixing that the config asks for."""
+    """Combines the loaders with the augmentation and mixing that the config asks for."""
     views, augment = loader.dataset, None
     if isinstance(views, RawBatches):
         sides = views.pixels.height, views.pixels.width
@@ -47,14 +47,14 @@ def run_data(
 
 
 class DrawnBatch(NamedTuple):
-    """A batch with the random draws that decide how its crops are made and mixed.
+    """A batch with the random draws that its crops are made and mixed by.
 
     Attributes:
         indices: (N,).
         images: whole images (N, 3, H, W), uint8, or crops.
         targets: (N,).
-        views: how to make the crops, ``None`` where they are made.
-        mixes: how to mix them, ``None`` where they are not.
+        views: how to make the crops; ``None`` if they are already made.
+        mixes: how to mix the crops; ``None`` without mixing.
     """
 
     indices: Tensor
@@ -68,13 +68,13 @@ class RunData(pl.LightningDataModule):
     """Gives methods batches ``[indices, [crops], targets]``, wherever the crops are made.
 
     Random numbers are drawn on the CPU before a batch is moved to the device, and the crops are
-    computed after it, so that no step waits for the device.
+    computed afterwards, so that no step waits for the device.
 
     Args:
-        loader: of training.
-        val_loader: of validation, ``None`` for none.
+        loader: for training.
+        val_loader: for validation; ``None`` without validation.
         augment: makes the crops of raw batches.
-        mixer: mixes the views, ``None`` for none.
+        mixer: mixes the views; ``None`` without mixing.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RunData(pl.LightningDataModule):
         super().__init__()
         self.loader, self.augment, self.mixer = loader, augment, mixer
         if val_loader is not None:
-            # Lightning takes the mere existence of this method for a wish to validate.
+            # Lightning validates if this method merely exists, so set it only if needed.
             self.val_dataloader = lambda: val_loader  # type: ignore[method-assign]
 
     def train_dataloader(self) -> ResumableLoader | DALILoader:
@@ -111,7 +111,7 @@ class RunData(pl.LightningDataModule):
         if self.mixer is not None:
             mixes = self.mixer.draw(epoch, samples, len(images if views is None else views))
         if self.trainer.strategy.root_device.type == "cuda":
-            # A copy from memory that is not pinned would wait for the device.
+            # Copying from memory that is not pinned would wait for the device.
             views, mixes = apply_to_collection((views, mixes), Tensor, Tensor.pin_memory)
         return DrawnBatch(indices, images, targets, views, mixes)
 
@@ -124,5 +124,5 @@ class RunData(pl.LightningDataModule):
         if self.mixer is not None and batch.mixes is not None:
             crops = self.mixer(crops, batch.mixes)
         assert self.trainer is not None
-        # Lightning converts the crops that workers make before it moves them.
+        # Lightning converts crops from workers before it moves them; convert these here.
         return [batch.indices, self.trainer.precision_plugin.convert_input(crops), batch.targets]

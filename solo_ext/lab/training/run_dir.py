@@ -1,4 +1,4 @@
-"""Run directories: where they are, and what they hold under names that upstream's scripts read."""
+"""Run directories: where they are, and their files, whose names upstream's scripts can read."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from solo_ext.host import HostInfo
 from solo_ext.lab.training.signals import slurm_job
 
 RUN_DIR = "SOLO_EXT_RUN_DIR"
-"""Environment variable by which a process names the directory to those that it starts."""
+"""Environment variable by which a process passes the directory to processes that it starts."""
 CONFIG, ARGS = "config.yaml", "args.json"
 LOCK = ".lock"
 METRICS, ENVIRONMENT, TIMING = "metrics.jsonl", "environment.json", "timing.json"
 CSV, TENSORBOARD = "csv", "tensorboard"
 LOGGED = (CSV, TENSORBOARD)
-"""Folders of a run directory that loggers make before there is anything to log."""
+"""Folders in a run directory that loggers create before there is anything to log."""
 PREVIOUS = ".previous"
-"""Ending of the checkpoint before the last one, which scripts that look for ``.ckpt`` ignore."""
+"""Ending of the checkpoint before the last one; scripts that look for ``.ckpt`` ignore it."""
 PACKAGES = (
     "torch",
     "torchvision",
@@ -77,7 +77,7 @@ class Checkpoint:
     Attributes:
         path: the file.
         epoch: epoch it was written in, from 0.
-        step: optimiser step within a run for one written within an epoch, ``None`` at its end.
+        step: optimiser step if it was written within an epoch, ``None`` at the epoch's end.
     """
 
     path: Path
@@ -86,7 +86,7 @@ class Checkpoint:
 
 
 def changes_numbers(key: str) -> bool:
-    """Whether the setting of this dotted key can change what a run computes.
+    """Whether the setting with this dotted key can change what a run computes.
 
     >>> changes_numbers("optimizer.lr"), changes_numbers("data.num_workers")
     (True, False)
@@ -114,7 +114,7 @@ def _relevant(given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def numbers_alike(value: Any) -> Any:
-    """Makes all numbers floats: 10 and 10.0 are the same setting, whoever wrote the file.
+    """Converts all numbers to floats: 10 and 10.0 are the same setting, whoever wrote the file.
 
     >>> numbers_alike({"epochs": 10, "symmetric": True})
     {'epochs': 10.0, 'symmetric': True}
@@ -127,7 +127,7 @@ def numbers_alike(value: Any) -> Any:
 
 
 def file_name(name: str) -> str:
-    """The name of a run as part of a file name, without what would lead to another folder.
+    """The name of a run as part of a file name, without characters that lead to other folders.
 
     >>> file_name("../my run")
     '..-my-run'
@@ -136,7 +136,7 @@ def file_name(name: str) -> str:
 
 
 def numberless_run_dir(given: Mapping[str, Any]) -> Path:
-    """``<checkpoint.dir>/<method>/<name>-<digest>``, whether that exists or not.
+    """``<checkpoint.dir>/<method>/<name>-<digest>``, whether it exists or not.
 
     Args:
         given: the checked config.
@@ -146,10 +146,10 @@ def numberless_run_dir(given: Mapping[str, Any]) -> Path:
 
 
 def choose_run_dir(given: Mapping[str, Any]) -> Path:
-    """As :func:`numberless_run_dir`, with a number added where that is taken.
+    """Like :func:`numberless_run_dir`, with a number added if that directory is taken.
 
-    With ``auto_resume.enabled`` the latest directory of the config is taken again, unless its
-    last checkpoint is older than ``auto_resume.max_hours``.
+    With ``auto_resume.enabled`` the latest directory of the config is used again, unless its last
+    checkpoint is older than ``auto_resume.max_hours``.
 
     Args:
         given: the checked config.
@@ -167,14 +167,14 @@ def choose_run_dir(given: Mapping[str, Any]) -> Path:
 
 
 def agreed_run_dir(given: Mapping[str, Any]) -> Path:
-    """The directory of a run that names none.
+    """The directory of a run for which none was given.
 
     It is that of :func:`choose_run_dir`, with three exceptions, so that all processes of a run and
-    every start of its job take the same one:
+    every start of its job use the same one:
 
-    - processes that Lightning starts take the directory of the process that started them;
-    - those of ``torchrun`` take what the first one chose, after a restart too;
-    - a batch job of SLURM adds its number, so that it goes on once it is requeued.
+    - processes started by Lightning use the directory of the process that started them;
+    - those of ``torchrun`` use what the first one chose, also after a restart;
+    - a batch job of SLURM adds its number, so that it continues when it is requeued.
 
     Args:
         given: the checked config.
@@ -192,7 +192,7 @@ def agreed_run_dir(given: Mapping[str, Any]) -> Path:
 
 def _of_torchrun(given: Mapping[str, Any]) -> Path:
     stores: Any = dist
-    # The store is that of the agent which started the processes, and outlives them.
+    # The store belongs to the agent that started the processes, and outlives them.
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = stores.PrefixStore(
         "solo_ext", stores.TCPStore(address, port, is_master=False, timeout=_WAIT)
@@ -208,7 +208,7 @@ def checkpoints(run_dir: Path, *, previous: bool = False) -> list[Checkpoint]:
 
     Args:
         run_dir: the folder.
-        previous: include the one that was kept as the previous one.
+        previous: whether to include the previous checkpoint that was kept.
     """
     found = []
     for path in run_dir.glob("*.ckpt*"):
@@ -226,7 +226,7 @@ def _progress(checkpoint: Checkpoint) -> tuple[int, bool, int]:
 
 
 def outdate(run_dir: Path, held: Sequence[Checkpoint]) -> None:
-    """Keeps the most advanced of some checkpoints as the previous one, and removes the rest."""
+    """Keeps the most advanced of some checkpoints as the previous one, and removes the others."""
     if not held:
         return
     for older in run_dir.glob(f"*.ckpt{PREVIOUS}"):
@@ -238,23 +238,23 @@ def outdate(run_dir: Path, held: Sequence[Checkpoint]) -> None:
 
 
 def how_to_go_on(run_dir: Path) -> str:
-    """What to do after a run ended early."""
+    """Tells the user how to continue after a run ended early."""
     if checkpoints(run_dir, previous=True):
         return f"`solo-ext pretrain --resume {run_dir}` goes on"
     return "nothing is saved yet: start it again"
 
 
 def check_run_dir(run_dir: Path) -> None:
-    """Refuses a folder whose files are not a run's: they would be replaced.
+    """Refuses a folder with files that are not a run's, because they would be replaced.
 
     Raises:
-        ConfigError: it holds files, and neither a run's lock nor its record of the environment.
+        ConfigError: it has files, but neither a run's lock nor its record of the environment.
     """
     names: set[str] = set()
     with contextlib.suppress(OSError):
-        # A folder that cannot be read is refused when the run begins.
+        # If the folder cannot be read, the run will refuse it when it starts.
         names = {file.name for file in run_dir.iterdir()}
-    # A run that died before its first batch left its lock and its loggers' folders.
+    # A run that ended before its first batch left its lock and its loggers' folders.
     if names <= {LOCK, *LOGGED} or _is_a_runs(run_dir / ENVIRONMENT):
         return
     raise ConfigError(
@@ -275,7 +275,7 @@ def _is_a_runs(file: Path) -> bool:
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """The config that a run of ours was started with.
+    """The config that a run of this package was started with.
 
     Raises:
         UserError: the folder is no run directory of ``solo-ext pretrain``.
@@ -298,7 +298,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 def package_version(name: str) -> str | None:
-    """Version of an installed distribution, ``None`` where it is not installed."""
+    """Version of an installed distribution; ``None`` if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -306,11 +306,11 @@ def package_version(name: str) -> str | None:
 
 
 def environment(info: HostInfo, patches: Sequence[str] = ()) -> dict[str, Any]:
-    """What a run ran on: host, versions, processor, accelerators.
+    """The environment of a run: host, versions, processor, accelerators.
 
     Args:
         info: the host.
-        patches: those that change numbers of the host's, as far as they were applied.
+        patches: names of the applied patches that change numbers of the host.
     """
     return {
         "solo_ext": __version__,

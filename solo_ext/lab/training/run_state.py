@@ -1,4 +1,4 @@
-"""What our checkpoints hold beside the weights: which run they are of, and where it stood."""
+"""What checkpoints hold besides the weights: the run's identity, and its state within training."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
 from solo_ext.lab.training.run_dir import changes_numbers, numbers_alike
 
 _IDENTITY = "solo_ext"
-"""Key of a checkpoint under which its :class:`Identity` lies."""
+"""Key of :class:`Identity` in a checkpoint."""
 _PATHS = ("data.train_path", "data.val_path", "method_kwargs.teacher.path")
-"""A copy elsewhere is the same; a teacher's weights have a digest in the checkpoint."""
+"""Paths do not identify data: a copy elsewhere is the same, and a teacher has a digest."""
 _SHOWN = 8
 _AT_START = "on_train_epoch_start."
 _AT_BATCH_END = "on_train_batch_end."
@@ -32,13 +32,12 @@ _AT_BATCH_END = "on_train_batch_end."
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run trains, and on which images.
+    """Identifies what a run trains, and on which images.
 
     Attributes:
         config: the checked config, as JSON.
-        images: digest of the names, order and classes of the training images, ``None`` where
-            nothing tells.
-        count: how many there are.
+        images: digest of the names, order and classes of the training images; ``None`` if unknown.
+        count: number of training images.
     """
 
     config: str
@@ -61,11 +60,11 @@ class Identity:
             return None
 
     def write(self, checkpoint: dict[str, Any]) -> None:
-        """Puts it into a checkpoint."""
+        """Writes the identity into a checkpoint."""
         checkpoint[_IDENTITY] = asdict(self)
 
     def differences(self, other: Identity) -> list[str]:
-        """What differs in another run, and changes its numbers.
+        """Differences from another run that change the numbers.
 
         Returns:
             For example ``["optimizer.lr: 0.3 -> 0.1"]``.
@@ -85,7 +84,7 @@ class Identity:
 
 
 def listed(differences: list[str]) -> str:
-    """The first few differences, and how many more there are."""
+    """The first few differences, and how many there are besides."""
     more = len(differences) - _SHOWN
     return "; ".join(differences[:_SHOWN]) + (f"; {more} more" if more > 0 else "")
 
@@ -114,24 +113,24 @@ def _shown(flat: Mapping[str, Any], key: str) -> str:
 class RunState(Callback):
     """Keeps in checkpoints what Lightning leaves out, for every process.
 
-    - The place in the data. Lightning restores it within an epoch only, and would draw the next
-      epoch in the order of the first.
+    - The position in the data. Lightning restores it only within an epoch, and would repeat the
+      order of the first epoch in the next one.
     - The random generators.
-    - The sums from which the means over the epoch are computed.
-    - What Lightning logs only after it wrote the checkpoint.
-    - Which run it is.
+    - The sums behind the means over the epoch.
+    - The metrics that Lightning logs only after it has written the checkpoint.
+    - The identity of the run.
 
     Args:
         loader: the training loader.
         identity: of the run.
-        restored: called on the first process when all that a checkpoint holds, if there is one,
-            is found to fit.
-        begin: called on the first process before the first batch, when nothing that depends on the
-            config alone can fail any more.
+        restored: called on the first process once the whole content of a checkpoint, if there is
+            one, has been found to fit.
+        begin: called on the first process before the first batch, when no error that depends only
+            on the config can happen any more.
 
     Attributes:
-        restored: whether all that a checkpoint holds is.
-        begun: whether a batch has come.
+        restored: whether the whole content of a checkpoint is restored.
+        begun: whether there has been a batch.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ class RunState(Callback):
         self._go_on(trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Lightning skips `on_train_start` in a run that is already finished.
+        # For a run that is already finished, Lightning skips `on_train_start`.
         self._go_on(trainer)
 
     def _go_on(self, trainer: pl.Trainer) -> None:
@@ -188,7 +187,7 @@ class RunState(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        # In a run resumed within an epoch, `on_train_epoch_start` is not called.
+        # Lightning does not call `on_train_epoch_start` in a run resumed within an epoch.
         self._restore()
         if not self.begun and trainer.is_global_zero:
             self._begin()
@@ -207,7 +206,7 @@ class RunState(Callback):
                     metric.cumulated_batch_size
                 )
         for name in [name for name in self._sums if name.startswith(_AT_START)]:
-            # A run resumed within an epoch does not repeat what was logged at the epoch's start.
+            # A run resumed within an epoch does not log again what was logged at its start.
             value, size = self._sums.pop(name)
             shown = name.removeprefix(_AT_START)
             pl_module.log(shown, value / size, on_step=False, on_epoch=True, batch_size=int(size))
@@ -223,13 +222,13 @@ class RunState(Callback):
         sums = dict(self._sums)
         for name, metric in epoch_means(self._trainer).items():
             if name in self._logged_again:
-                # Renamed back, because the epoch may be resumed once more.
+                # Restore the name, because the epoch may be resumed once more.
                 name = _AT_START + name.removeprefix(_AT_BATCH_END)
             sums[name] = (metric.value.cpu(), metric.cumulated_batch_size.cpu())
         return sums
 
     def _restore(self) -> None:
-        """Restores late, because a method's own start of training may draw numbers."""
+        """Restores as late as possible: a method's own start of training may draw numbers."""
         state, self._pending = self._pending, None
         if state is None:
             return
@@ -239,9 +238,9 @@ class RunState(Callback):
 
 
 def unlogged_in(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The metrics that were not logged yet when a checkpoint was written, and their step.
+    """The metrics that were not yet logged when a checkpoint was written, and their step.
 
-    ``None`` where the checkpoint does not say, or there were none.
+    ``None`` if there were none, or the checkpoint does not say.
     """
     try:
         held = checkpoint["callbacks"][RunState.__qualname__]["unlogged"]
@@ -275,7 +274,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restores what :func:`random_state` returned; the device's only where there is a device."""
+    """Restores what :func:`random_state` returned; the device's state only if there is a device."""
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())

@@ -1,4 +1,4 @@
-"""Signals that ask a run to end; all processes of the run answer them at the same step."""
+"""Signals that ask a run to end; all processes of the run react at the same step."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ logger = logging.getLogger(__name__)
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
 )
-"""Ctrl-C, SIGTERM of whoever ends a job, and SIGUSR1, which SLURM sends ahead if told to."""
+"""Ctrl-C, SIGTERM from whoever ends a job, and SIGUSR1, which SLURM sends ahead if configured."""
 _STANDARD_ERROR = 2
 _MOST_STEPS = 10_000
 
 
 class StopSignals:
-    """Remembers that a signal came, and does nothing else about it.
+    """Records that a signal came, and does nothing else about it.
 
     Args:
-        answer: printed when the user presses Ctrl-C, because the work at hand may take long.
+        answer: printed when the user presses Ctrl-C, because the current work may take long.
 
     Attributes:
-        received: the first signal that came, ``None`` before.
+        received: the first signal that came; ``None`` until then.
     """
 
     def __init__(self, answer: str) -> None:
@@ -48,7 +48,7 @@ class StopSignals:
             self._before[number] = signal.signal(number, self._note)
 
     def leave(self) -> None:
-        """Puts the handlers back that were there before."""
+        """Restores the previous handlers."""
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
@@ -61,18 +61,18 @@ class StopSignals:
         self.leave()
 
     def _note(self, number: int, frame: Any) -> None:
-        # A second signal is ignored: launchers pass on what their processes received already, and
-        # a second Ctrl-C must not interrupt a checkpoint that is being written.
+        # Ignore a second signal: launchers forward signals that their processes already received,
+        # and a second Ctrl-C must not interrupt the writing of a checkpoint.
         if self.received is not None:
             return
         self.received = signal.Signals(number)
         if number == signal.SIGINT and os.environ.get("LOCAL_RANK", "0") == "0":
-            # print() is not safe here: the signal may have interrupted another print().
+            # print() is not safe here, because the signal may have interrupted another print().
             os.write(_STANDARD_ERROR, f"\nsolo-ext: {self.answer}\n".encode())
 
 
 def slurm_job() -> str | None:
-    """The job's name for SLURM's commands; ``None`` outside SLURM."""
+    """The job's id for SLURM's commands; ``None`` outside SLURM."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
@@ -80,9 +80,8 @@ def slurm_job() -> str | None:
 def requeue(received: signal.Signals) -> bool:
     """Asks SLURM to run this job again.
 
-    Only SIGUSR1 does so, which SLURM sends before the time is over where ``sbatch --signal`` asks
-    for it. SIGTERM is also what ``scancel`` sends, and SLURM itself requeues a job that it
-    pre-empts.
+    Only SIGUSR1 leads to it, which SLURM sends before time is up if ``sbatch --signal`` asks for
+    it. SIGTERM is also what ``scancel`` sends, and SLURM itself requeues a job that it pre-empts.
 
     Args:
         received: the signal that the processes received.
@@ -105,11 +104,11 @@ def requeue(received: signal.Signals) -> bool:
 
 
 class Agreement:
-    """Makes all processes act on a signal or a clock at the same step.
+    """Makes all processes act on a signal or a time limit at the same step.
 
-    A signal reaches processes at different steps, but they write a checkpoint together. A run of
-    one process decides at every step. Several processes exchange what they know about every
-    ``seconds``, at a step that their last exchange named; in between none of them acts.
+    A signal reaches processes at different steps, but they must write a checkpoint together. A
+    single process decides at every step. Several exchange what they know about every ``seconds``,
+    at a step that their last exchange determined; between exchanges none of them acts.
 
     Args:
         device: of the exchange, one that the process group can send from.
@@ -122,14 +121,14 @@ class Agreement:
         self._last: tuple[int, float] | None = None
 
     def any_of(self, wishes: Sequence[int], step: int, *, now: bool = False) -> list[int]:
-        """The largest value of every wish over the processes; zeros between two exchanges.
+        """The largest value of every wish over all processes; zeros between two exchanges.
 
-        Every process has to call it at the same steps.
+        Every process must call it at the same steps.
 
         Args:
             wishes: whole numbers, 0 for none.
             step: optimiser steps so far.
-            now: exchange at this step in any case.
+            now: whether to exchange at this step in any case.
         """
         if distributed.world_size() == 1:
             return list(wishes)

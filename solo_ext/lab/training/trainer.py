@@ -1,4 +1,4 @@
-"""The Trainer of a run, its loggers, its display, and what they set for the whole process."""
+"""The Trainer of a run, its loggers and display, and what they set for the whole process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 def make_trainer(
     given: dict[str, Any], run_dir: Path, callbacks: list[Callback], loggers: list[Any]
 ) -> pl.Trainer:
-    """The Trainer that a config asks for.
+    """Makes the Trainer that a config asks for.
 
     Args:
         given: the checked config.
@@ -54,7 +54,7 @@ def make_trainer(
         given["accelerator"] == "auto" and not torch.cuda.is_available()
     )
     if on_cpu:
-        # Upstream's configs list GPU ids and ask for synchronised batch norm, on a CPU too.
+        # Upstream's configs list GPU ids and ask for synchronised batch norm, even for a CPU.
         if isinstance(arguments["devices"], list):
             arguments["devices"] = len(arguments["devices"])
         arguments.pop("sync_batchnorm", None)
@@ -81,11 +81,11 @@ def make_trainer(
 
 
 class DirectCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to its path at once.
+    """Writes a checkpoint directly to its path.
 
-    Lightning's own holds the whole file in memory and moves it from the system's folder for
-    temporary files: that takes twice the memory, can fill a small disk, and leaves a file there
-    of every process that is killed meanwhile. Our caller makes the file appear whole.
+    Lightning's own class holds the whole file in memory and moves it from the system's folder for
+    temporary files. That takes twice the memory, can fill a small disk, and leaves a file there
+    for every process killed meanwhile. Our caller makes the write atomic.
     """
 
     def save_checkpoint(
@@ -95,15 +95,15 @@ class DirectCheckpointIO(TorchCheckpointIO):
 
 
 def make_loggers(given: dict[str, Any], run_dir: Path, start: int) -> list[Any]:
-    """The loggers that a config asks for besides ``metrics.jsonl``.
+    """Makes the loggers that a config asks for besides ``metrics.jsonl``.
 
     Args:
         given: the checked config.
         run_dir: of the run, where they write.
-        start: optimiser steps that are done already.
+        start: number of optimiser steps already done.
 
     Raises:
-        ConfigError: one is not installed.
+        ConfigError: a logger is not installed.
     """
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 
@@ -168,15 +168,15 @@ class JsonLines(Logger):
 
     @rank_zero_only
     def go_on(self, step: int, unlogged: Mapping[str, Any] | None) -> None:
-        """Makes the file what it was when a checkpoint was written.
+        """Restores the file to what it was when a checkpoint was written.
 
-        No other process may be at work in the folder.
+        No other process may be using the folder.
 
         Args:
-            step: optimiser steps done there; lines of later ones are dropped, the run repeats
-                them. Steps are counted from 0, as Lightning does.
-            unlogged: what a killed process may not have come to log, of
-                :func:`solo_ext.lab.training.run_state.unlogged_in`; added where it is missing.
+            step: optimiser steps done in the checkpoint; lines of later steps, counted from 0 as in
+                Lightning, are dropped, because the run repeats them.
+            unlogged: metrics that a killed process may not have logged, from
+                :func:`solo_ext.lab.training.run_state.unlogged_in`; added if they are missing.
         """
         kept: list[dict[str, Any]] = []
         if self.file.is_file():
@@ -190,7 +190,7 @@ class JsonLines(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
-        """The config is a file of its own."""
+        """Does nothing: the config is in a file of its own."""
 
 
 def _plain(value: Any) -> float | None:
@@ -199,10 +199,10 @@ def _plain(value: Any) -> float | None:
 
 
 class EpochLines(Callback):
-    """One line per epoch, for logs and pipes.
+    """Prints one line per epoch, for logs and pipes.
 
     Args:
-        label: what is trained.
+        label: name of what is trained.
         console: where to write.
     """
 
@@ -214,7 +214,7 @@ class EpochLines(Callback):
         self._begin = time.monotonic()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Every rank reads the metrics, because reading reduces them over the processes.
+        # Every rank must read the metrics, because reading reduces them over the processes.
         metrics = trainer.callback_metrics
         if not trainer.is_global_zero:
             return
@@ -230,7 +230,7 @@ class EpochLines(Callback):
 
 
 def progress_callback(label: str) -> Callback:
-    """The progress display that suits standard error."""
+    """Progress display that suits standard error."""
     if sys.stderr.isatty():
         options: dict[str, Any] = {"stderr": True}
         return RichProgressBar(leave=False, console_kwargs=options)
@@ -239,7 +239,7 @@ def progress_callback(label: str) -> Callback:
 
 @contextlib.contextmanager
 def torch_flags_kept() -> Iterator[None]:
-    """Restores the flags of torch that a Trainer sets for the whole process."""
+    """Restores torch's flags, which a Trainer sets for the whole process."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
@@ -255,7 +255,7 @@ def torch_flags_kept() -> Iterator[None]:
 
 
 def quiet() -> None:
-    """Silences Lightning's hints about things that are intended here."""
+    """Silences Lightning's hints about settings that are intended here."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     root = logging.getLogger()
     if _not_about_intervals not in root.filters:
@@ -276,5 +276,5 @@ def quiet() -> None:
 
 
 def _not_about_intervals(record: logging.LogRecord) -> bool:
-    """Drops main's warning that a schedule per step cannot be resumed; here it can be."""
+    """Drops main's warning that a schedule per step cannot be resumed; here it can."""
     return "Using scheduler_interval=step" not in record.getMessage()

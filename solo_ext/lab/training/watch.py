@@ -1,4 +1,4 @@
-"""Callbacks that report what goes wrong and let the run go on: collapse, unreadable images."""
+"""Callbacks that report problems while the run continues: collapse, unreadable images."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from solo_ext.losses.alignment import spread
 logger = logging.getLogger(__name__)
 METRIC = "train_embedding_spread"
 COLLAPSED, RECOVERED = 0.02, 0.05
-"""Spreads below which embeddings have collapsed, and above which they have recovered."""
+"""Embeddings below the first spread have collapsed; above the second they have recovered."""
 LOOKS = 3
-"""Measurements in a row before either is reported."""
+"""Number of measurements in a row before either is reported."""
 UNREADABLE = "unreadable.txt"
 
 
 class AsyncHostCopy:
-    """One tensor on its way to the host.
+    """Copies one tensor to the host without waiting.
 
-    From a GPU it is copied into pinned memory and read once the copy is done, some steps later;
-    from elsewhere it is there at once.
+    From a GPU it is copied into pinned memory and read some steps later, when the copy is done;
+    from other devices it can be read at once.
 
     Attributes:
-        pending: whether a tensor was sent and not taken.
-        immediate: whether the last one sent could be taken at once.
+        pending: whether a tensor was sent and not yet taken.
+        immediate: whether the last tensor could be taken at once.
 
     >>> copy = AsyncHostCopy()
     >>> copy.send(torch.tensor([1.0, 2.0]))
@@ -47,10 +47,10 @@ class AsyncHostCopy:
         self._done: torch.cuda.Event | None = None
 
     def send(self, value: Tensor) -> None:
-        """Begins the copy, in place of one that was not taken.
+        """Starts the copy; it replaces one that was not taken.
 
         Args:
-            value: of one shape and type for all calls.
+            value: of the same shape and type in all calls.
         """
         value = value.detach()
         self.pending, self.immediate = True, value.device.type != "cuda"
@@ -64,10 +64,10 @@ class AsyncHostCopy:
         self._done.record(torch.cuda.current_stream(value.device))
 
     def take(self, *, wait: bool = False) -> Tensor | None:
-        """The tensor that was sent, ``None`` where there is none or it is still on its way.
+        """The tensor that was sent; ``None`` if there is none or its copy is not done.
 
         Args:
-            wait: until it is there.
+            wait: whether to wait until the copy is done.
         """
         if not self.pending:
             return None
@@ -79,18 +79,19 @@ class AsyncHostCopy:
         return self._value
 
     def drop(self) -> None:
-        """Forgets what was sent."""
+        """Discards what was sent."""
         self.pending = False
 
 
 class CollapseWatch(Callback):
     """Logs how the embeddings of a batch spread over the sphere, and warns when they collapse.
 
-    Every ``log_every_n_steps`` optimiser steps, ``train_embedding_spread`` of the first crop's
-    embeddings (:func:`solo_ext.losses.alignment.spread`): of the projector's, or of the
-    backbone's where there is no projector. Computed on the device and read one look later on a GPU.
+    Every ``log_every_n_steps`` optimiser steps it logs ``train_embedding_spread`` of the first
+    crop's embeddings (:func:`solo_ext.losses.alignment.spread`): the projector's, or the backbone's
+    if there is no projector. On a GPU the value is computed there and read at the next measurement.
 
-    Warns once when three looks in a row are below 0.02, and once when three are above 0.05 again.
+    It warns once when three measurements in a row are below 0.02, and once when three are above
+    0.05 again.
     """
 
     def __init__(self) -> None:
@@ -119,7 +120,7 @@ class CollapseWatch(Callback):
         if not trainer.is_global_zero:
             return
         self._judge()
-        # While a value is still on its way from a slow GPU, no other one is sent.
+        # While a value is still being copied from a slow GPU, send no other one.
         if not self._late.pending:
             self._sent_at = trainer.global_step
             self._late.send(value)
@@ -168,10 +169,10 @@ class CollapseWatch(Callback):
 
 
 class UnreadableReport(Callback):
-    """Lists the images that were skipped in a file, one line ``<name> TAB <reason>`` for each.
+    """Lists skipped images in a file, one line ``<name> TAB <reason>`` for each.
 
-    A line is added as soon as a batch lacked the image. Every process adds its own, and a resumed
-    run adds to the same file. Warns once, after the first epoch that skipped any.
+    A line is added as soon as a batch lacks the image. Every process adds its own, and a resumed
+    run adds to the same file. It warns once, after the first epoch that skipped any.
 
     Args:
         file: ``unreadable.txt`` of the run directory.
@@ -196,7 +197,7 @@ class UnreadableReport(Callback):
             return
         trainer.strategy.barrier("unreadable images")
         count = len(_lines(self.file))
-        # All ranks decide by the count of the first one, so that they all warn or none does.
+        # All ranks use the count of the first one, so that either all warn or none does.
         count = int(trainer.strategy.broadcast(count))
         self._warned = count > 0
         if count and trainer.is_global_zero:
@@ -207,7 +208,7 @@ class UnreadableReport(Callback):
 
     def _write(self) -> None:
         for loader, written in zip(self.loaders, self._written, strict=True):
-            # The count does not tell: each pass of validation begins a list of its own.
+            # Comparing counts would not do: each pass of validation starts a new list.
             new = [index for index in loader.skipped if index not in written]
             if not new:
                 continue
@@ -222,7 +223,7 @@ def add_lines(file: Path, names: dict[str, str]) -> None:
     with locked(file.with_name(f".{file.name}.lock")), writing(file):
         known = {line.partition("\t")[0] for line in _lines(file)}
         lines = {" ".join(name.split()): reason for name, reason in names.items()}
-        # A name on disk need not be UTF-8.
+        # File names need not be UTF-8.
         with refuse_link(file).open("a", encoding="utf-8", errors="surrogateescape") as held:
             held.writelines(f"{n}\t{reason}\n" for n, reason in lines.items() if n not in known)
 
