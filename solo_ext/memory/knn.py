@@ -84,7 +84,7 @@ def class_scores(
 
     Args:
         features: Queries, (n_query, D), of any norm and floating dtype.
-        bank: Labelled rows, (n_bank, D).
+        bank: Labelled rows, (n_bank, D), at least one.
         bank_targets: Their classes, (n_bank,), in [0, num_classes).
         ks: Numbers of neighbours, each >= 1; one beyond ``n_bank`` is clipped to it.
         temperatures: Temperatures T, each > 0.
@@ -97,8 +97,7 @@ def class_scores(
         has score 0 exactly when none of the k neighbours votes for it.
 
     Raises:
-        ValueError: On empty or mismatching inputs, or a k, temperature or size that is not
-            positive.
+        ValueError: On mismatching widths, or a k or temperature that is not positive.
 
     Example:
         >>> bank, classes = torch.eye(3), torch.tensor([0, 1, 1])

@@ -18,6 +18,7 @@ from solo_ext.host.backbones import (
     build_backbone,
     is_timm,
     small_image_kwargs,
+    unknown_backbone,
 )
 from solo_ext.lab.training.prepare import prepare
 
@@ -99,6 +100,17 @@ def test_timm_names_mean_timms_own_models(loaded: Host, name: str) -> None:
     assert timm.models.model_entrypoint(name).__module__.startswith("timm.")
 
 
+def test_timms_convnext_is_timms_class_and_takes_its_arguments(loaded: Host) -> None:
+    """main's of this name fixes depths, widths and the number of classes."""
+    kwargs = {"depths": [1, 1, 1, 1], "dims": [8, 8, 8, 16], "num_classes": 7}
+    model, features = build_backbone(
+        loaded.backbones, "timm/convnext_tiny", kwargs, method="simclr", dataset="custom"
+    )
+    assert type(model) is timm.models.convnext.ConvNeXt
+    assert features == 16
+    assert forward(model, 32).shape == (2, 7)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -121,6 +133,19 @@ def test_unknown_names(loaded: Host, make_config: Any, name: str, words: str) ->
         _ = loaded.backbones[name]
     with pytest.raises(ConfigError, match="unknown backbone"):
         build_backbone(loaded.backbones, name, {}, method=None, dataset="custom")
+
+
+def test_hints_do_not_list_timms_thousand_models(loaded: Host) -> None:
+    assert len(str(unknown_backbone("timm/resnet81", loaded.backbones))) < 200
+
+
+def test_the_table_without_a_name(loaded: Host) -> None:
+    assert loaded.backbones.get("timm/nothing") is None
+    assert loaded.backbones.get("timm/nothing", 3) == 3
+    assert 3 not in loaded.backbones
+    before = len(loaded.backbones)
+    _ = loaded.backbones["timm/resnet18"]
+    assert len(loaded.backbones) == before
 
 
 @pytest.mark.parametrize("name", ["timm/resnet18.a1_in1k", "timm/resnet18", "resnet18"])
@@ -249,3 +274,17 @@ def test_timms_models_keep_their_description(loaded: Host, name: str) -> None:
     assert described is not None
     assert described.first_conv
     assert name in timm.list_models(name, pretrained=True)[0]
+
+
+def test_the_hosts_own_names(loaded: Host) -> None:
+    """Those that both generations have; main has a few more."""
+    sizes = ("tiny", "small", "base", "large")
+    both = {"resnet18", "resnet50", *(f"{f}_{s}" for f in ("vit", "swin") for s in sizes)}
+    assert both <= set(loaded.backbones)
+    if loaded.info.generation == "1.0.2":
+        assert set(loaded.backbones) == both
+
+
+@pytest.mark.parametrize("name", ["timm/pvt_v2_b0", "timm/tiny_vit_5m_224"])
+def test_arguments_that_a_model_refuses_are_not_added(name: str) -> None:
+    assert small_image_kwargs(name, {}, 32) == {}

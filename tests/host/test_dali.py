@@ -16,7 +16,7 @@ from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.images import files_of, targets_of
 from solo_ext.data.loaders import pretrain_loader
-from solo_ext.host.dali_loader import DALILoader
+from solo_ext.host.dali_loader import DALILoader, check_dali
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
@@ -126,6 +126,19 @@ def test_same_seed_same_batches(make: Callable[..., Prepared]) -> None:
     assert not same(first, list(again))
     assert not same(first, list(loader(make(augmentations=augmentations, seed=6))))
     assert not torch.equal(*first[0][1])
+
+
+def test_epochs_and_ranks_draw_anew(
+    make: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also an image at the same place of the same batch."""
+    seeds = []
+    for epoch, rank in itertools.product(range(3), range(3)):
+        made = loader(make())
+        made.sampler.set_epoch(epoch)
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        seeds.append(made._pass([]).seed)
+    assert len(set(seeds)) == len(seeds)
 
 
 def test_an_epoch_cut_short_leaves_the_next_whole(make: Callable[..., Prepared]) -> None:
@@ -358,6 +371,22 @@ def test_a_run_names_the_file_that_is_no_image(
     with pytest.raises(UserError, match=r"broken\.jpg") as caught:
         pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
     assert "\n" not in str(caught.value)
+
+
+def test_prints_the_hosts_augmentation(
+    make: Callable[..., Prepared], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = [{"crop_size": 16, "num_crops": 2}]
+    prepared = make(debug_augmentations=True, augmentations=two)
+    pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
+    assert "2 x [" in capsys.readouterr().out
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    data = {"dataset": "custom", "unreadable": "refuse"}
+    with pytest.raises(ConfigError, match=r"dali\.device='gpu'.*dali\.device=cpu"):
+        check_dali({"data": data, "dali": {"device": "gpu"}, "augmentations": []})
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,16 @@ def test_a_checkout_does_not_take_the_version_of_an_installed_release(
     assert (detect().generation, detect().version) == ("1.0.2", "1.0.2")
 
 
+def test_the_content_decides_and_not_the_version(tmp_path: Path, only: Only) -> None:
+    """Every commit of main calls itself 1.0.6, and so might a release."""
+    plant(tmp_path, RELEASE)
+    metadata = tmp_path / "solo_learn-1.0.6.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: solo-learn\nVersion: 1.0.6\n")
+    only(tmp_path)
+    assert (detect().generation, detect().version) == ("1.0.2", "1.0.6")
+
+
 def test_none_is_an_error_that_says_how_to_install_either(tmp_path: Path, only: Only) -> None:
     only(tmp_path)
     with pytest.raises(HostError, match="not installed") as caught:
@@ -112,6 +123,12 @@ def test_a_folder_named_solo_is_no_host(tmp_path: Path, only: Only, files: tuple
         detect()
 
 
+def test_a_folder_named_solo_does_not_hide_a_host_behind_it(tmp_path: Path, only: Only) -> None:
+    folder, real = plant(tmp_path / "here", ("note.txt",)), plant(tmp_path / "there", MAIN)
+    only(folder, real)
+    assert detect().path == real / "solo"
+
+
 def test_fingerprint_follows_names_and_contents_of_code(tmp_path: Path) -> None:
     package = plant(tmp_path, MAIN) / "solo"
     seen = [fingerprint(package)]
@@ -132,3 +149,15 @@ def test_fingerprint_follows_names_and_contents_of_code(tmp_path: Path) -> None:
     (package / "data" / "moved.py").write_text("x = 2\n")
     (package / "data" / "__init__.py").write_text("")
     assert changed()
+
+
+def test_fingerprint_ignores_times_places_and_other_files(tmp_path: Path) -> None:
+    package = plant(tmp_path / "a", MAIN) / "solo"
+    before = fingerprint(package)
+    assert len(before) == 12
+    os.utime(package / "__init__.py", (1, 1))
+    (package / "notes.txt").write_text("x")
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"x")
+    assert fingerprint(package) == before
+    assert fingerprint(plant(tmp_path / "b", tuple(reversed(MAIN))) / "solo") == before

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from solo_ext import host
+from solo_ext.core.errors import ConfigError
 from solo_ext.host import detect
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
@@ -70,6 +71,15 @@ def run(config: dict[str, Any], folder: Path) -> Watch:
 def test_these_are_all(loaded: host.Host) -> None:
     assert {*BUILTINS} == set(loaded.methods) & set(BUILTIN_KWARGS)
     assert {*BUILTINS, *MISSING} == set(BUILTIN_KWARGS)
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_what_only_main_has_is_refused(make_config: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match="only its main branch does") as caught:
+        prepare(make_config(name))
+    assert caught.value.key == "method"
+    assert "1.0.2" in str(caught.value)
+    assert "PYTHONPATH" in str(caught.value)
 
 
 @builtins

@@ -216,6 +216,18 @@ def test_few_classes(without: Without, classes: int) -> None:
             torch.testing.assert_close(own, (first, fifth))
 
 
+@pytest.mark.patch("few-classes")
+@pytest.mark.skipif(GENERATION != "main", reason="the release's base class is replaced whole")
+def test_few_classes_of_a_momentum_classifier(
+    without: Without, make_config: Any, tmp_path: Path
+) -> None:
+    config = make_config("mocov2plus", momentum={"classifier": True})
+    watch = Runs(config, tmp_path).whole()
+    assert watch.metrics["train_momentum_acc5"] == 100
+    with without(), pytest.raises(RuntimeError, match="out of range"):
+        pretrain(prepare(config), run_dir=tmp_path / "own")
+
+
 @pytest.mark.patch("no-labels")
 @pytest.mark.skipif(GENERATION != "main", reason="the release's base class is replaced whole")
 def test_no_labels(without: Without, make_config: Any, images: Path, tmp_path: Path) -> None:
@@ -322,6 +334,20 @@ def test_momentum_update_is_in_place(without: Without) -> None:
         assert torch.equal(value, expected[name]), name
     # Of buffers there is no average.
     assert torch.equal(patched[1].running_mean, torch.zeros(4))
+
+
+@pytest.mark.patch("momentum-update")
+@pytest.mark.parametrize("tau", [0.0, 1.0])
+def test_momentum_update_at_the_ends(without: Without, tau: float) -> None:
+    updater = importlib.import_module("solo.utils.momentum").MomentumUpdater(tau, 1.0)
+    online, patched = nn.Linear(3, 3), nn.Linear(3, 3)
+    own = copy.deepcopy(patched)
+    updater.update(online, patched)
+    with without():
+        updater.update(online, own)
+    assert torch.equal(patched.weight, own.weight)
+    # A network without parameters, as in methods without a projector.
+    updater.update(nn.Identity(), nn.Identity())
 
 
 def late(name: str, method: str, stop: int, words: str) -> Any:

@@ -192,6 +192,17 @@ def test_single_precision_keeps_up(
         torch.testing.assert_close(one.double(), two, rtol=2e-3, atol=least)
 
 
+def test_backward_pass_of_blocks_may_be_repeated() -> None:
+    """And follows the factor of the loss, which a scaler of half precision makes large."""
+    given = inputs((1.7, 0.7))
+    loss, _ = batch_contrast(*given[:2], given.own, given.positives, 3.0, (1.7, 0.7), reduce)
+    first, second = (
+        torch.autograd.grad(loss * factor, given[:3], retain_graph=True) for factor in (1, 2**16)
+    )
+    for one, two in zip(first, second, strict=True):
+        assert torch.equal(2**16 * one, two)
+
+
 def test_second_derivative_of_blocks_is_refused() -> None:
     given = inputs((1.0,))
     loss = batch_contrast(*given[:2], given.own, given.positives, 3.0, (1.0,), reduce)[0]
@@ -425,6 +436,17 @@ def test_strided_views() -> None:
     estimator = NegativeEstimator(0.1, 1.0)
     found = two_view_terms(*given, 0.5, estimator)
     agree(found, in_blocks(*given, 0.5, estimator), given, 1e-10)
+
+
+def test_backward_pass_of_two_views_may_be_repeated() -> None:
+    """And follows the factor of the loss, which a scaler of half precision makes large."""
+    given = views(4)
+    loss = two_view_contrast(*given, 2.0, 0.1, 0.5).loss
+    first, second = (
+        torch.autograd.grad(loss * factor, given, retain_graph=True) for factor in (1, 2**16)
+    )
+    for one, two in zip(first, second, strict=True):
+        assert torch.equal(2**16 * one, two)
 
 
 def test_second_derivative_of_two_views_is_refused() -> None:

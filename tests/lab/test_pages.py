@@ -90,6 +90,25 @@ def test_figures_follow_the_colours_of_the_page() -> None:
     assert svg == drawing("pcl")
 
 
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("paper", ["light", "dark"])
+def test_text_and_lines_can_be_read_on_either_paper(paper: str) -> None:
+    """The contrast that WCAG 2 asks of text; bars and rules are areas, and may be paler."""
+    colours = {name: pair[paper == "dark"] for name, pair in COLOURS.items()}
+    page = luminance(colours.pop("page"))
+    for area in ("rule", "host", "baseline"):
+        del colours[area]
+    assert len(set(colours.values())) == len(colours)
+    for name, value in colours.items():
+        high, low = sorted((luminance(value), page), reverse=True)
+        assert (high + 0.05) / (low + 0.05) >= 4.5, name
+
+
 def test_figures_leave_the_settings_of_matplotlib_alone() -> None:
     before = dict(mpl.rcParams)
     drawing("pcl")

@@ -333,6 +333,15 @@ def test_only_what_learns_gets_a_gradient() -> None:
     torch.testing.assert_close(silent.loss, whole.detach())
 
 
+def test_is_differentiated_once() -> None:
+    given = make()
+    (gradient,) = torch.autograd.grad(
+        protocpc_step(*given).loss.square(), given.student, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
 def test_leaves_its_inputs() -> None:
     given = make(2, 2)
     before = [x.detach().clone() for x in given]

@@ -63,7 +63,7 @@ def killed(folder: Path, config: dict[str, Any]) -> Outcome:
     return Outcome("equal", how)
 
 
-def propagate_rank_errors(method: str, noted: Noted, processes: int) -> Outcome:
+def in_processes(method: str, noted: Noted, processes: int) -> Outcome:
     """Two steps without batch norm, of several processes and of one on the joined batch."""
     (alone,), ranks = noted(1)[method], noted(processes)[method]
     for found in (alone, *ranks):
@@ -142,7 +142,7 @@ def test_cell(
     """To the last bit; several processes to a hundredth of what the steps changed."""
     try:
         if "processes" in check:
-            came_to(propagate_rank_errors(method, noted, int(check.split()[0])))
+            came_to(in_processes(method, noted, int(check.split()[0])))
         else:
             came_to(in_one_process(method, check, matrix_config, tmp_path))
     except pytest.skip.Exception as missing:

@@ -95,6 +95,19 @@ def test_gradients_go_to_the_online_networks_alone(
         assert (p.grad is not None and bool(p.grad.any())) != name.startswith("momentum"), name
 
 
+def test_the_online_classifier_learns_alone(build: Build, log: Any) -> None:
+    """Its loss goes no further than the features: other weights of it change no other gradient."""
+    found = []
+    for scale in (1, 5):
+        method = build()
+        method.classifier.weight.data *= scale
+        log(method)
+        method.training_step(batch(), 0).backward()
+        found.append({name: p.grad for name, p in method.named_parameters()})
+    for name, gradient in found[0].items():
+        assert torch.equal(gradient, found[1][name]) != name.startswith("classifier"), name
+
+
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is drawn, in order."""

@@ -138,6 +138,19 @@ def test_under_the_teacher_s_own_normalisation(make_distilled: MakeConfig) -> No
     assert (other - expected).abs().max() > 1e-2
 
 
+def test_each_crop_has_its_own_normalisation(make_distilled: MakeConfig) -> None:
+    mean, std = [0.3, 0.4, 0.5], [0.2, 0.3, 0.4]
+    crops = [
+        {"crop_size": SIDE, "num_crops": 1},
+        {"crop_size": SIDE, "num_crops": 1, "mean": mean, "std": std},
+    ]
+    network = built(make_distilled("seed", augmentations=crops))
+    first, second = network.teacher_views
+    x = torch.randn(2, 3, SIDE, SIDE)
+    torch.testing.assert_close(first(x), x)
+    assert (second(x) - x).abs().max() > 0.1
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_of_teacher_and_tables_is_broadcast(
     method: str, make_distilled: MakeConfig
@@ -157,6 +170,16 @@ def test_nothing_of_teacher_and_tables_is_broadcast(
 
 def _path(network: Any) -> str:
     return str(network.cfg.method_kwargs.teacher.path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_teacher_in_the_checkpoint(method: str, make_distilled: MakeConfig) -> None:
+    section = {"teacher": {"in_checkpoint": True}}
+    network = built(make_distilled(method, method_kwargs=section))
+    held = {f"teacher.{name}" for name, _ in network.teacher.named_parameters()}
+    assert held
+    assert held <= network.state_dict().keys()
+    assert held.isdisjoint(built(make_distilled(method)).state_dict())
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -177,10 +177,21 @@ def test_shipped_configs_have_none(caplog: pytest.LogCaptureFixture, name: str) 
 
 
 @pytest.mark.parametrize(
-    ("tau_plus", "dim", "warns"), [(0.3, DIM, True), (0.012, DIM, False), (0.012, 10**6, True)]
+    ("changes", "dim", "warns"),
+    [
+        ({"tau_plus": 0.3}, DIM, True),
+        ({"tau_plus": 0.3, "negatives": "queue"}, DIM, True),
+        ({"tau_plus": 0.3, "student_temperature": 1.0}, DIM, False),
+        ({"tau_plus": 0.012}, DIM, False),
+        ({"tau_plus": 0.013, "beta": 8.0}, DIM, False),
+        ({"tau_plus": 0.012}, 10**6, True),
+    ],
+    ids=str,
 )
-def test_floor(caplog: pytest.LogCaptureFixture, tau_plus: float, dim: int, warns: bool) -> None:
-    text = said(caplog, config("seed", {**BATCH, **FLOOR, "tau_plus": tau_plus}), dim)
+def test_floor(
+    caplog: pytest.LogCaptureFixture, changes: dict[str, Any], dim: int, warns: bool
+) -> None:
+    text = said(caplog, config("seed", {**BATCH, **FLOOR, **changes}), dim)
     assert text.startswith("method_kwargs.tau_plus=") if warns else text == ""
     assert ("(watch train_clamped_fraction)" in text) == warns
 

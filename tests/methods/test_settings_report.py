@@ -147,6 +147,10 @@ READ: dict[str, tuple[Any, dict[str, Any]]] = {
     "metric: mining": (Metric, {**TRIPLET, "mining": "hard", "normalize": False}),
     "metric: clusters": (Metric, {**TRIPLET, "classes": "cluster", "clusters": CLUSTERS}),
     "metric: weights": (Metric, {**HARD, "loss_kwargs": {"detach_weights": True}}),
+    "metric: hard negatives lift the floor": (
+        Metric,
+        {**HARD, "loss_kwargs": {"tau_plus": 0.3, "beta": 50.0}, "proj_output_dim": 128},
+    ),
     "metric: no weights": (Metric, {**HARD, "loss_kwargs": {"beta": 0.0, "detach_weights": False}}),
     "metric: length": (Metric, {**XENT, "normalize": True}),
 }
@@ -241,15 +245,41 @@ def test_shipped_configs_have_none(caplog: pytest.LogCaptureFixture, name: str) 
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_said_by_one_process(build: Build, caplog: pytest.LogCaptureFixture, first: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "kwargs", "says"),
+    [
+        (CONTRASTIVE, {"temperature": 0.2, "tau_plus": 0.3, "detach_weights": True}, 2),
+        (Metric, {**XENT, "mining": "hard"}, 1),
+    ],
+    ids=["contrastive", "metric"],
+)
+def test_said_by_one_process(
+    build: Build,
+    caplog: pytest.LogCaptureFixture,
+    kind: Any,
+    kwargs: dict[str, Any],
+    says: int,
+    first: bool,
+) -> None:
     """And not before training: networks are built to be evaluated too."""
-    method = build(temperature=0.2, tau_plus=0.3, detach_weights=True)
+    method = build(kind, **kwargs)
     assert "tau_plus" not in caplog.text
+    assert "mining" not in caplog.text
     # The host may have had something to say.
     caplog.clear()
     method.trainer = SimpleNamespace(is_global_zero=first)
     method.on_train_start()
-    assert len(caplog.messages) == 2 * first
+    assert len(caplog.messages) == says * first
+
+
+def test_a_support_set_is_compared_with_the_images_of_the_run(
+    build: Build, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solo_ext.data.indexed.training_set", lambda *_: range(48))
+    method = build(NNCLRSymmetric, support_set={"size": 30})
+    method.trainer = SimpleNamespace(is_global_zero=True)
+    method.on_train_start()
+    assert "support_set.size=30 holds 62% of the 48 training images" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,23 @@ def test_settings_of_hydra(section: str, mine: Path, package: str) -> None:
     assert REMEDY in line
 
 
+def test_settings_of_hydra_that_name_no_code(mine: Path) -> None:
+    """solo-learn's own configs have them."""
+    plain = compose("run", (), mine)
+    section = "{output_subdir: null, run: {dir: .}, sweep: {dir: x}, job: {chdir: false}}"
+    (mine / "run.yaml").write_text(f"{VALID}hydra: {section}\n")
+    assert compose("run", (), mine) == plain
+
+
+@pytest.mark.parametrize("value", ["", "0", "true", "yes"])
+def test_only_one_word_allows_it(
+    value: str, mine: Path, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ALLOW, value)
+    (mine / "run.yaml").write_text(VALID + f"hydra: {{searchpath: [pkg://{package}]}}\n")
+    assert "hydra.searchpath" in refusal(mine)
+
+
 def test_the_user_allows_it(mine: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused else: the package is imported, and its configs found."""
     monkeypatch.setenv(ALLOW, "1")
@@ -208,6 +225,11 @@ def test_aliases_that_blow_up(bomb: str, mine: Path) -> None:
         read_config(mine)
     with pytest.raises(UserError, match=says):
         read_benchmark(str(mine / "bench.yaml"))
+
+
+def test_aliases_as_people_write_them(mine: Path) -> None:
+    (mine / "run.yaml").write_text(VALID + "checkpoint: &off {enabled: false}\nauto_resume: *off\n")
+    assert compose("run", (), mine)["auto_resume"] == {"enabled": False}
 
 
 @pytest.mark.parametrize(

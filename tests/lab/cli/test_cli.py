@@ -67,6 +67,10 @@ def test_help(words: tuple[str, ...], command: Command) -> None:
     assert result.out.startswith(f"usage: {' '.join(('solo-ext', *words))} ")
 
 
+def test_version(command: Command) -> None:
+    assert command("--version").out == f"solo-ext {__version__}\n"
+
+
 @pytest.mark.parametrize(
     "code",
     [

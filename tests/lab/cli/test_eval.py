@@ -19,7 +19,8 @@ Command = Callable[..., Any]
 
 
 def test_eval_knn(own_run: Path, command: Command) -> None:
-    words = ("eval", "knn", str(own_run), "k=[1,5]", "temperature=[0.1]", "--json")
+    # Overrides and options stand anywhere.
+    words = ("eval", "--json", "knn", str(own_run), "k=[1,5]", "--json", "temperature=[0.1]")
     result = command(*words)
     record = document(result)
     assert record["protocol"] == "knn"
@@ -59,6 +60,18 @@ def test_table_is_text_with_rounded_numbers(capsys: pytest.CaptureFixture[str]) 
     for text in ("suite: [/b] x", "[/b] of [red]runs[/red]", "-12.35", "-0.001235", "87.50"):
         assert text in shown
     assert "None" not in shown
+
+
+def test_table_of_one_row_stands_upright(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fits a terminal, however many numbers there are."""
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [{f"number_{n}_of_many": float(n) for n in range(12)}]
+    commands._show(argparse.Namespace(json=False), "geometry", rows)
+    shown = capsys.readouterr().out
+    assert all(f"number {n} of many" in shown for n in range(12))
+    assert "11.00" in shown
 
 
 def test_record_that_cannot_be_written_is_not_lost(
@@ -189,3 +202,10 @@ def test_eval_suite_with_a_failure(own_run: Path, command: Command) -> None:
     other = command("eval", "suite", str(own_run), "protocols=[knn]")
     assert (other.code, other.err) == (0, "")
     assert "clustering" in other.out
+
+
+def test_eval_suite_into_a_file(own_run: Path, command: Command) -> None:
+    Path("taken").touch()
+    shown = command("eval", "suite", str(own_run), "protocols=[knn]", "out=taken")
+    assert (shown.code, shown.out, len(shown.lines)) == (2, "", 1)
+    assert "out='taken'" in shown.err

@@ -89,6 +89,28 @@ def seldom(monkeypatch: pytest.MonkeyPatch) -> Seldom:
     return every
 
 
+VIT = {
+    "name": "timm/vit_tiny_patch16_224",
+    "kwargs": {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2},
+}
+"""No network with convolutions, whose bf16 gradients on CPUs are not always finite."""
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_bfloat16(action: str, make_config: MakeConfig, tmp_path: Path) -> None:
+    config = config_of(make_config, on_nonfinite=action, precision="bf16-mixed")
+    config["backbone"] = VIT
+    fault = Fault("image", [8])
+    if action == "skip":
+        train(config, tmp_path / "run", fault)
+    else:
+        with pytest.raises(UserError, match="precision=32-true"):
+            train(config, tmp_path / "run", fault)
+    assert [line["indices"] for line in lines(tmp_path / "run")] == [fault.indices[8]]
+    assert finite(last_state(tmp_path / "run"))
+
+
 @pytest.mark.fault
 @pytest.mark.parametrize("kind", ["image", "infinite", "gradients"])
 def test_stops_and_names_the_batch(
@@ -538,6 +560,20 @@ def test_all_processes_do_the_same(name: str, two: Path) -> None:
         assert [rank["error"] for rank in noted] == [None, None]
         assert torch.equal(noted[0]["weights"], noted[1]["weights"])
         assert (left.epoch, left.step) == (1, None)
+
+
+def test_a_value_of_a_cpu_is_there_at_once() -> None:
+    late, value = AsyncHostCopy(), torch.ones(2)
+    assert late.take() is None
+    late.send(value)
+    value.zero_()
+    assert late.immediate
+    found = late.take()
+    assert found is not None
+    assert found.tolist() == [1, 1]
+    late.send(value)
+    late.drop()
+    assert late.take() is None
 
 
 @pytest.mark.gpu

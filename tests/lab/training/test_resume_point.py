@@ -125,6 +125,17 @@ def test_another_runs_checkpoint_is_refused(
     assert (run / CONFIG).read_text() == before
 
 
+@pytest.mark.fault
+def test_another_method_is_refused_before_anything_is_written(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    run = train(make_config("debiased"), tmp_path / "run")
+    other = make_config("simclr", resume_from_checkpoint=str(checkpoints(run)[-1].path))
+    with pytest.raises(UserError, match='method: "debiased" -> "simclr"'):
+        train(other, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 def as_they_are(folder: Path) -> Path:
     return folder
 
@@ -253,6 +264,20 @@ def test_one_of_another_run_among_them_is_passed_over(
     assert checkpoints(run) == [own]
     assert result.checkpoint == own.path
     assert own.path.read_bytes() == before
+
+
+@pytest.mark.fault
+def test_one_without_a_config_that_does_not_fit(make_config: MakeConfig, tmp_path: Path) -> None:
+    """As solo-learn's own script writes it, of another method: one line, and nothing is left."""
+    run = train(make_config("simclr"), tmp_path / "run")
+    state = torch.load(checkpoints(run)[-1].path, weights_only=True)
+    del state["solo_ext"]
+    torch.save(state, tmp_path / "upstream.ckpt")
+    given = {"resume_from_checkpoint": str(tmp_path / "upstream.ckpt"), "loggers": ["csv"]}
+    config = make_config("mocov2plus", **given)
+    with pytest.raises(UserError, match=r"upstream.ckpt' does not fit this method .*Missing key"):
+        train(config, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.fault

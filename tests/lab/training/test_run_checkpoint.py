@@ -43,6 +43,13 @@ def test_every_n_minutes(make_config: MakeConfig, tmp_path: Path) -> None:
     assert seen == ["", "ep=0-step=1.ckpt", "ep=0.ckpt", "ep=1-step=3.ckpt"]
 
 
+def test_minutes_that_are_not_over(make_config: MakeConfig, tmp_path: Path) -> None:
+    checkpoint = {"every_n_minutes": 60, "frequency": 100}
+    config = make_config("simclr", checkpoint=checkpoint, max_epochs=3)
+    seen = names_over_time(config, tmp_path / "run")
+    assert seen == ["", "", *["ep=0.ckpt"] * 4]
+
+
 @pytest.mark.parametrize(("steps", "name"), [(3, "ep=1-step=3"), (4, "ep=1")])
 def test_the_end_by_steps_is_saved(
     steps: int, name: str, make_config: MakeConfig, tmp_path: Path

@@ -52,6 +52,8 @@ def test_digest_follows_what_changes_the_numbers(make_config: MakeConfig) -> Non
     assert run_digest(given) == run_digest({**given, "auto_resume": {"enabled": True}})
     epochs = given["max_epochs"]
     assert run_digest(given) == run_digest({**given, "max_epochs": float(epochs)})
+    # So that the run that stopped can go on in its directory.
+    assert run_digest(given) == run_digest({**given, "on_nonfinite": "skip"})
     assert run_digest(given) != run_digest({**given, "max_epochs": epochs + 1})
     assert run_digest(given) != run_digest({**given, "seed": given["seed"] + 1})
     assert run_digest(given) != run_digest({**given, "method_kwargs": {}})
@@ -148,6 +150,14 @@ def test_whose_folder_it_is(make_config: MakeConfig, tmp_path: Path) -> None:
         check_run_dir(killed)
 
 
+def test_checkpoints_are_named_once(make_config: MakeConfig, tmp_path: Path) -> None:
+    """An automatic directory bears the run's name already."""
+    config = make_config("simclr", checkpoint={"dir": str(tmp_path)})
+    result = pretrain(prepare(config), show_progress=False)
+    assert result.checkpoint is not None
+    assert result.checkpoint.name == f"{result.run_dir.name}-ep=0.ckpt"
+
+
 def test_files_of_a_run(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
     """What upstream's scripts read is there: args.json and one checkpoint of the usual name."""
     config = make_config("simclr", data={"val_path": str(images)}, loggers=["csv"], max_epochs=2)
@@ -217,6 +227,18 @@ def test_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
     result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
     assert result.checkpoint is None
     assert not list(result.run_dir.rglob("*.ckpt"))
+
+
+def test_half_written_lines_are_passed_over(tmp_path: Path) -> None:
+    """And what is no number is null, for JSON has no other word for it."""
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    lines.log_metrics({"a": 1.0, "b": float("nan")}, step=3)
+    with lines.file.open("a") as handle:
+        handle.write('{"step": 4, "a"')
+    (record,) = read_jsonl(lines.file)
+    assert (record["step"], record["a"], record["b"]) == (3, 1.0, None)
+    JsonLines(lines.file).go_on(2, None)
+    assert read_jsonl(lines.file) == []
 
 
 def test_lines_of_a_run_that_goes_on(tmp_path: Path) -> None:
