@@ -204,8 +204,8 @@ def e_step(
     """k-means of all granularities with the torch backend, if no iteration is spared.
 
     An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``8 n`` for the clusters of
-    all images, and once ``8 n`` to count their numbers. Processes meet, with 8 bytes, before every sum or broadcast and at the end of what
-    an error of one of them ends for all.
+    all images, and once ``8 n`` to count their numbers. Processes meet, with 8 bytes, before every
+    sum or broadcast and at the end of what an error of one of them ends for all.
 
     Args:
         s: sizes; those of the batch play no part.
