@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from solo_ext.lab.cli.main import main
+from solo_ext.lab.evaluation.protocol import file_digest
 from solo_ext.lab.evaluation.suite_page import render_suite
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
@@ -88,6 +89,9 @@ def test_pictures_of_other_folders_are_not_shown(
         folder / "x.html",
     ):
         place.write_bytes(b"secret")
-    entry = {**record["entries"][0], "results": [{"picture": name}], "files": {name: None}}
+    # With the right digest, as who wrote the record may well know it.
+    files = {name: file_digest(folder / name)}
+    assert files[name] is not None
+    entry = {**record["entries"][0], "results": [{"picture": name}], "files": files}
     page = render_suite({**record, "entries": [entry]}, folder)
     assert not parse(page).all("img")
