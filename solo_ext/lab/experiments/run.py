@@ -163,10 +163,18 @@ def _collect(out: Path, held: dict[str, Record], folders: Sequence[str]) -> None
     for name in folders:
         key, file = name.rpartition("-")[2], out / RUNS / name / RECORD
         if key not in held and file.is_file():
-            fresh[key] = json.loads(file.read_text())
+            fresh[key] = _read(file)
     if fresh:
         append_records(out, fresh.values())
         held |= fresh
+
+
+def _read(file: Path) -> Record:
+    try:
+        record: Record = json.loads(file.read_text())
+        return {**record, "key": record["key"]}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{str(file)!r}: not a record of a run; remove it") from None
 
 
 class Progress:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from solo_ext.core.errors import UserError
+from solo_ext.lab.experiments import run
 from solo_ext.lab.experiments.records import RECORDS, Record, append_records, read_records
 from solo_ext.lab.experiments.work import read_epochs
 
@@ -49,6 +50,16 @@ def test_a_damaged_line_is_named(tmp_path: Path, damaged: str) -> None:
     (tmp_path / RECORDS).write_text(f"{first}\n{damaged}\n{second}\n")
     with pytest.raises(UserError, match="line 2"):
         read_records(tmp_path)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("damaged", ["", "nonsense", "{}", "[]"])
+def test_a_damaged_record_of_a_run_is_named(tmp_path: Path, damaged: str) -> None:
+    file = tmp_path / run.RUNS / "digits-simclr-0-abc" / run.RECORD
+    file.parent.mkdir(parents=True)
+    file.write_text(damaged)
+    with pytest.raises(UserError, match="not a record of a run; remove it"):
+        run._collect(tmp_path, {}, [file.parent.name])
 
 
 def test_no_records(tmp_path: Path) -> None:
