@@ -44,6 +44,7 @@ def register() -> None:
         HostError: solo-learn is missing or cannot be imported.
     """
     from solo_ext import host
+    from solo_ext.host.patches import PLUGIN_METHODS
     from solo_ext.methods import METHODS, load_all
 
     loaded = host.load()
@@ -55,6 +56,8 @@ def register() -> None:
         alias = f"{method.origin}/{method.name}"
         if not _put(loaded.methods, method, f"method {method.name!r}", alias):
             loaded.methods[alias] = method.target
+        if not any(method.target is known for known in PLUGIN_METHODS):
+            PLUGIN_METHODS.append(method.target)
     losses = loaded.solo.losses
     for loss in LOSSES.entries():
         _put(vars(losses), loss, f"loss {loss.name!r}", f"{loss.target.__module__}.{loss.name}")

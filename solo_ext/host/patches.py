@@ -88,6 +88,8 @@ class Patch:
 
 _ABSENT = object()
 PATCHES: dict[str, Patch] = {}
+PLUGIN_METHODS: list[Any] = []
+"""Methods that were registered here. All others in the host's table, a fork's too, are its own."""
 
 
 def _patch(
@@ -196,7 +198,7 @@ def announce(applied: Collection[str]) -> None:
 
 def _of_a_plugin(cfg: DictConfig) -> bool:
     target = _module("solo.methods").METHODS.get(OmegaConf.select(cfg, "method"))
-    return not getattr(target, "__module__", "solo.").startswith("solo.")
+    return any(target is known for known in PLUGIN_METHODS)
 
 
 def _module(name: str) -> Any:

@@ -29,9 +29,10 @@ from torch.utils.data import DataLoader
 from benchmarks.speed.counting import Counter
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.host import Host, detect
-from solo_ext.host.patches import PATCHES, select, select_for_run
+from solo_ext.host.patches import PATCHES, _of_a_plugin, select, select_for_run
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.plugin import register
 
 GENERATION = detect().generation
 Without = Callable[[], contextlib.AbstractContextManager[None]]
@@ -529,6 +530,17 @@ def test_what_concerns_the_scripts_alone_is_refused_elsewhere(make_config: Any, 
 def test_a_patch_without_anything_to_replace_is_refused(loaded: Host) -> None:
     with pytest.raises(ConfigError, match="patches='no-labels': this solo-learn has nothing"):
         select(["no-labels"])
+
+
+def test_what_a_fork_puts_into_the_table_is_the_hosts(
+    loaded: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what was registered here gets repairs, and is refused more large crops than two."""
+    register()
+    own = type("Own", (loaded.methods["simclr"],), {"__module__": "fork"})
+    monkeypatch.setitem(loaded.methods, "own", own)
+    assert [_of_a_plugin(OmegaConf.create({"method": m})) for m in ("own", "simclr")] == [False] * 2
+    assert _of_a_plugin(OmegaConf.create({"method": "debiased"}))
 
 
 def test_a_run_records_its_patches(
