@@ -198,7 +198,7 @@ class Watch(Callback):
         for callback in trainer.callbacks:
             # On a CPU it looks after every batch, where nobody waits for it.
             if isinstance(callback, NonFiniteWatch):
-                callback._looks_every = EVERY
+                callback._read_every = EVERY
 
         # Lightning looks for this name.
         def training_step(batch: Any, batch_idx: int) -> Any:

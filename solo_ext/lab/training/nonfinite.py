@@ -1,14 +1,13 @@
-"""Non-finite losses and gradients: finds the batches, and stops at them or skips them."""
+"""Non-finite losses and gradients: names the batches, and stops at them or skips their steps."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import lightning.pytorch as pl
 import torch
@@ -21,33 +20,55 @@ from solo_ext.core.files import append_lines, locked, read_jsonl
 from solo_ext.data.reading import name_of
 from solo_ext.lab.training.lightning_internals import after_own_hook, remove_hooks
 from solo_ext.lab.training.run_dir import checkpoints
-from solo_ext.lab.training.watch import AsyncHostCopy
 from solo_ext.memory.state import Unsynchronised
 
 logger = logging.getLogger(__name__)
 NONFINITE = "nonfinite.jsonl"
 EVERY = 16
-"""Batches between two readings of the flag, on devices where reading costs time."""
+"""Batches between two readings on a GPU or with several processes; on a CPU every batch is read."""
 MOST_IN_A_ROW = 32
 """After so many bad steps in a row `skip` stops too: the weights or the data are spoilt."""
 MOST_BEFORE_SAVING = 4
 """The same limit just before a checkpoint replaces the last good one."""
 
 
+class Batch(NamedTuple):
+    """What is needed to report a batch later; tensors stay on the device.
+
+    Attributes:
+        epoch: from 0.
+        step: optimiser step that the batch was for, from 0, as in ``metrics.jsonl``.
+        indices: (N,) sample indices.
+        loss: scalar.
+        bad_gradients: scalar bool, whether the step's gradients were not finite; known with the
+            last batch of a step only, and not with a gradient scaler.
+    """
+
+    epoch: int
+    step: int
+    indices: Tensor
+    loss: Tensor
+    bad_gradients: Tensor
+
+
 class NonFiniteWatch(Callback):
     """Stops at batches whose loss or gradients are not finite, or skips them.
 
-    A step only sets a flag on the device. The host reads the flag every :data:`EVERY` batches on a
-    GPU, through a copy that it does not wait for, and after every batch on a CPU. It always reads
-    it before validation, at the end of an epoch and before a checkpoint is written, so that no
-    checkpoint holds the weights after a bad batch. All processes read it at the same batches.
+    A step only keeps its loss and a flag on the device. The host reads them every :data:`EVERY`
+    batches, and before validation, at the end of an epoch and before a checkpoint is written, so
+    that no checkpoint holds the weights after a bad batch. All processes read at the same batches.
 
     ``skip`` zeroes the gradients of the optimiser step and restores all buffers to their values
     before it, on the device. With a gradient scaler only losses count as bad, because the first
     scaled gradients are infinite as a rule.
 
+    Lines of ``nonfinite.jsonl`` hold epoch, step, rank, ``what`` (``loss`` or ``gradients``), the
+    loss, ``then`` (``stopped`` or ``skipped``), the indices and their names in the data set. A bad
+    loss is reported with its own batch, bad gradients with all batches of the step. Each process
+    writes its own.
+
     Args:
-        run_dir: the run directory; :class:`BadBatches` writes there.
+        run_dir: the run directory.
         images: the training images, by sample index.
         action: ``stop`` or ``skip``.
         every: batches between two readings, instead of the default.
@@ -64,31 +85,26 @@ class NonFiniteWatch(Callback):
         action: Literal["stop", "skip"],
         every: int | None = None,
     ) -> None:
-        self.run_dir, self.images, self.action, self.every = run_dir, images, action, every
-        self._bad: Tensor | None = None
-        self._kept: BufferSnapshot | None = None
-        self._late = AsyncHostCopy()
-        self._looks_every = EVERY
-        self._batches = BadBatches(run_dir, images, 0)
-        self._count = self._step = self._left_out = 0
-        self._stepped = True
+        self.file, self.images, self.action, self.every = run_dir / NONFINITE, images, action, every
+        self._read_every = EVERY
+        self._training, self._stepped = False, True
+        self._snapshot: BufferSnapshot | None = None
         self._bad_window: Tensor | None = None
         self._bad_gradients: Tensor | None = None
+        self._unread: list[Batch] = []
+        self._step = self._in_a_row = self._left_out = 0
+        self._last_bad = -1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        device = pl_module.device
-        self._bad = torch.zeros((), dtype=torch.bool, device=device)
-        self._kept = BufferSnapshot(pl_module) if self.action == "skip" else None
-        alone_on_cpu = device.type == "cpu" and distributed.world_size() == 1
-        self._looks_every = self.every or (1 if alone_on_cpu else EVERY)
-        keep = 4 * (self._looks_every + trainer.accumulate_grad_batches)
-        self._batches = BadBatches(self.run_dir, self.images, keep)
-        self._late = AsyncHostCopy()
-        after_own_hook(pl_module, lambda outputs, batch, _: self._note(trainer, outputs, batch))
+        self._training = True
+        self._snapshot = BufferSnapshot(pl_module) if self.action == "skip" else None
+        alone_on_cpu = pl_module.device.type == "cpu" and distributed.world_size() == 1
+        self._read_every = self.every or (1 if alone_on_cpu else EVERY)
+        after_own_hook(pl_module, lambda outputs, batch, _: self._keep(trainer, outputs, batch))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         remove_hooks(trainer, pl_module)
-        self._bad = self._kept = None
+        self._training, self._snapshot, self._unread = False, None, []
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -101,8 +117,8 @@ class NonFiniteWatch(Callback):
         self._step = trainer.global_step
         if self._stepped:
             self._stepped, self._bad_window = False, None
-            if self._kept is not None:
-                self._kept.hold()
+            if self._snapshot is not None:
+                self._snapshot.hold()
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
@@ -110,7 +126,8 @@ class NonFiniteWatch(Callback):
         # An infinite loss may have finite gradients. Make them NaN: through the mean over processes
         # this reaches all of them, so that all skip the step.
         if self.action == "skip" and loss.requires_grad:
-            loss.register_hook(nan_where(not_finite(loss)))  # type: ignore[no-untyped-call]
+            bad = ~loss.detach().isfinite()
+            loss.register_hook(lambda gradient: gradient.masked_fill(bad, math.nan))  # type: ignore[no-untyped-call]
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
@@ -118,7 +135,7 @@ class NonFiniteWatch(Callback):
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         gradients = [p.grad for p in parameters if p.grad is not None]
         self._stepped = True
-        self._bad_gradients = not_finite(largest(gradients)) if gradients else None
+        self._bad_gradients = ~largest(gradients).isfinite() if gradients else None
         if self.action == "skip" and self._bad_gradients is not None:
             for gradient in gradients:
                 gradient.masked_fill_(self._bad_gradients, 0)
@@ -139,95 +156,119 @@ class NonFiniteWatch(Callback):
             steps = "optimiser step was" if count == 1 else "optimiser steps were"
             logger.warning(
                 f"epoch {trainer.current_epoch}: {count} {steps} left out (on_nonfinite=skip), "
-                f"the images are named in {self._batches.file}"
+                f"the images are named in {self.file}"
             )
 
     def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Reads the flag and checks the weights now, waiting for the device.
+        """Reads all batches so far and checks the weights, waiting for the device.
 
         Every process must call it at the same place; outside training it does nothing.
 
         Raises:
             UserError: as the class says.
         """
-        if self._bad is None:
+        if not self._training:
             return
+        self._read(trainer)
         weights = [p.detach() for p in pl_module.parameters() if p.is_floating_point()]
-        flags = torch.stack([self._bad, not_finite(largest(weights))]).int()
-        bad, bad_weights = distributed.max_over_ranks(flags).tolist()
-        if bad:
-            self._answer(trainer)
-        if bad_weights:
+        if distributed.max_over_ranks((~largest(weights).isfinite()).int()):
             place = f"epoch {trainer.current_epoch}, optimiser step {self._step} (from 0)"
             self._stop(trainer, f"weights are not finite after {place}")
-        if self._batches.read:
-            self._stop_in_a_row(trainer, MOST_BEFORE_SAVING)
+        self._stop_in_a_row(trainer, MOST_BEFORE_SAVING)
 
-    def _note(self, trainer: pl.Trainer, outputs: Any, batch: Any) -> None:
-        """Sets the flag for a bad batch, and keeps what is needed to report the batch later."""
+    def _keep(self, trainer: pl.Trainer, outputs: Any, batch: Any) -> None:
+        """Undoes a bad step's traces in the buffers, and keeps what reports the batch later."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if self._bad is None or not isinstance(loss, Tensor):
+        if not isinstance(loss, Tensor):
             return
-        bad_gradients, self._bad_gradients = self._bad_gradients, None
-        bad_loss = not_finite(loss)
-        if self._kept is not None:
+        # Lightning divided the loss by the number of batches that accumulate.
+        loss = loss.detach().reshape(()).float() * trainer.accumulate_grad_batches
+        bad_loss = ~loss.isfinite()
+        gradients, self._bad_gradients = self._bad_gradients, None
+        if gradients is None:
+            gradients = torch.zeros_like(bad_loss)
+        if self._snapshot is not None:
             bad = bad_loss if self._bad_window is None else self._bad_window | bad_loss
             self._bad_window = bad
-            self._kept.restore(bad if bad_gradients is None else bad | bad_gradients)
+            self._snapshot.restore(bad | gradients)
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            bad_gradients = None
-        self._bad.logical_or_(bad_loss)
-        if bad_gradients is not None:
-            self._bad.logical_or_(bad_gradients)
-        # Lightning divided the loss by the number of batches that accumulate.
-        loss = loss.detach() * trainer.accumulate_grad_batches
+            gradients = torch.zeros_like(gradients)
         place = trainer.current_epoch, self._step
-        self._batches.add(Batch(*place, batch[0].detach(), loss, bad_gradients))
-        self._count += 1
-        if self._count % self._looks_every == 0:
-            self._look(trainer)
+        self._unread.append(Batch(*place, batch[0].detach(), loss, gradients))
+        if len(self._unread) >= self._read_every:
+            self._read(trainer)
 
-    def _look(self, trainer: pl.Trainer) -> None:
-        """Reads the flag that the last call sent, if it has arrived, and sends it again."""
-        assert self._bad is not None
-        if self._late.pending:
-            # A single process can try again later. Several must find the flag at the same batch,
-            # so they wait for a copy that started many batches ago.
-            arrived = self._late.take(wait=distributed.world_size() > 1)
-            if arrived is None:
-                return
-            if arrived:
-                self._answer(trainer)
-        self._late.send(distributed.max_over_ranks(self._bad.int()))
-        if self._late.immediate and self._late.take():
-            self._answer(trainer)
-
-    def _answer(self, trainer: pl.Trainer) -> None:
-        """Records the bad batches, then stops or continues."""
-        assert self._bad is not None
-        self._bad.zero_()
-        self._late.drop()
-        stopping = self.action == "stop"
-        found = self._batches.find("stopped" if stopping else "skipped")
-        if stopping and found:
-            self._stop(trainer, f"{found[0]}; its images are named in {str(self._batches.file)!r}")
-        self._left_out += len(found)
+    def _read(self, trainer: pl.Trainer) -> None:
+        """Finds the bad steps since the last reading, records them, and stops if it must."""
+        batches, self._unread = self._unread, []
+        if not batches:
+            return
+        losses = torch.stack([batch.loss for batch in batches])
+        gradients = torch.stack([batch.bad_gradients for batch in batches])
+        flags = distributed.max_over_ranks(torch.stack([~losses.isfinite(), gradients]).int())
+        entries = zip(batches, losses.tolist(), *flags.bool().tolist(), strict=True)
+        for step, group in itertools.groupby(entries, lambda entry: entry[0].step):
+            held = list(group)
+            by_loss = any(bad_loss for _, _, bad_loss, _ in held)
+            known = step == self._last_bad
+            # Bad gradients of a step already known to be bad add nothing.
+            if not by_loss and (known or not any(bad for *_, bad in held)):
+                self._in_a_row = self._in_a_row if known else 0
+                continue
+            what = "loss" if by_loss else "gradients"
+            self._write(
+                [
+                    self._line(batch, loss, what)
+                    for batch, loss, *_ in held
+                    if not by_loss or not math.isfinite(loss)
+                ]
+            )
+            if self.action == "stop":
+                say = "the loss is" if by_loss else "gradients are"
+                self._stop(
+                    trainer,
+                    f"{say} not finite in epoch {held[0][0].epoch}, optimiser step {step} (from "
+                    f"0); its images are named in {str(self.file)!r}",
+                )
+            if not known:
+                self._last_bad = step
+                self._in_a_row, self._left_out = self._in_a_row + 1, self._left_out + 1
         self._stop_in_a_row(trainer, MOST_IN_A_ROW)
 
+    def _line(self, batch: Batch, loss: float, what: str) -> dict[str, Any]:
+        indices = batch.indices.tolist()
+        return {
+            "epoch": batch.epoch,
+            "step": batch.step,
+            "rank": distributed.rank(),
+            "what": what,
+            "loss": loss if math.isfinite(loss) else str(loss),
+            "then": "stopped" if self.action == "stop" else "skipped",
+            "indices": indices,
+            "images": [name_of(self.images, i) for i in indices if 0 <= i < len(self.images)],
+        }
+
+    def _write(self, lines: Sequence[dict[str, Any]]) -> None:
+        if not lines:
+            return
+        with locked(self.file.with_name(f".{NONFINITE}.lock")):
+            # A resumed run sees the same batches again, and must not record them twice.
+            known = read_jsonl(self.file)
+            append_lines(self.file, [line for line in lines if line not in known])
+
     def _stop_in_a_row(self, trainer: pl.Trainer, most: int) -> None:
-        count = self._batches.in_a_row
-        if count >= most:
+        if self._in_a_row >= most:
             self._stop(
                 trainer,
-                f"the last {count} optimiser steps, up to step {self._step} (from 0) in epoch "
-                f"{trainer.current_epoch}, had to be left out; their images are named in "
-                f"{str(self._batches.file)!r}",
+                f"the last {self._in_a_row} optimiser steps, up to step {self._step} (from 0) in "
+                f"epoch {trainer.current_epoch}, had to be left out; their images are named in "
+                f"{str(self.file)!r}",
             )
 
     def _stop(self, trainer: pl.Trainer, problem: str) -> NoReturn:
         # The first process to end may end the others, so let all finish writing before that.
         trainer.strategy.barrier("not finite")
-        found = checkpoints(self.run_dir)
+        found = checkpoints(self.file.parent)
         # With `skip` some skipped steps may be older than the checkpoint.
         last = "the last good checkpoint" if self.action == "stop" else "the last checkpoint"
         kept = f"{last} is {str(found[-1].path)!r}" if found else "there is no checkpoint yet"
@@ -239,15 +280,6 @@ class NonFiniteWatch(Callback):
         if self.action == "stop":
             remedies.append("on_nonfinite=skip, which leaves such batches out")
         raise UserError(f"{problem}; {kept}; try {' or '.join(remedies)}")
-
-
-def not_finite(x: Tensor) -> Tensor:
-    """Whether any value is infinite or NaN, as a scalar bool on the device.
-
-    >>> not_finite(torch.tensor([1.0, float("inf")]))
-    tensor(True)
-    """
-    return (~x.detach().isfinite()).any()
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:
@@ -262,158 +294,6 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
     # On a CPU this is 20 times faster than the norm.
     bounds = [bound for x in tensors for bound in x.aminmax()]
     return torch.stack([bound.float() for bound in bounds]).abs().max()
-
-
-def nan_where(bad: Tensor) -> Callable[[Tensor], Tensor]:
-    """A hook that makes a gradient NaN if ``bad``, a scalar on the device, is true.
-
-    >>> nan_where(torch.tensor(True))(torch.ones(2))
-    tensor([nan, nan])
-    """
-    return lambda gradient: gradient.masked_fill(bad, math.nan)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Data to report a batch later. Tensors stay on the device.
-
-    Attributes:
-        epoch: from 0.
-        step: optimiser step that the batch was for, from 0, as in ``metrics.jsonl``.
-        indices: (N,) sample indices.
-        loss: scalar.
-        bad_gradients: scalar bool, whether the step's gradients were not finite; ``None`` before
-            the last batch of a step, and with a gradient scaler.
-    """
-
-    epoch: int
-    step: int
-    indices: Tensor
-    loss: Tensor
-    bad_gradients: Tensor | None
-
-
-@dataclass(frozen=True)
-class BadStep:
-    """An optimiser step with a non-finite loss, or else non-finite gradients, in any process."""
-
-    epoch: int
-    step: int
-    by_loss: bool
-
-    def __str__(self) -> str:
-        what = "the loss is" if self.by_loss else "gradients are"
-        return f"{what} not finite in epoch {self.epoch}, optimiser step {self.step} (from 0)"
-
-
-class BadBatches:
-    """Keeps the last batches, and finds and records the bad ones among them.
-
-    Lines of ``nonfinite.jsonl`` hold epoch, step, rank, ``what`` (``loss`` or ``gradients``), the
-    loss, ``then`` (``stopped`` or ``skipped``), the indices and their names in the data set. A bad
-    loss is reported with its own batch, bad gradients with all batches of the step. Each process
-    writes its own.
-
-    Attributes:
-        file: ``nonfinite.jsonl`` of the run directory.
-        in_a_row: bad optimiser steps in a row, up to the last batch that was read.
-
-    Args:
-        run_dir: the run directory.
-        images: the training images, by sample index.
-        keep: number of batches that are kept.
-    """
-
-    def __init__(self, run_dir: Path, images: Any, keep: int) -> None:
-        self.file, self.images = run_dir / NONFINITE, images
-        self.in_a_row = 0
-        self._recent: deque[Batch] = deque(maxlen=keep)
-        self._unread = 0
-        self._known: set[int] = set()
-
-    def add(self, batch: Batch) -> None:
-        """Keeps a batch; its tensors must not be modified later."""
-        self._recent.append(batch)
-        self._unread += 1
-
-    def find(self, then: str) -> list[BadStep]:
-        """Reads the batches since the last call, and records the bad ones.
-
-        It waits for the device. Every process must call it at the same batch.
-
-        Args:
-            then: ``stopped``, which records only the first bad step, or ``skipped``.
-
-        Returns:
-            The bad steps that were not known before, the same for every process.
-        """
-        unread, self._unread = self._unread, 0
-        if unread > len(self._recent):
-            # Batches that were dropped unread were good.
-            self.in_a_row = 0
-        recent = list(self._recent)[-unread:] if unread else []
-        steps: dict[int, list[tuple[Batch, float, bool, bool]]] = {}
-        for entry in zip(recent, *_read(recent), strict=True):
-            steps.setdefault(entry[0].step, []).append(entry)
-        found: list[BadStep] = []
-        lines: list[dict[str, Any]] = []
-        for step, batches in steps.items():
-            by_loss = any(bad_loss for _, _, bad_loss, _ in batches)
-            by_gradients = any(bad_gradients for *_, bad_gradients in batches)
-            known = step in self._known
-            # Bad gradients of a step already known to be bad add nothing.
-            if not by_loss and (known or not by_gradients):
-                self.in_a_row = self.in_a_row if known else 0
-                continue
-            what = "loss" if by_loss else "gradients"
-            named = [(b, v) for b, v, *_ in batches if not by_loss or not math.isfinite(v)]
-            lines += [self._line(batch, value, what, then) for batch, value in named]
-            if not known:
-                self._known.add(step)
-                self.in_a_row += 1
-                found.append(BadStep(batches[0][0].epoch, step, by_loss))
-            if then == "stopped":
-                break
-        self._write(lines)
-        return found
-
-    @property
-    def read(self) -> bool:
-        """Whether all batches were read."""
-        return not self._unread
-
-    def _line(self, batch: Batch, loss: float, what: str, then: str) -> dict[str, Any]:
-        indices = batch.indices.tolist()
-        return {
-            "epoch": batch.epoch,
-            "step": batch.step,
-            "rank": distributed.rank(),
-            "what": what,
-            "loss": loss if math.isfinite(loss) else str(loss),
-            "then": then,
-            "indices": indices,
-            "images": [name_of(self.images, i) for i in indices if 0 <= i < len(self.images)],
-        }
-
-    def _write(self, given: Sequence[dict[str, Any]]) -> None:
-        if not given:
-            return
-        with locked(self.file.with_name(f".{NONFINITE}.lock")):
-            # A resumed run sees the same batches again, and must not record them twice.
-            known = read_jsonl(self.file)
-            append_lines(self.file, [line for line in given if line not in known])
-
-
-def _read(batches: Sequence[Batch]) -> tuple[list[float], list[bool], list[bool]]:
-    """For each batch: its loss here, and whether any process had a bad loss or bad gradients."""
-    if not batches:
-        return [], [], []
-    losses = torch.stack([batch.loss.reshape(()).float() for batch in batches])
-    none = torch.zeros_like(losses[0], dtype=torch.bool)
-    gradients = torch.stack([none if b.bad_gradients is None else b.bad_gradients for b in batches])
-    flags = distributed.max_over_ranks(torch.stack([~losses.isfinite(), gradients]).int())
-    bad_losses, bad_gradients = flags.bool().tolist()
-    return losses.tolist(), bad_losses, bad_gradients
 
 
 class BufferSnapshot:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -25,70 +24,13 @@ LOOKS = 3
 UNREADABLE = "unreadable.txt"
 
 
-class AsyncHostCopy:
-    """Copies one tensor to the host without waiting.
-
-    From a GPU it is copied into pinned memory and read some steps later, when the copy is done;
-    from other devices it can be read at once.
-
-    Attributes:
-        pending: whether a tensor was sent and not yet taken.
-        immediate: whether the last tensor could be taken at once.
-
-    >>> copy = AsyncHostCopy()
-    >>> copy.send(torch.tensor([1.0, 2.0]))
-    >>> copy.take()
-    tensor([1., 2.])
-    """
-
-    def __init__(self) -> None:
-        self.pending = self.immediate = False
-        self._value: Tensor | None = None
-        self._done: torch.cuda.Event | None = None
-
-    def send(self, value: Tensor) -> None:
-        """Starts the copy; it replaces one that was not taken.
-
-        Args:
-            value: of the same shape and type in all calls.
-        """
-        value = value.detach()
-        self.pending, self.immediate = True, value.device.type != "cuda"
-        if self.immediate:
-            self._value = value.cpu().clone()
-            return
-        if self._value is None:
-            self._value = torch.empty_like(value, device="cpu", pin_memory=True)
-        self._value.copy_(value, non_blocking=True)
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._done.record(torch.cuda.current_stream(value.device))
-
-    def take(self, *, wait: bool = False) -> Tensor | None:
-        """The tensor that was sent; ``None`` if there is none or its copy is not done.
-
-        Args:
-            wait: whether to wait until the copy is done.
-        """
-        if not self.pending:
-            return None
-        if self._done is not None and not self._done.query():  # type: ignore[no-untyped-call]
-            if not wait:
-                return None
-            self._done.synchronize()
-        self.pending = False
-        return self._value
-
-    def drop(self) -> None:
-        """Discards what was sent."""
-        self.pending = False
-
-
 class CollapseWatch(Callback):
     """Logs how the embeddings of a batch spread over the sphere, and warns when they collapse.
 
-    Every ``log_every_n_steps`` optimiser steps it logs ``train_embedding_spread`` of the first
-    crop's embeddings (:func:`solo_ext.losses.alignment.spread`): the projector's, or the backbone's
-    if there is no projector. On a GPU the value is computed there and read at the next measurement.
+    Every ``log_every_n_steps`` optimiser steps, when Lightning reads what it logs, it logs
+    ``train_embedding_spread`` of the first crop's embeddings
+    (:func:`solo_ext.losses.alignment.spread`): the projector's, or the backbone's if there is no
+    projector.
 
     It warns once when three measurements in a row are below 0.02, and once when three are above
     0.05 again.
@@ -97,8 +39,7 @@ class CollapseWatch(Callback):
     def __init__(self) -> None:
         self._hook: RemovableHandle | None = None
         self._value: Tensor | None = None
-        self._late = AsyncHostCopy()
-        self._sent_at = self._low = self._high = 0
+        self._low = self._high = 0
         self._collapsed = False
 
     def on_train_batch_start(
@@ -114,21 +55,10 @@ class CollapseWatch(Callback):
     ) -> None:
         self._remove_hook()
         value, self._value = self._value, None
-        if value is None:
-            return
-        pl_module.log(METRIC, value, on_step=True, on_epoch=False)
-        if not trainer.is_global_zero:
-            return
-        self._judge()
-        # While a value is still being copied from a slow GPU, send no other one.
-        if not self._late.pending:
-            self._sent_at = trainer.global_step
-            self._late.send(value)
-            if self._late.immediate:
-                self._judge()
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._judge(wait=True)
+        if value is not None:
+            pl_module.log(METRIC, value, on_step=True, on_epoch=False)
+            if trainer.is_global_zero:
+                self._judge(float(value), trainer.global_step)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -146,15 +76,11 @@ class CollapseWatch(Callback):
             self._hook.remove()
             self._hook = None
 
-    def _judge(self, *, wait: bool = False) -> None:
-        arrived = self._late.take(wait=wait)
-        if arrived is None:
-            return
-        value = float(arrived)
+    def _judge(self, value: float, step: int) -> None:
         # NaN resets both counters.
         self._low = self._low + 1 if value < COLLAPSED else 0
         self._high = self._high + 1 if value > RECOVERED else 0
-        found = f"{value:.2g} of 1 at optimiser step {self._sent_at}"
+        found = f"{value:.2g} of 1 at optimiser step {step}"
         if not self._collapsed and self._low == LOOKS:
             self._collapsed = True
             logger.warning(
