@@ -201,7 +201,7 @@ def _first_mistake(
     path = _path(given, loc)
     if what == "missing":
         path.append(loc[-1])
-    key = ".".join(str(part) for part in (prefix, *path) if part != "")
+    key = ".".join(str(part) for part in ((prefix,) if prefix else ()) + tuple(path))
     if no_text:
         return ConfigError(key, value, "this key is no text", "keys are text: quote or remove it")
     if what == "extra_forbidden":
