@@ -2,6 +2,5 @@
 
 ``schema`` defines every key as pydantic models, with the value types of ``core.types``; ``compose``
 builds a mapping from YAML files and overrides with Hydra; ``check`` validates it and reports a
-mistake in one line; ``hardware`` asks Lightning and the machine about devices. ``untrusted``
-refuses dangerous content in other people's configs.
+mistake in one line. ``untrusted`` refuses dangerous content in other people's configs.
 """

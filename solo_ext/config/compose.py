@@ -66,7 +66,10 @@ def compose(
     file = root / f"{full}{suffix}"
     if not is_file(file):
         raise ConfigError("--config-name", config_name, "no such config", nearest(name, known))
-    check_aliases(_content(file), file)
+    try:
+        check_aliases(file.read_bytes(), file)
+    except OSError as error:
+        raise UserError(f"config {str(file)!r} cannot be read: {error.strerror}") from error
     refuse_hydra_section(file)
     groups, values = _split(parse(overrides))
     cfg = _composed(root, full, groups)
@@ -79,13 +82,6 @@ def compose(
             f"`# @package _global_`, or its keys land under {folder!r}"
         )
     return _resolved(cfg)
-
-
-def _content(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(f"config {str(file)!r} cannot be read: {error.strerror}") from error
 
 
 def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
@@ -107,11 +103,6 @@ def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
         dotted = [o.key_or_group.replace("/", ".") for o in groups]
         remedy = f"; values are written with dots: {dotted[0]}=..." if dotted else ""
         raise UserError(f"config {name!r} cannot be composed: {_text(error)}{remedy}") from error
-    except RecursionError as error:
-        raise UserError(
-            f"config {name!r} cannot be read: its defaults lead in a circle, or it is nested too "
-            "deeply"
-        ) from error
     except Exception as error:
         # YAML and Hydra raise many types of error for odd values, also AttributeError.
         raise UserError(f"config {name!r} cannot be read: {_text(error)}") from error
@@ -175,19 +166,18 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[Override]) -> None:
             raise UserError(
                 f"override {override.input_line!r} names several values; quote a list as key=[a,b]"
             )
-        _check_entries(cfg, key, override)
         try:
             if override.is_delete():
-                _delete(cfg, key, override.value())
+                _delete(cfg, key)
             else:
                 OmegaConf.update(cfg, key, override.value(), force_add=True, merge=True)
-        except (OmegaConfBaseException, ValueError, TypeError) as error:
+        except (OmegaConfBaseException, ValueError, TypeError, IndexError) as error:
             raise UserError(
                 f"override {override.input_line!r} cannot be applied: {_text(error)}"
             ) from error
 
 
-def _delete(cfg: DictConfig, key: str, value: Any) -> None:
+def _delete(cfg: DictConfig, key: str) -> None:
     parent, _, last = key.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
     if isinstance(node, ListConfig):
@@ -196,28 +186,7 @@ def _delete(cfg: DictConfig, key: str, value: Any) -> None:
     if not isinstance(node, DictConfig) or last not in node:
         valid = [str(k) for k in node] if isinstance(node, DictConfig) else []
         raise ConfigError(key, None, "cannot be deleted: it is not there", nearest(last, valid))
-    if value is not None and node[last] != value:
-        raise ConfigError(key, node[last], f"is not {value!r}", f"write ~{key} to delete it")
     del node[last]
-
-
-def _check_entries(cfg: DictConfig, key: str, override: Override) -> None:
-    """Refuses an entry that a list does not have; keys of mappings may be new."""
-    node: Any = cfg
-    parts = key.split(".")
-    for place, part in enumerate(parts):
-        if isinstance(node, ListConfig):
-            if not part.isdecimal() or int(part) >= len(node):
-                path = ".".join(parts[:place])
-                raise ConfigError(
-                    key,
-                    override.value(),
-                    f"{path} is a list of {len(node)}, without an entry {part!r}",
-                    f"name one from {path}.0 to {path}.{len(node) - 1}, or give {path}=[...]",
-                )
-            node = node[int(part)]
-        else:
-            node = node.get(part) if isinstance(node, DictConfig) else None
 
 
 def _split(overrides: Sequence[Override]) -> tuple[list[Override], list[Override]]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -397,3 +398,32 @@ class RunConfig(CommonConfig):
     augmentations_cfg: str | None = None
     wandb_cfg: str | None = None
     auto_umap: Free | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes; ``devices: auto`` counts the machine's accelerators.
+
+        Raises:
+            ConfigError: ``devices`` is text that is not a number or list of devices.
+
+        >>> RunConfig.model_construct(devices="0,1", num_nodes=2).world_size
+        4
+        """
+        devices = self.devices
+        if isinstance(devices, int):
+            return devices * self.num_nodes
+        if isinstance(devices, list):
+            return len(devices) * self.num_nodes
+        if devices.strip() in ("auto", "-1"):
+            import torch
+
+            count = 1 if self.accelerator == "cpu" else max(torch.cuda.device_count(), 1)
+            return count * self.num_nodes
+        # "2" means two devices; "0,1" and "3," are lists of devices.
+        words = [word.strip() for word in devices.split(",") if word.strip()]
+        listed = "," in devices
+        if not words or not all(w.isdecimal() for w in words) or (not listed and int(words[0]) < 1):
+            raise ConfigError(
+                "devices", devices, "not a number of devices", "give a number, a list, or auto"
+            )
+        return (len(words) if listed else int(words[0])) * self.num_nodes

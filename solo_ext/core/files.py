@@ -188,16 +188,14 @@ def locked(file: Path, wait: float = -1) -> Iterator[None]:
     """
     lock = FileLock(refuse_link(file))
     try:
-        lock.acquire(wait)
+        # Some network file systems lack locks; the user then has to keep two runs apart.
+        with contextlib.suppress(NotImplementedError):
+            lock.acquire(wait)
     except Timeout:
         raise UserError(
             f"{str(file.parent)!r} is being written by another process; wait for it, or name "
             "another folder"
         ) from None
-    except NotImplementedError:
-        # Some network file systems lack locks; the user then has to keep two runs apart.
-        yield
-        return
     try:
         yield
     finally:

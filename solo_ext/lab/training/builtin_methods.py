@@ -10,7 +10,6 @@ import logging
 from typing import Any
 
 from solo_ext import host
-from solo_ext.config.hardware import world_size
 from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import (
@@ -156,6 +155,22 @@ _NO_SMALL_CROPS = {
 }
 
 
+def check_large_crops(method: str, count: int) -> None:
+    """Refuses a wrong number of large crops for a method without declared settings of its own.
+
+    Raises:
+        ConfigError: W-MSE takes two or more, MAE any number, the others two.
+    """
+    own = getattr(host.load().methods[method], "kwargs_type", None)
+    if own is None and method != "mae" and (count < 2 if method == "wmse" else count != 2):
+        raise ConfigError(
+            "augmentations",
+            f"{count} large crops",
+            f"{method} of solo-learn takes two",
+            "give num_crops: 2 in all, of one crop_size",
+        )
+
+
 def check_builtin(run: RunConfig, images: int) -> None:
     """Refuses settings that would make a built-in method fail during training.
 
@@ -168,27 +183,28 @@ def check_builtin(run: RunConfig, images: int) -> None:
     """
     method: str = run.method
     kwargs: Any = run.method_kwargs
-    _small_crops(method, run.data.num_small_crops or 0)
-    batch = run.optimizer.batch_size
-    joined = batch * world_size(run)
+    generation = host.load().info.generation
+    batch, joined = run.optimizer.batch_size, run.optimizer.batch_size * run.world_size
+    large, small = run.data.num_large_crops or 0, run.data.num_small_crops or 0
 
     def refuse(key: str, problem: str, remedy: str) -> None:
         raise ConfigError(f"method_kwargs.{key}", getattr(kwargs, key), problem, remedy)
 
+    if small and method in _NO_SMALL_CROPS[generation]:
+        problem = f"{method} of solo-learn {generation} takes large crops only"
+        raise ConfigError(
+            "augmentations", f"{small} small crops", problem, "give every entry the same crop_size"
+        )
+    check_large_crops(method, large)
+    if method in (*_QUEUED, "swav") and 0 < kwargs.queue_size < joined:
+        refuse("queue_size", f"smaller than the batch, {joined} over all processes", "take more")
     if method in _QUEUED and kwargs.queue_size % joined:
-        size = kwargs.queue_size
-        if size < joined:
-            refuse("queue_size", f"smaller than the batch, {joined} over all processes", "")
-        kwargs.queue_size -= size % joined
+        size, kwargs.queue_size = kwargs.queue_size, kwargs.queue_size // joined * joined
         logger.warning(
             f"method_kwargs.queue_size: {kwargs.queue_size} instead of {size}, since {method} "
             f"takes a multiple of the batch, {joined} over all processes"
         )
-    if method == "swav" and 0 < kwargs.queue_size < joined:
-        refuse("queue_size", f"smaller than the batch, {joined} over all processes", "or take 0")
     if method == "wmse":
-        if (run.data.num_large_crops or 0) < 2:
-            raise ConfigError("augmentations", "1 large crop", "wmse compares two or more", "")
         size = kwargs.whitening_size
         if batch % size:
             refuse("whitening_size", f"does not divide the batch of {batch}", "take a divisor")
@@ -199,8 +215,7 @@ def check_builtin(run: RunConfig, images: int) -> None:
                 "take more than method_kwargs.proj_output_dim, or a whitening_eps above 0",
             )
     if method == "deepclusterv2":
-        dali = run.dali if run.data.format == "dali" else None
-        if dali and not dali.encode_indexes_into_labels:
+        if run.data.format == "dali" and run.dali and not run.dali.encode_indexes_into_labels:
             raise ConfigError(
                 "dali.encode_indexes_into_labels",
                 False,
@@ -230,37 +245,4 @@ def check_builtin(run: RunConfig, images: int) -> None:
     if method == "supcon" and run.data.no_labels:
         raise ConfigError(
             "data.no_labels", True, "supcon learns from labels", "give class folders, or simclr"
-        )
-
-
-def check_large_crops(method: str, count: int) -> None:
-    """Refuses any number of large crops except two for a method that is made for two.
-
-    These are solo-learn's own methods except W-MSE and MAE, and others' without declared settings.
-
-    Args:
-        method: a registered name.
-        count: crops of the size of the first.
-
-    Raises:
-        ConfigError: the method takes two.
-    """
-    own = getattr(host.load().methods[method], "kwargs_type", None)
-    if count != 2 and method not in ("wmse", "mae") and own is None:
-        raise ConfigError(
-            "augmentations",
-            f"{count} large crops",
-            f"{method} of solo-learn takes two",
-            "give num_crops: 2 in all, of one crop_size",
-        )
-
-
-def _small_crops(method: str, count: int) -> None:
-    generation = host.load().info.generation
-    if count and method in _NO_SMALL_CROPS[generation]:
-        raise ConfigError(
-            "augmentations",
-            f"{count} small crops",
-            f"{method} of solo-learn {generation} takes large crops only",
-            "give every entry the same crop_size",
         )

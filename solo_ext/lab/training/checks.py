@@ -15,7 +15,6 @@ from torch import nn
 
 from solo_ext import host
 from solo_ext.config.check import validated
-from solo_ext.config.hardware import world_size
 from solo_ext.config.schema import OPTIMIZER_KWARGS, Optimizer, RunConfig, Scheduler
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.host.backbones import (
@@ -136,7 +135,7 @@ def check_batch_size(run: RunConfig, images: int) -> None:
 
     The loaders cannot check it: they are made before the other processes exist.
     """
-    processes, size = world_size(run), run.optimizer.batch_size
+    processes, size = run.world_size, run.optimizer.batch_size
     if images // processes < size:
         raise ConfigError(
             "optimizer.batch_size",
@@ -151,7 +150,7 @@ def check_validation_interval(run: RunConfig, images: int) -> None:
     """Refuses ``val_check_interval`` above the number of batches of an epoch."""
     trainer = run.model_extra or {}
     every, limit = trainer.get("val_check_interval"), trainer.get("limit_train_batches")
-    batches = images // world_size(run) // run.optimizer.batch_size
+    batches = images // run.world_size // run.optimizer.batch_size
     if limit is not None:
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
     if isinstance(every, int) and every > batches and trainer.get("check_val_every_n_epoch", 1):
@@ -198,11 +197,16 @@ def check_backbone(loaded: host.Host, run: RunConfig) -> None:
     try:
         built = _dry(build, kwargs)
     except Exception as error:
-        raise _backbone_mistake(name, kwargs, build, error) from error
+        said = _first_line(error.__cause__ or error)
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", said)
+        if unknown and unknown[1] in kwargs:
+            raise _unknown_argument(_dry(build, {}), unknown[1], kwargs) from error
+        see = f"timm's {name.removeprefix(PREFIX)}" if is_timm(name) else name
+        raise ConfigError("backbone.kwargs", kwargs, said, f"see what {see} takes") from error
     # Some of solo-learn's own backbones accept any argument and ignore it.
     for key in kwargs if not is_timm(name) else ():
-        if key not in _arguments(built):
-            raise _unknown_argument(name, built, key, kwargs[key])
+        if key not in inspect.signature(type(built).__init__).parameters:
+            raise _unknown_argument(built, key, kwargs)
     for place, size in enumerate(sizes):
         try:
             _dry(forward, size)
@@ -230,43 +234,11 @@ def _dry(run: Callable[[A], R], argument: A) -> R:
         logging.disable(held)
 
 
-def _backbone_mistake(
-    name: str,
-    kwargs: Mapping[str, Any],
-    build: Callable[[Mapping[str, Any]], nn.Module],
-    error: Exception,
-) -> ConfigError:
-    """Names the argument that prevents the backbone from being built."""
-    text = _first_line(error.__cause__ or error)
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
-    for key in [unknown[1]] if unknown and unknown[1] in kwargs else list(kwargs):
-        with contextlib.suppress(Exception):
-            model = _dry(build, {k: v for k, v in kwargs.items() if k != key})
-            if not unknown:
-                return ConfigError(
-                    f"backbone.kwargs.{key}",
-                    kwargs[key],
-                    f"{name} refuses it: {text}",
-                    "change or remove it",
-                )
-            return _unknown_argument(name, model, key, kwargs[key])
-    if unknown:
-        return ConfigError(
-            f"backbone.kwargs.{unknown[1]}", kwargs.get(unknown[1]), f"{name} does not take it"
-        )
-    see = f"timm's {name.removeprefix(PREFIX)}" if is_timm(name) else name
-    return ConfigError("backbone.kwargs", kwargs, text, f"see what {see} takes")
-
-
-def _unknown_argument(name: str, model: nn.Module, key: str, value: Any) -> ConfigError:
-    valid = {n for n, p in _arguments(model).items() if p.default is not p.empty}
-    valid |= {"small_stem"} if is_timm(name) else set()
+def _unknown_argument(model: nn.Module, key: str, kwargs: Mapping[str, Any]) -> ConfigError:
+    parameters = inspect.signature(type(model).__init__).parameters.values()
+    valid = {p.name for p in parameters if p.default is not p.empty} | {"small_stem"}
     remedy = nearest(key, valid - _FIXED, show=40)
-    return ConfigError(f"backbone.kwargs.{key}", value, "unknown key", remedy)
-
-
-def _arguments(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(type(model).__init__).parameters
+    return ConfigError(f"backbone.kwargs.{key}", kwargs[key], "unknown key", remedy)
 
 
 def _first_line(error: BaseException) -> str:

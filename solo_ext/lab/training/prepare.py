@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from solo_ext import host
 from solo_ext.config.check import check_method_kwargs, check_run
-from solo_ext.config.hardware import check_hardware, world_size
 from solo_ext.config.schema import DALI, Data, Momentum, RunConfig
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.images import class_names, open_images
@@ -20,11 +19,7 @@ from solo_ext.data.reading import Images
 from solo_ext.data.transforms import STATISTICS
 from solo_ext.host.dali_loader import check_dali
 from solo_ext.lab.evaluation.context import same_classes
-from solo_ext.lab.training.builtin_methods import (
-    BUILTIN_KWARGS,
-    check_builtin,
-    check_large_crops,
-)
+from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS, check_builtin
 from solo_ext.lab.training.checks import (
     check_augmentation,
     check_backbone,
@@ -73,7 +68,6 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         HostError: solo-learn is missing.
     """
     run = check_run(config)
-    check_hardware(run)
     register()
     loaded = host.load()
     method = _method(loaded, run.method)
@@ -131,7 +125,7 @@ def check_folder(key: str, path: str) -> None:
 
 def _as_methods_take_it(run: RunConfig) -> DictConfig:
     cfg = OmegaConf.create(run.model_dump())
-    scale = cfg.optimizer.batch_size * world_size(run) / BASE_BATCH
+    scale = cfg.optimizer.batch_size * run.world_size / BASE_BATCH
     cfg.optimizer.lr *= scale
     cfg.optimizer.classifier_lr *= scale
     if run.momentum is None:
@@ -198,4 +192,3 @@ def _count_crops(run: RunConfig) -> None:
     size, all_crops = run.augmentations[0].crop_size, sum(a.num_crops for a in run.augmentations)
     large = sum(a.num_crops for a in run.augmentations if a.crop_size == size)
     run.data.num_large_crops, run.data.num_small_crops = large, all_crops - large
-    check_large_crops(run.method, large)

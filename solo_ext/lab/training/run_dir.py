@@ -96,31 +96,37 @@ def changes_numbers(key: str) -> bool:
     return not any(".".join(parts[:n]) in _NOT_OF_THE_RUN for n in range(1, len(parts) + 1))
 
 
+def settings_of_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting that can change numbers, by dotted key; 10 and 10.0 are the same.
+
+    >>> settings_of_numbers({"loggers": ["csv"], "optimizer": {"lr": 1, "exclude": True}})
+    {'optimizer.lr': 1.0, 'optimizer.exclude': True}
+    """
+    flat: dict[str, Any] = {}
+
+    def walk(value: Any, key: str) -> None:
+        if isinstance(value, Mapping) and value:
+            for name, inner in value.items():
+                walk(inner, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, list) and any(isinstance(v, Mapping | list) for v in value):
+            for number, inner in enumerate(value):
+                walk(inner, f"{key}.{number}")
+        elif changes_numbers(key):
+            numbers = [_number(v) for v in value] if isinstance(value, list) else _number(value)
+            flat[key] = numbers
+
+    walk(config, "")
+    return flat
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def run_digest(run: RunConfig) -> str:
     """Eight hex digits that change with everything that changes the run's numbers."""
-    text = json.dumps(_relevant(run.model_dump(), ""), sort_keys=True, default=str)
+    text = json.dumps(settings_of_numbers(run.model_dump()), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _relevant(given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    kept = {k: v for k, v in given.items() if changes_numbers(f"{prefix}{k}")}
-    return {
-        k: _relevant(v, f"{prefix}{k}.") if isinstance(v, Mapping) else numbers_alike(v)
-        for k, v in kept.items()
-    }
-
-
-def numbers_alike(value: Any) -> Any:
-    """Converts all numbers to floats: 10 and 10.0 are the same setting, whoever wrote the file.
-
-    >>> numbers_alike({"epochs": 10, "symmetric": True})
-    {'epochs': 10.0, 'symmetric': True}
-    """
-    if isinstance(value, dict):
-        return {k: numbers_alike(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [numbers_alike(v) for v in value]
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def file_name(name: str) -> str:

@@ -20,7 +20,7 @@ from solo_ext.data.images import names_fingerprint
 from solo_ext.data.reading import Images
 from solo_ext.data.sampler import StatefulLoader
 from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
-from solo_ext.lab.training.run_dir import changes_numbers, numbers_alike
+from solo_ext.lab.training.run_dir import settings_of_numbers
 
 _IDENTITY = "solo_ext"
 """Key of :class:`Identity` in a checkpoint."""
@@ -70,7 +70,7 @@ class Identity:
         Returns:
             For example ``["optimizer.lr: 0.3 -> 0.1"]``.
         """
-        mine, theirs = (_flat(json.loads(one.config)) for one in (self, other))
+        mine, theirs = (settings_of_numbers(json.loads(one.config)) for one in (self, other))
         named = self.images is not None and other.images is not None
         found = [
             f"{key}: {_shown(mine, key)} -> {_shown(theirs, key)}"
@@ -88,23 +88,6 @@ def listed(differences: list[str]) -> str:
     """The first few differences, and how many there are besides."""
     more = len(differences) - _SHOWN
     return "; ".join(differences[:_SHOWN]) + (f"; {more} more" if more > 0 else "")
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-
-    def walk(value: Any, key: str) -> None:
-        if isinstance(value, Mapping) and value:
-            for name, inner in value.items():
-                walk(inner, f"{key}.{name}" if key else str(name))
-        elif isinstance(value, list) and any(isinstance(v, Mapping | list) for v in value):
-            for number, inner in enumerate(value):
-                walk(inner, f"{key}.{number}")
-        elif changes_numbers(key):
-            flat[key] = numbers_alike(value)
-
-    walk(config, "")
-    return flat
 
 
 def _shown(flat: Mapping[str, Any], key: str) -> str:
