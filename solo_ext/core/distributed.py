@@ -50,14 +50,7 @@ class _GatherWithGradient(torch.autograd.Function):
 
 
 def gather_with_gradient(x: Tensor) -> Tensor:
-    """Concatenates ``x`` of all ranks along the first axis; gradients flow to every rank.
-
-    Args:
-        x: (N, ...), of equal shape on every rank.
-
-    Returns:
-        (world_size * N, ...), rank by rank.
-    """
+    """``x`` (N, ...) of all ranks as (world_size * N, ...); gradients flow to every rank."""
     if world_size() == 1:
         return x
     return _GatherWithGradient.apply(x)  # type: ignore[no-any-return, no-untyped-call]
@@ -65,11 +58,7 @@ def gather_with_gradient(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """Sums ``x`` over all ranks, without gradient; ``x`` is overwritten.
-
-    Args:
-        x: contiguous, of equal shape on every rank.
-    """
+    """Sums a contiguous ``x`` over all ranks, in place and without gradient."""
     if world_size() > 1:
         dist.all_reduce(x)
     return x
@@ -77,11 +66,7 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def max_over_ranks(x: Tensor) -> Tensor:
-    """Maximum of ``x`` over all ranks, entry by entry, without gradient; ``x`` is overwritten.
-
-    Args:
-        x: contiguous, of equal shape on every rank.
-    """
+    """Maximum of a contiguous ``x`` over all ranks, entry by entry, in place."""
     if world_size() > 1:
         dist.all_reduce(x, dist.ReduceOp.MAX)
     return x
@@ -90,23 +75,14 @@ def max_over_ranks(x: Tensor) -> Tensor:
 @torch.no_grad()
 def broadcast_buffers(*modules: nn.Module) -> None:
     """Gives every rank the buffers of rank 0, such as running statistics, which differ."""
-    if world_size() == 1:
-        return
-    for module in modules:
+    for module in modules if world_size() > 1 else ():
         for buffer in module.buffers():
             dist.broadcast(buffer, 0)
 
 
 @torch.no_grad()
 def gather(x: Tensor) -> Tensor:
-    """Concatenates ``x`` of all ranks along the first axis, without gradient.
-
-    Args:
-        x: (N, ...), of equal shape on every rank.
-
-    Returns:
-        (world_size * N, ...), rank by rank.
-    """
+    """``x`` (N, ...) of all ranks as (world_size * N, ...), rank by rank, without gradient."""
     if world_size() == 1:
         return x
     parts = [
@@ -160,15 +136,7 @@ def propagate_rank_errors(device: torch.device, among: bool = True) -> Iterator[
 
 
 def rank_barrier(device: torch.device) -> None:
-    """Waits for all ranks, within :func:`propagate_rank_errors`.
-
-    Args:
-        device: one that the process group can send from.
-
-    Raises:
-        RankError: another rank failed.
-        UserError: instead, if the other rank's error is a UserError.
-    """
+    """Waits for all ranks within :func:`propagate_rank_errors`, and raises as it does."""
     if world_size() > 1:
         _exchange(None, device)
 
@@ -177,23 +145,18 @@ def _exchange(error: Exception | None, device: torch.device) -> None:
     failed = max_over_ranks(torch.tensor(int(error is not None), device=device))
     if not failed:
         return
-    own = None if error is None else (str(error), type(error).__name__, _is_users(error))
-    said = gather_objects(own)
+    users = isinstance(error, UserError)
+    said = gather_objects(None if error is None else (str(error), type(error).__name__, users))
     if error is not None:
         setattr(error, _KNOWN, True)
         return
     first = next(number for number, text in enumerate(said) if text is not None)
     text, name, users = said[first]
-    told: Exception
     told = (
         UserError(f"rank {first}: {text}") if users else RankError(f"rank {first}: {name}: {text}")
     )
     setattr(told, _KNOWN, True)
     raise told
-
-
-def _is_users(error: Exception) -> bool:
-    return isinstance(error, UserError)
 
 
 def on_first(work: Callable[[], T], device: torch.device) -> T | None:

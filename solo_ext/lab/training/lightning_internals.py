@@ -21,10 +21,7 @@ def after_own_hook(pl_module: pl.LightningModule, then: AfterBatch) -> None:
     """Calls ``then(outputs, batch, batch_idx)`` after the method's own ``on_train_batch_end``.
 
     Lightning calls callbacks before that hook, which updates momentum networks and queues.
-
-    Args:
-        pl_module: the method; :func:`remove_hooks` undoes it.
-        then: called after every training batch.
+    :func:`remove_hooks` undoes it.
     """
     own = pl_module.on_train_batch_end
 
@@ -41,12 +38,7 @@ def when_step_is_complete(
     """Calls ``then(batch_idx)`` when everything that belongs to a batch is done.
 
     That is after the method's own hook, and after the validation that follows the batch, if there
-    is one: a run resumed from here would not repeat it.
-
-    Args:
-        trainer: of the run; :func:`remove_hooks` undoes it.
-        pl_module: the method.
-        then: called after every training batch.
+    is one: a run resumed from here would not repeat it. :func:`remove_hooks` undoes it.
     """
     loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
     validate = loop.val_loop.run

@@ -21,12 +21,7 @@ from solo_ext.host.dali_loader import DALILoader
 
 
 def train_loader(run: RunConfig, images: Images) -> ResumableLoader | DALILoader:
-    """The loader that ``data.format`` names; see :func:`pretrain_loader`.
-
-    Args:
-        run: the checked config.
-        images: the training images.
-    """
+    """The loader that ``data.format`` names; see :func:`pretrain_loader`."""
     make = DALILoader if run.data.format == "dali" else pretrain_loader
     return make(run, images)
 

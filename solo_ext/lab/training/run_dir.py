@@ -139,11 +139,7 @@ def file_name(name: str) -> str:
 
 
 def numberless_run_dir(run: RunConfig) -> Path:
-    """``<checkpoint.dir>/<method>/<name>-<digest>``, whether it exists or not.
-
-    Args:
-        run: the checked config.
-    """
+    """``<checkpoint.dir>/<method>/<name>-<digest>``, whether it exists or not."""
     parent = Path(run.checkpoint.dir, run.method)
     return parent / f"{file_name(run.name)}-{run_digest(run)}"
 
@@ -153,9 +149,6 @@ def choose_run_dir(run: RunConfig) -> Path:
 
     With ``auto_resume.enabled`` the latest directory of the config is used again, unless its last
     checkpoint is older than ``auto_resume.max_hours``.
-
-    Args:
-        run: the checked config.
     """
     first = path = latest = numberless_run_dir(run)
     number = 1
@@ -178,9 +171,6 @@ def agreed_run_dir(run: RunConfig) -> Path:
     - processes started by Lightning use the directory of the process that started them;
     - those of ``torchrun`` use what the first one chose, also after a restart;
     - a batch job of SLURM adds its number, so that it continues when it is requeued.
-
-    Args:
-        run: the checked config.
     """
     if RUN_DIR in os.environ:
         return Path(os.environ[RUN_DIR])
@@ -207,12 +197,7 @@ def _of_torchrun(run: RunConfig) -> Path:
 
 
 def checkpoints(run_dir: Path, *, previous: bool = False) -> list[Checkpoint]:
-    """Checkpoints of a run directory, the most advanced last.
-
-    Args:
-        run_dir: the folder.
-        previous: whether to include the previous checkpoint that was kept.
-    """
+    """Checkpoints of a run directory, the most advanced last; ``previous``: the kept one too."""
     found = []
     for path in run_dir.glob("*.ckpt*"):
         held_back = path.name.endswith(PREVIOUS)
@@ -309,12 +294,7 @@ def package_version(name: str) -> str | None:
 
 
 def environment(info: HostInfo, patches: Sequence[str] = ()) -> dict[str, Any]:
-    """The environment of a run: host, versions, processor, accelerators.
-
-    Args:
-        info: the host.
-        patches: names of the applied patches that change numbers of the host.
-    """
+    """The environment of a run: host and its applied patches, versions, processor, accelerators."""
     return {
         "solo_ext": __version__,
         "host": {
@@ -327,17 +307,13 @@ def environment(info: HostInfo, patches: Sequence[str] = ()) -> dict[str, Any]:
         "packages": {name: package_version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "processor": _processor(),
-        "cores": _cores(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _processor() -> str:

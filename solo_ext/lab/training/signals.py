@@ -26,13 +26,10 @@ _MOST_STEPS = 10_000
 
 
 class StopSignals:
-    """Records that a signal came, and does nothing else about it.
+    """Records the first signal that came as ``received``, and does nothing else about it.
 
     Args:
         answer: printed when the user presses Ctrl-C, because the current work may take long.
-
-    Attributes:
-        received: the first signal that came; ``None`` until then.
     """
 
     def __init__(self, answer: str) -> None:
@@ -82,12 +79,6 @@ def requeue(received: signal.Signals) -> bool:
 
     Only SIGUSR1 leads to it, which SLURM sends before time is up if ``sbatch --signal`` asks for
     it. SIGTERM is also what ``scancel`` sends, and SLURM itself requeues a job that it pre-empts.
-
-    Args:
-        received: the signal that the processes received.
-
-    Returns:
-        Whether the job is in the queue again.
     """
     job = slurm_job()
     if job is None or received is not getattr(signal, "SIGUSR1", None):

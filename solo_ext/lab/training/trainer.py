@@ -40,12 +40,6 @@ def make_trainer(
 ) -> pl.Trainer:
     """Makes the Trainer that a config asks for.
 
-    Args:
-        run: the checked config.
-        run_dir: of the run.
-        callbacks: of the run.
-        loggers: of the run.
-
     Raises:
         UserError: Lightning refuses the settings.
     """
@@ -99,8 +93,8 @@ def make_loggers(run: RunConfig, run_dir: Path, start: int) -> list[Any]:
     """Makes the loggers that a config asks for besides ``metrics.jsonl``.
 
     Args:
-        run: the checked config.
-        run_dir: of the run, where they write.
+        run: the config.
+        run_dir: where they write.
         start: number of optimiser steps already done.
 
     Raises:
@@ -113,12 +107,8 @@ def make_loggers(run: RunConfig, run_dir: Path, start: int) -> list[Any]:
         made.append(CSVLogger(str(run_dir), name=CSV, version=f"from-step-{start}"))
     if "tensorboard" in run.loggers:
         if package_version("tensorboard") is None:
-            raise ConfigError(
-                "loggers",
-                run.loggers,
-                "tensorboard is not installed",
-                "pip install tensorboard",
-            )
+            problem = "tensorboard is not installed"
+            raise ConfigError("loggers", run.loggers, problem, "pip install tensorboard")
         made.append(TensorBoardLogger(str(run_dir), name=TENSORBOARD, version=""))
     if run.wandb.enabled:
         if package_version("wandb") is None:
@@ -140,11 +130,7 @@ def make_loggers(run: RunConfig, run_dir: Path, start: int) -> list[Any]:
 
 
 class JsonLines(Logger):
-    """Appends every logged set of metrics as one line of JSON, at once.
-
-    Args:
-        file: the file.
-    """
+    """Appends every logged set of metrics as one line of JSON, at once."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -200,12 +186,7 @@ def _plain(value: Any) -> float | None:
 
 
 class EpochLines(Callback):
-    """Prints one line per epoch, for logs and pipes.
-
-    Args:
-        label: name of what is trained.
-        console: where to write.
-    """
+    """Prints one line per epoch, for logs and pipes."""
 
     def __init__(self, label: str, console: Console) -> None:
         self.label, self.console = label, console
@@ -233,8 +214,7 @@ class EpochLines(Callback):
 def progress_callback(label: str) -> Callback:
     """Progress display that suits standard error."""
     if sys.stderr.isatty():
-        options: dict[str, Any] = {"stderr": True}
-        return RichProgressBar(leave=False, console_kwargs=options)
+        return RichProgressBar(leave=False, console_kwargs={"stderr": True})
     return EpochLines(label, Console(stderr=True, highlight=False))
 
 
