@@ -243,7 +243,6 @@ def test_aliases_as_people_write_them(mine: Path) -> None:
         "method_kwargs.loss=pml/PACKAGE.call",
         "method_kwargs.loss=pml/os.system",
         "method_kwargs.loss=pml/__builtins__",
-        "accelerator=PACKAGE.call",
         "profiler=PACKAGE.call",
         "scheduler.name=PACKAGE.call",
         "optimizer.name=PACKAGE.call",
