@@ -1,4 +1,4 @@
-"""Whether two runs ended alike, to the last bit."""
+"""Runs, killed and resumed ones among them, and whether two ended alike, to the last bit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,55 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import PretrainResult, pretrain, resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
+from tests.lab.training.resumable import KillAt
+
+
+def train(config: dict[str, Any], run_dir: Path, **options: Any) -> PretrainResult:
+    return pretrain(prepare(config), run_dir=run_dir, show_progress=False, **options)
+
+
+def train_killed(config: dict[str, Any], run_dir: Path, step: int) -> None:
+    """Trains until a batch that is not begun."""
+    with pytest.raises(RuntimeError, match="killed"):
+        train(config, run_dir, callbacks=[KillAt(step)])
+
+
+def assert_resumes(
+    config: dict[str, Any], folder: Path, *kills: int, parts: dict[str, Any] | None = None
+) -> None:
+    """Killed before these batches and resumed, a run ends as one that was left alone.
+
+    Args:
+        config: of both runs.
+        folder: of their directories, ``whole`` and ``parts``.
+        kills: batches of the whole run, from 0.
+        parts: another config of the one that is killed.
+    """
+    train(config, folder / "whole")
+    first, *later = kills
+    train_killed(parts or config, folder / "parts", first)
+    for step in later:
+        with pytest.raises(RuntimeError, match="killed"):
+            resume(folder / "parts", callbacks=[KillAt(step)])
+    resume(folder / "parts")
+    assert_same_run(folder / "whole", folder / "parts")
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    """Those of the most advanced checkpoint, buffers included."""
+    state = torch.load(checkpoints(run_dir)[-1].path, weights_only=True)["state_dict"]
+    return {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    x, y = weights(a), weights(b)
+    return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
 
 
 def final(run_dir: Path) -> dict[str, Any]:

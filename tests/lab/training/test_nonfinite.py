@@ -28,9 +28,9 @@ from solo_ext.lab.cli.main import main
 from solo_ext.lab.training import nonfinite
 from solo_ext.lab.training import pretrain as pretraining
 from solo_ext.lab.training.nonfinite import NONFINITE, NonFiniteWatch, largest
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import PretrainResult, pretrain, resume
+from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
+from tests.lab.training.same_run import same_weights, train, weights
 
 MakeConfig = Callable[..., dict[str, Any]]
 Seldom = Callable[[int], None]
@@ -56,25 +56,12 @@ def config_of(make_config: MakeConfig, method: str = "simclr", **changes: Any) -
     return make_config(method, **settings)
 
 
-def train(config: dict[str, Any], run_dir: Path, *callbacks: Callback) -> PretrainResult:
-    return pretrain(prepare(config), run_dir=run_dir, callbacks=callbacks, show_progress=False)
-
-
 def lines(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / NONFINITE).read_text().splitlines()]
 
 
-def last_state(run_dir: Path) -> dict[str, Tensor]:
-    state: dict[str, Any] = torch.load(checkpoints(run_dir)[-1].path, weights_only=True)
-    return {k: v for k, v in state["state_dict"].items() if isinstance(v, Tensor)}
-
-
 def finite(state: dict[str, Tensor]) -> bool:
     return all(bool(value.isfinite().all()) for value in state.values())
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 @pytest.fixture
@@ -99,7 +86,7 @@ def test_stops_and_names_the_batch(
     fault = Fault(kind, [8])
     run_dir = tmp_path / "run"
     with pytest.raises(UserError) as caught:
-        train(config, run_dir, fault)
+        train(config, run_dir, callbacks=[fault])
     what = "gradients are" if kind == "gradients" else "the loss is"
     good = checkpoints(run_dir)[-1]
     assert str(caught.value) == (
@@ -123,10 +110,10 @@ def test_stops_and_names_the_batch(
         "then": "stopped",
         "indices": fault.indices[8],
     }
-    assert finite(last_state(run_dir))
+    assert finite(weights(run_dir))
     resume(run_dir)
     train(config, tmp_path / "whole")
-    assert same(last_state(run_dir), last_state(tmp_path / "whole"))
+    assert same_weights(run_dir, tmp_path / "whole")
 
 
 @pytest.mark.fault
@@ -140,7 +127,7 @@ def test_the_command_ends_with_one_line(
     assert main(["pretrain", *words, "--run-dir", str(tmp_path / "run")]) == 2
     (error,) = [e for e in capsys.readouterr().err.splitlines() if e.startswith("solo-ext: ")]
     assert "not finite" in error
-    assert not checkpoints(tmp_path / "run") or finite(last_state(tmp_path / "run"))
+    assert not checkpoints(tmp_path / "run") or finite(weights(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("method", ["simclr", "pcl"])
@@ -188,9 +175,9 @@ def test_weights_that_are_not_finite_are_not_saved(make_config: MakeConfig, tmp_
     with pytest.raises(
         UserError, match=r"^weights are not finite after epoch 1, optimiser step 11"
     ):
-        train(config_of(make_config), tmp_path / "run", Overflow())
+        train(config_of(make_config), tmp_path / "run", callbacks=[Overflow()])
     assert [c.epoch for c in checkpoints(tmp_path / "run")] == [0]
-    assert finite(last_state(tmp_path / "run"))
+    assert finite(weights(tmp_path / "run"))
 
 
 @pytest.mark.fault
@@ -203,7 +190,7 @@ def test_a_late_look_finds_the_first(
     config = config_of(make_config, checkpoint={"every_n_steps": 3})
     fault = Fault("image", [7])
     with pytest.raises(UserError, match="epoch 1, optimiser step 7 "):
-        train(config, tmp_path / "run", fault)
+        train(config, tmp_path / "run", callbacks=[fault])
     (line,) = lines(tmp_path / "run")
     assert (line["step"], line["indices"]) == (7, fault.indices[7])
     (left,) = checkpoints(tmp_path / "run")
@@ -223,7 +210,7 @@ def test_it_is_noticed_before_validation(
 
     config = config_of(make_config, data={"val_path": str(images)})
     with pytest.raises(UserError, match="epoch 1"):
-        train(config, tmp_path / "run", Fault("image", [STEPS]), Validated())
+        train(config, tmp_path / "run", callbacks=[Fault("image", [STEPS]), Validated()])
     assert set(seen) == {0}
 
 
@@ -295,7 +282,7 @@ def test_a_batch_left_out_leaves_no_trace(
         max_epochs=3,
     )
     around, number = _Around(8, 8), 8
-    train(config, tmp_path / "run", Fault(kind, [number]), around)
+    train(config, tmp_path / "run", callbacks=[Fault(kind, [number]), around])
     assert around.before.keys() == around.after.keys()
     averaged = {k for k in around.before if k.startswith("momentum_")}
     for key in around.before:
@@ -304,7 +291,7 @@ def test_a_batch_left_out_leaves_no_trace(
             before, after = around.before[key], around.after[key]
             assert torch.allclose(after, before, rtol=0, atol=2e-7), key
     assert finite(around.after)
-    assert finite(last_state(tmp_path / "run"))
+    assert finite(weights(tmp_path / "run"))
     (line,) = lines(tmp_path / "run")
     assert (line["step"], line["then"]) == (number, "skipped")
     if kind != "image":
@@ -330,14 +317,14 @@ def test_skipped_steps_are_counted(
     config = config_of(make_config, "mocov2plus", method_kwargs={"queue_size": 16})
     fault = Fault(kind, [2, 7, 9])
     with caplog.at_level(logging.WARNING, "solo_ext"):
-        train({**config, "on_nonfinite": "skip"}, tmp_path / "run", fault)
+        train({**config, "on_nonfinite": "skip"}, tmp_path / "run", callbacks=[fault])
     file = tmp_path / "run" / NONFINITE
     assert [r.getMessage() for r in caplog.records if "left out" in r.getMessage()] == [
         f"epoch {epoch}: {count} left out (on_nonfinite=skip), the images are named in {file}"
         for epoch, count in enumerate(["1 optimiser step was", "2 optimiser steps were"])
     ]
     assert {line["step"]: line["indices"] for line in lines(tmp_path / "run")} == fault.indices
-    assert finite(last_state(tmp_path / "run"))
+    assert finite(weights(tmp_path / "run"))
 
 
 @pytest.mark.fault
@@ -352,13 +339,13 @@ def test_a_bad_batch_of_an_accumulated_step(make_config: MakeConfig, tmp_path: P
         optimizer={"kwargs": {"momentum": 0.0}},
     )
     around, fault = _Around(6, 8), Fault("image", [7])
-    train(config, tmp_path / "run", fault, around)
+    train(config, tmp_path / "run", callbacks=[fault, around])
     for key, before in around.before.items():
         if not key.startswith("momentum_") or "running" in key:
             assert torch.equal(before, around.after[key]), key
     (line,) = lines(tmp_path / "run")
     assert (line["step"], line["indices"]) == (2, fault.indices[7])
-    assert finite(last_state(tmp_path / "run"))
+    assert finite(weights(tmp_path / "run"))
 
 
 @pytest.mark.fault
@@ -366,7 +353,7 @@ def test_gradients_name_all_batches_of_the_step(make_config: MakeConfig, tmp_pat
     config = config_of(make_config, accumulate_grad_batches=3)
     fault = Fault("gradients", [6, 7, 8])
     with pytest.raises(UserError, match=r"^gradients are not finite in epoch 1, optimiser step 2 "):
-        train(config, tmp_path / "run", fault)
+        train(config, tmp_path / "run", callbacks=[fault])
     assert [line["indices"] for line in lines(tmp_path / "run")] == list(fault.indices.values())
 
 
@@ -377,12 +364,12 @@ def test_too_many_in_a_row(
     """Nothing is trained any more; the good checkpoint is not replaced."""
     config = config_of(make_config, on_nonfinite="skip", max_epochs=10)
     with pytest.raises(UserError, match=r"^the last 6 optimiser steps, up to step 11 "):
-        train(config, tmp_path / "run", Fault("image", ALL[STEPS:]))
+        train(config, tmp_path / "run", callbacks=[Fault("image", ALL[STEPS:])])
     assert [c.epoch for c in checkpoints(tmp_path / "run")] == [0]
     assert len(lines(tmp_path / "run")) == STEPS
     monkeypatch.setattr(nonfinite, "MOST_IN_A_ROW", 5)
     with pytest.raises(UserError, match=r"^the last 5 optimiser steps, up to step 4 "):
-        train(config, tmp_path / "within", Fault("image", ALL))
+        train(config, tmp_path / "within", callbacks=[Fault("image", ALL)])
 
 
 @pytest.mark.fault
@@ -402,17 +389,17 @@ def test_infinite_gradients_of_a_scaler_are_no_fault(
             scales.append(trainer.precision_plugin.scaler.get_scale())
 
     config = config_of(make_config, on_nonfinite=action, max_epochs=4)
-    train(config, tmp_path / "run", Half())
+    train(config, tmp_path / "run", callbacks=[Half()])
     assert scales[0] == 2.0**29 > scales[-1]
     assert not (tmp_path / "run" / NONFINITE).exists()
-    assert finite(last_state(tmp_path / "run"))
+    assert finite(weights(tmp_path / "run"))
     fault = Fault("image", [20])
     if action == "skip":
-        train(config, tmp_path / "bad", Half(), fault)
-        assert finite(last_state(tmp_path / "bad"))
+        train(config, tmp_path / "bad", callbacks=[Half(), fault])
+        assert finite(weights(tmp_path / "bad"))
     else:
         with pytest.raises(UserError, match="epoch 3, optimiser step 20 "):
-            train(config, tmp_path / "bad", Half(), fault)
+            train(config, tmp_path / "bad", callbacks=[Half(), fault])
     assert [line["indices"] for line in lines(tmp_path / "bad")] == [fault.indices[20]]
 
 
@@ -470,14 +457,14 @@ def test_no_value_is_asked_for_in_a_step(
         log_every_n_steps=0,
     )
     every = _AskedInSteps()
-    train(config, tmp_path / "looking", every)
+    train(config, tmp_path / "looking", callbacks=[every])
     seldom(1000)
     watched = _AskedInSteps()
-    train(config, tmp_path / "watched", watched)
+    train(config, tmp_path / "watched", callbacks=[watched])
     monkeypatch.setattr(pretraining, "NonFiniteWatch", lambda *_: Callback())
     monkeypatch.setattr(pretraining, "CollapseWatch", Callback)
     alone = _AskedInSteps()
-    train(config, tmp_path / "alone", alone)
+    train(config, tmp_path / "alone", callbacks=[alone])
     # The last one goes on into the end of the epoch.
     assert watched.counts[:-1] == alone.counts[:-1]
     assert len(alone.counts) == STEPS
@@ -526,7 +513,7 @@ def test_all_processes_do_the_same(name: str, two: Path) -> None:
     (line,) = lines(two / name)
     assert (line["rank"], line["step"]) == (1, 4)
     assert line["indices"] == noted[1]["indices"][4]
-    assert finite(last_state(two / name))
+    assert finite(weights(two / name))
     (left,) = checkpoints(two / name)
     if name == "stop":
         for rank in noted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,16 @@ from lightning.pytorch.callbacks import Callback
 
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
-from solo_ext.lab.training.run_dir import METRICS, checkpoints, read_config
+from solo_ext.lab.training.run_dir import METRICS, read_config
 from solo_ext.memory.heads import ClassWeights
 from tests.lab.training.resumable import STEPS, config_of
-from tests.lab.training.same_run import assert_same_run, logged
+from tests.lab.training.same_run import (
+    assert_resumes,
+    assert_same_run,
+    logged,
+    train,
+    train_killed,
+)
 
 MakeConfig = Callable[..., dict[str, Any]]
 KillAt = Callable[[int], Callback]
@@ -64,27 +69,11 @@ def test_resumed_equals_uninterrupted(
     make_config: MakeConfig,
     make_distilled: MakeConfig,
     tmp_path: Path,
-    kill_at: KillAt,
 ) -> None:
     """Resumed once more within the same epoch too."""
     distilled = method.partition("-")[0] in ("seed", "protoseed")
     config = config_of(make_distilled if distilled else make_config, method)
-    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
-    first, *later = kills
-    with pytest.raises(RuntimeError, match="killed"):
-        pretrain(
-            prepare(config),
-            run_dir=tmp_path / "parts",
-            callbacks=[kill_at(first)],
-            show_progress=False,
-        )
-    for step in later:
-        with pytest.raises(RuntimeError, match="killed"):
-            resume(tmp_path / "parts", callbacks=[kill_at(step)])
-    within = kills[-1] if kills[-1] != STEPS else None
-    assert checkpoints(tmp_path / "parts")[-1].step == within
-    resume(tmp_path / "parts")
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_resumes(config, tmp_path, *kills)
 
 
 @pytest.mark.slow
@@ -95,7 +84,6 @@ def test_augmentation_on_the_batch(
     in_memory: bool,
     make_config: MakeConfig,
     tmp_path: Path,
-    kill_at: KillAt,
 ) -> None:
     """Multi-crop, and views that are mixed."""
     mix = {"name": "cutmix", "min_share": 0.6}
@@ -104,22 +92,12 @@ def test_augmentation_on_the_batch(
     large = {"crop_size": 16, "num_crops": 2, "color_jitter": jitter}
     crops = [large, {"crop_size": 8, "num_crops": 2, "gaussian_blur": {"prob": 0.5}}]
     config = config_of(make_config, "protocpc", data=data, augmentations=crops)
-    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
-    with pytest.raises(RuntimeError, match="killed"):
-        pretrain(
-            prepare(config),
-            run_dir=tmp_path / "parts",
-            callbacks=[kill_at(step)],
-            show_progress=False,
-        )
-    resume(tmp_path / "parts")
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_resumes(config, tmp_path, step)
 
 
 def test_clusters_are_rematched_as_before(
     make_config: MakeConfig,
     tmp_path: Path,
-    kill_at: KillAt,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Class weights and their momentum move with the clusters, in a resumed run too."""
@@ -133,16 +111,10 @@ def test_clusters_are_rematched_as_before(
 
     monkeypatch.setattr(ClassWeights, "rematch_", note)
     config = config_of(make_config, "metric")
-    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    train(config, tmp_path / "whole")
     assert len(moves) == 2
     assert any(move != sorted(move) for move in moves)
-    with pytest.raises(RuntimeError, match="killed"):
-        pretrain(
-            prepare(config),
-            run_dir=tmp_path / "parts",
-            callbacks=[kill_at(2 * STEPS)],
-            show_progress=False,
-        )
+    train_killed(config, tmp_path / "parts", 2 * STEPS)
     resume(tmp_path / "parts")
     # Killed within the third epoch, whose checkpoint is of before its clusters.
     assert moves[2:] == [*moves[:2], moves[1]]
@@ -152,65 +124,32 @@ def test_clusters_are_rematched_as_before(
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 2)], ids=str)
 def test_number_of_workers_may_change(
-    workers: tuple[int, int], make_config: MakeConfig, tmp_path: Path, kill_at: KillAt
+    workers: tuple[int, int], make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """The same run with and without worker processes, stopped within an epoch or not."""
     first, second = (config_of(make_config, "debiased", data={"num_workers": n}) for n in workers)
-    pretrain(prepare(first), run_dir=tmp_path / "whole", show_progress=False)
-    with pytest.raises(RuntimeError, match="killed"):
-        pretrain(
-            prepare(second),
-            run_dir=tmp_path / "parts",
-            callbacks=[kill_at(STEPS + 3)],
-            show_progress=False,
-        )
-    resume(tmp_path / "parts")
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_resumes(first, tmp_path, STEPS + 3, parts=second)
 
 
-def test_accumulated_gradients(make_config: MakeConfig, tmp_path: Path, kill_at: KillAt) -> None:
+def test_accumulated_gradients(make_config: MakeConfig, tmp_path: Path) -> None:
     """Momentum networks move with the optimiser; checkpoints fall on its steps only."""
     config = config_of(make_config, "byol", accumulate_grad_batches=2)
-    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
-    with pytest.raises(RuntimeError, match="killed"):
-        pretrain(
-            prepare(config),
-            run_dir=tmp_path / "parts",
-            callbacks=[kill_at(STEPS + 3)],
-            show_progress=False,
-        )
-    resume(tmp_path / "parts")
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_resumes(config, tmp_path, STEPS + 3)
 
 
-def test_metrics_are_not_repeated(make_config: MakeConfig, tmp_path: Path, kill_at: KillAt) -> None:
+def test_metrics_are_not_repeated(make_config: MakeConfig, tmp_path: Path) -> None:
     """Lines past the checkpoint are dropped before the resumed run writes them again."""
     config = config_of(
         make_config, "debiased", checkpoint={"every_n_steps": 4}, log_every_n_steps=1
     )
-    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
-    with pytest.raises(RuntimeError, match="killed"):
-        pretrain(
-            prepare(config),
-            run_dir=tmp_path / "parts",
-            callbacks=[kill_at(STEPS + 4)],
-            show_progress=False,
-        )
-    resume(tmp_path / "parts")
-
-    def steps(run: str) -> list[tuple[int, float]]:
-        lines = (tmp_path / run / METRICS).read_text().splitlines()
-        records = [json.loads(line) for line in lines]
-        key = "train_class_loss_step"
-        return [(r["step"], r[key]) for r in records if key in r]
-
-    assert steps("parts") == steps("whole")
-    assert len(steps("whole")) == 3 * STEPS
+    assert_resumes(config, tmp_path, STEPS + 4)
+    steps = [line for line in logged(tmp_path / "parts") if "train_class_loss_step" in line]
+    assert [line["step"] for line in steps] == list(range(3 * STEPS))
 
 
 def test_a_finished_run_is_left_alone(make_config: MakeConfig, tmp_path: Path) -> None:
     config = config_of(make_config, "debiased", max_epochs=1)
-    first = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    first = train(config, tmp_path / "run")
     assert first.checkpoint is not None
     before = first.checkpoint.read_bytes()
     again = resume(tmp_path / "run")
@@ -226,7 +165,7 @@ def test_a_finished_run_gets_the_line_that_a_kill_took(
 ) -> None:
     """Of the last epoch, which Lightning logs after the last checkpoint."""
     config = config_of(make_config, "debiased", max_epochs=1)
-    pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    train(config, tmp_path / "run")
     whole = logged(tmp_path / "run")
     file = tmp_path / "run" / METRICS
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
@@ -245,7 +184,7 @@ def test_a_damaged_timing_costs_no_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = config_of(make_config, "debiased", max_epochs=1)
-    pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    train(config, tmp_path / "run")
     (tmp_path / "run" / "timing.json").write_text(torn)
     again = resume(tmp_path / "run")
     assert again.checkpoint is not None

@@ -13,24 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 
 from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import CONFIG, METRICS, PREVIOUS, checkpoints
+from tests.lab.training.same_run import same_weights, train, train_killed
 
 MakeConfig = Callable[..., dict[str, Any]]
-
-
-def train(config: dict[str, Any], run_dir: Path, **more: Any) -> Path:
-    pretrain(prepare(config), run_dir=run_dir, show_progress=False, **more)
-    return run_dir
-
-
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    state = torch.load(checkpoints(run_dir)[-1].path, weights_only=True)
-    return dict(state["state_dict"])
 
 
 def tear(file: Path) -> None:
@@ -65,7 +55,7 @@ def test_the_one_before_a_damaged_one_is_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = make_config("debiased", max_epochs=3)
-    whole = train(config, tmp_path / "whole")
+    whole = train(config, tmp_path / "whole").run_dir
     parts = Path(shutil.copytree(whole, tmp_path / "parts"))
     newest = checkpoints(parts)[-1].path
     damage(newest)
@@ -74,14 +64,13 @@ def test_the_one_before_a_damaged_one_is_used(
     assert f"{newest.name}' cannot be read" in caplog.text
     assert "the one before it is used" in caplog.text
     assert (parts / f"{newest.name}.unreadable").is_file()
-    for key, value in weights(whole).items():
-        assert torch.equal(value, weights(parts)[key]), key
+    assert same_weights(whole, parts)
 
 
 @pytest.mark.fault
 def test_none_that_can_be_read(make_config: MakeConfig, tmp_path: Path) -> None:
     """The run does not start over by itself."""
-    run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
     for held in checkpoints(run, previous=True):
         tear(held.path)
     names = {file.name for file in run.iterdir()}
@@ -92,7 +81,7 @@ def test_none_that_can_be_read(make_config: MakeConfig, tmp_path: Path) -> None:
 
 def test_one_is_kept_behind_the_last(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config("debiased", max_epochs=4, checkpoint={"every_n_steps": 1})
-    run = train(config, tmp_path / "run")
+    run = train(config, tmp_path / "run").run_dir
     names = {file.name for file in run.glob("*.ckpt*")}
     last = next(name for name in names if name.endswith("ep=3.ckpt"))
     (before,) = names - {last}
@@ -115,7 +104,7 @@ def test_one_is_kept_behind_the_last(make_config: MakeConfig, tmp_path: Path) ->
 def test_another_runs_checkpoint_is_refused(
     change: dict[str, Any], told: str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
     before = (run / CONFIG).read_text()
     changed = prepare(make_config("debiased", **({"max_epochs": 2} | change)))
     with pytest.raises(UserError, match="is of another run") as caught:
@@ -129,7 +118,7 @@ def test_another_runs_checkpoint_is_refused(
 def test_another_method_is_refused_before_anything_is_written(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    run = train(make_config("debiased"), tmp_path / "run")
+    run = train(make_config("debiased"), tmp_path / "run").run_dir
     other = make_config("simclr", resume_from_checkpoint=str(checkpoints(run)[-1].path))
     with pytest.raises(UserError, match='method: "debiased" -> "simclr"'):
         train(other, tmp_path / "other")
@@ -172,7 +161,7 @@ def test_other_images_are_refused(
     """Resumed as it was, but there are other files by now."""
     folder = Path(shutil.copytree(images, tmp_path / "images"))
     data = {**data, "train_path": str(kept(folder))}
-    run = train(make_config("debiased", data=data, max_epochs=2), tmp_path / "run")
+    run = train(make_config("debiased", data=data, max_epochs=2), tmp_path / "run").run_dir
     resume(run)
     some = sorted(folder.rglob("*.png"))
     some[0].rename(some[0].with_name("another.png"))
@@ -186,7 +175,7 @@ def test_other_images_are_refused(
 
 
 def test_a_copy_of_the_images_will_do(
-    make_config: MakeConfig, images: Path, tmp_path: Path, kill_at: Callable[[int], Callback]
+    make_config: MakeConfig, images: Path, tmp_path: Path
 ) -> None:
     """As after a requeued job has unpacked them on another machine, files of another time."""
     copy = Path(shutil.copytree(images, tmp_path / "copy", copy_function=shutil.copyfile))
@@ -194,14 +183,13 @@ def test_a_copy_of_the_images_will_do(
         make_config("debiased", data={"train_path": str(folder)}, max_epochs=2)
         for folder in (images, copy)
     ]
-    with pytest.raises(RuntimeError, match="killed"):
-        train(configs[0], tmp_path / "run", callbacks=[kill_at(3)])
+    train_killed(configs[0], tmp_path / "run", 3)
     train(configs[1], tmp_path / "run")
     assert checkpoints(tmp_path / "run")[-1].epoch == 1
 
 
 def test_forced(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
     with caplog.at_level(logging.WARNING):
         train(make_config("debiased", max_epochs=3), run, force=True)
     assert "goes on from another run's checkpoint: max_epochs: 2.0 -> 3.0" in caplog.text
@@ -216,7 +204,7 @@ def test_what_cannot_be_read_now_keeps_its_name(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that answers with an error says nothing of the file."""
-    run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
     before = sorted(run.iterdir())
 
     load = torch.load
@@ -233,15 +221,12 @@ def test_what_cannot_be_read_now_keeps_its_name(
     assert sorted(run.iterdir()) == before
 
 
-def test_settings_that_change_no_number_may_change(
-    make_config: MakeConfig, tmp_path: Path, kill_at: Callable[[int], Callback]
-) -> None:
+def test_settings_that_change_no_number_may_change(make_config: MakeConfig, tmp_path: Path) -> None:
     first, second = (
         make_config("debiased", data={"num_workers": n}, log_every_n_steps=n + 1, max_epochs=2)
         for n in (0, 1)
     )
-    with pytest.raises(RuntimeError, match="killed"):
-        train(first, tmp_path / "run", callbacks=[kill_at(3)])
+    train_killed(first, tmp_path / "run", 3)
     train(second, tmp_path / "run")
     assert checkpoints(tmp_path / "run")[-1].epoch == 1
 
@@ -251,8 +236,8 @@ def test_one_of_another_run_among_them_is_passed_over(
     make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Put there by hand, and further than this run is."""
-    run = train(make_config("debiased", max_epochs=2), tmp_path / "run")
-    other = train(make_config("debiased", max_epochs=2, seed=9), tmp_path / "other")
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
+    other = train(make_config("debiased", max_epochs=2, seed=9), tmp_path / "other").run_dir
     strange = run / "somebody-elses-ep=7.ckpt"
     shutil.copy(checkpoints(other)[-1].path, strange)
     (own, _), theirs = checkpoints(run), strange.read_bytes()
@@ -269,7 +254,7 @@ def test_one_of_another_run_among_them_is_passed_over(
 @pytest.mark.fault
 def test_one_without_a_config_that_does_not_fit(make_config: MakeConfig, tmp_path: Path) -> None:
     """As solo-learn's own script writes it, of another method: one line, and nothing is left."""
-    run = train(make_config("simclr"), tmp_path / "run")
+    run = train(make_config("simclr"), tmp_path / "run").run_dir
     state = torch.load(checkpoints(run)[-1].path, weights_only=True)
     del state["solo_ext"]
     torch.save(state, tmp_path / "upstream.ckpt")
@@ -284,7 +269,7 @@ def test_one_without_a_config_that_does_not_fit(make_config: MakeConfig, tmp_pat
 def test_an_optimiser_of_other_groups_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
     """Forced, but its state does not fit: one line, and the log is not cut."""
     config = make_config("simclr", optimizer={"name": "lars"}, max_epochs=2)
-    run = train(config, tmp_path / "run")
+    run = train(config, tmp_path / "run").run_dir
     logged = (run / METRICS).read_bytes()
     other = dict(config, optimizer={**config["optimizer"], "exclude_bias_n_norm_wd": True})
     with pytest.raises(UserError, match=r"does not fit this method .*parameter group"):

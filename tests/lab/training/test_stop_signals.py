@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
 
 from solo_ext.core.errors import StoppedBySignal
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from solo_ext.lab.training.signals import SIGNALS
+from tests.lab.training.same_run import same_weights, train
 from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -43,11 +42,6 @@ class SignalAt(Callback):
             os.kill(os.getpid(), self.number)
 
 
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    state = torch.load(checkpoints(run_dir)[-1].path, weights_only=True)
-    return dict(state["state_dict"])
-
-
 @pytest.mark.fault
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("step", [STEPS, 2 * STEPS - 1], ids=["within-epoch", "last-step"])
@@ -56,32 +50,24 @@ def test_saved_then_stopped(
 ) -> None:
     """And the resumed run is the uninterrupted one; a last step is saved with its epoch."""
     config = make_config("nnclr_symmetric", max_epochs=4, checkpoint={"frequency": 100})
-    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    train(config, tmp_path / "whole")
     handlers = [signal.getsignal(n) for n in SIGNALS]
     run = tmp_path / "parts"
     with pytest.raises(StoppedBySignal, match=f"{number.name} after optimiser step {step + 1}"):
-        pretrain(
-            prepare(config), run_dir=run, callbacks=[SignalAt(step, number)], show_progress=False
-        )
+        train(config, run, callbacks=[SignalAt(step, number)])
     assert [signal.getsignal(n) for n in SIGNALS] == handlers
     (held,) = [c for c in checkpoints(run) if c.epoch == 1]
     assert held.step == (None if step == 2 * STEPS - 1 else step + 1)
     resume(run)
-    for key, value in weights(tmp_path / "whole").items():
-        assert torch.equal(value, weights(run)[key]), key
+    assert same_weights(tmp_path / "whole", run)
 
 
 @pytest.mark.fault
 def test_after_the_last_step_there_is_nothing_to_stop(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    result = pretrain(
-        prepare(make_config("simclr", max_epochs=1)),
-        run_dir=tmp_path / "run",
-        callbacks=[SignalAt(STEPS - 1, signal.SIGTERM)],
-        show_progress=False,
-    )
-    assert result.epochs == 1
+    end = SignalAt(STEPS - 1, signal.SIGTERM)
+    assert train(make_config("simclr", max_epochs=1), tmp_path / "run", callbacks=[end]).epochs == 1
 
 
 @contextlib.contextmanager

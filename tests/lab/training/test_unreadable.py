@@ -16,10 +16,10 @@ from lightning.pytorch.callbacks import Callback
 from solo_ext.data.reading import UnreadableImage
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.evaluation.evaluate import evaluate
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import PretrainResult, pretrain, resume
+from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.lab.training.watch import UNREADABLE
+from tests.lab.training.same_run import same_weights, train, train_killed, weights
 
 MakeConfig = Callable[..., dict[str, Any]]
 BROKEN = {"0/3.png": "it is empty", "0/15.png": "no image", "1/0.png": "a link", "2/9.png": "trunc"}
@@ -37,20 +37,6 @@ def faulty(images: Path, tmp_path: Path) -> Path:
     whole = (root / "2" / "9.png").read_bytes()
     (root / "2" / "9.png").write_bytes(whole[: len(whole) // 2])
     return root
-
-
-def train(config: dict[str, Any], run_dir: Path, **options: Any) -> PretrainResult:
-    return pretrain(prepare(config), run_dir=run_dir, show_progress=False, **options)
-
-
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    held = torch.load(checkpoints(run_dir)[-1].path, weights_only=True)["state_dict"]
-    return {k: v for k, v in held.items() if isinstance(v, torch.Tensor)}
-
-
-def same(a: Path, b: Path) -> bool:
-    x, y = weights(a), weights(b)
-    return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
 
 
 def data(folder: Path, **given: Any) -> dict[str, Any]:
@@ -84,7 +70,7 @@ def test_skipped_ones_are_named_and_counted(
             f"4 images cannot be read and are left out, named in {runs[-1] / UNREADABLE}"
         ]
         assert named(runs[-1], faulty) == set(BROKEN)
-    assert same(*runs)
+    assert same_weights(*runs)
     record = evaluate(runs[0], "knn", {"k": [1]})
     for split in ("train", "test"):
         assert record[split]["images"] == 44
@@ -95,9 +81,7 @@ def test_skipped_ones_are_named_and_counted(
 
 @pytest.mark.slow
 @pytest.mark.fault
-def test_resumed_is_the_same(
-    make_config: MakeConfig, faulty: Path, tmp_path: Path, kill_at: Callable[[int], Callback]
-) -> None:
+def test_resumed_is_the_same(make_config: MakeConfig, faulty: Path, tmp_path: Path) -> None:
     changes = {
         "data": data(faulty),
         "max_epochs": 2,
@@ -106,10 +90,9 @@ def test_resumed_is_the_same(
     }
     config = make_config("mocov2plus", **changes)
     train(config, tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="killed"):
-        train(config, tmp_path / "parts", callbacks=[kill_at(8)])
+    train_killed(config, tmp_path / "parts", 8)
     resume(tmp_path / "parts")
-    assert same(tmp_path / "whole", tmp_path / "parts")
+    assert same_weights(tmp_path / "whole", tmp_path / "parts")
     assert named(tmp_path / "parts", faulty) == set(BROKEN)
 
 
@@ -166,7 +149,7 @@ def test_a_file_that_vanishes_ends_the_run(
     assert [c.epoch for c in checkpoints(tmp_path / "run")] == [0]
     lost.with_suffix(".gone").rename(lost)
     resume(tmp_path / "run")
-    assert same(tmp_path / "whole", tmp_path / "run")
+    assert same_weights(tmp_path / "whole", tmp_path / "run")
 
 
 @pytest.mark.fault
