@@ -16,7 +16,7 @@ from torch import Tensor
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain
+from tests.lab.training.same_run import train
 
 MakeConfig = Callable[..., dict[str, Any]]
 VIEWS = {
@@ -43,7 +43,7 @@ class Seen(Callback):
 
 def served(config: dict[str, Any], run_dir: Path) -> list[Any]:
     seen = Seen()
-    pretrain(prepare(config), run_dir=run_dir, callbacks=[seen], show_progress=False)
+    train(config, run_dir, callbacks=[seen])
     return seen.batches
 
 
@@ -185,7 +185,7 @@ def test_images_of_another_size_end_the_run_with_a_line(
     }
     config = make_config("simclr", data=data, augmentations=[LARGE])
     with pytest.raises(UserError, match=r"^data.augmentation='batch': image .*91.png' has 16 x 20"):
-        pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+        train(config, tmp_path / "run")
 
 
 REFUSED = {

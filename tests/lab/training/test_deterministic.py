@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from tests.lab.training.same_run import assert_same_run
+from tests.lab.training.same_run import assert_same_run, train
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 MakeConfig = Callable[..., dict[str, Any]]
@@ -24,7 +24,7 @@ def test_on_a_cpu_it_changes_no_number(
     method: str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """Every operation has a deterministic form there, and is one without being asked."""
-    pretrain(prepare(make_config(method)), run_dir=tmp_path / "plain", show_progress=False)
+    train(make_config(method), tmp_path / "plain")
     seen: list[bool] = []
     watch = LambdaCallback(
         on_train_batch_start=lambda *_: seen.append(torch.are_deterministic_algorithms_enabled())

@@ -15,7 +15,7 @@ from solo_ext.core.errors import UserError
 from solo_ext.data.reading import name_of
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
-from tests.lab.training.same_run import assert_same_run, final
+from tests.lab.training.same_run import assert_same_run, final, train
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -34,7 +34,7 @@ def test_duplicates_that_come_while_it_trains_change_nothing(
     """Indices, order and labels are of what was there at the start; resuming tells of the rest."""
     data = {"train_path": str(folder), "num_workers": workers}
     config = make_config(method, data=data, max_epochs=3)
-    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    train(config, tmp_path / "whole")
 
     def copy(trainer: Any, *_: Any) -> None:
         if trainer.current_epoch == 1:
@@ -42,7 +42,7 @@ def test_duplicates_that_come_while_it_trains_change_nothing(
             shutil.copy(folder / "1" / "7.png", folder / "0" / "00.png")
 
     come = LambdaCallback(on_train_epoch_start=copy)
-    pretrain(prepare(config), run_dir=tmp_path / "run", callbacks=[come], show_progress=False)
+    train(config, tmp_path / "run", callbacks=[come])
     assert_same_run(tmp_path / "whole", tmp_path / "run")
     with pytest.raises(UserError, match="training images: 48 -> 50"):
         resume(tmp_path / "run")

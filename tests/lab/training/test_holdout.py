@@ -17,6 +17,7 @@ from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import checkpoints
+from tests.lab.training.resumable import KillAt
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -73,7 +74,6 @@ def test_resumed_is_the_same(
     make_config: MakeConfig,
     images: Path,
     tmp_path: Path,
-    kill_at: Callable[[int], Callback],
 ) -> None:
     config = make_config(
         "simclr",
@@ -91,7 +91,7 @@ def test_resumed_is_the_same(
 
     whole = train("whole")
     with pytest.raises(RuntimeError, match="killed"):
-        train("parts", kill_at(6))
+        train("parts", KillAt(6))
     resume(tmp_path / "parts")
     first, second = (
         torch.load(checkpoints(run)[-1].path, weights_only=True)["state_dict"]

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import METRICS, read_config
 from solo_ext.memory.heads import ClassWeights
-from tests.lab.training.resumable import STEPS, config_of
+from tests.lab.training.resumable import STEPS, KillAt, config_of
 from tests.lab.training.same_run import (
     assert_resumes,
     assert_same_run,
@@ -24,7 +23,6 @@ from tests.lab.training.same_run import (
 )
 
 MakeConfig = Callable[..., dict[str, Any]]
-KillAt = Callable[[int], Callback]
 METHODS = (
     "debiased",
     "simclr",
@@ -192,13 +190,11 @@ def test_a_damaged_timing_costs_no_run(
     assert "damaged" in caplog.text
 
 
-def test_auto_resume_finds_the_run_of_the_config(
-    make_config: MakeConfig, tmp_path: Path, kill_at: KillAt
-) -> None:
+def test_auto_resume_finds_the_run_of_the_config(make_config: MakeConfig, tmp_path: Path) -> None:
     folders = {"checkpoint": {"dir": str(tmp_path)}, "auto_resume": {"enabled": True}}
     config = config_of(make_config, "debiased", **folders)
     with pytest.raises(RuntimeError, match="killed"):
-        pretrain(prepare(config), callbacks=[kill_at(STEPS + 2)], show_progress=False)
+        pretrain(prepare(config), callbacks=[KillAt(STEPS + 2)], show_progress=False)
     (stopped,) = (tmp_path / "debiased").iterdir()
     done = pretrain(prepare(config), show_progress=False)
     assert done.run_dir == stopped

@@ -17,7 +17,7 @@ from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import checkpoints
-from tests.lab.training.resumable import KillAt
+from tests.lab.training.same_run import train, train_killed
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -31,7 +31,7 @@ def names_over_time(config: dict[str, Any], run: Path) -> list[str]:
         seen.append(found[-1].path.name.removeprefix("tiny-run-") if found else "")
 
     watch = LambdaCallback(on_train_batch_start=look)
-    pretrain(prepare(config), run_dir=run, callbacks=[watch], show_progress=False)
+    train(config, run, callbacks=[watch])
     return seen
 
 
@@ -56,7 +56,7 @@ def test_the_end_by_steps_is_saved(
 ) -> None:
     """Whatever the frequency, and within an epoch or with it."""
     config = make_config("simclr", checkpoint={"frequency": 100}, max_steps=steps, max_epochs=10)
-    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    result = train(config, tmp_path / "run")
     assert result.checkpoint is not None
     assert result.checkpoint.name == f"tiny-run-{name}.ckpt"
     begun: list[int] = []
@@ -91,7 +91,7 @@ def test_a_disk_that_fills_up(
 
     watch = LambdaCallback(on_train_batch_start=fill)
     with pytest.raises(UserError, match=r"ep=1-step=3\.ckpt.*cannot be written \(.*make room"):
-        pretrain(prepare(config), run_dir=run, callbacks=[watch], show_progress=False)
+        train(config, run, callbacks=[watch])
     assert checkpoints(run)[-1].path.name == "tiny-run-ep=0.ckpt"
     assert not list(run.glob(".*.saving"))
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -103,9 +103,7 @@ def test_a_disk_that_fills_up(
 def test_a_folder_that_cannot_be_made(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="Not a directory; name one that can be written"):
-        pretrain(
-            prepare(make_config("simclr")), run_dir=tmp_path / "file" / "run", show_progress=False
-        )
+        train(make_config("simclr"), tmp_path / "file" / "run")
 
 
 @pytest.mark.fault
@@ -119,11 +117,11 @@ def test_one_process_at_a_time(make_config: MakeConfig, tmp_path: Path) -> None:
             before = log.read_text()
             assert before
             with pytest.raises(UserError, match="is being written by another process"):
-                pretrain(prepare(config), run_dir=run, show_progress=False)
+                train(config, run)
             assert log.read_text() == before
 
     watch = LambdaCallback(on_train_batch_start=again)
-    result = pretrain(prepare(config), run_dir=run, callbacks=[watch], show_progress=False)
+    result = train(config, run, callbacks=[watch])
     assert result.epochs == 2
 
 
@@ -133,8 +131,7 @@ def test_another_process_that_ended_while_this_one_started(
 ) -> None:
     """Its last checkpoint is not passed over, and its log not cut."""
     run, config = tmp_path / "run", make_config("simclr", max_epochs=2)
-    with pytest.raises(RuntimeError, match="killed"):
-        pretrain(prepare(config), run_dir=run, callbacks=[KillAt(2)], show_progress=False)
+    train_killed(config, run, 2)
     late, logs = prepare(config), list[bytes]()
 
     def meanwhile(cfg: Any) -> Any:
@@ -155,12 +152,7 @@ def test_what_fails_at_its_start_leaves_nothing(make_config: MakeConfig, tmp_pat
 
     watch = LambdaCallback(on_train_start=fail)
     with pytest.raises(UserError, match="no"):
-        pretrain(
-            prepare(make_config("simclr")),
-            run_dir=tmp_path / "run",
-            callbacks=[watch],
-            show_progress=False,
-        )
+        train(make_config("simclr"), tmp_path / "run", callbacks=[watch])
     assert not (tmp_path / "run").exists()
 
 
@@ -175,4 +167,4 @@ def test_errors_that_are_not_of_the_file_are_told_as_they_are(
 
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(RuntimeError, match=r"^CUDA error: an illegal"):
-        pretrain(prepare(make_config("simclr")), run_dir=tmp_path / "run", show_progress=False)
+        train(make_config("simclr"), tmp_path / "run")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.callbacks import Callback, LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from solo_ext.config.schema import AutoResume
 from solo_ext.core.errors import ConfigError, UserError
@@ -29,9 +29,10 @@ from solo_ext.lab.training.run_dir import (
     run_digest,
 )
 from solo_ext.lab.training.trainer import JsonLines
+from tests.lab.training.resumable import KillAt
+from tests.lab.training.same_run import train, train_killed
 
 MakeConfig = Callable[..., dict[str, Any]]
-KillAt = Callable[[int], Callback]
 
 
 def test_checkpoints_are_ordered_by_progress(tmp_path: Path) -> None:
@@ -82,19 +83,14 @@ def test_run_dirs_do_not_collide(make_config: MakeConfig, tmp_path: Path) -> Non
     assert choose_run_dir(automatic).name == f"{first.name}-3"
 
 
-def test_a_named_checkpoint_only_begins_a_run(
-    make_config: MakeConfig, tmp_path: Path, kill_at: KillAt
-) -> None:
+def test_a_named_checkpoint_only_begins_a_run(make_config: MakeConfig, tmp_path: Path) -> None:
     """Resuming does not go back to `resume_from_checkpoint`."""
     config = make_config("simclr", checkpoint={"every_n_steps": 1}, max_epochs=4)
-    with pytest.raises(RuntimeError, match="killed"):
-        pretrain(
-            prepare(config), run_dir=tmp_path / "a", callbacks=[kill_at(1)], show_progress=False
-        )
+    train_killed(config, tmp_path / "a", 1)
     (begin,) = checkpoints(tmp_path / "a")
     other = prepare({**config, "resume_from_checkpoint": str(begin.path)})
     with pytest.raises(RuntimeError, match="killed"):
-        pretrain(other, run_dir=tmp_path / "b", callbacks=[kill_at(5)], show_progress=False)
+        pretrain(other, run_dir=tmp_path / "b", callbacks=[KillAt(5)], show_progress=False)
     (further,) = checkpoints(tmp_path / "b")
     assert further.step == 5
     started: list[int] = []
@@ -106,13 +102,12 @@ def test_a_named_checkpoint_only_begins_a_run(
 
 
 def test_resumed_from_within(
-    make_config: MakeConfig, tmp_path: Path, kill_at: KillAt, monkeypatch: pytest.MonkeyPatch
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`cd RUN; solo-ext pretrain --resume .`"""
     run = tmp_path / "run"
     config = make_config("simclr", checkpoint={"every_n_steps": 1}, max_epochs=3)
-    with pytest.raises(RuntimeError, match="killed"):
-        pretrain(prepare(config), run_dir=run, callbacks=[kill_at(3)], show_progress=False)
+    train_killed(config, run, 3)
     monkeypatch.chdir(run)
     assert main(["pretrain", "--resume", "."]) == 0
     assert [held.path.name for held in checkpoints(run)] == ["tiny-run-ep=2.ckpt"]
@@ -126,7 +121,7 @@ def test_names_that_lead_elsewhere(
     """Checkpoints are in the run directory and are found there, whatever the run is called."""
     config = make_config("simclr", name=name, checkpoint={"dir": str(tmp_path / "all")})
     run_dir = tmp_path / "all" / "run" if named else None
-    result = pretrain(prepare(config), run_dir=run_dir, show_progress=False)
+    result = train(config, run_dir)
     assert result.checkpoint is not None
     assert list(tmp_path.rglob("*.ckpt")) == [result.checkpoint]
     assert result.checkpoint.parent == result.run_dir
@@ -136,7 +131,7 @@ def test_names_that_lead_elsewhere(
 def test_whose_folder_it_is(make_config: MakeConfig, tmp_path: Path) -> None:
     """A run's, also a copy without hidden files, or one that was killed before its first batch."""
     run = tmp_path / "run"
-    pretrain(prepare(make_config("simclr")), run_dir=run, show_progress=False)
+    train(make_config("simclr"), run)
     check_run_dir(run)
     check_run_dir(tmp_path / "new")
     (run / LOCK).unlink()
@@ -164,7 +159,7 @@ def test_checkpoints_are_named_once(make_config: MakeConfig, tmp_path: Path) -> 
 def test_files_of_a_run(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
     """What upstream's scripts read is there: args.json and one checkpoint of the usual name."""
     config = make_config("simclr", data={"val_path": str(images)}, loggers=["csv"], max_epochs=2)
-    result = pretrain(prepare(config), run_dir=tmp_path / "v1", show_progress=False)
+    result = train(config, tmp_path / "v1")
     names = {p.name for p in result.run_dir.iterdir()}
     assert names == {
         "args.json",
@@ -192,19 +187,16 @@ def test_kept_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config(
         "simclr", checkpoint={"keep_prev": True, "frequency": 2, "every_n_steps": 1}, max_epochs=4
     )
-    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    result = train(config, tmp_path / "run")
     kept = [p.path.name for p in checkpoints(result.run_dir)]
     assert kept == [f"tiny-run-ep={n}.ckpt" for n in (0, 2, 3)]
 
 
-def test_leftovers_of_a_killed_process_go(
-    make_config: MakeConfig, tmp_path: Path, kill_at: KillAt
-) -> None:
+def test_leftovers_of_a_killed_process_go(make_config: MakeConfig, tmp_path: Path) -> None:
     """Killed while writing, or between writing a checkpoint and removing the one before it."""
     run = tmp_path / "run"
     config = make_config("simclr", checkpoint={"every_n_steps": 1}, max_epochs=2)
-    with pytest.raises(RuntimeError, match="killed"):
-        pretrain(prepare(config), run_dir=run, callbacks=[kill_at(3)], show_progress=False)
+    train_killed(config, run, 3)
     (left,) = checkpoints(run)
     shutil.copy(left.path, run / "tiny-run-ep=0.ckpt")
     for name in (".tiny-run-ep=1-step=4.ckpt.saving", "somebody-elses.ckpt"):
@@ -227,7 +219,7 @@ def test_a_config_that_is_none_is_named(tmp_path: Path) -> None:
 
 def test_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config("simclr", checkpoint={"enabled": False})
-    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
+    result = train(config, tmp_path / "run")
     assert result.checkpoint is None
     assert not list(result.run_dir.rglob("*.ckpt"))
 

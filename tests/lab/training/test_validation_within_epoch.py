@@ -13,11 +13,10 @@ import pytest
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 
 from solo_ext.core.errors import StoppedBySignal
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import checkpoints
 from tests.lab.training.resumable import STEPS, KillAt, config_of
-from tests.lab.training.same_run import assert_same_run, logged
+from tests.lab.training.same_run import assert_same_run, logged, train
 
 MakeConfig = Callable[..., dict[str, Any]]
 BATCH = STEPS + 4
@@ -80,11 +79,11 @@ def test_the_log_is_that_of_the_whole_run(
         log_every_n_steps=1,
         accumulate_grad_batches=accumulated,
     )
-    pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+    train(config, tmp_path / "whole")
     assert sum("val_acc1" in line for line in logged(tmp_path / "whole")) == 3 * STEPS // 2
     parts = tmp_path / "parts"
     with pytest.raises((RuntimeError, StoppedBySignal), match=r"killed|SIGTERM"):
-        pretrain(prepare(config), run_dir=parts, callbacks=[stop()], show_progress=False)
+        train(config, parts, callbacks=[stop()])
     # One is written after its validation, where one is due.
     batches = BATCH if validated else BATCH - accumulated
     assert checkpoints(parts)[-1].step == batches // accumulated
