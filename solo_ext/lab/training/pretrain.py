@@ -207,8 +207,9 @@ def _announced(run_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.pop(RUN_DIR, None)
-        if held is not None:
+        if held is None:
+            del os.environ[RUN_DIR]
+        else:
             os.environ[RUN_DIR] = held
 
 
@@ -270,10 +271,7 @@ def _does_not_fit(error: Exception, checkpoint: str) -> UserError | None:
 def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> Iterator[None]:
     """Keeps other runs out of the directory; the first process of the run holds the lock.
 
-    Args:
-        run_dir: of the run.
-        trainer: of the run.
-        held: the checkpoints that existed when this run chose which one to resume from.
+    ``held`` are the checkpoints that existed when this run chose which one to resume from.
     """
     if not trainer.is_global_zero:
         yield

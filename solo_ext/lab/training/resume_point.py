@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -29,9 +30,8 @@ class ResumePoint:
     Attributes:
         path: the file.
         step: optimiser steps done at that point.
-        unlogged: metrics that the log may lack, see
-            :func:`solo_ext.lab.training.run_state.unlogged_in`.
-        unusable: other checkpoints that are damaged or of another run: file, what it is, why.
+        unlogged: metrics that the log may lack.
+        unusable: other checkpoints that are damaged or of another run: file, ending, why.
     """
 
     path: Path
@@ -47,8 +47,17 @@ class ResumePoint:
         Raises:
             UserError: a file cannot be renamed.
         """
-        for path, suffix, why in self.unusable:
-            _set_aside(path, suffix, why)
+        for path, ending, why in self.unusable:
+            kept = path.name.removesuffix(PREVIOUS) + ending
+            logger.warning(f"{why}; it is kept as {kept}, and the one before it is used")
+            try:
+                # Another process of this run may have renamed it already.
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(path, path.with_name(kept))
+            except OSError as error:
+                raise UserError(
+                    f"checkpoint {str(path)!r} cannot be renamed ({error.strerror}); remove it"
+                ) from error
 
 
 def resume_point(
@@ -123,11 +132,9 @@ def read_state(path: Path) -> dict[str, Any]:
         if missing:
             raise ValueError(f"it holds no {missing[0]!r}")
         int(state["global_step"])
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UserError(f"checkpoint {str(path)!r} cannot be read ({reason})") from error
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        said = getattr(error, "strerror", None) or str(error)
+        reason = (said.splitlines() or [type(error).__name__])[0]
         raise UserError(f"checkpoint {str(path)!r} cannot be read ({reason})") from error
     return state  # type: ignore[no-any-return]
 
@@ -156,17 +163,3 @@ def _is_of_the_system(error: BaseException | None) -> bool:
     if isinstance(error, OSError):
         return error.errno in _NOT_NOW
     return isinstance(error, MemoryError)
-
-
-def _set_aside(path: Path, as_what: str, why: str) -> None:
-    kept = path.name.removesuffix(PREVIOUS) + as_what
-    logger.warning(f"{why}; it is kept as {kept}, and the one before it is used")
-    try:
-        os.replace(path, path.with_name(kept))
-    except FileNotFoundError:
-        # Another process of this run has renamed it already.
-        return
-    except OSError as error:
-        raise UserError(
-            f"checkpoint {str(path)!r} cannot be renamed ({error.strerror}); remove it"
-        ) from error

@@ -47,7 +47,6 @@ class Identity:
 
     @classmethod
     def of(cls, run: RunConfig, images: Images) -> Identity:
-        """The identity of a run with this checked config and these training images."""
         text = json.dumps(run.model_dump(), sort_keys=True, default=str)
         return cls(text, names_fingerprint(images), len(images))
 
@@ -60,20 +59,16 @@ class Identity:
         except (TypeError, KeyError, ValueError):
             return None
 
-    def write(self, checkpoint: dict[str, Any]) -> None:
-        """Writes the identity into a checkpoint."""
-        checkpoint[_IDENTITY] = asdict(self)
-
     def differences(self, other: Identity) -> list[str]:
-        """Differences from another run that change the numbers.
-
-        Returns:
-            For example ``["optimizer.lr: 0.3 -> 0.1"]``.
-        """
+        """Differences that change the numbers, such as ``optimizer.lr: 0.3 -> 0.1``."""
         mine, theirs = (settings_of_numbers(json.loads(one.config)) for one in (self, other))
         named = self.images is not None and other.images is not None
+
+        def shown(flat: Mapping[str, Any], key: str) -> str:
+            return json.dumps(flat[key]) if key in flat else "not there"
+
         found = [
-            f"{key}: {_shown(mine, key)} -> {_shown(theirs, key)}"
+            f"{key}: {shown(mine, key)} -> {shown(theirs, key)}"
             for key in sorted(mine.keys() | theirs.keys())
             if mine.get(key) != theirs.get(key) and not (named and key in _PATHS)
         ]
@@ -90,31 +85,19 @@ def listed(differences: list[str]) -> str:
     return "; ".join(differences[:_SHOWN]) + (f"; {more} more" if more > 0 else "")
 
 
-def _shown(flat: Mapping[str, Any], key: str) -> str:
-    return json.dumps(flat[key]) if key in flat else "not there"
-
-
 class RunState(Callback):
     """Keeps in checkpoints what Lightning leaves out, for every process.
 
-    - The position in the data. Lightning restores it only within an epoch, and would repeat the
-      order of the first epoch in the next one.
-    - The random generators.
-    - The sums behind the means over the epoch.
-    - The metrics that Lightning logs only after it has written the checkpoint.
-    - The identity of the run.
+    That is the position in the data (Lightning would repeat the order of the first epoch), the
+    random generators, the sums behind the means over the epoch, the metrics that Lightning logs
+    only after it has written the checkpoint, and the identity of the run.
 
     Args:
         loader: the training loader.
         identity: of the run.
-        restored: called on the first process once the whole content of a checkpoint, if there is
-            one, has been found to fit.
-        begin: called on the first process before the first batch, when no error that depends only
-            on the config can happen any more.
-
-    Attributes:
-        restored: whether the whole content of a checkpoint is restored.
-        begun: whether there has been a batch.
+        restored: called on the first process once a checkpoint, if there is one, has been found to
+            fit; the attribute ``restored`` is true from then on.
+        begin: called on the first process before the first batch.
     """
 
     def __init__(
@@ -130,7 +113,7 @@ class RunState(Callback):
         self._pending: dict[str, Any] | None = None
         self._sums: dict[str, tuple[Any, ...]] = {}
         self._logged_again: set[str] = set()
-        self.restored = self.begun = False
+        self.restored = self._begun = False
         self._trainer: pl.Trainer | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -139,7 +122,7 @@ class RunState(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self.identity.write(checkpoint)
+        checkpoint[_IDENTITY] = asdict(self.identity)
 
     def state_dict(self) -> dict[str, Any]:
         own = random_state() | {"sums": self._epoch_sums()}
@@ -173,9 +156,9 @@ class RunState(Callback):
     ) -> None:
         # Lightning does not call `on_train_epoch_start` in a run resumed within an epoch.
         self._restore()
-        if not self.begun and trainer.is_global_zero:
+        if not self._begun and trainer.is_global_zero:
             self._begin()
-        self.begun = True
+        self._begun = True
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
