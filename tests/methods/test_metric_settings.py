@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "less than no uniformity": (
         {**TRIPLET, "uniformity_weight": -1.0},
         "uniformity_weight",
-        "0 or more",
+        "greater than or equal to 0",
     ),
     "misspelt key": ({**TRIPLET, "uniformity": 1.0}, "uniformity", "unknown key"),
     "misspelt clusters": (

@@ -109,7 +109,7 @@ def test_last_checkpoint_is_told_by_numbers(run: Path) -> None:
         ),
         (lambda a: a["backbone"].update(name="timm/resnet14t"), "missing: layer1.0.conv3.weight"),
         (lambda a: a.pop("data"), "data=null: this key is required"),
-        (lambda a: a["data"].update(dataset=None), "data.dataset=null: not a valid value"),
+        (lambda a: a["data"].update(dataset=None), "data.dataset=null: this key is required"),
         (lambda a: a.update(augmentations=[]), "augmentations=[]: not a valid value"),
         (lambda a: a["augmentations"][0].pop("crop_size"), "augmentations.0.crop_size=null"),
         (lambda a: a["optimizer"].update(batch_size=0), "optimizer.batch_size=0: not a valid"),

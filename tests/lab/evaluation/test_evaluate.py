@@ -206,7 +206,7 @@ def test_unknown_protocol_names_the_nearest() -> None:
 
 def test_settings_of_the_probe_are_refused(run: Path) -> None:
     assert "did you mean 'holdout'?" in refusal(run, {"hold_out": 0.1}, "linear")
-    assert "above 0, below 1" in refusal(run, {"holdout": 1.0}, "linear")
+    assert "less than 1" in refusal(run, {"holdout": 1.0}, "linear")
     assert "weight_decay.0=-1" in refusal(run, {"weight_decay": [-1]}, "linear")
 
 
