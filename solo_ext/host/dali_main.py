@@ -26,20 +26,7 @@ _OwnPretrainWrapper: Any = inspect.unwrap(upstream.PretrainWrapper)
 class PretrainPipelineBuilder(_OwnPretrainPipelineBuilder):
     """Upstream's graph with our reader: it also runs on CPUs, and with the run's seed.
 
-    Args:
-        data_path: class folders, or a list of files.
-        batch_size: per process.
-        device: ``cpu`` or ``gpu``.
-        transforms: all crops of one image.
-        random_shuffle: shuffle before and after every epoch.
-        device_id: the GPU; unused on the CPU.
-        shard_id: rank of the process.
-        num_shards: number of processes.
-        num_threads: at least 1 is used.
-        seed: used if ``seed_everything`` was not called.
-        no_labels: whether all targets are -1.
-        encode_indexes_into_labels: whether the reader's labels are the sample indices.
-        data_fraction: share of the images, in proportion to the classes; -1 is all.
+    Arguments are upstream's; ``seed`` counts if ``seed_everything`` was not called.
     """
 
     def __init__(

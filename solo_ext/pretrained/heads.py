@@ -31,9 +31,8 @@ class HeadSpec:
         out_bias: whether the last linear layer has a bias.
         last_batch_norm: whether the output is normalised; ``plain``: without learnt scale.
 
-    Example:
-        >>> str(HeadSpec(linears=2, hidden_dim=2048, out_dim=128, activation="relu"))
-        '2048-128 relu'
+    >>> str(HeadSpec(linears=2, hidden_dim=2048, out_dim=128, activation="relu"))
+    '2048-128 relu'
     """
 
     linears: int
@@ -52,20 +51,13 @@ class HeadSpec:
 
 
 def build_head(spec: HeadSpec, in_dim: int, batch_norm: bool | None = None) -> nn.Sequential:
-    """Builds a head with fresh weights.
+    """Builds a head (N, in_dim) -> (N, spec.out_dim) with fresh weights.
 
-    Args:
-        spec: its layers.
-        in_dim: D of the features.
-        batch_norm: whether hidden layers are normalised; ``None``: as in ``spec``.
+    ``batch_norm`` overrides that of ``spec``.
 
-    Returns:
-        (N, in_dim) -> (N, spec.out_dim), not L2-normalised.
-
-    Example:
-        >>> spec = HeadSpec(linears=2, hidden_dim=16, out_dim=8, activation="gelu")
-        >>> build_head(spec, 12)(torch.randn(4, 12)).shape
-        torch.Size([4, 8])
+    >>> spec = HeadSpec(linears=2, hidden_dim=16, out_dim=8, activation="gelu")
+    >>> build_head(spec, 12)(torch.randn(4, 12)).shape
+    torch.Size([4, 8])
     """
     normalised = spec.batch_norm if batch_norm is None else batch_norm
     parts: list[nn.Module] = []
@@ -97,10 +89,9 @@ def load_head(
         ValueError: names the first keys that do not belong to such a head, or whose shapes
             contradict the others.
 
-    Example:
-        >>> head, spec = load_head({"0.weight": torch.ones(8, 12)}, 12, "relu")
-        >>> head(torch.randn(4, 12)).shape, spec.out_bias
-        (torch.Size([4, 8]), False)
+    >>> head, spec = load_head({"0.weight": torch.ones(8, 12)}, 12, "relu")
+    >>> head(torch.randn(4, 12)).shape, spec.out_bias
+    (torch.Size([4, 8]), False)
     """
     single = "weight" in weights
     strange = [k for k in weights if not _KEY.fullmatch(f"0.{k}" if single else k)]

@@ -46,9 +46,8 @@ class TeacherSource:
         networks: which networks of a run: ``online``, which ``solo-ext eval`` measures, or
             ``momentum``. Official files always give the one that is meant to be used.
 
-    Example:
-        >>> TeacherSource(layout="swav", path="swav_800ep_pretrain.pth.tar").networks
-        'online'
+    >>> TeacherSource(layout="swav", path="swav_800ep_pretrain.pth.tar").networks
+    'online'
     """
 
     layout: Layout
@@ -64,34 +63,27 @@ def check_source(source: TeacherSource) -> None:
     Raises:
         ConfigError: a setting is missing, names nothing that exists, or is not for this layout.
 
-    Example:
-        >>> check_source(TeacherSource(layout="timm"))
-        Traceback (most recent call last):
-        solo_ext.core.errors.ConfigError: method_kwargs.teacher.model=null: layout timm needs a ...
+    >>> check_source(TeacherSource(layout="timm"))
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: method_kwargs.teacher.model=null: layout timm needs a model...
     """
     layout, path = source.layout, source.path
+    run, library = layout == "run", layout in ("timm", "torchvision")
     urls = " or ".join(_PUBLISHED.get(layout, ()))
-    remedy = f"{f'download {urls} and ' if urls else ''}name it by {KEY}.path=..."
-    library = layout in ("timm", "torchvision")
-    if path is None and not library:
-        kind = "a run directory or checkpoint" if layout == "run" else "a file"
-        raise ConfigError(f"{KEY}.path", None, f"layout {layout} needs {kind}", remedy)
-    if path is not None and not Path(path).exists():
-        raise ConfigError(f"{KEY}.path", path, "there is no such file", remedy)
-    if path is not None and layout != "run" and not Path(path).is_file():
-        raise ConfigError(f"{KEY}.path", path, "this is a folder", f"layout {layout} needs a file")
-    for name in ("model", "model_kwargs") if layout == "run" else ():
-        if value := getattr(source, name):
-            raise ConfigError(f"{KEY}.{name}", value, "a run says itself what it is", "drop it")
-    if layout != "run" and source.networks != "online":
-        raise ConfigError(
-            f"{KEY}.networks", source.networks, f"layout {layout} has no choice", "only run has"
-        )
-    if source.model is None and library:
-        example = "resnet50.a1_in1k" if layout == "timm" else "resnet50:IMAGENET1K_V2"
-        raise ConfigError(
-            f"{KEY}.model", None, f"layout {layout} needs a model", f"for example {example}"
-        )
+    get = f"{f'download {urls} and ' if urls else ''}name it by {KEY}.path=..."
+    kind = "a run directory or checkpoint" if run else "a file"
+    example = "resnet50.a1_in1k" if layout == "timm" else "resnet50:IMAGENET1K_V2"
+    told = "a run says itself what it is"
+    for wrong, name, problem, remedy in (
+        (path is None and not library, "path", f"layout {layout} needs {kind}", get),
+        (path is not None and not Path(path).exists(), "path", "there is no such file", get),
+        (run and source.model is not None, "model", told, "drop it"),
+        (run and source.model_kwargs != {}, "model_kwargs", told, "drop it"),
+        (not run and source.networks != "online", "networks", "only a run has two", "drop it"),
+        (library and source.model is None, "model", f"layout {layout} needs a model", example),
+    ):
+        if wrong:
+            raise ConfigError(f"{KEY}.{name}", getattr(source, name), problem, remedy)
 
 
 @dataclass(frozen=True)
@@ -134,6 +126,14 @@ def load_teacher(source: TeacherSource) -> LoadedTeacher:
     Raises:
         UserError: there is no such file, or it is not what the source says; one line that names
             the first keys at fault.
+
+    >>> import tempfile
+    >>> from torchvision.models import shufflenet_v2_x0_5
+    >>> file = tempfile.mkdtemp() + "/weights.pth"
+    >>> torch.save(shufflenet_v2_x0_5().state_dict(), file)
+    >>> source = TeacherSource(layout="torchvision", path=file, model="shufflenet_v2_x0_5")
+    >>> load_teacher(source).backbone(torch.randn(2, 3, 224, 224)).shape
+    torch.Size([2, 1024])
     """
     # Imported here, because these modules import this one.
     from solo_ext.pretrained import layouts, libraries, runs
@@ -170,10 +170,7 @@ def assemble(
     Args:
         backbone: with its weights.
         name: what the teacher is and where it comes from.
-        digest: of its weights.
-        mean: per channel.
-        std: per channel.
-        input_size: side of the image.
+        digest: as in :class:`LoadedTeacher`, with ``mean``, ``std`` and ``input_size``.
         head: weights of the head by key, if there is one.
         head_prefix: prefix of these keys in the file.
         activation: of the head.
