@@ -72,7 +72,7 @@ def check_source(source: TeacherSource) -> None:
     urls = " or ".join(_PUBLISHED.get(layout, ()))
     get = f"{f'download {urls} and ' if urls else ''}name it by {KEY}.path=..."
     kind = "a run directory or checkpoint" if run else "a file"
-    example = "resnet50.a1_in1k" if layout == "timm" else "resnet50:IMAGENET1K_V2"
+    example = f"for example resnet50{'.a1_in1k' if layout == 'timm' else ':IMAGENET1K_V2'}"
     told = "a run says itself what it is"
     for wrong, name, problem, remedy in (
         (path is None and not library, "path", f"layout {layout} needs {kind}", get),

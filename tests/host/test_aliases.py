@@ -44,39 +44,24 @@ def load() -> Any:
     return host.load()
 
 
-def finders() -> list[str]:
-    # Libraries that are imported on the way, such as six, add their own.
-    kinds = [type(f) if not isinstance(f, type) else f for f in sys.meta_path]
-    return [k.__name__ for k in kinds if "six" not in k.__name__.lower()]
-
-
 @scenario
 def plain() -> None:
     """solo-learn is loaded in a process that has none of the old modules."""
     for name in old_modules():
         del sys.modules[name]
-    before = finders()
     loaded = load()
     assert not old_modules()
     assert importlib.util.find_spec("pl_bolts") is None
     import lightning.pytorch
 
-    assert finders() == before
+    assert not any(type(finder).__name__ == "_Aliases" for finder in sys.meta_path)
     assert load() is loaded
     assert issubclass(loaded.methods["linear"], lightning.pytorch.LightningModule)
     assert sys.modules["solo.methods.linear"].pl is lightning.pytorch
-    assert {"simclr", "dino", "linear"} <= set(loaded.methods)
-
-
-@scenario
-def real_one_afterwards() -> None:
-    """The real pytorch_lightning is imported after solo-learn was loaded."""
-    load()
-    import lightning.pytorch
+    # The real pytorch_lightning, imported after solo-learn was loaded.
     import pytorch_lightning
 
     assert pytorch_lightning.LightningModule is not lightning.pytorch.LightningModule
-    assert "pytorch_lightning" in (pytorch_lightning.__file__ or "")
     assert pytorch_lightning.__spec__.name == "pytorch_lightning"
 
 
@@ -98,7 +83,6 @@ def real_one_before() -> None:
     assert all(after[name].__spec__ is spec for name, spec in specs.items())
     assert pytorch_lightning.strategies.__name__ == "pytorch_lightning.strategies"
     assert issubclass(loaded.methods["simclr"], lightning.pytorch.LightningModule)
-    assert not issubclass(loaded.methods["simclr"], pytorch_lightning.LightningModule)
 
 
 @scenario
@@ -114,11 +98,7 @@ def specs() -> None:
     assert all(sys.modules[n].__spec__ is spec for n, spec in before.items())
     held = lightning.pytorch.Callback, rank_zero.rank_zero_only
     assert pickle.loads(pickle.dumps(held)) == held
-    found = importlib.util.find_spec("lightning.pytorch.callbacks")
-    assert found is not None
-    assert found.name == "lightning.pytorch.callbacks"
     assert importlib.reload(rank_zero) is rank_zero
-    assert importlib.reload(lightning.pytorch) is lightning.pytorch
 
 
 @scenario
@@ -177,11 +157,11 @@ def test_scenario(name: str, failures: dict[str, str]) -> None:
     assert not failures[name]
 
 
-def test_real_modules_come_back_when_the_import_fails() -> None:
+def test_real_modules_come_back_when_the_import_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     from solo_ext.host.release_1_0_2 import legacy_imports
 
     held = ModuleType("pytorch_lightning")
-    path, others = list(sys.meta_path), old_modules()
+    path = list(sys.meta_path)
 
     def fails() -> None:
         with legacy_imports():
@@ -189,17 +169,12 @@ def test_real_modules_come_back_when_the_import_fails() -> None:
             assert importlib.import_module("pl_bolts.optimizers").Anything is object
             raise RuntimeError("broken")
 
-    try:
-        sys.modules["pytorch_lightning"] = held
-        with pytest.raises(RuntimeError, match="broken"):
-            fails()
-        assert sys.modules["pytorch_lightning"] is held
-        assert "pl_bolts" not in sys.modules
-        assert sys.meta_path == path
-    finally:
-        for name in old_modules():
-            del sys.modules[name]
-        sys.modules.update(others)
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", held)
+    with pytest.raises(RuntimeError, match="broken"):
+        fails()
+    assert sys.modules["pytorch_lightning"] is held
+    assert "pl_bolts" not in sys.modules
+    assert sys.meta_path == path
 
 
 def test_below_the_old_name_lies_no_second_copy() -> None:
@@ -214,8 +189,6 @@ def test_below_the_old_name_lies_no_second_copy() -> None:
     assert callbacks is lightning.pytorch.callbacks
     assert deep is lightning.pytorch.utilities.rank_zero
     assert callbacks.__spec__.name == "lightning.pytorch.callbacks"
-    with legacy_imports(), pytest.raises(AttributeError):
-        _ = importlib.import_module("pl_bolts").__wrapped__
 
 
 if __name__ == "__main__":
