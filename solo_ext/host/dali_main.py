@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +17,9 @@ from solo_ext.host.dali_loader import DALIPass, open_reader
 
 upstream: Any = importlib.import_module("solo.data.dali_dataloader")
 _crops: Any = importlib.import_module("solo.data.pretrain_dataloader")
-# The patches have replaced upstream's own classes by functions of this module: unwrap them.
-_OwnPretrainPipelineBuilder: Any = inspect.unwrap(upstream.PretrainPipelineBuilder)
-_OwnPretrainWrapper: Any = inspect.unwrap(upstream.PretrainWrapper)
 
 
-class PretrainPipelineBuilder(_OwnPretrainPipelineBuilder):
+class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore[misc]
     """Upstream's graph with our reader: it also runs on CPUs, and with the run's seed.
 
     Arguments are upstream's; ``seed`` counts if ``seed_everything`` was not called.
@@ -105,7 +101,7 @@ class PretrainPipelineBuilder(_OwnPretrainPipelineBuilder):
         return made
 
 
-class PretrainWrapper(_OwnPretrainWrapper):
+class PretrainWrapper(upstream.PretrainWrapper):  # type: ignore[misc]
     """Makes every epoch full length, also after an interrupted one."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -115,21 +111,6 @@ class PretrainWrapper(_OwnPretrainWrapper):
             except StopIteration:
                 batch = next(self)
             yield batch
-
-
-def _without_gpu(builder: type[Any]) -> type[Any]:
-    """Makes a builder whose pipeline does not ask for a GPU if it runs on the CPU."""
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        builder.__init__(self, *args, **kwargs)  # type: ignore[misc]
-        if self.device == "cpu":
-            self.device_id = None
-
-    return type(builder.__name__, (builder,), {"__init__": __init__})
-
-
-NormalPipelineBuilder = _without_gpu(inspect.unwrap(upstream.NormalPipelineBuilder))
-CustomNormalPipelineBuilder = _without_gpu(inspect.unwrap(upstream.CustomNormalPipelineBuilder))
 
 
 def transforms(wanted: DALIPass) -> Any:

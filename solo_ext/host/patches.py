@@ -590,27 +590,22 @@ def _rebuild(dataset_class: bytes) -> Any:
     return indexed.__new__(indexed)
 
 
-_LARGE = 224
-
-
-class UpToLarge:
-    """Applies ``large`` to images whose shorter side reaches 224 pixels; ``small(side)`` to others.
+class OwnSizeCrop:
+    """Upstream's crop of 224 pixels; of images with a shorter side, a crop of that side.
 
     Args:
-        large: the host's transform.
-        small: makes a transform for an image of the given shorter side.
+        train: a random crop for training, else the centre.
     """
 
-    def __init__(self, large: Any, small: Any) -> None:
-        self.large, self.small = large, small
+    def __init__(self, train: bool) -> None:
+        self.train = train
 
     def __call__(self, image: Image.Image) -> Any:
-        side = min(image.size)
-        return self.large(image) if side >= _LARGE else self.small(side)(image)
-
-
-def _random_crop(side: int) -> Any:
-    return transforms.RandomResizedCrop(side, scale=(0.08, 1.0))
+        side = min(*image.size, 224)
+        if self.train:
+            return transforms.RandomResizedCrop(side, scale=(0.08, 1.0))(image)
+        resized = transforms.Resize(256)(image) if side == 224 else image
+        return transforms.CenterCrop(side)(resized)
 
 
 @_patch(
@@ -627,96 +622,43 @@ def _own_size() -> Iterator[Replacement]:
     end = [transforms.ToTensor(), normalize]
 
     def build_custom_pipeline() -> dict[str, Any]:
-        resize = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(_LARGE)])
-        train = UpToLarge(_random_crop(_LARGE), _random_crop)
+        flip = transforms.RandomHorizontalFlip()
         return {
-            "T_train": transforms.Compose([train, transforms.RandomHorizontalFlip(), *end]),
-            "T_val": transforms.Compose([UpToLarge(resize, transforms.CenterCrop), *end]),
+            "T_train": transforms.Compose([OwnSizeCrop(train=True), flip, *end]),
+            "T_val": transforms.Compose([OwnSizeCrop(train=False), *end]),
         }
 
     module = import_module("solo.data.classification_dataloader")
     yield module, "build_custom_pipeline", build_custom_pipeline
 
 
-# DALI, whose module upstream imports together with `solo.data` if it is installed.
-
-
-@_patch(
-    "dali-cpu",
-    "data.format=dali on the CPU fails with `GPU DALI pipeline while CUDA is not available`",
-)
-def _dali_cpu() -> Iterator[Replacement]:
-    yield from _dali_replacements(on_gpu=False)
-    module = sys.modules.get("solo.data.dali_dataloader")
-    for name in ("NormalPipelineBuilder", "CustomNormalPipelineBuilder") if module else ():
-        yield module, name, _ours(vars(module)[name], name, on_gpu=True)
-
-
 @_patch(
     "dali",
-    "DALI on a GPU: files that are no images are opened; the seed is 12; an epoch cut short "
-    "shortens the next; indices count the rows of the batch",
+    "data.format=dali: files that are no images are opened; the seed is 12; an epoch cut short "
+    "shortens the next; indices count the rows of the batch; data.val_path=null and CPUs fail",
     changes_numbers=True,
 )
 def _dali() -> Iterator[Replacement]:
-    yield from _dali_replacements(on_gpu=True)
-
-
-def _dali_replacements(*, on_gpu: bool) -> Iterator[Replacement]:
-    """Our reader and true sample indices; where DALI runs on a GPU only if ``on_gpu``."""
+    # Upstream imports this module together with `solo.data` if DALI is installed.
     module = sys.modules.get("solo.data.dali_dataloader")
     if module is None:
         return
+    ours = import_module("solo_ext.host.dali_main")
     for name in ("PretrainPipelineBuilder", "PretrainWrapper"):
-        yield module, name, _ours(vars(module)[name], name, on_gpu=on_gpu)
+        yield module, name, getattr(ours, name)
     owner = module.PretrainDALIDataModule
     original = owner.add_and_assert_specific_cfg
 
     def with_indices(cfg: DictConfig) -> DictConfig:
         given = OmegaConf.select(cfg, "dali.encode_indexes_into_labels")
         cfg = original(cfg)
-        if cfg.dali.device != "cpu" and not on_gpu:
-            return cfg
         cfg.dali.encode_indexes_into_labels = True if given is None else given
-        by_index = cfg.data.get("format") == "dali" and cfg.method == "deepclusterv2"
-        if given is False and by_index:
-            raise ConfigError(
-                "dali.encode_indexes_into_labels",
-                False,
-                f"{cfg.method} looks samples up by index, which DALI's batches then lack",
-                "set it to true",
-            )
         return cfg
 
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        # Without images the script sets `lambda: None`, and Lightning takes no loader of None.
+        if name != "val_dataloader" or value() is not None:
+            object.__setattr__(self, name, value)
+
     yield owner, "add_and_assert_specific_cfg", staticmethod(with_indices)
-
-
-def _ours(own: Any, name: str, *, on_gpu: bool) -> Any:
-    """Builds the object of this name from `dali_main`; on a GPU the host's, unless ``on_gpu``."""
-
-    def make(*args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device", kwargs.get("model_device", "gpu"))
-        if str(device) != "cpu" and not on_gpu:
-            return own(*args, **kwargs)
-        # Import it only when needed, because it imports the data sets.
-        return getattr(import_module("solo_ext.host.dali_main"), name)(*args, **kwargs)
-
-    return functools.update_wrapper(make, own, updated=())
-
-
-@_patch("dali-validation", "data.format=dali without data.val_path: `TypeError ... Found None`")
-def _dali_validation() -> Iterator[Replacement]:
-    module = sys.modules.get("solo.data.dali_dataloader")
-    if module is None:
-        return
-
-    def get(self: Any) -> Any:
-        from lightning.pytorch import LightningDataModule
-
-        return vars(self).get("val_dataloader") or LightningDataModule.val_dataloader.__get__(self)
-
-    def set_unless_none(self: Any, loader: Callable[[], Any]) -> None:
-        # The script sets `lambda: None`, and Lightning takes no loader of None.
-        vars(self)["val_dataloader"] = None if loader() is None else loader
-
-    yield module.PretrainDALIDataModule, "val_dataloader", property(get, set_unless_none)
+    yield owner, "__setattr__", set_attribute

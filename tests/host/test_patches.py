@@ -419,7 +419,7 @@ def test_dino_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
 def test_every_patch_has_a_test() -> None:
     texts = [file.read_text() for file in Path(__file__).parent.glob("test_*.py")]
     found = re.findall(r'(?:\.patch|\blate)\("([a-z0-9-]+)"', "\n".join(texts))
-    in_scripts = {"messages", "dali-validation", "method-kwargs"}
+    in_scripts = {"messages", "method-kwargs"}
     assert set(found) == set(PATCHES) - in_scripts, "those are seen in solo-learn's own scripts"
 
 
