@@ -100,7 +100,7 @@ def build_backbone(
     method: str | None,
     dataset: str,
 ) -> tuple[nn.Module, int]:
-    """Builds a backbone without classifier, as solo-learn's methods do.
+    """Builds a backbone (N, 3, H, W) -> (N, D) without classifier, as solo-learn's methods do.
 
     Args:
         table: constructors by name.
@@ -110,10 +110,17 @@ def build_backbone(
         dataset: ``cifar10`` and ``cifar100`` give solo-learn's own ResNets a 3 x 3 stem.
 
     Returns:
-        The backbone (N, 3, H, W) -> (N, D), and D.
+        The backbone, and D.
 
     Raises:
         ConfigError: an unknown backbone, or arguments that it does not take.
+
+    >>> kwargs = {"small_stem": True}
+    >>> backbone, dim = build_backbone(
+    ...     BackboneTable(), "timm/resnet10t", kwargs, method=None, dataset="custom"
+    ... )
+    >>> backbone(torch.randn(2, 3, 32, 32)).shape, dim
+    (torch.Size([2, 512]), 512)
     """
     if name not in table:
         raise unknown_backbone(name, table)

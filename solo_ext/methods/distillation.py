@@ -244,7 +244,7 @@ def student_head(kwargs: DistillationKwargs, features_dim: int, loaded: LoadedTe
             batch_norm=bool(normalised),
             layers=kwargs.proj_layers,
         )
-    if loaded.head_spec is None:
+    if loaded.head is None:
         raise ConfigError(
             "method_kwargs.head",
             "teacher",
@@ -254,7 +254,7 @@ def student_head(kwargs: DistillationKwargs, features_dim: int, loaded: LoadedTe
     norms = nn.modules.batchnorm._BatchNorm
     if normalised is None and not any(isinstance(m, norms) for m in loaded.backbone.modules()):
         normalised = True
-    return build_head(loaded.head_spec, features_dim, batch_norm=normalised)
+    return build_head(loaded.head, features_dim, batch_norm=normalised)
 
 
 def idle_in_head(kwargs: Any) -> dict[str, str]:

@@ -63,8 +63,7 @@ class Exported:
         backbone: on the CPU, in eval mode; images (N, 3, S, S) to features (N, D).
         features_dim: D.
         input_size: S, the side of the large crops of pretraining, in pixels.
-        mean: per channel, of images in [0, 1].
-        std: per channel.
+        mean: per channel, of images in [0, 1], as ``std``.
         metadata: everything the file says, also method, data set, epoch and source.
     """
 

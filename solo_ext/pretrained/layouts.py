@@ -15,13 +15,7 @@ from typing import Any
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from solo_ext.pretrained.files import (
-    check_fit,
-    file_digest,
-    read_checkpoint,
-    refuse_keys,
-    unwrap,
-)
+from solo_ext.pretrained.files import check_fit, file_digest, read_checkpoint, refuse_keys, unwrap
 from solo_ext.pretrained.libraries import build_architecture, image_side, torchvision_names
 from solo_ext.pretrained.teachers import KEY, LoadedTeacher, TeacherSource, assemble
 
@@ -33,8 +27,6 @@ _PROTOTYPES = (
     ("parametrizations.weight.original0", "parametrizations.weight.original1"),
 )
 """Keys of plain prototypes, and of their lengths and directions in torch's two weight norms."""
-_DINO_HEADS = ("head.", "projection_head.")
-_DINO_SIZES = ("tiny", "small", "base")
 
 
 def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
@@ -50,8 +42,7 @@ def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
     title = f"MoCo v2 checkpoint {source.path!r}"
     state = read_checkpoint(Path(str(source.path)))
     outer, weights = unwrap(state, "state_dict", title)
-    prefixes = ("encoder_q.", "backbone.")
-    inner = next((p for p in prefixes if any(k.startswith(p) for k in weights)), "")
+    inner = next((p for p in ("encoder_q.", "backbone.") if _has(weights, p)), "")
     backbone = _take(weights, inner)
     if inner == "encoder_q.":
         _take(weights, "encoder_k.")
@@ -121,10 +112,10 @@ def load_dino(source: TeacherSource) -> LoadedTeacher:
     title = f"DINO checkpoint {source.path!r}"
     state = read_checkpoint(Path(str(source.path)), (argparse.Namespace,))
     outer, weights = unwrap(state, "teacher", title)
-    start = next((p for p in _DINO_HEADS if any(k.startswith(p) for k in weights)), "head.")
+    start = "projection_head." if _has(weights, "projection_head.") else "head."
     head = _take(weights, start + "mlp.")
     layer = _take(weights, start + "last_layer.")
-    inner = "backbone." if any(k.startswith("backbone.") for k in weights) else ""
+    inner = "backbone." if _has(weights, "backbone.") else ""
     backbone = _take(weights, inner)
     _refuse_rest(weights, outer, title, "backbone.*, head.mlp.*, head.last_layer.*")
     rows, key = prototype_rows(layer, f"{outer}{start}last_layer.", title)
@@ -147,8 +138,8 @@ def _dino_architecture(args: Any, backbone: Mapping[str, Tensor]) -> str:
     arch, patch = getattr(args, "arch", None), getattr(args, "patch_size", 16)
     if arch in torchvision_names():
         return str(arch)
-    if isinstance(arch, str) and arch.removeprefix("vit_").removeprefix("deit_") in _DINO_SIZES:
-        return f"timm/vit_{arch.rpartition('_')[2]}_patch{patch}_224"
+    if isinstance(arch, str) and (vit := re.fullmatch("(?:vit|deit)_(tiny|small|base)", arch)):
+        return f"timm/vit_{vit[1]}_patch{patch}_224"
     return "timm/vit_small_patch16_224" if "cls_token" in backbone else "resnet50"
 
 
@@ -202,6 +193,10 @@ def prototype_rows(
     remedy = f"prototypes are one of {', '.join(map(' and '.join, _PROTOTYPES))}"
     refuse_keys([prefix + k for k in weights], source, remedy)
     return None, ""
+
+
+def _has(weights: Mapping[str, Tensor], prefix: str) -> bool:
+    return any(k.startswith(prefix) for k in weights)
 
 
 def _take(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

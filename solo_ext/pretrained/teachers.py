@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.pretrained.heads import Activation, HeadSpec, load_head
+from solo_ext.pretrained.heads import Activation, load_head
 
 Layout = Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"]
 KEY = "method_kwargs.teacher"
@@ -96,16 +96,14 @@ class LoadedTeacher:
         prototypes: (K, embed_dim) unit rows in fp32; ``None`` if there are none.
         features_dim: of the backbone's output.
         embed_dim: of the head's output, ``features_dim`` without a head.
-        mean: per channel, of the images that it was trained with.
-        std: per channel.
+        mean: per channel, of the images that it was trained with, as ``std``.
         input_size: side of the images in pixels.
         digest: first 16 hex digits of the file's SHA-256; of the weights' if there is no file.
         description: one line.
-        head_spec: the head's layers, for a student's head like it.
     """
 
     backbone: nn.Module
-    head: nn.Module | None
+    head: nn.Sequential | None
     prototypes: Tensor | None
     features_dim: int
     embed_dim: int
@@ -114,7 +112,6 @@ class LoadedTeacher:
     input_size: int
     digest: str
     description: str
-    head_spec: HeadSpec | None
 
 
 def load_teacher(source: TeacherSource) -> LoadedTeacher:
@@ -181,26 +178,33 @@ def assemble(
     Raises:
         UserError: the parts do not fit together, or the output is not finite vectors.
     """
-    # Use a separate generator: loading a teacher must not change a student's draws.
+    # A separate generator: loading a teacher must not change a student's draws.
     image = torch.randn(1, 3, input_size, input_size, generator=torch.Generator().manual_seed(0))
     backbone.eval()
     feats = _vectors(backbone, image, f"the backbone of {name}")
     features_dim = embed_dim = feats.shape[1]
-    network: nn.Module | None = None
-    spec: HeadSpec | None = None
+    network, layers = None, "no head"
     if head:
         try:
-            network, spec = load_head(head, features_dim, activation, head_prefix)
+            network = load_head(head, features_dim, activation, head_prefix).eval()
         except ValueError as error:
             raise UserError(
                 f"the head of {name} does not fit {features_dim} features ({error})"
             ) from None
-        embed_dim = _vectors(network.eval(), feats, f"the head of {name}").shape[1]
+        embed_dim = _vectors(network, feats, f"the head of {name}").shape[1]
+        widths = [str(m.out_features) for m in network if isinstance(m, nn.Linear)]
+        layers = f"head {'-'.join(widths)}"
     if prototypes is not None:
-        prototypes = _unit(prototypes, embed_dim, f"{prototypes_key} of {name}")
+        prototypes, key = prototypes.detach().float(), f"{prototypes_key} of {name}"
+        if prototypes.ndim != 2 or prototypes.shape[1] != embed_dim:
+            raise UserError(f"{key} has the shape {tuple(prototypes.shape)}, not (K, {embed_dim})")
+        lengths = prototypes.norm(dim=1)
+        if not (lengths.isfinite() & (lengths > 0)).all():
+            raise UserError(f"{key} has rows that are zero or not finite; is the file damaged?")
+        prototypes = F.normalize(prototypes, dim=1)
     parts = [
         f"{name}: {features_dim} features",
-        "no head" if spec is None else f"head {spec}",
+        layers,
         "no prototypes" if prototypes is None else f"{len(prototypes)} prototypes",
         *notes,
     ]
@@ -215,7 +219,6 @@ def assemble(
         input_size=input_size,
         digest=digest,
         description=", ".join(parts),
-        head_spec=spec,
     )
 
 
@@ -228,19 +231,8 @@ def _vectors(network: nn.Module, x: Tensor, name: str) -> Tensor:
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{name} does not take an input of {size}: {reason}") from error
-    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 1:
-        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise UserError(f"{name} gives {shape} for an input of {size}; a vector is needed")
+    if not isinstance(out, Tensor) or out.ndim != 2:
+        raise UserError(f"{name} gives no vector for an input of {size}")
     if not out.isfinite().all():
         raise UserError(f"{name} gives values that are not finite; is the file damaged?")
     return out
-
-
-def _unit(rows: Tensor, dim: int, name: str) -> Tensor:
-    rows = rows.detach().float()
-    if rows.ndim != 2 or rows.shape[1] != dim:
-        raise UserError(f"{name} has the shape {tuple(rows.shape)}, not (K, {dim})")
-    lengths = rows.norm(dim=1)
-    if not (lengths.isfinite() & (lengths > 0)).all():
-        raise UserError(f"{name} has rows that are zero or not finite; is the file damaged?")
-    return F.normalize(rows, dim=1)
