@@ -120,11 +120,10 @@ def test_online_knn(without: Without, make_config: Any, images: Path, tmp_path: 
 
 
 @pytest.mark.patch("static-lr")
-@pytest.mark.parametrize("method", ["simsiam", "nnsiam"])
-def test_static_lr(without: Without, make_config: Any, tmp_path: Path, method: str) -> None:
+def test_static_lr(without: Without, make_config: Any, tmp_path: Path) -> None:
     """A fixed learning rate was a pickled function in the checkpoint."""
     scheduler = {"name": "warmup_cosine", "warmup_epochs": 1}
-    config = make_config(method, max_epochs=2, scheduler=scheduler)
+    config = make_config("simsiam", max_epochs=2, scheduler=scheduler)
     runs = Runs(config, tmp_path)
     whole = runs.whole()
     runs.stopped(2)
@@ -382,8 +381,7 @@ def test_deepcluster_loss_with_targets_is_the_hosts(without: Without) -> None:
     found = module.deepclusterv2_loss_func(outputs, some, 0.2)
     nothing = module.deepclusterv2_loss_func(outputs, none, 0.2)
     (gradient,) = torch.autograd.grad(nothing, outputs)
-    assert nothing == 0
-    assert torch.equal(gradient, torch.zeros_like(outputs))
+    assert nothing == gradient.abs().sum() == 0
     with without():
         assert torch.equal(module.deepclusterv2_loss_func(outputs, some, 0.2), found)
         assert module.deepclusterv2_loss_func(outputs, none, 0.2).isnan()
@@ -437,6 +435,9 @@ def test_what_changes_numbers_is_applied_for_the_run_that_asks(loaded: Host) -> 
         select_for_run(["momentum-updat"])
     with pytest.raises(ConfigError, match="patches='few-classes': changes no number"):
         select_for_run(["few-classes"])
+    if GENERATION == "1.0.2":
+        with pytest.raises(ConfigError, match="patches='no-labels': this solo-learn has nothing"):
+            select_for_run(["no-labels"])
 
 
 def test_a_patch_that_does_not_fit_is_a_warning_until_it_is_selected(
@@ -454,16 +455,9 @@ def test_a_patch_that_does_not_fit_is_a_warning_until_it_is_selected(
         select_for_run(["momentum-update"])
 
 
-@pytest.mark.parametrize("name", ["own-size", "dali"])
-def test_what_concerns_the_scripts_alone_is_refused_elsewhere(make_config: Any, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"patches='{name}': it concerns solo-learn's own"):
-        prepare(make_config("simclr", patches=[name]))
-
-
-@pytest.mark.skipif(GENERATION == "main", reason="there it replaces something")
-def test_a_patch_without_anything_to_replace_is_refused(loaded: Host) -> None:
-    with pytest.raises(ConfigError, match="patches='no-labels': this solo-learn has nothing"):
-        select_for_run(["no-labels"])
+def test_what_concerns_the_scripts_alone_is_refused_elsewhere(make_config: Any) -> None:
+    with pytest.raises(ConfigError, match=r"patches='own-size': it concerns solo-learn's own"):
+        prepare(make_config("simclr", patches=["own-size"]))
 
 
 def test_what_a_fork_puts_into_the_table_is_the_hosts(

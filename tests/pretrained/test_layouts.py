@@ -156,28 +156,15 @@ def test_with_and_without_parallel_prefix(
         assert "unexpected: " in refusal(tmp_path / "file.pth", given.edited(one_without), given)
 
 
-def test_prefixes_are_taken_off_the_start_alone(official: MakeOfficial, tmp_path: Path) -> None:
+def test_prefixes_are_taken_off_the_start_alone() -> None:
     x = torch.ones(1)
     assert unwrap({"module.a.module.b": x, "module.module.c": x}, "state_dict", "") == (
         "module.",
         {"a.module.b": x, "module.c": x},
     )
-    given = official("moco_v2", tiny=True)
-    for key in ("module.encoder_q.layer1.module.encoder_q.weight", "module.module.weight"):
-        line = refusal(
-            tmp_path / "file.pth", given.edited(lambda w, k=key: w.update({k: x})), given
-        )
-        assert f"unexpected: {key}" in line
 
 
-def test_wrappings_of_swav(official: MakeOfficial, tmp_path: Path) -> None:
-    given, path = official("swav", tiny=True), tmp_path / "file.pth"
-    flat = load(path, given.content, given)
-    wrapped = {"epoch": 800, "state_dict": given.weights, "optimizer": {}, "amp": {}}
-    assert same(flat, load(path, wrapped, given))
-
-
-def test_what_training_moco_v2_leaves_behind(official: MakeOfficial, tmp_path: Path) -> None:
+def test_other_files_of_moco_v2s_code(official: MakeOfficial, tmp_path: Path) -> None:
     given, path = official("moco_v2", tiny=True), tmp_path / "file.pth"
 
     def add(weights: dict[str, Tensor]) -> None:
@@ -190,10 +177,7 @@ def test_what_training_moco_v2_leaves_behind(official: MakeOfficial, tmp_path: P
     assert same(load(path, given.content, given), load(path, full, given))
     full["state_dict"]["module.queues"] = torch.zeros(1)
     assert "unexpected: module.queues" in refusal(path, full, given)
-
-
-def test_a_classifier_is_no_head(official: MakeOfficial, tmp_path: Path) -> None:
-    given, path = official("moco_v2", tiny=True), tmp_path / "file.pth"
+    # A classifier is no head.
     plain: dict[str, Tensor] = given.network.state_dict()
     classified = {**plain, "fc.weight": torch.zeros(5, 8), "fc.bias": torch.zeros(5)}
     assert "unexpected: fc.weight, fc.bias" in refusal(path, classified, given)
@@ -233,16 +217,17 @@ def test_backbone_alone(name: str, official: MakeOfficial, tmp_path: Path) -> No
         assert torch.equal(outputs(teacher, x)[0], given.network(x))
 
 
-def test_deepcluster_files_have_several_sets_of_prototypes(
-    official: MakeOfficial, tmp_path: Path
-) -> None:
-    given = official("swav", tiny=True)
+def test_other_files_of_swavs_code(official: MakeOfficial, tmp_path: Path) -> None:
+    """Whole states of a training; DeepCluster v2, with several sets of prototypes."""
+    given, path = official("swav", tiny=True), tmp_path / "file.pth"
+    wrapped = {"epoch": 800, "state_dict": given.weights, "optimizer": {}, "amp": {}}
+    assert same(load(path, given.content, given), load(path, wrapped, given))
 
     def several(weights: dict[str, Tensor]) -> None:
         rows = weights.pop("module.prototypes.weight")
         weights.update({f"module.prototypes.prototypes{i}.weight": rows for i in range(3)})
 
-    teacher = load(tmp_path / "file.pth", given.edited(several), given)
+    teacher = load(path, given.edited(several), given)
     assert teacher.prototypes is None
     assert teacher.head is not None
     assert "3 sets of prototypes not taken" in teacher.description
@@ -279,17 +264,10 @@ def test_wide_resnets_are_wider_everywhere() -> None:
     assert wide(torch.zeros(1, 3, 32, 32, device="meta")).shape == (1, 4096)
 
 
-def test_arguments_of_a_training_are_read_in_dino_files_alone(
-    official: MakeOfficial, tmp_path: Path
-) -> None:
-    given = official("moco_v2", tiny=True)
-    content = {**given.content, "args": argparse.Namespace(arch="resnet50")}
-    assert "argparse.Namespace" in refusal(tmp_path / "file.pth", content, given)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
+        ("moco_v2", {"args": argparse.Namespace(arch="resnet50")}, "argparse.Namespace"),
         ("moco_v2", {"state_dict": {}}, "holds no weights in 'state_dict'"),
         ("moco_v2", {"state_dict": {"a": 3}}, "unexpected: a"),
         ("swav", [1], "holds a list"),
