@@ -332,11 +332,8 @@ def test_runs_on_every_commit_since_december_2023(
     commit: str, six_classes: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "host"
-    for words in (
-        ("clone", "-q", str(GIT), str(root)),
-        ("-C", str(root), "checkout", "-q", commit),
-    ):
-        subprocess.run(["git", *words], check=True)
+    subprocess.run(["git", "clone", "-q", str(GIT), root], check=True)
+    subprocess.run(["git", "-C", root, "checkout", "-q", commit], check=True)
     pcl = config("pcl", six_classes)
     pcl["method_kwargs"] |= {"queue_size": 12, "num_prototypes": [3, 6], "warmup_epochs": 0}
     jobs = {"byol": config("byol", six_classes), "pcl": pcl}

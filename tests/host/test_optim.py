@@ -33,25 +33,14 @@ lars_options = pytest.mark.parametrize(
 )
 
 
-def make_module(**changes: Any) -> Any:
+def make_module(groups: list[dict[str, Any]], **changes: Any) -> Any:
     """Stands in for a method: what ``configure_optimizers`` reads of one."""
-    settings = {
-        "learnable_params": [{"name": "backbone", "params": nn.Linear(4, 3).parameters()}],
-        "exclude_bias_n_norm_wd": False,
-        "optimizer": "sgd",
-        "lr": 0.5,
-        "weight_decay": 1e-2,
-        "extra_optimizer_args": {},
-        "scheduler": "none",
-        "scheduler_interval": "step",
-        "lr_decay_steps": None,
-        "min_lr": 0.0,
-        "warmup_start_lr": 3e-5,
-        "warmup_epochs": 2,
-        "max_epochs": 5,
-        "trainer": SimpleNamespace(estimated_stepping_batches=20),
-    }
-    return SimpleNamespace(**(settings | changes))
+    optimizer = {"optimizer": "sgd", "lr": 0.5, "weight_decay": 1e-2, "extra_optimizer_args": {}}
+    schedule = {"scheduler": "warmup_cosine", "scheduler_interval": "step", "lr_decay_steps": None}
+    warmup = {"warmup_start_lr": 3e-5, "warmup_epochs": 2, "max_epochs": 5, "min_lr": 0.001}
+    trainer = SimpleNamespace(estimated_stepping_batches=20)
+    settings = {"exclude_bias_n_norm_wd": False, "trainer": trainer, "learnable_params": groups}
+    return SimpleNamespace(**(settings | optimizer | schedule | warmup | changes))
 
 
 def make_params(seed: int = 0) -> list[nn.Parameter]:
@@ -104,13 +93,10 @@ def by_the_formula(
 
 
 def lars(params: Sequence[nn.Parameter], decay: float, **kwargs: Any) -> torch.optim.Optimizer:
-    module = make_module(
-        optimizer="lars",
-        learnable_params=[{"name": "all", "params": params}],
-        weight_decay=decay,
-        extra_optimizer_args=kwargs,
+    given = {"weight_decay": decay, "extra_optimizer_args": kwargs, "scheduler": "none"}
+    made: torch.optim.Optimizer = configure_optimizers(
+        make_module([{"params": params}], optimizer="lars", **given)
     )
-    made: torch.optim.Optimizer = configure_optimizers(module)
     return made
 
 
@@ -190,11 +176,10 @@ def test_a_warmup_of_a_broken_number_of_steps_stays_below_the_base_rate(warmup: 
     assert found[math.ceil(warmup) :] == sorted(found[math.ceil(warmup) :], reverse=True)
 
 
-def two_groups() -> list[dict[str, Any]]:
-    return [
-        {"name": "backbone", "params": nn.Linear(4, 3).parameters()},
-        {"name": "classifier", "params": nn.Linear(4, 3).parameters(), "lr": 0.1},
-    ]
+def two_groups(**third: Any) -> list[dict[str, Any]]:
+    """Rates of 0.5 and 0.1; with arguments a third group."""
+    groups = [{}, {"lr": 0.1}, *([third] if third else [])]
+    return [{"params": nn.Linear(4, 3).parameters(), **group} for group in groups]
 
 
 @pytest.mark.parametrize("interval", ["step", "epoch"])
@@ -202,22 +187,15 @@ def two_groups() -> list[dict[str, Any]]:
 def test_every_group_follows_the_schedule_from_its_own_rate(
     warmup_epochs: int, interval: str
 ) -> None:
-    module = make_module(
-        learnable_params=two_groups(),
-        scheduler="warmup_cosine",
-        scheduler_interval=interval,
-        warmup_epochs=warmup_epochs,
-        min_lr=0.001,
-    )
+    module = make_module(two_groups(), scheduler_interval=interval, warmup_epochs=warmup_epochs)
     total, each = (20, 4) if interval == "step" else (5, 1)
     for step, found in enumerate(rates(module, total)):
         expected = [
             written_out(step, base, warmup_epochs * each, total, 3e-5, 0.001) for base in (0.5, 0.1)
         ]
         assert found == pytest.approx(expected, rel=1e-9)
-    _, (schedule,) = configure_optimizers(
-        make_module(scheduler="warmup_cosine", scheduler_interval=interval)
-    )
+    module.learnable_params = two_groups()
+    _, (schedule,) = configure_optimizers(module)
     assert (schedule["interval"], schedule["frequency"]) == (interval, 1)
 
 
@@ -226,16 +204,9 @@ def test_every_group_follows_the_schedule_from_its_own_rate(
 def test_warmup_cosine_equals_upstream_step_by_step(loaded: Host, warmup_epochs: int) -> None:
     """Without warm-up upstream starts every group at the base rate, so that one is compared."""
     upstream = importlib.import_module("solo.utils.lr_scheduler").LinearWarmupCosineAnnealingLR
-    groups = two_groups() if warmup_epochs else two_groups()[:1]
-    module = make_module(
-        learnable_params=groups,
-        scheduler="warmup_cosine",
-        warmup_epochs=warmup_epochs,
-        min_lr=0.001,
-    )
-    found = rates(module, 20)
-    again = two_groups() if warmup_epochs else two_groups()[:1]
-    optimizer = torch.optim.SGD(again, lr=0.5)
+    ours, theirs = (two_groups()[: 2 if warmup_epochs else 1] for _ in range(2))
+    found = rates(make_module(ours, warmup_epochs=warmup_epochs), 20)
+    optimizer = torch.optim.SGD(theirs, lr=0.5)
     scheduler = upstream(
         optimizer,
         warmup_epochs=warmup_epochs * 4,
@@ -277,12 +248,9 @@ def test_groups_are_as_upstream_makes_them(
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("scheduler", ["warmup_cosine", "step", "none"])
 def test_static_groups_keep_the_base_rate(scheduler: str, split: bool) -> None:
-    fixed = {"name": "predictor", "params": nn.Linear(4, 3).parameters(), "static_lr": True}
+    groups = two_groups(static_lr=True)
     module = make_module(
-        learnable_params=[*two_groups(), fixed],
-        scheduler=scheduler,
-        lr_decay_steps=[3, 6],
-        exclude_bias_n_norm_wd=split,
+        groups, scheduler=scheduler, lr_decay_steps=[3, 6], exclude_bias_n_norm_wd=split
     )
     if scheduler == "none":
         optimizer = configure_optimizers(module)
@@ -296,17 +264,15 @@ def test_static_groups_keep_the_base_rate(scheduler: str, split: bool) -> None:
         # As upstream, whose static groups take the warm-up's first step along.
         first = scheduler == "warmup_cosine" and number == 0
         assert step[2 * each :] == pytest.approx([3e-5 if first else 0.5] * each)
-    assert "static_lr" in fixed, "the method's own groups are left as they are"
+    assert "static_lr" in groups[2], "the method's own groups are left as they are"
 
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("milestones", [[6, 3], [2]])
 def test_rates_decay_tenfold_at_each_milestone(milestones: list[int], static: bool) -> None:
     """With a static group the schedule is another class, which must give the same rates."""
-    groups = two_groups()
-    if static:
-        groups.append({"params": nn.Linear(2, 2).parameters(), "static_lr": True})
-    module = make_module(learnable_params=groups, scheduler="step", lr_decay_steps=milestones)
+    groups = two_groups(static_lr=True) if static else two_groups()
+    module = make_module(groups, scheduler="step", lr_decay_steps=milestones)
     for step, found in enumerate(rates(module, 9)):
         passed = sum(step >= m for m in milestones)
         assert found[:2] == pytest.approx([0.5 * 0.1**passed, 0.1 * 0.1**passed])
