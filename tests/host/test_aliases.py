@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import pickle
 import subprocess
 import sys
 import traceback
@@ -54,7 +53,6 @@ def plain() -> None:
     assert importlib.util.find_spec("pl_bolts") is None
     import lightning.pytorch
 
-    assert not any(type(finder).__name__ == "_Aliases" for finder in sys.meta_path)
     assert load() is loaded
     assert issubclass(loaded.methods["linear"], lightning.pytorch.LightningModule)
     assert sys.modules["solo.methods.linear"].pl is lightning.pytorch
@@ -72,7 +70,6 @@ def real_one_before() -> None:
     import pytorch_lightning
 
     before = old_modules()
-    specs = {name: module.__spec__ for name, module in before.items()}
     loaded = load()
     after = old_modules()
     import pytorch_lightning.strategies
@@ -80,25 +77,8 @@ def real_one_before() -> None:
     assert set(before) == set(after)
     assert all(after[name] is module for name, module in before.items())
     assert pytorch_lightning.LightningModule is not lightning.pytorch.LightningModule
-    assert all(after[name].__spec__ is spec for name, spec in specs.items())
     assert pytorch_lightning.strategies.__name__ == "pytorch_lightning.strategies"
     assert issubclass(loaded.methods["simclr"], lightning.pytorch.LightningModule)
-
-
-@scenario
-def specs() -> None:
-    """Importing a module under an alias gives it the alias's spec for a while."""
-    import lightning.pytorch
-
-    before = {n: m.__spec__ for n, m in sys.modules.items() if n.startswith("lightning")}
-    load()
-    from lightning.pytorch.utilities import rank_zero
-
-    assert lightning.pytorch.__spec__.name == "lightning.pytorch"
-    assert all(sys.modules[n].__spec__ is spec for n, spec in before.items())
-    held = lightning.pytorch.Callback, rank_zero.rank_zero_only
-    assert pickle.loads(pickle.dumps(held)) == held
-    assert importlib.reload(rank_zero) is rank_zero
 
 
 @scenario
@@ -161,7 +141,6 @@ def test_real_modules_come_back_when_the_import_fails(monkeypatch: pytest.Monkey
     from solo_ext.host.release_1_0_2 import legacy_imports
 
     held = ModuleType("pytorch_lightning")
-    path = list(sys.meta_path)
 
     def fails() -> None:
         with legacy_imports():
@@ -174,21 +153,6 @@ def test_real_modules_come_back_when_the_import_fails(monkeypatch: pytest.Monkey
         fails()
     assert sys.modules["pytorch_lightning"] is held
     assert "pl_bolts" not in sys.modules
-    assert sys.meta_path == path
-
-
-def test_below_the_old_name_lies_no_second_copy() -> None:
-    """A submodule imported under the old name is the new one, class for class."""
-    import lightning.pytorch.callbacks
-
-    from solo_ext.host.release_1_0_2 import legacy_imports
-
-    with legacy_imports():
-        callbacks = importlib.import_module("pytorch_lightning.callbacks")
-        deep = importlib.import_module("pytorch_lightning.utilities.rank_zero")
-    assert callbacks is lightning.pytorch.callbacks
-    assert deep is lightning.pytorch.utilities.rank_zero
-    assert callbacks.__spec__.name == "lightning.pytorch.callbacks"
 
 
 if __name__ == "__main__":

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.abc
-import importlib.machinery
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -52,37 +50,8 @@ def _after_method(make: Any) -> Any:
     return lambda method=None, **kwargs: make(**kwargs)
 
 
-_MOVED = "pytorch_lightning"
-_GONE = ("pl_bolts", "distutils")
-
-
-class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds every name below a moved package, so that no second copy of it is loaded."""
-
-    def __init__(self) -> None:
-        # Importing a module under an alias replaces its spec.
-        self.specs: list[tuple[ModuleType, Any]] = []
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if _old(name) else None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        if not spec.name.startswith(_MOVED):
-            return _Stub(spec.name)
-        module = importlib.import_module(spec.name.replace(_MOVED, "lightning.pytorch", 1))
-        self.specs.append((module, module.__spec__))
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Does nothing: moved modules are already executed, and stubs have no code."""
-
-
 class _Stub(ModuleType):
-    """A removed package; the names that the release imports from it are never called here."""
-
-    __path__: list[str] = []
+    """A removed module; the names that the release imports from it are never called here."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -90,31 +59,27 @@ class _Stub(ModuleType):
         return object
 
 
-def _old(name: str) -> bool:
-    return name.partition(".")[0] in (_MOVED, *_GONE)
-
-
 @contextlib.contextmanager
 def legacy_imports() -> Iterator[None]:
-    """Redirects the release's imports inside the block; restores real modules of these names.
+    """Gives the release the modules that it imports; restores real modules of these names.
 
     ``pytorch_lightning`` becomes ``lightning.pytorch``. lightning depends on a distribution of the
     former name with other classes, so the redirection is needed even if it is installed.
     ``pl_bolts`` and ``distutils`` (removed in Python 3.12) are stubs: what the release imports from
     them is used only by its own scripts' argument parsing and by parts that are replaced here.
     """
-    held = {name: sys.modules.pop(name) for name in list(sys.modules) if _old(name)}
-    finder = _Aliases()
-    sys.meta_path.insert(0, finder)
+    gone = ("pl_bolts", "pl_bolts.optimizers", "pl_bolts.optimizers.lr_scheduler", "distutils")
+    old: dict[str, ModuleType] = {name: _Stub(name) for name in gone}
+    old |= {"pytorch_lightning": pl, "pytorch_lightning.callbacks": pl.callbacks}
+    tops = {name.partition(".")[0] for name in old}
+    held = {n: sys.modules.pop(n) for n in list(sys.modules) if n.partition(".")[0] in tops}
+    sys.modules.update(old)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
-        for name in [n for n in sys.modules if _old(n)]:
+        for name in old:
             del sys.modules[name]
         sys.modules.update(held)
-        for module, spec in reversed(finder.specs):
-            module.__spec__ = spec
 
 
 _OF_MAIN_ALONE = {
