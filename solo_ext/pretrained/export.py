@@ -158,15 +158,11 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
 
 
 def _check_place(target: Path, form: Format) -> None:
-    suffix = Path(DEFAULT_NAMES[form]).suffix
+    suffix, named = Path(DEFAULT_NAMES[form]).suffix, str(target)
     if suffix and target.suffix != suffix:
-        raise ConfigError(
-            "--out", str(target), f"no name for a file of {form}", f"let it end in {suffix}"
-        )
+        raise ConfigError("--out", named, f"no file of {form}", f"let it end in {suffix}")
     if not target.parent.is_dir():
-        raise ConfigError(
-            "--out", str(target), f"no folder {str(target.parent)!r}", "make it first"
-        )
+        raise ConfigError("--out", named, f"no folder {str(target.parent)!r}", "make it first")
 
 
 def _metadata(run: Pretrained) -> Metadata:
@@ -330,19 +326,14 @@ def _placed(target: Path) -> Iterator[Path]:
         if not target.exists():
             os.replace(scratch, target)
         elif not _same(scratch, target):
-            raise UserError(
-                f"{str(target)!r} is there already with other content; remove it, or write "
-                "elsewhere"
-            )
+            raise UserError(f"{str(target)!r} is there already with other content; remove it")
     finally:
         _remove(scratch)
 
 
 def _remove(place: Path) -> None:
-    if place.is_dir():
-        shutil.rmtree(place)
-    else:
-        place.unlink(missing_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
+    place.unlink(missing_ok=True)
 
 
 def _same(new: Path, old: Path) -> bool:

@@ -16,7 +16,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from solo_ext.pretrained.files import check_fit, file_digest, read_checkpoint, refuse_keys, unwrap
-from solo_ext.pretrained.libraries import build_architecture, image_side, torchvision_names
+from solo_ext.pretrained.libraries import build_architecture, image_side
 from solo_ext.pretrained.teachers import KEY, LoadedTeacher, TeacherSource, assemble
 
 _SWAV_STD = (0.228, 0.224, 0.225)
@@ -40,8 +40,7 @@ def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
         UserError: the file is no such checkpoint.
     """
     title = f"MoCo v2 checkpoint {source.path!r}"
-    state = read_checkpoint(Path(str(source.path)))
-    outer, weights = unwrap(state, "state_dict", title)
+    outer, weights = unwrap(read_checkpoint(Path(str(source.path))), "state_dict", title)
     inner = next((p for p in ("encoder_q.", "backbone.") if _has(weights, p)), "")
     backbone = _take(weights, inner)
     if inner == "encoder_q.":
@@ -54,15 +53,8 @@ def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
     # A single linear layer would be a classifier, or MoCo v1's head.
     single = {k: v for k, v in head.items() if not k[0].isdigit()}
     _refuse_rest(single, start, title, "fc.0.* and fc.2.*, the head, or none of fc.*")
-    arch = state.get("arch")
     return _assembled(
-        source,
-        arch if arch in torchvision_names() else "resnet50",
-        backbone,
-        title,
-        outer + inner,
-        head=head,
-        head_prefix=start,
+        source, "resnet50", backbone, title, outer + inner, head=head, head_prefix=start
     )
 
 
@@ -121,7 +113,7 @@ def load_dino(source: TeacherSource) -> LoadedTeacher:
     rows, key = prototype_rows(layer, f"{outer}{start}last_layer.", title)
     return _assembled(
         source,
-        _dino_architecture(state.get("args"), backbone),
+        "timm/vit_small_patch16_224" if "cls_token" in backbone else "resnet50",
         backbone,
         title,
         outer + inner,
@@ -133,27 +125,17 @@ def load_dino(source: TeacherSource) -> LoadedTeacher:
     )
 
 
-def _dino_architecture(args: Any, backbone: Mapping[str, Tensor]) -> str:
-    """The architecture in the training's arguments, else the one of two whose keys these are."""
-    arch, patch = getattr(args, "arch", None), getattr(args, "patch_size", 16)
-    if arch in torchvision_names():
-        return str(arch)
-    if isinstance(arch, str) and (vit := re.fullmatch("(?:vit|deit)_(tiny|small|base)", arch)):
-        return f"timm/vit_{vit[1]}_patch{patch}_224"
-    return "timm/vit_small_patch16_224" if "cls_token" in backbone else "resnet50"
-
-
 def _assembled(
     source: TeacherSource,
-    said: str,
+    published: str,
     backbone: Mapping[str, Tensor],
     title: str,
     prefix: str,
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD,
     **behind: Any,
 ) -> LoadedTeacher:
-    """Builds the architecture that the config or else the file names, and adds the parts."""
-    model = source.model or said
+    """Builds the architecture that the config names, or the published one, and adds the parts."""
+    model = source.model or published
     network = build_architecture(model, source.model_kwargs)
     remedy = f"if it is another one, name it by {KEY}.model"
     check_fit(network, backbone, title, f"the architecture {model!r}", remedy, prefix)

@@ -39,9 +39,9 @@ class TeacherSource:
             ``torchvision``: the library's own weights, or a local file of them.
         path: the file or run directory; ``None`` lets ``timm`` and ``torchvision`` download.
         model: the architecture, with the tag of its weights for ``timm`` (``resnet50.a1_in1k``)
-            and ``torchvision`` (``resnet50:IMAGENET1K_V2``). For official files ``None`` means what
-            the file says, else the published architecture; otherwise a torchvision name, optionally
-            followed by ``w2`` to ``w5`` for SwAV's wide ones, or a timm name. A run needs none.
+            and ``torchvision`` (``resnet50:IMAGENET1K_V2``). For official files ``None`` means the
+            published architecture; otherwise a torchvision name, optionally followed by ``w2`` to
+            ``w5`` for SwAV's wide ones, or a timm name. A run needs none.
         model_kwargs: arguments of the model's constructor.
         networks: which networks of a run: ``online``, which ``solo-ext eval`` measures, or
             ``momentum``. Official files always give the one that is meant to be used.

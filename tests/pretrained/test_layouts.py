@@ -233,21 +233,16 @@ def test_other_files_of_swavs_code(official: MakeOfficial, tmp_path: Path) -> No
     assert "3 sets of prototypes not taken" in teacher.description
 
 
-def test_architecture_of_the_file_or_of_the_config(official: MakeOfficial, tmp_path: Path) -> None:
+def test_architecture_of_the_config(tmp_path: Path) -> None:
     path = tmp_path / "file.pth"
     network = build_architecture("shufflenet_v2_x0_5", {})
     weights = {f"encoder_q.{k}": v for k, v in network.state_dict().items()}
     source = {"layout": "moco_v2"}
-    torch.save({"arch": "shufflenet_v2_x0_5", "state_dict": weights}, path)
-    assert load_teacher(TeacherSource(path=str(path), **source)).features_dim == 1024
     torch.save({"state_dict": weights}, path)
     named = TeacherSource(path=str(path), model="shufflenet_v2_x0_5", **source)
     assert load_teacher(named).description.startswith("shufflenet_v2_x0_5 of MoCo v2 checkpoint")
     with pytest.raises(UserError, match=r"'resnet50' .*name it by method_kwargs\.teacher\.model"):
         load_teacher(TeacherSource(path=str(path), **source))
-    given = official("dino_deitsmall16", tiny=True)
-    args = {"args": argparse.Namespace(arch="vit_tiny", patch_size=8)}
-    assert "'timm/vit_tiny_patch8_224'" in refusal(path, {**given.content, **args}, given)
 
 
 def test_wide_resnets_are_wider_everywhere() -> None:
