@@ -79,7 +79,7 @@ def _layers(weights: Mapping[str, Tensor], width: int, activation: Activation) -
             parts.append(nn.Linear(width, out, bias="bias" in fields))
             width = out
         else:
-            parts.append(nn.BatchNorm1d(width, affine="weight" in fields))
+            parts.append(nn.BatchNorm1d(width, affine=bool({"weight", "bias"} & fields.keys())))
     return nn.Sequential(*parts)
 
 

@@ -113,7 +113,7 @@ def load_dino(source: TeacherSource) -> LoadedTeacher:
     rows, key = prototype_rows(layer, f"{outer}{start}last_layer.", title)
     return _assembled(
         source,
-        "timm/vit_small_patch16_224" if "cls_token" in backbone else "resnet50",
+        "timm/vit_small_patch16_224" if _has(backbone, "blocks.") else "resnet50",
         backbone,
         title,
         outer + inner,

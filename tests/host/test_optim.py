@@ -29,7 +29,8 @@ only_main = pytest.mark.skipif(
 SHAPES = ((5, 4), (4,), (3, 2, 3, 3), (3,))
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 lars_options = pytest.mark.parametrize(
-    ("clip_lr", "exclude", "decay"), itertools.product([False, True], [False, True], [0.0, 1e-2])
+    ("clip_lr", "exclude", "decay"),
+    [*itertools.product([False, True], [False, True], [0.0, 1e-2])],
 )
 
 

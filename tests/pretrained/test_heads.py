@@ -27,7 +27,7 @@ def make_head(linears: int, norm: bool, bias: bool, last: str) -> nn.Sequential:
 
 @pytest.mark.parametrize(
     ("linears", "norm", "bias", "last"),
-    product((1, 2, 3), (True, False), (True, False), ("", "affine", "plain")),
+    [*product((1, 2, 3), (True, False), (True, False), ("", "affine", "plain"))],
 )
 def test_layers_are_told_from_the_weights(linears: int, norm: bool, bias: bool, last: str) -> None:
     head = make_head(linears, norm, bias, last)
