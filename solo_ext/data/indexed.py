@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.dali import dali_views
-from solo_ext.data.images import files_of, open_images, targets_of
-from solo_ext.data.reading import read_sample
+from solo_ext.data.dali import DALIViews
+from solo_ext.data.images import files_of, open_images
+from solo_ext.data.reading import read_sample, targets_of
 from solo_ext.data.transforms import MultiCrop, Transform, eval_transform, fixed_view
 from solo_ext.data.views import TrainingViews
 from solo_ext.data.workers import WorkerLoader
@@ -101,7 +101,7 @@ def indexed_eval_loader(
     """
     if cfg["data"].get("format") == "dali":
         files = files_of(dataset.images)
-        views = dali_views(cfg, [files[index] for index in indices], indices, batch_size)
+        views = DALIViews(cfg, [files[i] for i in indices], indices, batch_size)
         return ((numbers, images) for images, numbers in views)
     size, normal = fixed_view(cfg)
     return WorkerLoader(

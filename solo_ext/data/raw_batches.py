@@ -14,22 +14,18 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Subset
 from torchvision import datasets
 
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.images import WithoutLabels, targets_of
-from solo_ext.data.reading import Images, Skipping, name_of, read_sample
-from solo_ext.data.sampler import SampleKey
+from solo_ext.data.images import WithoutLabels
+from solo_ext.data.reading import Images, name_of, read_sample, targets_of, unwrapped
 from solo_ext.data.transforms import MultiCrop
-from solo_ext.data.views import TrainingViews
+from solo_ext.data.views import SampleKey, TrainingViews
 
 MEMORY_BOUND = 8 << 30
 """Largest decoded size, in bytes, that ``data.in_memory`` accepts."""
-
 _PROBES = 16
 """Number of images whose size is checked before training starts."""
-
 _BLOCK = 1000
 
 log = logging.getLogger(__name__)
@@ -37,9 +33,6 @@ log = logging.getLogger(__name__)
 
 class DecodedPixels:
     """Decodes images on access.
-
-    Args:
-        images: the images, all of one size.
 
     Raises:
         ConfigError: images have several sizes; only a few are checked.
@@ -55,7 +48,7 @@ class DecodedPixels:
             self._checked(sample, image)
 
     def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Reads samples, or the samples that replace unreadable ones.
+        """Indices, pixels (N, 3, H, W) and targets of samples, or of those that replace them.
 
         Raises:
             ConfigError: an image does not have the size of the first.
@@ -127,23 +120,16 @@ Pixels = DecodedPixels | HeldPixels
 def open_pixels(images: Images, in_memory: bool) -> Pixels:
     """Reads images as tensors: from torchvision's arrays, from memory, or one by one.
 
-    Args:
-        images: the training set.
-        in_memory: whether to decode all of it now.
-
     Raises:
         ConfigError: images have several sizes, or are too many to hold.
     """
     # Images that are already in memory cannot be unreadable.
-    plain: Any = images.images if isinstance(images, Skipping) else images
-    whole: Any = plain.dataset if isinstance(plain, Subset) else plain
+    whole, rows = unwrapped(images, range(len(images)))
     source: Any = whole.images if isinstance(whole, WithoutLabels) else whole
-    if isinstance(source, datasets.CIFAR10 | datasets.STL10):
-        pixels = source.data
-        if isinstance(source, datasets.CIFAR10):
-            pixels = pixels.transpose(0, 3, 1, 2)
-        rows = plain.indices if isinstance(plain, Subset) else None
-        return HeldPixels(pixels, targets_of(whole), rows)
+    if isinstance(source, datasets.CIFAR10):
+        return HeldPixels(source.data.transpose(0, 3, 1, 2), targets_of(whole), rows)
+    if isinstance(source, datasets.STL10):
+        return HeldPixels(source.data, targets_of(whole), rows)
     decoded = DecodedPixels(images)
     return _hold(decoded) if in_memory else decoded
 
@@ -189,12 +175,7 @@ class RawBatch(NamedTuple):
 
 
 class RawBatches(TrainingViews):
-    """A training set that is read batch by batch.
-
-    Args:
-        images: the images.
-        pixels: reads them.
-    """
+    """A training set that is read batch by batch, by ``pixels``."""
 
     def __init__(self, images: Images, pixels: Pixels) -> None:
         super().__init__(images, MultiCrop([], []), 0)

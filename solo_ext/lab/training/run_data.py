@@ -9,8 +9,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from solo_ext.core.errors import UserError
-from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.batch_augment.draws import ViewDraws
+from solo_ext.data.batch_augment import BatchAugment, ViewDraws
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.loaders import FixedLoader, ResumableLoader, pretrain_loader
 from solo_ext.data.mixing import MixDraws, ViewMixer
