@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as F
 
+from solo_ext.config.schema import Augmentation, ColorJitter
 from solo_ext.core.draws import Floats, Keys, sample_keys, uniforms
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.batch_ops import (
@@ -25,7 +26,7 @@ from solo_ext.data.batch_ops import (
     resample,
     towards_grey,
 )
-from solo_ext.data.transforms import BLUR_RADIUS, STRENGTHS, statistics
+from solo_ext.data.transforms import BLUR_RADIUS, statistics
 
 MEMORY_BOUND = 4 << 30
 """Limit in bytes of the crop matrices of all entries of ``augmentations`` together."""
@@ -97,36 +98,36 @@ class ViewDraws(NamedTuple):
 
 
 def draw_view(
-    augmentation: Mapping[str, Any], keys: Keys, number: int, height: int, width: int
+    augmentation: Augmentation, keys: Keys, number: int, height: int, width: int
 ) -> ViewDraws:
     """Draws the parameters of view ``number`` of the samples with ``keys`` (N,)."""
     draws = uniforms(keys, number * _PER_VIEW, _APPLIED + len(_CHANCES))
     applied = {
-        name: draws[:, _APPLIED + place] < augmentation[name]["prob"]
+        name: draws[:, _APPLIED + place] < getattr(augmentation, name).prob
         for place, name in enumerate(_CHANCES)
     }
-    jitter = augmentation["color_jitter"]
+    jitter = augmentation.color_jitter
     affine, hue, place = _jitter(jitter, draws[:, _ORDER:_RADIUS], draws[:, _ORDER])
     unjittered = affine.shape[1] + 1
     group = np.where(applied["color_jitter"], place, unjittered)
     rows = np.argsort(group, kind="stable")
     stops = np.searchsorted(group[rows], np.arange(unjittered + 1))
-    rrc = augmentation["rrc"]
-    if rrc["enabled"]:
-        scale = (rrc["crop_min_scale"], rrc["crop_max_scale"])
+    rrc = augmentation.rrc
+    if rrc.enabled:
+        scale = (rrc.crop_min_scale, rrc.crop_max_scale)
         box = crop_boxes(draws[:, :_BOX], height, width, scale)
     else:
         box = np.tile(np.array((0, 0, height, width)), (len(keys), 1))
     blurred = np.flatnonzero(applied["gaussian_blur"][rows])
     low, high = BLUR_RADIUS
     radius = low + (high - low) * draws[rows[blurred], _RADIUS]
-    flip = draws[:, _FLIP] < augmentation["horizontal_flip"]["prob"]
+    flip = draws[:, _FLIP] < augmentation.horizontal_flip.prob
     return ViewDraws(
         torch.from_numpy(rows),
         torch.from_numpy(box[rows]),
         torch.from_numpy(flip[rows].astype(np.int64)),
         _floats(affine[rows]),
-        _floats(hue[rows]) if jitter["hue"] else None,
+        _floats(hue[rows]) if jitter.hue else None,
         tuple(stops.tolist()),
         _floats(applied["grayscale"][rows]),
         torch.from_numpy(blurred),
@@ -137,10 +138,10 @@ def draw_view(
 
 
 def _jitter(
-    jitter: Mapping[str, Any], draws: Floats, order: Floats
+    jitter: ColorJitter, draws: Floats, order: Floats
 ) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Weights of the steps except hue (N, steps, 3), hue (N,) and its position among them (N,)."""
-    strengths = np.array([jitter[name] for name in STRENGTHS])
+    strengths = np.array(jitter.strengths)
     low = np.where(np.arange(4) == _HUE, -strengths, np.maximum(0, 1 - strengths))
     high = np.where(np.arange(4) == _HUE, strengths, 1 + strengths)
     factors = low + (high - low) * draws[:, 1:5]
@@ -207,7 +208,7 @@ class BatchAugment(nn.Module):
 
     Args:
         dataset: ``data.dataset``, which determines mean and deviation.
-        augmentations: the config's list of pipelines, defaults filled in.
+        augmentations: the config's list of pipelines.
         height: of the images.
         width: of the images.
         seed: seed of the run.
@@ -215,8 +216,7 @@ class BatchAugment(nn.Module):
     Raises:
         ConfigError: the matrices of its crops would take too much memory.
 
-    >>> from solo_ext.config.schema import Augmentation
-    >>> pipeline = Augmentation(crop_size=8, num_crops=2).model_dump()
+    >>> pipeline = Augmentation(crop_size=8, num_crops=2)
     >>> augment = BatchAugment("custom", [pipeline], height=12, width=12, seed=5)
     >>> draws = augment.draw(epoch=0, indices=np.arange(4))
     >>> views = augment(torch.zeros(4, 3, 12, 12, dtype=torch.uint8), draws)
@@ -227,7 +227,7 @@ class BatchAugment(nn.Module):
     def __init__(
         self,
         dataset: str,
-        augmentations: Sequence[Mapping[str, Any]],
+        augmentations: Sequence[Augmentation],
         height: int,
         width: int,
         seed: int,
@@ -257,16 +257,16 @@ class BatchAugment(nn.Module):
     def extra_repr(self) -> str:
         return f"from {self.height} x {self.width}, seed {self.seed}"
 
-    def _views(self) -> Iterator[tuple[Mapping[str, Any], nn.Module]]:
+    def _views(self) -> Iterator[tuple[Augmentation, nn.Module]]:
         for augmentation, maker in zip(self.augmentations, self.makers, strict=True):
-            for _ in range(augmentation["num_crops"]):
+            for _ in range(augmentation.num_crops):
                 yield augmentation, maker
 
 
-def _check_memory(augmentations: Sequence[Mapping[str, Any]], height: int, width: int) -> None:
+def _check_memory(augmentations: Sequence[Augmentation], height: int, width: int) -> None:
     taken = sum(
-        AxisResampler.num_bytes(height, a["crop_size"], False)
-        + AxisResampler.num_bytes(width, a["crop_size"], a["horizontal_flip"]["prob"] > 0)
+        AxisResampler.num_bytes(height, a.crop_size, False)
+        + AxisResampler.num_bytes(width, a.crop_size, a.horizontal_flip.prob > 0)
         for a in augmentations
     )
     if taken > MEMORY_BOUND:
@@ -287,19 +287,19 @@ class ViewMaker(nn.Module):
 
     def __init__(
         self,
-        augmentation: Mapping[str, Any],
+        augmentation: Augmentation,
         mean: Sequence[float],
         std: Sequence[float],
         height: int,
         width: int,
     ) -> None:
         super().__init__()
-        self.size = augmentation["crop_size"]
+        self.size = augmentation.crop_size
         self.augmentation = augmentation
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
-        crops = augmentation["rrc"]["enabled"]
-        mirrored = augmentation["horizontal_flip"]["prob"] > 0
+        crops = augmentation.rrc.enabled
+        mirrored = augmentation.horizontal_flip.prob > 0
         sides = (height, width)
         self.rows, self.columns = (
             AxisResampler(
@@ -313,7 +313,7 @@ class ViewMaker(nn.Module):
         self._chunk = max(16, _CACHED_BYTES // (12 * self.size**2))
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{key}={value}" for key, value in self.augmentation.items())
+        return str(self.augmentation)
 
     def forward(self, images: Tensor, draws: ViewDraws) -> Tensor:
         n = len(images)
@@ -336,7 +336,7 @@ class ViewMaker(nn.Module):
         grey = towards_grey(1 - drawn.gray, drawn.gray)
         # Grey is linear in the channels, so it can share one product with the normalisation,
         # unless a non-linear step comes between them.
-        early = self._has("solarization") or self._has("equalization")
+        early = self.augmentation.solarization.prob or self.augmentation.equalization.prob
         if early:
             x = mix_channels(x, grey, torch.zeros(1, 1, device=x.device))
         x = _changed(x, drawn.blurred, lambda part: blur(part, drawn.radius))
@@ -346,9 +346,6 @@ class ViewMaker(nn.Module):
         scale = torch.diag_embed(1 / self.std)
         last = scale.expand(len(x), 3, 3) if early else scale @ grey
         return mix_channels(x, last, -self.mean / self.std)
-
-    def _has(self, name: str) -> bool:
-        return bool(self.augmentation[name]["prob"] > 0)
 
 
 def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from solo_ext.config.schema import DALI, CommonConfig
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.transforms import fixed_view
 
@@ -34,13 +35,13 @@ def nvidia_dali() -> Any:
     return found
 
 
-def device_of(cfg: Mapping[str, Any]) -> str:
+def device_of(cfg: CommonConfig) -> str:
     """``dali.device`` of a config with ``data.format=dali``.
 
     Raises:
         ConfigError: DALI is not installed, has no GPU, or would have to skip unreadable images.
     """
-    if cfg["data"].get("unreadable") == "skip":
+    if cfg.data.unreadable == "skip":
         raise ConfigError(
             "data.unreadable",
             "skip",
@@ -54,7 +55,7 @@ def device_of(cfg: Mapping[str, Any]) -> str:
             "NVIDIA DALI is not installed",
             f"{INSTALL}; or use data.format=image_folder",
         )
-    device = str((cfg.get("dali") or {}).get("device") or "gpu")
+    device = (cfg.dali or DALI()).device
     if device == "gpu" and not torch.cuda.is_available():
         raise ConfigError(
             "dali.device", device, "torch sees no CUDA device here", "set dali.device=cpu"
@@ -86,14 +87,14 @@ class DALIViews:
 
     def __init__(
         self,
-        cfg: Mapping[str, Any],
+        cfg: CommonConfig,
         files: Sequence[str],
         labels: Sequence[int],
         batch_size: int,
     ) -> None:
         self.files, self.labels = list(files), [int(label) for label in labels]
         self.size, self.statistics = fixed_view(cfg)
-        self.batch_size, self.num_threads = batch_size, max(cfg["data"]["num_workers"], 1)
+        self.batch_size, self.num_threads = batch_size, max(cfg.data.num_workers, 1)
         self.device = device_of(cfg)
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from solo_ext.config.schema import HuggingFace
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.reading import Item, UnreadableImage, decode_image, load_image
 
@@ -95,7 +96,7 @@ class HuggingFaceImages(Dataset[Item]):
 
 
 def open_huggingface(
-    path: str, split: str, settings: Mapping[str, Any], *, labelled: bool, same_path: bool = False
+    path: str, split: str, settings: HuggingFace, *, labelled: bool, same_path: bool = False
 ) -> HuggingFaceImages:
     """Opens ``data.format: huggingface``.
 
@@ -121,7 +122,10 @@ def open_huggingface(
             "pip install 'solo-ext[hf]'",
         ) from None
     loaded = _load(datasets, path, f"data.{split}_path", settings)
-    key, wanted = f"{_KEY}.{split}_split", settings.get(f"{split}_split")
+    key, wanted = (
+        f"{_KEY}.{split}_split",
+        settings.train_split if split == "train" else settings.val_split,
+    )
     if isinstance(loaded, datasets.Dataset):
         # `save_to_disk` and arrow files hold a single split, which serves as either.
         if wanted is not None:
@@ -132,7 +136,7 @@ def open_huggingface(
         if chosen not in loaded:
             raise ConfigError(key, chosen, "no such split", nearest(chosen, list(loaded)))
         loaded = loaded[chosen]
-    columns = settings.get("image"), settings.get("label")
+    columns = settings.image, settings.label
     return HuggingFaceImages(loaded, f"{path} [{chosen}]", *columns, labelled=labelled)
 
 
@@ -146,8 +150,8 @@ def _usual_split(there: list[str], split: str, key: str, same_path: bool) -> str
     raise ConfigError(key, None, problem, f"name one of: {', '.join(there)}")
 
 
-def _load(datasets: Any, path: str, key: str, settings: Mapping[str, Any]) -> Any:
-    place, kept = Path(path).expanduser(), {"cache_dir": settings.get("cache_dir")}
+def _load(datasets: Any, path: str, key: str, settings: HuggingFace) -> Any:
+    place, kept = Path(path).expanduser(), {"cache_dir": settings.cache_dir}
     local = path.startswith(("/", ".", "~")) or place.suffix in _FILES
     # The library logs what it raises, which is one line here.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
@@ -155,15 +159,15 @@ def _load(datasets: Any, path: str, key: str, settings: Mapping[str, Any]) -> An
         if any((place / f).is_file() for f in ("dataset_dict.json", "state.json")):
             return datasets.load_from_disk(str(place))
         if place.is_dir():
-            return datasets.load_dataset(str(place), settings.get("name"), **kept)
+            return datasets.load_dataset(str(place), settings.name, **kept)
         if place.suffix == ".arrow" and place.is_file():
             return datasets.Dataset.from_file(str(place))
         if place.suffix == ".parquet" and any(place.parent.glob(place.name)):
             return datasets.load_dataset("parquet", data_files=str(place), **kept)
         if local:
             raise FileNotFoundError("no such folder or file")
-        of_hub = {"revision": settings.get("revision"), **kept}
-        return datasets.load_dataset(path, settings.get("name"), **of_hub)
+        of_hub = {"revision": settings.revision, **kept}
+        return datasets.load_dataset(path, settings.name, **of_hub)
     except Exception as error:
         # `datasets` raises different types for missing, private, gated, offline and damaged data.
         told = error.__cause__ if "while generating" in str(error) else error

@@ -76,11 +76,6 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
     If another sample replaces an unreadable one, index and target are its own. Its crops are drawn
     for the requested sample, so that they differ from those that it has as itself.
 
-    Args:
-        images: the images.
-        transform: makes the crops.
-        seed: seed of the run.
-
     >>> from PIL import Image
     >>> from torchvision.transforms import ToTensor
     >>> images = [(Image.new("RGB", (8, 8)), 3)] * 4
@@ -107,10 +102,6 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
 
 class FixedViews(Dataset[tuple[Tensor, int] | None]):
     """``(view, target)`` with a fixed transform; ``None`` for an unreadable image to be skipped.
-
-    Args:
-        images: the images.
-        transform: of one image.
 
     >>> from PIL import Image
     >>> from torchvision.transforms import ToTensor
