@@ -26,7 +26,7 @@ from solo_ext.data.batch_ops import (
     resample,
     towards_grey,
 )
-from solo_ext.data.transforms import BLUR_RADIUS, statistics
+from solo_ext.data.transforms import BLUR_RADIUS, Statistics, statistics
 
 MEMORY_BOUND = 4 << 30
 """Limit in bytes of the crop matrices of all entries of ``augmentations`` together."""
@@ -235,9 +235,17 @@ class BatchAugment(nn.Module):
         super().__init__()
         self.augmentations, self.seed = augmentations, seed
         self.height, self.width = height, width
-        _check_memory(augmentations, height, width)
+        taken = sum(_kernel_bytes(a, height, width) for a in augmentations)
+        if taken > MEMORY_BOUND:
+            raise ConfigError(
+                "data.augmentation",
+                "batch",
+                f"for crops of {width} x {height} pixels it holds matrices of "
+                f"{taken / 2**30:.1f} GiB, the bound is {MEMORY_BOUND / 2**30:.0f} GiB",
+                "take image, or scale the images down beforehand",
+            )
         self.makers = nn.ModuleList(
-            ViewMaker(a, *statistics(dataset, a), height, width) for a in augmentations
+            ViewMaker(a, statistics(dataset, a), height, width) for a in augmentations
         )
 
     def draw(self, epoch: int, indices: NDArray[np.int64]) -> list[ViewDraws]:
@@ -263,20 +271,10 @@ class BatchAugment(nn.Module):
                 yield augmentation, maker
 
 
-def _check_memory(augmentations: Sequence[Augmentation], height: int, width: int) -> None:
-    taken = sum(
-        AxisResampler.num_bytes(height, a.crop_size, False)
-        + AxisResampler.num_bytes(width, a.crop_size, a.horizontal_flip.prob > 0)
-        for a in augmentations
-    )
-    if taken > MEMORY_BOUND:
-        raise ConfigError(
-            "data.augmentation",
-            "batch",
-            f"for crops of {width} x {height} pixels it holds matrices of {taken / 2**30:.1f} GiB, "
-            f"the bound is {MEMORY_BOUND / 2**30:.0f} GiB",
-            "take image, or scale the images down beforehand",
-        )
+def _kernel_bytes(a: Augmentation, height: int, width: int) -> int:
+    """Bytes of the matrices of both axes, as :class:`AxisResampler` makes them."""
+    of_width = 2 if a.horizontal_flip.prob > 0 else 1
+    return 8 * a.crop_size * (height * (height + 1) + of_width * width * (width + 1))
 
 
 class ViewMaker(nn.Module):
@@ -286,30 +284,21 @@ class ViewMaker(nn.Module):
     std: Tensor
 
     def __init__(
-        self,
-        augmentation: Augmentation,
-        mean: Sequence[float],
-        std: Sequence[float],
-        height: int,
-        width: int,
+        self, augmentation: Augmentation, normal: Statistics, height: int, width: int
     ) -> None:
         super().__init__()
-        self.size = augmentation.crop_size
-        self.augmentation = augmentation
-        self.register_buffer("mean", torch.tensor(mean), persistent=False)
-        self.register_buffer("std", torch.tensor(std), persistent=False)
-        crops = augmentation.rrc.enabled
+        self.size, self.augmentation = augmentation.crop_size, augmentation
+        for name, values in zip(("mean", "std"), normal, strict=True):
+            self.register_buffer(name, torch.tensor(values), persistent=False)
         mirrored = augmentation.horizontal_flip.prob > 0
-        sides = (height, width)
-        self.rows, self.columns = (
-            AxisResampler(
-                bicubic_matrices(source, self.size)
-                if crops
-                else central_matrix(source, min(sides), self.size),
-                mirrored=mirrored and source_is_width,
-            )
-            for source, source_is_width in ((height, False), (width, True))
+        rows, columns = (
+            bicubic_matrices(source, self.size)
+            if augmentation.rrc.enabled
+            else central_matrix(source, min(height, width), self.size)
+            for source in (height, width)
         )
+        self.rows = AxisResampler(rows, mirrored=False)
+        self.columns = AxisResampler(columns, mirrored=mirrored)
         self._chunk = max(16, _CACHED_BYTES // (12 * self.size**2))
 
     def extra_repr(self) -> str:

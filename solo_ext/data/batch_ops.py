@@ -26,11 +26,6 @@ class AxisResampler(nn.Module):
 
     kernels: Tensor
 
-    @staticmethod
-    def num_bytes(source: int, size: int, mirrored: bool) -> int:
-        """Bytes of the matrices; they grow with the square of the source."""
-        return 4 * (1 + mirrored) * (source + 1) * size * 2 * source
-
     def __init__(self, matrices: Sequence[Tensor | None], mirrored: bool) -> None:
         super().__init__()
         self.source = len(matrices) - 1
@@ -89,11 +84,7 @@ def _cubic(x: Tensor) -> Tensor:
 
 
 def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Multiplies images (N, C, H, W) by rows (N, S, H) and columns (N, T, W), to (N, C, S, T).
-
-    >>> resample(torch.ones(2, 3, 12, 10), torch.ones(2, 8, 12), torch.ones(2, 6, 10)).shape
-    torch.Size([2, 3, 8, 6])
-    """
+    """Multiplies images (N, C, H, W) by rows (N, S, H) and columns (N, T, W), to (N, C, S, T)."""
     n, channels, height, width = images.shape
     across = torch.bmm(images.reshape(n, channels * height, width), columns.transpose(1, 2))
     stacked = across.view(n, channels, height, -1)
@@ -101,11 +92,7 @@ def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def blur(images: Tensor, radius: Tensor) -> Tensor:
-    """Blurs every image (N, C, H, W) with its own radius (N,), the standard deviation in pixels.
-
-    >>> blur(torch.ones(2, 3, 8, 6), radius=torch.tensor([0.5, 2.0])).shape
-    torch.Size([2, 3, 8, 6])
-    """
+    """Blurs every image (N, C, H, W) with its own radius (N,), the standard deviation in pixels."""
     height, width = images.shape[-2:]
     rows = blur_matrices(radius, height)
     return resample(images, rows, rows if height == width else blur_matrices(radius, width))
@@ -168,13 +155,7 @@ def jitter_(images: Tensor, affine: Tensor, hue: Tensor | None, stops: Sequence[
 
 
 def mix_channels(images: Tensor, matrices: Tensor, bias: Tensor) -> Tensor:
-    """``matrix @ pixel + bias`` for every pixel, with matrices (N, 3, 3).
-
-    >>> grey = towards_grey(keep=torch.zeros(1), grey=torch.ones(1))
-    >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
-    >>> mix_channels(red, grey, torch.zeros(3)).flatten()
-    tensor([0.2990, 0.2990, 0.2990])
-    """
+    """``matrix @ pixel + bias`` for every pixel, with matrices (N, 3, 3)."""
     flat = images.flatten(2)
     return torch.baddbmm(bias.unsqueeze(-1), matrices, flat).view_as(images)
 

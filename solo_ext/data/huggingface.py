@@ -16,8 +16,10 @@ from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.reading import Item, UnreadableImage, decode_image, load_image
 
 _KEY = "data.huggingface"
-_IMAGE_NAMES = ("image", "img")
-_LABEL_NAMES = ("label", "labels", "target", "targets", "class", "cls")
+_USUAL = {
+    "image": ("image", "img"),
+    "label": ("label", "labels", "target", "targets", "class", "cls"),
+}
 _SPLITS = {"train": ("train",), "val": ("validation", "valid", "val", "dev", "test")}
 """Usual names of a split; the first that exists is taken."""
 _FILES = (".parquet", ".arrow")
@@ -36,7 +38,7 @@ class HuggingFaceImages(Dataset[Item]):
         labelled: whether labels are read; without one, a target is -1.
 
     Raises:
-        ConfigError: a column does not exist, or is not of images or classes.
+        ConfigError: a column does not exist, or is not of classes.
     """
 
     def __init__(
@@ -51,11 +53,11 @@ class HuggingFaceImages(Dataset[Item]):
         import datasets
 
         self.name = name
-        self.column = _image_column(rows.features, image)
+        self.column = _column(rows.features, "image", image)
         self.classes: list[str] = []
         self.targets: NDArray[np.int64] = np.full(len(rows), -1)
         if labelled:
-            self.classes, self.targets = _labels(rows, _label_column(rows.features, label))
+            self.classes, self.targets = _labels(rows, _column(rows.features, "label", label))
         self.rows = rows.with_format(None).select_columns([self.column])
         if isinstance(rows.features[self.column], datasets.Image):
             self.rows = self.rows.cast_column(self.column, datasets.Image(decode=False))
@@ -177,56 +179,33 @@ def _load(datasets: Any, path: str, key: str, settings: HuggingFace) -> Any:
         raise ConfigError(key, path, problem, remedy) from None
 
 
-def _image_column(features: Mapping[str, Any], given: str | None) -> str:
+def _column(features: Mapping[str, Any], kind: str, given: str | None) -> str:
+    """The column of images or labels: the one given, else the only one of the first type found."""
     import datasets
 
-    def holds_images(feature: Any, kinds: tuple[str, ...] = ("binary", "large_binary")) -> bool:
+    def is_binary(feature: Any) -> bool:
         if isinstance(feature, Mapping):
             return "bytes" in feature
-        return isinstance(feature, datasets.Image) or getattr(feature, "dtype", None) in kinds
+        return getattr(feature, "dtype", None) in ("binary", "large_binary")
 
+    key = f"{_KEY}.{kind}"
     if given is not None:
-        kinds = ("binary", "large_binary", "string", "large_string")
-        if not holds_images(_feature(features, "image", given), kinds):
-            problem = "no column of images, encoded images or paths"
-            raise ConfigError(f"{_KEY}.image", given, problem, _columns(features))
+        if given not in features:
+            raise ConfigError(key, given, "no such column", nearest(given, features))
         return given
-    found = [n for n, f in features.items() if isinstance(f, datasets.Image)]
-    found = found or [n for n, f in features.items() if holds_images(f)]
-    return _only(found, features, "image", _IMAGE_NAMES)
-
-
-def _label_column(features: Mapping[str, Any], given: str | None) -> str:
-    import datasets
-
-    if given is not None:
-        _feature(features, "label", given)
-        return given
-    found = [n for n, f in features.items() if isinstance(f, datasets.ClassLabel)]
-    found = found or [n for n in features if n in _LABEL_NAMES]
-    return _only(found, features, "label", _LABEL_NAMES)
-
-
-def _feature(features: Mapping[str, Any], kind: str, name: str) -> Any:
-    if name not in features:
-        raise ConfigError(f"{_KEY}.{kind}", name, "no such column", nearest(name, features))
-    return features[name]
-
-
-def _only(found: list[str], features: Mapping[str, Any], kind: str, usual: tuple[str, ...]) -> str:
-    """The only column found, or of several the one with a usual name."""
+    if kind == "image":
+        found = [n for n, f in features.items() if isinstance(f, datasets.Image)]
+        found = found or [n for n, f in features.items() if is_binary(f)]
+    else:
+        found = [n for n, f in features.items() if isinstance(f, datasets.ClassLabel)]
+        found = found or [n for n in features if n in _USUAL[kind]]
     if len(found) > 1:
-        found = [name for name in usual if name in found][:1] or found
+        found = [name for name in _USUAL[kind] if name in found][:1] or found
     if len(found) != 1:
         problem = f"{'several columns' if found else 'no column'} of {kind}s"
         remedy = "name it" + (", or set data.no_labels=true" if kind == "label" else "")
-        raise ConfigError(f"{_KEY}.{kind}", None, problem, f"{remedy}; {_columns(features)}")
+        raise ConfigError(key, None, problem, f"{remedy}; columns: {', '.join(features)}")
     return found[0]
-
-
-def _columns(features: Mapping[str, Any]) -> str:
-    kinds = (f"{name} ({type(feature).__name__})" for name, feature in features.items())
-    return f"columns: {', '.join(kinds)}"
 
 
 def _labels(rows: Any, column: str) -> tuple[list[str], NDArray[np.int64]]:
@@ -238,7 +217,8 @@ def _labels(rows: Any, column: str) -> tuple[list[str], NDArray[np.int64]]:
         return list(feature.names), np.array(plain, dtype=np.int64)
     if {type(v) for v in values if v is not None} not in (set(), {int}, {bool}, {str}):
         problem = "neither whole numbers nor names"
-        raise ConfigError(f"{_KEY}.label", column, problem, _columns(rows.features))
+        remedy = f"columns: {', '.join(rows.features)}"
+        raise ConfigError(f"{_KEY}.label", column, problem, remedy)
     known = sorted({v for v in values if v is not None and (isinstance(v, str) or v >= 0)})
     place = {value: target for target, value in enumerate(known)}
     return [str(v) for v in known], np.array([place.get(v, -1) for v in values], dtype=np.int64)

@@ -73,8 +73,9 @@ def open_images(data: schema.Images, split: Split) -> Images:
     unlabelled = data.no_labels and split == "train"
     try:
         images = _opened(data, split, path, unlabelled)
-    except OSError as error:
-        problem = str(error).splitlines()[0]
+    except (OSError, RuntimeError) as error:
+        # torchvision raises a RuntimeError for an archive that is not there.
+        problem = f"{data.dataset} cannot be read: {str(error).splitlines()[0]}"
         raise ConfigError(key, path, problem, "give a folder or file that can be read") from None
     if len(images) == 0:
         raise ConfigError(key, path, "no image in it", "give a folder with images")
@@ -100,26 +101,14 @@ def _opened(data: schema.Images, split: Split, path: str, unlabelled: bool) -> I
         # With `skip`, a listed file that does not exist counts as an unreadable image.
         present = data.unreadable != "skip"
         return FileList(root, key, not unlabelled, present=present)
-    if name in ("cifar10", "cifar100", "stl10"):
-        return _torchvision(name, root, split, key)
-    return Unlabelled(root) if unlabelled else ClassFolders(root, key)
-
-
-def _torchvision(name: str, root: Path, split: Split, key: str) -> Images:
-    try:
-        if name == "stl10":
-            part = "train+unlabeled" if split == "train" else "test"
-            return cast(Images, datasets.STL10(str(root), split=part))
+    train = split == "train"
+    if name == "stl10":
+        part = "train+unlabeled" if train else "test"
+        return cast(Images, datasets.STL10(str(root), split=part))
+    if name in ("cifar10", "cifar100"):
         cifar = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
-        return cast(Images, cifar(str(root), train=split == "train"))
-    except RuntimeError as error:
-        raise ConfigError(
-            key,
-            str(root),
-            f"torchvision's {name} is not there: {str(error).splitlines()[0]}",
-            f"download it with torchvision.datasets.{name.upper()}(path, download=True), or use "
-            "class folders with data.dataset=custom",
-        ) from None
+        return cast(Images, cifar(str(root), train=train))
+    return Unlabelled(root) if unlabelled else ClassFolders(root, key)
 
 
 def _held_out(images: Images, holdout: float, split: Split) -> Images:

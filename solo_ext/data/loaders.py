@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import default_collate
 
 from solo_ext.config.schema import CommonConfig, RunConfig
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.images import files_of
-from solo_ext.data.raw_batches import RawBatch, RawBatches, open_pixels
+from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
 from solo_ext.data.reading import (
     MOST_IN_A_ROW,
     Images,
@@ -126,7 +126,7 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
     def _noted(self, batches: Iterable[Any]) -> Iterator[Any]:
         asked = iter(self.order)
         for batch in batches:
-            if self._skips and not isinstance(batch, UserError):
+            if self._skips:
                 served = batch.indices if isinstance(batch, RawBatch) else batch[0]
                 for key, index in zip(
                     itertools.islice(asked, len(served)), served.tolist(), strict=True
@@ -226,7 +226,7 @@ def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader:
     if data.augmentation == "batch":
         pixels = open_pixels(images, data.in_memory)
         # Indexing an array costs less than sending its rows from a worker.
-        workers = 0 if pixels.held else data.num_workers
+        workers = 0 if isinstance(pixels, HeldPixels) else data.num_workers
         raw = RawBatches(images, pixels)
         return ResumableLoader(raw, sampler, batch_size, workers, data.start_method)
     transform = pretrain_transform(data.dataset, run.augmentations)

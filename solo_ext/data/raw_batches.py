@@ -5,75 +5,63 @@ All images have one size; they are held in memory, or decoded on access.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torchvision import datasets
 
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import WithoutLabels
-from solo_ext.data.reading import Images, name_of, read_sample, targets_of, unwrapped
+from solo_ext.data.reading import (
+    Images,
+    UnreadableImage,
+    name_of,
+    read_sample,
+    targets_of,
+    unwrapped,
+)
 from solo_ext.data.transforms import MultiCrop
 from solo_ext.data.views import SampleKey, TrainingViews
 
 MEMORY_BOUND = 8 << 30
 """Largest decoded size, in bytes, that ``data.in_memory`` accepts."""
-_PROBES = 16
-"""Number of images whose size is checked before training starts."""
-_BLOCK = 1000
-
-log = logging.getLogger(__name__)
 
 
 class DecodedPixels:
-    """Decodes images on access.
-
-    Raises:
-        ConfigError: images have several sizes; only a few are checked.
-    """
-
-    held = False
+    """Decodes images on access; all have the size of the first."""
 
     def __init__(self, images: Images) -> None:
         self.images = images
         self.width, self.height = read_sample(images, 0)[1][0].size
-        for probe in np.linspace(0, len(images) - 1, _PROBES).astype(int).tolist():
-            sample, (image, _) = read_sample(images, probe)
-            self._checked(sample, image)
 
     def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Indices, pixels (N, 3, H, W) and targets of samples, or of those that replace them.
 
         Raises:
-            ConfigError: an image does not have the size of the first.
-            UnreadableImage: as :func:`solo_ext.data.reading.read_sample`.
+            UnreadableImage: as :func:`solo_ext.data.reading.read_sample`, or an image does not have
+                the size of the first.
         """
         pixels = torch.empty(len(samples), 3, self.height, self.width, dtype=torch.uint8)
         served, targets = [], []
         for place, asked in enumerate(samples):
             sample, (image, target) = read_sample(self.images, asked)
+            if image.size != (self.width, self.height):
+                # Of its errors only this one survives a worker as one line.
+                raise UnreadableImage(
+                    f"image {name_of(self.images, sample)!r} has {image.width} x {image.height} "
+                    f"pixels, the first {self.width} x {self.height}: take "
+                    "data.augmentation=image, or scale them to one size beforehand"
+                )
             # Copy, because torch needs writable memory.
-            pixels[place] = torch.from_numpy(self._checked(sample, image).copy()).permute(2, 0, 1)
+            array = np.array(image.convert("RGB"))
+            pixels[place] = torch.from_numpy(array).permute(2, 0, 1)
             served.append(sample)
             targets.append(target)
         return torch.tensor(served), pixels, torch.tensor(targets)
-
-    def _checked(self, sample: int, image: Image.Image) -> NDArray[np.uint8]:
-        if image.size != (self.width, self.height):
-            raise ConfigError(
-                "data.augmentation",
-                "batch",
-                f"image {name_of(self.images, sample)!r} has {image.width} x {image.height} "
-                f"pixels, the first {self.width} x {self.height}",
-                "take image, or scale them to one size beforehand",
-            )
-        return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 class HeldPixels:
@@ -90,8 +78,6 @@ class HeldPixels:
     >>> indices.tolist(), images.shape, targets.tolist()
     ([3, 1], torch.Size([2, 3, 8, 8]), [3, 1])
     """
-
-    held = True
 
     def __init__(
         self,
@@ -131,28 +117,19 @@ def open_pixels(images: Images, in_memory: bool) -> Pixels:
     if isinstance(source, datasets.STL10):
         return HeldPixels(source.data, targets_of(whole), rows)
     decoded = DecodedPixels(images)
-    return _hold(decoded) if in_memory else decoded
-
-
-def _hold(decoded: DecodedPixels) -> HeldPixels:
-    count = len(decoded.images)
-    size = 3 * count * decoded.height * decoded.width
+    if not in_memory:
+        return decoded
+    size = 3 * len(images) * decoded.height * decoded.width
     if size > MEMORY_BOUND:
         raise ConfigError(
             "data.in_memory",
             True,
-            f"{count} images of {decoded.width} x {decoded.height} pixels take "
+            f"{len(images)} images of {decoded.width} x {decoded.height} pixels take "
             f"{size / 2**30:.1f} GiB per process, the bound is {MEMORY_BOUND / 2**30:.0f} GiB",
             "take false",
         )
-    pixels = np.empty((count, 3, decoded.height, decoded.width), dtype=np.uint8)
-    served, targets = torch.empty(2, count, dtype=torch.int64)
-    for start in range(0, count, _BLOCK):
-        block = slice(start, min(start + _BLOCK, count))
-        served[block], pixels[block], targets[block] = decoded.read(range(block.start, block.stop))
-        if block.stop == count or block.stop % (10 * _BLOCK) == 0:
-            log.info("decoded %d of %d images into memory", block.stop, count)
-    return HeldPixels(pixels, targets, served=served)
+    served, pixels, targets = decoded.read(range(len(images)))
+    return HeldPixels(pixels.numpy(), targets, served=served)
 
 
 class RawBatch(NamedTuple):
@@ -184,16 +161,12 @@ class RawBatches(TrainingViews):
     def __getitem__(self, key: SampleKey) -> Any:
         return self.__getitems__([key])
 
-    def __getitems__(self, keys: Sequence[SampleKey]) -> RawBatch | UserError:
-        """The batch of some samples of one epoch, or the error of one of its images."""
-        try:
-            asked = [key.sample for key in keys]
-            return RawBatch(keys[0].epoch, torch.tensor(asked), *self.pixels.read(asked))
-        except UserError as error:
-            # Return it: an error raised in a worker arrives as the text of a traceback.
-            return UserError(str(error))
+    def __getitems__(self, keys: Sequence[SampleKey]) -> RawBatch:
+        """The batch of some samples of one epoch."""
+        asked = [key.sample for key in keys]
+        return RawBatch(keys[0].epoch, torch.tensor(asked), *self.pixels.read(asked))
 
     @staticmethod
-    def collate(batch: RawBatch | UserError) -> RawBatch | UserError:
+    def collate(batch: RawBatch) -> RawBatch:
         """Returns the batch, which needs no collating."""
         return batch

@@ -16,9 +16,8 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import open_images
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import Images
-from solo_ext.data.sampler import EpochSampler
 from solo_ext.data.transforms import eval_transform
-from solo_ext.data.views import TrainingViews
+from solo_ext.data.views import EpochSampler, TrainingViews
 from tests.data.making import same, section
 
 SIZE, BATCH = 22, 4

@@ -18,7 +18,7 @@ from solo_ext.data import raw_batches
 from solo_ext.data.images import WithoutLabels, open_images
 from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
 from solo_ext.data.reading import Images
-from solo_ext.data.sampler import SampleKey
+from solo_ext.data.views import SampleKey
 from tests.data.making import section
 
 COUNT = 12

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solo_ext.data.sampler import EpochSampler, SampleKey
+from solo_ext.data.views import EpochSampler, SampleKey
 
 
 def order(

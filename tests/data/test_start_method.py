@@ -23,9 +23,8 @@ from solo_ext.config.schema import Augmentation, Batch, Images, RunConfig
 from solo_ext.data.images import open_images
 from solo_ext.data.indexed import IndexedViews, indexed_eval_loader
 from solo_ext.data.loaders import fixed_loader, pretrain_loader
-from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import pretrain_transform
-from solo_ext.data.views import FixedViews, TrainingViews
+from solo_ext.data.views import FixedViews, SampleKey, TrainingViews
 from solo_ext.data.workers import outlive_signals, worker_context
 from solo_ext.host.patches import dataset_with_index
 from tests.data.making import same, section

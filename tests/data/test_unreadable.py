@@ -30,8 +30,7 @@ from solo_ext.data.reading import (
     passed_over,
     read_sample,
 )
-from solo_ext.data.sampler import EpochSampler, SampleKey
-from solo_ext.data.views import FixedViews, TrainingViews
+from solo_ext.data.views import EpochSampler, FixedViews, SampleKey, TrainingViews
 from solo_ext.lab.training.watch import UnreadableReport, add_lines
 from tests.data.making import same, section
 

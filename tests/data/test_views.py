@@ -16,9 +16,8 @@ from torchvision import transforms as T
 from solo_ext.config.schema import Augmentation
 from solo_ext.data.images import open_images
 from solo_ext.data.reading import Images
-from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import MultiCrop, pretrain_transform
-from solo_ext.data.views import FixedViews, TrainingViews
+from solo_ext.data.views import FixedViews, SampleKey, TrainingViews
 from tests.data.making import same, save_image, section
 
 SIZE = 42

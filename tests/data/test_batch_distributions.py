@@ -15,7 +15,7 @@ from torchvision import transforms as T
 
 from solo_ext.config.schema import Augmentation
 from solo_ext.core.draws import sample_keys, uniforms
-from solo_ext.data.batch_augment.draws import ViewDraws, crop_boxes, draw_view
+from solo_ext.data.batch_augment import ViewDraws, crop_boxes, draw_view
 
 COUNT = 6000
 STRENGTHS = {"brightness": 0.4, "contrast": 0.3, "saturation": 0.2, "hue": 0.1}

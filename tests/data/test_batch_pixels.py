@@ -15,9 +15,8 @@ from torchvision.transforms import functional as T
 from torchvision.transforms.v2 import functional as F
 
 from solo_ext.config.schema import Augmentation
-from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.batch_augment.draws import ViewDraws
-from solo_ext.data.batch_augment.ops import (
+from solo_ext.data.batch_augment import BatchAugment, ViewDraws
+from solo_ext.data.batch_ops import (
     AxisResampler,
     bicubic_matrices,
     bicubic_matrix,
