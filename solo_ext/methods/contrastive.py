@@ -113,7 +113,7 @@ class Preset:
 
     def uses_momentum(self, kwargs: Any) -> bool:
         """Whether ``method_kwargs`` ask for a momentum backbone."""
-        return bool(kwargs["negatives"] == "queue")
+        return bool(kwargs.negatives == "queue")
 
 
 class Contrastive(ProjectedMethod):
@@ -377,11 +377,13 @@ class Contrastive(ProjectedMethod):
         if self.e_step is not None:
             self.e_step.start(self)
         if self.trainer.is_global_zero:
-            from solo_ext.data.indexed import training_set
+            size = None
+            if self.support_set is not None:
+                # Counting may fail for a custom data set, so count only where it is needed.
+                from solo_ext.config.check import common_config
+                from solo_ext.data.indexed import training_set
 
-            # Counting may fail for a custom data set, so count only if a support set needs it.
-            known = self.support_set is not None
-            size = len(training_set(self.trainer, self.cfg)) if known else None
+                size = len(training_set(self.trainer, common_config(self.cfg)))
             report_settings(self.cfg, type(self.kwargs), size)
 
     def on_train_epoch_start(self) -> None:

@@ -13,7 +13,7 @@ from solo_ext.core.types import (
     PositiveFloat,
     PositiveInt,
     ProbabilityBelowOne,
-    method_kwargs,
+    Section,
 )
 from solo_ext.methods.e_step import (
     PUBLISHED_CLUSTERS,
@@ -47,8 +47,7 @@ CLUSTERS = "method_kwargs.clusters"
 """Config key of the E-step's settings."""
 
 
-@method_kwargs
-class SupportSetKwargs:
+class SupportSetKwargs(Section):
     """``method_kwargs.support_set``: where nearest neighbours are looked up.
 
     Attributes:
@@ -64,8 +63,7 @@ class SupportSetKwargs:
     exclude_own: bool = False
 
 
-@method_kwargs
-class ContrastiveKwargs:
+class ContrastiveKwargs(Section):
     """``method_kwargs`` of :class:`solo_ext.methods.contrastive.Contrastive`.
 
     Attributes:
@@ -221,7 +219,7 @@ def report_settings(
 
     Args:
         cfg: the config.
-        kwargs_type: the dataclass of its ``method_kwargs``.
+        kwargs_type: the class of its ``method_kwargs``.
         num_samples: of the training set, needed where a support set is compared with it.
     """
     kwargs, support = cfg.method_kwargs, cfg.method_kwargs.support_set

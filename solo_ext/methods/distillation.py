@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.types import PositiveInt, method_kwargs
+from solo_ext.core.types import PositiveInt, Section
 from solo_ext.host import BaseMethod
 from solo_ext.losses.alignment import effective_rank
 from solo_ext.memory.heads import projector
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource
 
 
-@method_kwargs
-class TeacherKwargs:
+class TeacherKwargs(Section):
     """``method_kwargs.teacher``: the frozen network whose embeddings are learned.
 
     Attributes:
@@ -53,15 +51,14 @@ class TeacherKwargs:
     layout: Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"] = "run"
     path: str | None = None
     model: str | None = None
-    model_kwargs: dict[str, Any] = field(default_factory=dict)
+    model_kwargs: dict[str, Any] = {}
     networks: Literal["online", "momentum"] = "online"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     in_checkpoint: bool = False
     cache: bool = False
 
 
-@method_kwargs
-class DistillationKwargs:
+class DistillationKwargs(Section):
     """What ``method_kwargs`` of :class:`SEED` and :class:`ProtoSEED` share.
 
     Attributes:
@@ -172,9 +169,10 @@ class Distillation(ProjectedMethod):
         if self.trainer.is_global_zero:
             logger.info(f"teacher: {self._description}")
         if self.cache is not None:
+            from solo_ext.config.check import common_config
             from solo_ext.data.indexed import training_set
 
-            self.cache.resize_(len(training_set(self.trainer, self.cfg)))
+            self.cache.resize_(len(training_set(self.trainer, common_config(self.cfg))))
 
     def on_train_epoch_start(self) -> None:
         """Checks once per epoch whether the cache holds every image."""
@@ -280,6 +278,8 @@ def _source(settings: TeacherKwargs) -> TeacherSource:
 
 def _check_teacher(cfg: DictConfig, teacher: TeacherKwargs) -> None:
     """Refuses a source, crops or a cache that cannot work, before anything is loaded."""
+    from solo_ext.config.check import common_config, known_keys, validated
+    from solo_ext.config.schema import Augmentation
     from solo_ext.data.transforms import first_random_setting
     from solo_ext.pretrained.teachers import check_source
 
@@ -292,9 +292,10 @@ def _check_teacher(cfg: DictConfig, teacher: TeacherKwargs) -> None:
         )
     check_source(_source(teacher))
     if teacher.cache:
-        augmentations: Any = OmegaConf.to_container(cfg.augmentations, resolve=True)
-        # solo-learn's own script does not mix images and has no such key.
-        random = first_random_setting(augmentations, cfg.data.get("mix"))
+        config: Any = OmegaConf.to_container(cfg, resolve=True)
+        pipelines = [known_keys(Augmentation, entry) for entry in config["augmentations"]]
+        augmentations = [validated(Augmentation, p, prefix="augmentations") for p in pipelines]
+        random = first_random_setting(augmentations, common_config(config).data.mix)
         if random is not None:
             raise ConfigError(
                 "method_kwargs.teacher.cache",

@@ -9,13 +9,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.core.types import (
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-    method_kwargs,
-)
+from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
 from solo_ext.host import initialize_momentum_params
 from solo_ext.losses.protocpc import ProtoCPCTerms, protocpc_step
 from solo_ext.memory.heads import projector
@@ -35,8 +29,7 @@ from solo_ext.methods.registry import (
 )
 
 
-@method_kwargs
-class PrototypeKwargs:
+class PrototypeKwargs(Section):
     """What ``method_kwargs`` of :class:`ProtoCPC` and :class:`ProtoSEED` share.
 
     Attributes:
@@ -70,7 +63,6 @@ class PrototypeKwargs:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-@method_kwargs
 class ProtoCPCKwargs(PrototypeKwargs):
     """``method_kwargs`` of :class:`ProtoCPC`.
 
@@ -275,7 +267,7 @@ def report_settings(
 
     Args:
         cfg: the config.
-        kwargs_type: the dataclass of its ``method_kwargs``.
+        kwargs_type: the class of its ``method_kwargs``.
         idle: the method's own settings that nothing reads, with the reason.
     """
     kwargs = cfg.method_kwargs

@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.types import method_kwargs
 from solo_ext.losses.protocpc import protocpc_step
 from solo_ext.memory.prototypes import PrototypePrior, Prototypes
 from solo_ext.memory.state import keep_out_of_broadcast
@@ -25,7 +24,6 @@ from solo_ext.methods.protocpc import (
 from solo_ext.methods.registry import METHODS
 
 
-@method_kwargs
 class ProtoSEEDKwargs(PrototypeKwargs, DistillationKwargs):
     """``method_kwargs`` of :class:`ProtoSEED`; defaults of the paper.
 

@@ -7,26 +7,26 @@ settings that do nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.registry import Registry
+from solo_ext.core.types import Section
 
 logger = logging.getLogger("solo_ext.methods")
 METHODS: Registry[Any] = Registry("method")
-K = TypeVar("K")
+K = TypeVar("K", bound=Section)
 
 
-def fill_method_kwargs(cfg: DictConfig, kwargs_type: type) -> DictConfig:
+def fill_method_kwargs(cfg: DictConfig, kwargs_type: type[Section]) -> DictConfig:
     """Checks ``method_kwargs`` and writes its defaults into ``cfg``.
 
     Called by each method's ``add_and_assert_specific_cfg``, so that upstream's own scripts
@@ -35,11 +35,10 @@ def fill_method_kwargs(cfg: DictConfig, kwargs_type: type) -> DictConfig:
     Raises:
         ConfigError: unknown key, missing key, or value out of range.
     """
-    # Imported here so that registering a method does not import pydantic.
     from solo_ext.config.check import check_method_kwargs
 
     given = OmegaConf.to_container(cfg, resolve=True).get("method_kwargs")  # type: ignore[union-attr]
-    cfg.method_kwargs = check_method_kwargs(kwargs_type, given or {})
+    cfg.method_kwargs = check_method_kwargs(kwargs_type, given or {}).model_dump()
     return cfg
 
 
@@ -48,19 +47,9 @@ def typed_kwargs(section: DictConfig, kwargs_type: type[K]) -> K:
 
     Args:
         section: ``cfg.method_kwargs``, or a section of it.
-        kwargs_type: its class, made by :func:`solo_ext.core.types.method_kwargs`.
+        kwargs_type: its class.
     """
-    return _instance(kwargs_type, OmegaConf.to_container(section, resolve=True))  # type: ignore[arg-type]
-
-
-def _instance(kwargs_type: type[K], values: Mapping[str, Any]) -> K:
-    hints = get_type_hints(kwargs_type)
-    return kwargs_type(
-        **{
-            name: _instance(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value
-            for name, value in values.items()
-        }
-    )
+    return kwargs_type.model_validate(OmegaConf.to_container(section, resolve=True))
 
 
 def require_two_views(cfg: DictConfig, small: bool = False) -> None:
@@ -181,13 +170,15 @@ def num_training_images(data: Mapping[str, Any]) -> int:
     Raises:
         ConfigError: they cannot be read.
     """
+    from solo_ext.config.check import known_keys, validated
+    from solo_ext.config.schema import Images
     from solo_ext.data.images import open_images
 
     known = _DOWNLOADED.get(data["dataset"])
     if known is not None:
         return known
-    given = {"format": "image_folder", **data, "holdout": None, "unreadable": "refuse"}
-    return len(open_images(given, "train"))
+    given = known_keys(Images, data) | {"holdout": None, "unreadable": "refuse"}
+    return len(open_images(validated(Images, given, prefix="data"), "train"))
 
 
 def _recorded(cfg: DictConfig, key: str) -> int | list[int] | None:
@@ -214,7 +205,7 @@ def warn_of_idle_settings(cfg: DictConfig, kwargs_type: type[Any], idle: Mapping
 
     Args:
         cfg: the config, ``method_kwargs`` filled in.
-        kwargs_type: the dataclass of these; a setting at its default is not reported.
+        kwargs_type: the class of these; a setting at its default is not reported.
         idle: why nothing reads a setting, by its name; a section's name covers all in it.
     """
     changed = _changed(cfg.method_kwargs, kwargs_type)
@@ -266,18 +257,10 @@ def warn_of_the_floor(
         )
 
 
-def _changed(kwargs: DictConfig, kwargs_type: type[Any]) -> list[str]:
-    # Imported here so that registering a method does not import pydantic.
-    from solo_ext.config.check import check_method_kwargs
-
+def _changed(kwargs: DictConfig, kwargs_type: type[Section]) -> list[str]:
     given: Any = OmegaConf.to_container(kwargs, resolve=True)
-    missing = dataclasses.MISSING
-    required = {
-        f.name: given[f.name]
-        for f in dataclasses.fields(kwargs_type)
-        if f.default is missing and f.default_factory is missing
-    }
-    return _differing(given, check_method_kwargs(kwargs_type, required))
+    required = {n: given[n] for n, f in kwargs_type.model_fields.items() if f.is_required()}
+    return _differing(given, kwargs_type(**required).model_dump())
 
 
 def _differing(

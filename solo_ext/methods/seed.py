@@ -13,13 +13,7 @@ from torch import Tensor, nn
 
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.types import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    ProbabilityBelowOne,
-    method_kwargs,
-)
+from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt, ProbabilityBelowOne
 from solo_ext.losses.contrastive import NegativeEstimator, contrastive
 from solo_ext.losses.seed import seed_terms
 from solo_ext.memory.features import FeatureQueue
@@ -46,7 +40,6 @@ from solo_ext.methods.registry import (
 from solo_ext.methods.registry import queue as queue_rows
 
 
-@method_kwargs
 class SEEDKwargs(DistillationKwargs):
     """``method_kwargs`` of :class:`SEED`; a head of the student's own width.
 

@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 from solo_ext.config.schema import Augmentation, Batch, RunConfig
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.images import class_names, files_of, open_images, targets_of
+from solo_ext.data.images import class_names, files_of, open_images
 from solo_ext.data.indexed import indexed_eval_loader
 from solo_ext.data.loaders import FixedLoader, ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import (
@@ -29,6 +29,7 @@ from solo_ext.data.reading import (
     name_of,
     passed_over,
     read_sample,
+    targets_of,
 )
 from solo_ext.data.views import EpochSampler, FixedViews, SampleKey, TrainingViews
 from solo_ext.lab.training.watch import UnreadableReport, add_lines

@@ -131,7 +131,7 @@ def config(name: str, kwargs: dict[str, Any], small: int = 0) -> DictConfig:
             "max_epochs": 2,
             "optimizer": {"batch_size": 24},
             "data": {"num_large_crops": 1, "num_small_crops": small},
-            "method_kwargs": filled,
+            "method_kwargs": filled.model_dump(),
         }
     )
     method.fill_sizes(cfg, IMAGENET)
@@ -171,7 +171,7 @@ def test_shipped_configs_have_none(caplog: pytest.LogCaptureFixture, name: str) 
     kwargs = check_method_kwargs(
         METHODS[given["method"]].target.kwargs_type, given["method_kwargs"]
     )
-    cfg = OmegaConf.create({**given, "method_kwargs": kwargs})
+    cfg = OmegaConf.create({**given, "method_kwargs": kwargs.model_dump()})
     cfg.data.num_small_crops = sum(size < max(sizes) for size in sizes)
     assert said(caplog, cfg) == ""
 

@@ -182,7 +182,7 @@ def test_values_are_tried_without_a_trace(build: Build) -> None:
 
 def test_has_no_momentum(make_config: MakeConfig, caplog: pytest.LogCaptureFixture) -> None:
     prepared = prepare(make_config("metric", momentum={"base_tau": 0.9}))
-    assert prepared.given["momentum"] is None
+    assert prepared.run.momentum is None
     assert "metric has no momentum backbone" in caplog.text
 
 

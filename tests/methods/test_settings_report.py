@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.core import distributed
-from solo_ext.core.types import PositiveInt, method_kwargs
+from solo_ext.core.types import PositiveInt, Section
 from solo_ext.losses import LOSSES
 from solo_ext.methods import (
     METHODS,
@@ -236,7 +236,7 @@ def test_shipped_configs_have_none(caplog: pytest.LogCaptureFixture, name: str) 
     given = compose(name)
     kind = METHODS[given["method"]].target
     kwargs = check_method_kwargs(kind.kwargs_type, given["method_kwargs"])
-    cfg = OmegaConf.create({**given, "method_kwargs": kwargs})
+    cfg = OmegaConf.create({**given, "method_kwargs": kwargs.model_dump()})
     if kind is Metric:
         metric.report_settings(cfg)
     else:
@@ -367,14 +367,12 @@ def test_nothing_is_known_of_other_packages_losses(
     assert said(caplog, build(Metric, loss=loss, classes="label", normalize=False)) == ""
 
 
-@method_kwargs
-class Inner:
+class Inner(Section):
     a: PositiveInt = 1
     b: PositiveInt = 2
 
 
-@method_kwargs
-class Outer:
+class Outer(Section):
     needed: str
     size: PositiveInt = 3
     size_of_it: PositiveInt = 4
@@ -400,7 +398,7 @@ def test_idle_settings_that_were_changed(caplog: pytest.LogCaptureFixture, case:
     """In one line, by name; what must be given is nobody's change."""
     given, listed = CASES[case]
     kwargs = check_method_kwargs(Outer, {"needed": "x", **given})
-    cfg = OmegaConf.create({"method": "some", "method_kwargs": kwargs})
+    cfg = OmegaConf.create({"method": "some", "method_kwargs": kwargs.model_dump()})
     warn_of_idle_settings(cfg, Outer, NOT_READ)
     line = f"some: settings without effect on training: {listed}"
     assert caplog.messages == ([line] if listed else [])

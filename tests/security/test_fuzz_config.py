@@ -137,14 +137,14 @@ def outcome(run: Any, *args: Any) -> str:
     except UserError as error:
         said = str(error)
     else:
-        assert isinstance(found, dict)
+        assert isinstance(found, RunConfig)
         return "valid"
     assert len(said.splitlines()) == 1
     assert said.strip()
     return "refused"
 
 
-def loaded(text: str, overrides: list[str] = []) -> dict[str, Any]:  # noqa: B006
+def loaded(text: str, overrides: list[str] = []) -> RunConfig:  # noqa: B006
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "run.yaml").write_bytes(text.encode(errors="surrogatepass"))
         return check_run(compose("run", overrides, Path(folder)))
