@@ -69,12 +69,6 @@ class DALIViews:
     Geometry and normalisation are those of :func:`solo_ext.data.transforms.eval_transform`;
     pixels differ from it by rounding, 0.1 to 0.2 grey levels of 255 on average.
 
-    Args:
-        cfg: the config.
-        files: image files.
-        labels: one integer per file.
-        batch_size: files per batch; the last one may be smaller.
-
     Attributes:
         skipped: always empty; every file is read or refused.
 

@@ -57,11 +57,7 @@ class ClassFolders(ImageFiles):
 
     An image in a subfolder of a class folder belongs to the class; links to folders are followed.
     Hidden class folders (``.ipynb_checkpoints``), which make torchvision's ``ImageFolder`` fail,
-    are left out.
-
-    Args:
-        root: the folder.
-        key: key of the config, for messages.
+    are left out. ``key`` is the config's, for messages.
 
     Raises:
         ConfigError: no class folders, one without images, or a link to a folder that contains it.
@@ -119,13 +115,8 @@ class FileList(ImageFiles):
 
     Paths are absolute or relative to the list's folder, and may contain spaces. Labels are whole
     numbers from 0 to 999,999, where a negative one means no label (-1), or names, which are
-    numbered in sorted order. Empty lines and lines that begin with ``#`` are ignored.
-
-    Args:
-        file: the list.
-        key: key of the config, for messages.
-        labelled: whether lines end in a label; if not, targets are -1.
-        present: whether a missing file is refused.
+    numbered in sorted order. Empty lines and lines that begin with ``#`` are ignored. Unless
+    ``labelled``, lines have no label; only if ``present`` is a missing file refused.
 
     Raises:
         ConfigError: the file is no such list, or names a file that does not exist.

@@ -27,11 +27,7 @@ class H5Images(Dataset[Item]):
     """Encoded images ``<class>/<image>``, each a one-dimensional array of bytes.
 
     Classes and images are in the order of their names. Every process opens the file for itself, so
-    loaders may start their workers in any way.
-
-    Args:
-        path: the file.
-        only: classes to keep; by default all.
+    loaders may start their workers in any way. Classes other than ``only`` are left out.
 
     Raises:
         OSError: the file cannot be opened as HDF5.

@@ -30,12 +30,7 @@ class HuggingFaceImages(Dataset[Item]):
 
     The table stays memory-mapped, and all workers map the same file; images are decoded on access.
 
-    Args:
-        rows: the data set.
-        name: its name in messages.
-        image: column of images; ``None`` finds it.
-        label: column of labels; ``None`` finds it.
-        labelled: whether labels are read; without one, a target is -1.
+    ``image`` and ``label`` name the columns; ``None`` finds them. Without a label a target is -1.
 
     Raises:
         ConfigError: a column does not exist, or is not of classes.
@@ -109,7 +104,7 @@ def open_huggingface(
         split: ``train`` or ``val``.
         settings: the section ``data.huggingface``.
         labelled: whether labels are read.
-        same_path: whether training and validation have the same path.
+        same_path: training and validation have one path, so that a lone split is for training.
 
     Raises:
         ConfigError: `datasets` is not installed, or data set, split or column do not exist.

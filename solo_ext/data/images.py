@@ -75,7 +75,7 @@ def open_images(data: schema.Images, split: Split) -> Images:
         images = _opened(data, split, path, unlabelled)
     except (OSError, RuntimeError) as error:
         # torchvision raises a RuntimeError for an archive that is not there.
-        problem = f"{data.dataset} cannot be read: {str(error).splitlines()[0]}"
+        problem = str(error).splitlines()[0]
         raise ConfigError(key, path, problem, "give a folder or file that can be read") from None
     if len(images) == 0:
         raise ConfigError(key, path, "no image in it", "give a folder with images")

@@ -28,18 +28,12 @@ from solo_ext.data.workers import WorkerLoader
 
 
 class StatefulLoader:
-    """Mixin of loaders that know their position and can return to it.
-
-    Args:
-        order: the order of the samples.
-        batch_size: per process; the last, incomplete batch is dropped.
-    """
+    """Mixin of loaders that know their position and can return to it."""
 
     def start_at(self, order: EpochSampler, batch_size: int) -> None:
         """Takes over the position of ``order``; called by constructors."""
         self.order, self._per_batch = order, batch_size
-        self._served_of = order.epoch
-        self.served = 0
+        self._served_of, self.served = order.epoch, 0
 
     def __len__(self) -> int:
         return len(self.order) // self._per_batch
@@ -71,17 +65,10 @@ class StatefulLoader:
 
 
 class ResumableLoader(StatefulLoader, WorkerLoader):
-    """A training loader that resumes within an epoch.
+    """A training loader that resumes within an epoch; its last, incomplete batch is dropped.
 
     Attributes:
         skipped: indices of the unreadable images so far, which other samples replaced.
-
-    Args:
-        dataset: the views.
-        sampler: the order.
-        batch_size: per process; the last, incomplete batch is dropped.
-        num_workers: worker processes; batches do not depend on it.
-        start_method: of the workers; ``None`` takes Python's default.
 
     >>> from PIL import Image
     >>> from solo_ext.data.transforms import MultiCrop

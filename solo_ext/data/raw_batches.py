@@ -133,15 +133,11 @@ def open_pixels(images: Images, in_memory: bool) -> Pixels:
 
 
 class RawBatch(NamedTuple):
-    """A batch before augmentation.
+    """A batch of N samples before augmentation.
 
-    Attributes:
-        epoch: the epoch that augmentation draws for.
-        asked: the samples that were requested (N,). Augmentation draws for these, so that a sample
-            that replaces an unreadable one gets other crops than it has as itself.
-        indices: the samples that the images belong to (N,).
-        images: (N, 3, H, W), uint8.
-        targets: (N,).
+    Augmentation draws for ``epoch`` and the samples that were ``asked`` for, so that a sample that
+    replaces an unreadable one gets other crops than it has as itself. The images (N, 3, H, W),
+    uint8, and targets are those of ``indices``.
     """
 
     epoch: int

@@ -28,11 +28,7 @@ class EpochSampler(Sampler[SampleKey]):
     Every rank yields the same number of samples: a remainder that does not divide evenly is left
     out of that epoch.
 
-    Args:
-        size: number of samples of the data set.
-        seed: seed of the run.
-        num_replicas: number of processes; like ``rank`` from ``torch.distributed`` by default.
-        rank: this process.
+    ``num_replicas`` and ``rank`` are those of ``torch.distributed`` by default.
 
     >>> sampler = EpochSampler(5, seed=0, num_replicas=2, rank=0)
     >>> [key.sample for key in sampler]

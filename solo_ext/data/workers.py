@@ -38,12 +38,6 @@ class WorkerLoader(DataLoader[Any]):
     Attributes:
         on_lost: called with a line that says what happened to a worker; by default it warns.
 
-    Args:
-        dataset: its samples must not depend on the process that makes them.
-        num_workers: worker processes; batches do not depend on it.
-        start_method: of the workers; ``None`` takes Python's default.
-        options: further arguments of ``DataLoader``.
-
     Raises:
         ProcessLost: while iterating, a worker crashed: this process would crash on the same sample.
 

@@ -148,21 +148,6 @@ def test_chances(prob: float) -> None:
         assert abs(np.corrcoef(told) - np.eye(len(CHANCES))).max() < 4 / np.sqrt(COUNT)
 
 
-def test_draws_of_views_epochs_seeds_and_samples_are_independent() -> None:
-    keys = {
-        "this": (sample_keys(5, 0, np.arange(COUNT)), 0),
-        "next view": (sample_keys(5, 0, np.arange(COUNT)), 64),
-        "next epoch": (sample_keys(5, 1, np.arange(COUNT)), 0),
-        "next seed": (sample_keys(6, 0, np.arange(COUNT)), 0),
-        "next sample": (sample_keys(5, 0, np.arange(1, COUNT + 1)), 0),
-        "next number": (sample_keys(5, 0, np.arange(COUNT)), 1),
-    }
-    numbers = np.stack([uniforms(k, first, 1)[:, 0] for k, first in keys.values()])
-    assert abs(np.corrcoef(numbers) - np.eye(len(keys))).max() < 4 / np.sqrt(COUNT)
-    for row in numbers:
-        assert stats.kstest(row, "uniform").pvalue > LEAST
-
-
 def test_part_of_the_draws() -> None:
     given: dict[str, Any] = {n: {"prob": 0.5} for n in CHANCES[:-1]}
     given["color_jitter"] |= STRENGTHS

@@ -143,14 +143,6 @@ def test_hue_exactly() -> None:
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
 
 
-def test_what_is_not_jittered_is_left_alone() -> None:
-    images = pixels(6, 8, 8).float() / 255
-    affine = torch.full((6, 1, 3), 0.5)
-    found = jitter_(images.clone(), affine, torch.full((6,), 0.3), (0, 2, 4))
-    assert torch.equal(found[4:], images[4:])
-    assert all((found[n] != images[n]).any() for n in range(4))
-
-
 @pytest.mark.parametrize("radius", [0.1, 0.3, 0.7, 1.0, 1.4, 1.9, 2.0])
 def test_blur(radius: float) -> None:
     images = pixels(4, 24, 40)

@@ -122,11 +122,6 @@ def test_names_a_file_that_is_no_image(tmp_path: Path, name: str, threads: int) 
         assert "data.format=image_folder" in str(caught.value)
 
 
-def test_another_error_is_passed_on() -> None:
-    error = RuntimeError("out of memory")
-    assert dali.unreadable(error, ["/no/file.jpg"]) is error
-
-
 def test_says_how_to_install_dali(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dali.importlib.util, "find_spec", lambda name: None)
     images = open_images(config(folder, "dali").data, "val")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import multiprocessing
 import os
 import pickle
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from solo_ext import host
 from solo_ext.config.schema import Images
@@ -29,10 +27,8 @@ h5py = pytest.importorskip("h5py")
 Content = dict[str, dict[str, Any]]
 
 
-def encoded(level: int, kind: str = "PNG") -> Any:
-    file = io.BytesIO()
-    Image.new("RGB", (6, 6), (level, 2 * level, 255 - level)).save(file, kind)
-    return np.frombuffer(file.getvalue(), dtype=np.uint8)
+def encoded(level: int) -> Any:
+    return np.frombuffer(making.png(level), dtype=np.uint8)
 
 
 def write(path: Path, content: Content) -> Path:

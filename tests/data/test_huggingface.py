@@ -12,29 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from solo_ext.config.schema import HuggingFace, Images
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import class_names, open_images
 from solo_ext.data.reading import UnreadableImage, name_of, targets_of
+from tests.data.making import png
 
 datasets: Any = pytest.importorskip("datasets")
 SIZE = 12
 NAMES = ["ant", "bee", "cat"]
 
 
-def encoded(level: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (6, 6), (level, 2 * level, 255 - level)).save(file, "PNG")
-    return file.getvalue()
-
-
 def rows(count: int = SIZE, *, label: Any = None, **more: Any) -> Any:
     """Returns a data set of images; the label of row i is i mod 3."""
     label = datasets.ClassLabel(names=NAMES) if label is None else label
     table = {
-        "image": [{"bytes": encoded(i), "path": f"{i}.png"} for i in range(count)],
+        "image": [{"bytes": png(i), "path": f"{i}.png"} for i in range(count)],
         "label": [i % 3 for i in range(count)],
         **{name: values for name, (_, values) in more.items()},
     }
@@ -51,7 +45,7 @@ def folder(root: Path) -> Path:
         for split in ("train", "test"):
             place = root / split / NAMES[index % 3]
             place.mkdir(parents=True, exist_ok=True)
-            (place / f"{index:02d}.png").write_bytes(encoded(index))
+            (place / f"{index:02d}.png").write_bytes(png(index))
             (place / "notes.txt").write_text("no image")
     return root
 
@@ -72,7 +66,7 @@ def plain_parquet(root: Path) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    held = {"img": [encoded(i) for i in range(SIZE)], "label": [NAMES[i % 3] for i in range(SIZE)]}
+    held = {"img": [png(i) for i in range(SIZE)], "label": [NAMES[i % 3] for i in range(SIZE)]}
     pq.write_table(pa.table(held), root / "plain.parquet")
     return root / "plain.parquet"
 
@@ -96,7 +90,7 @@ def tar(root: Path) -> Path:
     """A shard as WebDataset writes it."""
     with tarfile.open(root / "train-000.tar", "w") as shard:
         for index in range(SIZE):
-            for kind, content in (("png", encoded(index)), ("cls", b"%d" % (index % 3))):
+            for kind, content in (("png", png(index)), ("cls", b"%d" % (index % 3))):
                 entry = tarfile.TarInfo(f"{index:03d}.{kind}")
                 entry.size = len(content)
                 shard.addfile(entry, io.BytesIO(content))
@@ -156,7 +150,7 @@ def test_the_table_is_not_copied(source: str, section: Any, tmp_path: Path) -> N
     images: Any = open_images(section(SOURCES[source](tmp_path), fraction=0.5), "train")
     held = pickle.dumps(images)
     # The images are on disk: a worker is sent where.
-    assert encoded(5)[:60] not in held
+    assert png(5)[:60] not in held
     assert len(held) < 6000
     assert sorted(targets_of(images)) == [0, 0, 1, 1, 2, 2]
     files = {Path(f["filename"]) for f in images.dataset.rows.cache_files}
@@ -207,7 +201,7 @@ def test_labels_that_are_no_class_labels(
 def test_columns_by_setting(section: Any, tmp_path: Path) -> None:
     kind = datasets.ClassLabel(names=["x", "y"])
     place = tmp_path / "file.png"
-    place.write_bytes(encoded(9))
+    place.write_bytes(png(9))
     held = rows(2, fine=(kind, [1, 0]), place=(datasets.Value("string"), [str(place)] * 2))
     held.save_to_disk(str(tmp_path / "x"))
     images = open_images(section(tmp_path / "x"), "train")
@@ -237,7 +231,7 @@ def kept(root: Path, column: str) -> Path:
 
 
 def two_of_images(root: Path) -> Path:
-    several = rows(2, b=(datasets.Image(), [{"bytes": encoded(1), "path": None}] * 2))
+    several = rows(2, b=(datasets.Image(), [{"bytes": png(1), "path": None}] * 2))
     several = several.select_columns(["image", "b", "label"]).rename_column("image", "a")
     several.save_to_disk(str(root / "x"))
     return root / "x"

@@ -91,18 +91,6 @@ def test_batches_are_what_methods_take(images: Images, expected: list[Batch]) ->
     assert served == [key.sample for key in EpochSampler(SIZE, 5)][: STEPS * BATCH]
 
 
-def test_batches_do_not_depend_on_the_global_generators(
-    images: Images, expected: list[Batch]
-) -> None:
-    loader = pretrain_loader(config(), images)
-    served = []
-    for batch in loader:
-        served.append(batch)
-        torch.rand(5)
-        random.random()
-    assert same(served, expected[:STEPS])
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_leaves_the_global_generator_alone(
     images: Images, with_workers: ResumableLoader, workers: int

@@ -126,13 +126,9 @@ IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
     ("dataset", "given", "expected"),
     [
         ("cifar10", {}, ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))),
-        ("cifar100", {}, ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))),
-        ("stl10", {}, ((0.4914, 0.4823, 0.4466), (0.2470, 0.2430, 0.2610))),
         ("imagenet100", {}, IMAGENET),
-        ("custom", {}, IMAGENET),
         ("custom", {"mean": None, "std": None}, IMAGENET),
         ("custom", {"mean": [0.1, 0.2, 0.3]}, ([0.1, 0.2, 0.3], IMAGENET_DEFAULT_STD)),
-        ("custom", {"std": [0.1, 0.2, 0.3]}, (IMAGENET_DEFAULT_MEAN, [0.1, 0.2, 0.3])),
         ("custom", {"mean": [0.0] * 3, "std": [0.5] * 3}, ([0.0] * 3, [0.5] * 3)),
         ("cifar10", {"mean": [0.0] * 3}, STATISTICS["cifar10"]),
     ],

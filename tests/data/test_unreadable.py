@@ -28,7 +28,7 @@ from solo_ext.data.reading import (
     targets_of,
 )
 from solo_ext.data.views import EpochSampler, FixedViews, SampleKey, TrainingViews
-from solo_ext.lab.training.watch import UnreadableReport, add_lines
+from solo_ext.lab.training.watch import add_lines
 from tests.data.making import same, section
 
 PER_CLASS, BATCH = 8, 4
@@ -202,19 +202,6 @@ def test_a_pass_by_index_has_a_row_for_every_sample(folder: Path) -> None:
     assert not torch.equal(found[0], found[1])
 
 
-@pytest.mark.fault
-def test_a_part_of_the_images(folder: Path) -> None:
-    cfg = config(folder, fraction=0.5)
-    images = open_images(cfg.data, "train")
-    assert len(images) == len(targets_of(images)) == SIZE // 2
-    loader = loader_of(cfg)
-    assert {batch[0].max().item() < SIZE // 2 for batch in epochs(loader)} == {True}
-    names = {name_of(images, index) for index in loader.skipped}
-    unreadable = {str(folder / "abc"[i // PER_CLASS] / f"{i:02d}.png") for i in BROKEN}
-    part: Any = images.images
-    assert names == unreadable & {part.dataset.samples[i][0] for i in part.indices}
-
-
 class _Broken:
     """Images of which all but some cannot be read."""
 
@@ -278,15 +265,3 @@ def test_names_are_written_once(tmp_path: Path) -> None:
         b"c .jpg\tit is a folder",
         b"\xff.jpg\tit is empty",
     ]
-
-
-def test_another_image_of_a_later_pass_is_named(folder: Path, tmp_path: Path) -> None:
-    """A loader of validation begins a list of its own with every pass."""
-    cfg = config(folder)
-    loader: Any = fixed_loader(cfg, open_images(cfg.data, "val"))
-    report: Any = UnreadableReport(tmp_path / "unreadable.txt", [loader])
-    for skipped in ([2], [7], [7]):
-        loader.skipped = skipped
-        report.on_validation_end(None, None)
-    names = [line.split("\t")[0] for line in report.file.read_text().splitlines()]
-    assert [Path(name).name for name in names] == ["02.png", "07.png"]
