@@ -156,7 +156,7 @@ def first_random_setting(
     """
     for place, a in enumerate(augmentations):
         # Even a crop of the whole area may lose a line of pixels to rounding.
-        random = {"rrc.enabled": "true" if a.rrc.enabled else None}
+        random: dict[str, Any] = {"rrc.enabled": "true" if a.rrc.enabled else None}
         random |= {name: getattr(a, name) for name in ("rand_augment", "auto_augment")}
         random["color_jitter.prob"] = any(a.color_jitter.strengths) and a.color_jitter.prob
         random["gaussian_blur.prob"] = a.gaussian_blur.prob
