@@ -52,9 +52,9 @@ class DecodedPixels:
             if image.size != (self.width, self.height):
                 # Of its errors only this one survives a worker as one line.
                 raise UnreadableImage(
-                    f"image {name_of(self.images, sample)!r} has {image.width} x {image.height} "
-                    f"pixels, the first {self.width} x {self.height}: take "
-                    "data.augmentation=image, or scale them to one size beforehand"
+                    f"data.augmentation='batch': image {name_of(self.images, sample)!r} has "
+                    f"{image.width} x {image.height} pixels, the first {self.width} x "
+                    f"{self.height}; take image, or scale them to one size beforehand"
                 )
             # Copy, because torch needs writable memory.
             array = np.array(image.convert("RGB"))

@@ -88,7 +88,7 @@ def test_arrays_of_torchvision_are_not_copied(kind: Any, part: bool) -> None:
 
 def test_sizes_that_differ_are_refused_when_met(folder: Callable[..., Images]) -> None:
     images = folder(60, odd=58)
-    message = r"^image '.*058.png' has 8 x 8 pixels, the first 8 x 6: take data.augmentation=image"
+    message = r"^data.augmentation='batch': image '.*058.png' has 8 x 8 pixels, the first 8 x 6"
     with pytest.raises(UnreadableImage, match=message):
         open_pixels(images, in_memory=True)
     batches = RawBatches(images, open_pixels(images, in_memory=False))
