@@ -15,7 +15,6 @@ from torchvision.transforms.v2 import functional as F
 
 from solo_ext.config.schema import Augmentation, ColorJitter
 from solo_ext.core.draws import Floats, Keys, sample_keys, uniforms
-from solo_ext.core.errors import ConfigError
 from solo_ext.data.batch_ops import (
     AxisResampler,
     bicubic_matrices,
@@ -28,8 +27,6 @@ from solo_ext.data.batch_ops import (
 )
 from solo_ext.data.transforms import BLUR_RADIUS, Statistics, statistics
 
-MEMORY_BOUND = 4 << 30
-"""Limit in bytes of the crop matrices of all entries of ``augmentations`` together."""
 _CACHED_BYTES = 1 << 20
 """Bytes of crops per chunk on the CPU: several such arrays fit in its cache."""
 
@@ -209,12 +206,9 @@ class BatchAugment(nn.Module):
     Args:
         dataset: ``data.dataset``, which determines mean and deviation.
         augmentations: the config's list of pipelines.
-        height: of the images.
+        height: of the images. The memory of its matrices grows with the square of the side.
         width: of the images.
         seed: seed of the run.
-
-    Raises:
-        ConfigError: the matrices of its crops would take too much memory.
 
     >>> pipeline = Augmentation(crop_size=8, num_crops=2)
     >>> augment = BatchAugment("custom", [pipeline], height=12, width=12, seed=5)
@@ -235,15 +229,6 @@ class BatchAugment(nn.Module):
         super().__init__()
         self.augmentations, self.seed = augmentations, seed
         self.height, self.width = height, width
-        taken = sum(_kernel_bytes(a, height, width) for a in augmentations)
-        if taken > MEMORY_BOUND:
-            raise ConfigError(
-                "data.augmentation",
-                "batch",
-                f"for crops of {width} x {height} pixels it holds matrices of "
-                f"{taken / 2**30:.1f} GiB, the bound is {MEMORY_BOUND / 2**30:.0f} GiB",
-                "take image, or scale the images down beforehand",
-            )
         self.makers = nn.ModuleList(
             ViewMaker(a, statistics(dataset, a), height, width) for a in augmentations
         )
@@ -269,12 +254,6 @@ class BatchAugment(nn.Module):
         for augmentation, maker in zip(self.augmentations, self.makers, strict=True):
             for _ in range(augmentation.num_crops):
                 yield augmentation, maker
-
-
-def _kernel_bytes(a: Augmentation, height: int, width: int) -> int:
-    """Bytes of the matrices of both axes, as :class:`AxisResampler` makes them."""
-    of_width = 2 if a.horizontal_flip.prob > 0 else 1
-    return 8 * a.crop_size * (height * (height + 1) + of_width * width * (width + 1))
 
 
 class ViewMaker(nn.Module):

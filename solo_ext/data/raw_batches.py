@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision import datasets
 
-from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import WithoutLabels
 from solo_ext.data.reading import (
     Images,
@@ -26,9 +25,6 @@ from solo_ext.data.reading import (
 )
 from solo_ext.data.transforms import MultiCrop
 from solo_ext.data.views import SampleKey, TrainingViews
-
-MEMORY_BOUND = 8 << 30
-"""Largest decoded size, in bytes, that ``data.in_memory`` accepts."""
 
 
 class DecodedPixels:
@@ -107,7 +103,7 @@ def open_pixels(images: Images, in_memory: bool) -> Pixels:
     """Reads images as tensors: from torchvision's arrays, from memory, or one by one.
 
     Raises:
-        ConfigError: images have several sizes, or are too many to hold.
+        UnreadableImage: with ``in_memory`` images have several sizes.
     """
     # Images that are already in memory cannot be unreadable.
     whole, rows = unwrapped(images, range(len(images)))
@@ -119,15 +115,6 @@ def open_pixels(images: Images, in_memory: bool) -> Pixels:
     decoded = DecodedPixels(images)
     if not in_memory:
         return decoded
-    size = 3 * len(images) * decoded.height * decoded.width
-    if size > MEMORY_BOUND:
-        raise ConfigError(
-            "data.in_memory",
-            True,
-            f"{len(images)} images of {decoded.width} x {decoded.height} pixels take "
-            f"{size / 2**30:.1f} GiB per process, the bound is {MEMORY_BOUND / 2**30:.0f} GiB",
-            "take false",
-        )
     served, pixels, targets = decoded.read(range(len(images)))
     return HeldPixels(pixels.numpy(), targets, served=served)
 

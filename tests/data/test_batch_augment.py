@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from solo_ext.config.schema import Augmentation
-from solo_ext.core.errors import ConfigError
-from solo_ext.data import batch_augment
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.transforms import pretrain_transform
 
@@ -124,18 +122,3 @@ def test_on_a_gpu(images: Tensor) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         # Equalisation rounds to 8 bits, where a last bit may tip.
         assert ((ours.cpu() - theirs).abs() > 1e-4).float().mean() < 0.01
-
-
-def test_matrices_beyond_the_bound_are_refused() -> None:
-    held = module()
-    taken = sum(buffer.nbytes for name, buffer in held.named_buffers() if name.endswith("kernels"))
-    given = held.augmentations
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_augment, "MEMORY_BOUND", taken)
-        BatchAugment("custom", given, SIDE, SIDE, 5)
-        patch.setattr(batch_augment, "MEMORY_BOUND", taken - 1)
-        with pytest.raises(ConfigError, match="holds matrices of") as caught:
-            BatchAugment("custom", given, SIDE, SIDE, 5)
-    assert caught.value.key == "data.augmentation"
-    with pytest.raises(ConfigError, match=r"4000 x 3000 pixels .* the bound is 4 GiB; take image"):
-        BatchAugment("custom", given, 3000, 4000, 5)

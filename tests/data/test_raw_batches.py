@@ -13,8 +13,6 @@ from PIL import Image
 from torch.utils.data import Subset
 from torchvision import datasets
 
-from solo_ext.core.errors import ConfigError
-from solo_ext.data import raw_batches
 from solo_ext.data.images import open_images
 from solo_ext.data.loaders import ResumableLoader
 from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
@@ -97,17 +95,6 @@ def test_sizes_that_differ_are_refused_when_met(folder: Callable[..., Images]) -
     with pytest.raises(UnreadableImage, match=message) as caught:
         list(loader)
     assert "\n" not in str(caught.value)
-
-
-def test_more_than_memory_is_refused(
-    folder: Callable[..., Images], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(raw_batches, "MEMORY_BOUND", COUNT * 3 * 48)
-    open_pixels(folder(), in_memory=True)
-    monkeypatch.setattr(raw_batches, "MEMORY_BOUND", COUNT * 3 * 48 - 1)
-    with pytest.raises(ConfigError, match=r"data.in_memory=true: 12 images of 8 x 6 pixels take"):
-        open_pixels(folder(), in_memory=True)
-    open_pixels(folder(), in_memory=False)
 
 
 def _cifar(count: int = COUNT) -> Any:
