@@ -201,7 +201,7 @@ def _first_mistake(
     path = _path(given, loc)
     if what == "missing":
         path.append(loc[-1])
-    key = ".".join(str(part) for part in (prefix, *path) if part != "")
+    key = ".".join(str(part) for part in ((prefix,) if prefix else ()) + tuple(path))
     if no_text:
         return ConfigError(key, value, "this key is no text", "keys are text: quote or remove it")
     if what == "extra_forbidden":
@@ -213,7 +213,8 @@ def _first_mistake(
     alike = [p for p in problems if _path(given, p["loc"]) == path]
     if isinstance(value, str | int) and all(p["type"] == "literal_error" for p in alike):
         choices = ", ".join(p["ctx"]["expected"] for p in alike).replace("'", "")
-        remedy = nearest(str(value), choices.replace(" or ", ", ").split(", "), show=40)
+        names = dict.fromkeys(choices.replace(" or ", ", ").split(", "))
+        remedy = nearest(str(value), names, show=40)
         return ConfigError(key, value, "not a valid choice", remedy)
     allowed = (_allowed(p["msg"]) for p in alike)
     return ConfigError(
