@@ -119,10 +119,8 @@ def open_huggingface(
             "pip install 'solo-ext[hf]'",
         ) from None
     loaded = _load(datasets, path, f"data.{split}_path", settings)
-    key, wanted = (
-        f"{_KEY}.{split}_split",
-        settings.train_split if split == "train" else settings.val_split,
-    )
+    key = f"{_KEY}.{split}_split"
+    wanted = settings.train_split if split == "train" else settings.val_split
     if isinstance(loaded, datasets.Dataset):
         # `save_to_disk` and arrow files hold a single split, which serves as either.
         if wanted is not None:

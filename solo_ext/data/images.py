@@ -61,6 +61,12 @@ def open_images(data: schema.Images, split: Split) -> Images:
     Raises:
         ConfigError: the path is missing, empty, unreadable, or not in the data set's layout, or a
             fraction cannot contain every class.
+
+    >>> from solo_ext.data.digits import digits_folder
+    >>> data = schema.Images(dataset="custom", train_path=str(digits_folder("train")))
+    >>> images = open_images(data, "train")
+    >>> len(images), images[0][0].size, class_names(images)[:3]
+    (1400, (32, 32), ['0', '1', '2'])
     """
     if data.holdout is not None:
         whole = open_images(data.model_copy(update={"holdout": None}), "train")
