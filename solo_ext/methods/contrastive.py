@@ -141,7 +141,8 @@ class Contrastive(ProjectedMethod):
         self.projector = self._new_projector()
         hidden = kwargs.pred_hidden_dim
         self.predictor = projector(dim, hidden, dim) if hidden else None
-        self._build_negatives()
+        self.queues: Any = nn.ModuleList()
+        self._build_momentum()
         near = kwargs.positives == "nearest_neighbor"
         self.support_set = SupportSet(kwargs.support_set.size or 0, dim) if near else None
         clustered = kwargs.positives == "prototype"
@@ -158,8 +159,8 @@ class Contrastive(ProjectedMethod):
         self._written: tuple[list[Tensor], Tensor, Tensor] | None = None
         keep_out_of_broadcast(self)
 
-    def _build_negatives(self) -> None:
-        self.queues: Any = nn.ModuleList()
+    def _build_momentum(self) -> None:
+        """Nothing here; see :class:`QueueContrastive`."""
 
     def _new_projector(self) -> nn.Module:
         kwargs = self.kwargs
@@ -175,10 +176,9 @@ class Contrastive(ProjectedMethod):
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
         """Adds the predictor."""
-        if self.predictor is None:
-            return super().learnable_params
-        predictor = {"name": "predictor", "params": self.predictor.parameters()}
-        return [*super().learnable_params, predictor]
+        h = self.predictor
+        more = [] if h is None else [{"name": "predictor", "params": h.parameters()}]
+        return [*super().learnable_params, *more]
 
     def _predicted(self, out: dict[str, Any]) -> dict[str, Any]:
         """Adds q, the predictions, where there is a predictor; else q is z."""
@@ -213,11 +213,7 @@ class Contrastive(ProjectedMethod):
         return out["z"][: self.num_large_crops]  # type: ignore[no-any-return]
 
     def contrast(
-        self,
-        queries: Sequence[Tensor],
-        keys: Sequence[Tensor],
-        indices: Tensor,
-        targets: Tensor,
+        self, queries: Sequence[Tensor], keys: Sequence[Tensor], indices: Tensor, targets: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The method's loss, the mean over its directions.
 
@@ -286,14 +282,13 @@ class Contrastive(ProjectedMethod):
         """
         if positives is not None and self.support_set is not None:
             return self._neighbours_against_batch(queries, positives)
-        mixes = self._mixing.active(self.current_epoch)
-        if positives is None and len(queries) == 2 and not mixes:
+        if positives is None and len(queries) == 2 and not self._mixing.active(self.current_epoch):
             # The same loss in fewer operations than the general case below.
-            return [two_view_terms(queries[0], queries[1], self.kwargs.temperature, self.estimator)]
+            return [two_view_terms(*queries, self.kwargs.temperature, self.estimator)]
         batch = batch_of_views(queries)
         if positives is not None:
             batch = batch._replace(positives=positives[0].repeat(len(queries), 1, 1))
-        return [self._contrastive(**batch._asdict())]
+        return [self._contrastive(*batch)]
 
     def _neighbours_against_batch(
         self, queries: Sequence[Tensor], neighbours: list[Tensor]
@@ -320,23 +315,19 @@ class Contrastive(ProjectedMethod):
         return terms
 
     def _contrastive(
-        self,
-        anchors: Tensor,
-        positives: Tensor,
-        candidates: Tensor,
-        excluded_columns: Tensor | None = None,
+        self, anchors: Tensor, positives: Tensor, candidates: Tensor, own: Tensor | None = None
     ) -> ContrastiveTerms:
-        narrow = self.kwargs.compute_dtype == "bfloat16"
-        excluded = 0 if excluded_columns is None else excluded_columns.shape[1]
+        """-log(exp(s_p) / (exp(s_p) + M)); ``own`` are the columns of the anchors' images."""
+        available = len(candidates) - (0 if own is None else own.shape[1])
         return contrastive(
             anchors,
             positives,
             candidates,
-            excluded_columns=excluded_columns,
+            excluded_columns=own,
             estimator=self.estimator,
-            mixing=self._mixing.draw(self.current_epoch, len(candidates) - excluded, anchors),
+            mixing=self._mixing.draw(self.current_epoch, available, anchors),
             temperature=self.kwargs.temperature,
-            compute_dtype=torch.bfloat16 if narrow else None,
+            compute_dtype=torch.bfloat16 if self.kwargs.compute_dtype == "bfloat16" else None,
         )
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
@@ -409,11 +400,11 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
     There is one queue per large crop, of that crop's keys; its anchors are the other crops.
     """
 
-    def _build_negatives(self) -> None:
+    def _build_momentum(self) -> None:
         self.momentum_projector = self._new_projector()
         initialize_momentum_params(self.projector, self.momentum_projector)
-        size, dim = self.kwargs.queue_size or 0, self.kwargs.proj_output_dim
-        self.queues = nn.ModuleList(FeatureQueue(size, dim) for _ in range(self.num_large_crops))
+        shape = self.kwargs.queue_size or 0, self.kwargs.proj_output_dim
+        self.queues.extend(FeatureQueue(*shape) for _ in range(self.num_large_crops))
 
     def _keys(self, out: dict[str, Any]) -> list[Tensor]:
         return out["momentum_z"]  # type: ignore[no-any-return]

@@ -96,15 +96,7 @@ class ContrastiveKwargs:
 
 
 def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-    """Sets the sizes of queue, support set and clusters that are needed and null, by the data.
-
-    Args:
-        cfg: the config, its ``method_kwargs`` filled in.
-        images: number of training images; counted by default where a size depends on it.
-
-    Raises:
-        ConfigError: ``queue_size`` without a queue.
-    """
+    """Sets the sizes of queue, support set and clusters that are needed and null, by the data."""
     kwargs = cfg.method_kwargs
     near = kwargs.positives == "nearest_neighbor"
     if kwargs.negatives == "batch" and kwargs.queue_size is not None:
@@ -173,10 +165,6 @@ def validate(cfg: DictConfig) -> DictConfig:
 
 
 def check_size(cfg: DictConfig, num_samples: int) -> None:
-    """Refuses more prototypes than samples.
-
-    Raises:
-        ConfigError: with both numbers.
-    """
+    """Refuses more prototypes than samples."""
     if cfg.method_kwargs.positives == "prototype":
         check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, num_samples)

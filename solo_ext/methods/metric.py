@@ -196,11 +196,7 @@ class Metric(ProjectedMethod):
 
     @staticmethod
     def check_size(cfg: DictConfig, num_samples: int) -> None:
-        """Refuses more clusters than samples.
-
-        Raises:
-            ConfigError: with both numbers.
-        """
+        """Refuses more clusters than samples."""
         if cfg.method_kwargs.classes == "cluster":
             check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, num_samples)
 

@@ -37,28 +37,19 @@ def example_config(method: str, large: int = 2, small: int = 0, **method_kwargs:
         >>> example_config("debiased", tau_plus=0.2).method_kwargs
         {'tau_plus': 0.2}
     """
+    crops = {"num_large_crops": large, "num_small_crops": small}
+    rates = {"lr": 0.1, "classifier_lr": 0.1, "weight_decay": 0.0}
     return OmegaConf.create(
         {
             "method": method,
             "method_kwargs": method_kwargs,
             "backbone": {"name": "timm/resnet10t", "kwargs": {"channels": [8, 8, 8, 8]}},
-            "data": {
-                "dataset": "custom",
-                "num_classes": 3,
-                "num_large_crops": large,
-                "num_small_crops": small,
-            },
+            "data": {"dataset": "custom", "num_classes": 3, **crops},
             "augmentations": [
                 {"crop_size": 32, "num_crops": large},
                 {"crop_size": 16, "num_crops": small},
             ],
-            "optimizer": {
-                "name": "sgd",
-                "batch_size": 4,
-                "lr": 0.1,
-                "classifier_lr": 0.1,
-                "weight_decay": 0.0,
-            },
+            "optimizer": {"name": "sgd", "batch_size": 4, **rates},
             "scheduler": {"name": "none"},
             "max_epochs": 1,
         }
@@ -91,14 +82,10 @@ def typed_kwargs(section: DictConfig, kwargs_type: type[K]) -> K:
 
 
 def require_two_views(cfg: DictConfig, small: bool = False) -> None:
-    """Refuses anything but two large crops.
-
-    Args:
-        cfg: the config.
-        small: whether small crops are allowed besides.
+    """Refuses anything but two large crops, and small ones unless they are allowed besides.
 
     Raises:
-        ConfigError: another number of large crops, or small crops that are not allowed.
+        ConfigError: with the numbers of crops.
     """
     counts = cfg.data.num_large_crops, cfg.data.num_small_crops
     if counts[0] != 2 or (counts[1] and not small):
@@ -106,9 +93,7 @@ def require_two_views(cfg: DictConfig, small: bool = False) -> None:
             "augmentations",
             f"{counts[0]} large and {counts[1]} small crops",
             f"{cfg.method} compares two views",
-            "give the largest crop_size num_crops: 2; smaller ones may be any number"
-            if small
-            else "give num_crops: 2 in all, of one crop_size",
+            f"give the largest crop_size num_crops: 2{'' if small else ', and no other'}",
         )
 
 

@@ -250,26 +250,22 @@ class SEED(Distillation):
         if kwargs.loss == "seed":
             assert queue is not None
             assert kwargs.teacher_temperature is not None
+            temperatures = kwargs.student_temperature, kwargs.teacher_temperature
             # -sum p_T log p_S (section 3.2)
-            terms = seed_terms(
-                student, target, queue, kwargs.student_temperature, kwargs.teacher_temperature
-            )
-            return terms.loss, {
-                "train_target_entropy": terms.entropy,
-                "train_target_own": terms.own,
-            }
+            loss, entropy, own = seed_terms(student, target, queue, *temperatures)
+            return loss, {"train_target_entropy": entropy, "train_target_own": own}
         if kwargs.loss == "regression":
             # |z_S - z_T|^2 of unit vectors
             return (2 - 2 * (student * target).sum(1)).mean(), {}
         # z_T is the positive. Negatives are the queue, or the batch less the image itself.
         candidates = distributed.gather(target) if queue is None else queue
-        own = own_columns(target) if queue is None else None
-        available = len(candidates) - (own is not None)
+        own_column = own_columns(target) if queue is None else None
+        available = len(candidates) - (queue is None)
         found = contrastive(
             student,
             target.unsqueeze(1),
             candidates,
-            excluded_columns=own,
+            excluded_columns=own_column,
             estimator=self.estimator,
             mixing=self._mixing.draw(self.current_epoch, available, student),
             temperature=kwargs.student_temperature,
@@ -301,19 +297,17 @@ def _check_loss(kwargs: Any) -> None:
             "the paper and its code differ a hundredfold, so that there is no default",
             "give 0.01 (paper) or 1.0e-4 (official code, where the loss is InfoNCE)",
         )
-    if kwargs.loss != "seed" and kwargs.teacher_temperature is not None:
-        raise ConfigError(
-            "method_kwargs.teacher_temperature",
-            kwargs.teacher_temperature,
-            f"loss={kwargs.loss} has no distribution of the teacher",
-            "leave it out",
-        )
     mixing = kwargs.mixing.num_pair_mixes + kwargs.mixing.num_query_mixes
-    for name, value in (("tau_plus", kwargs.tau_plus), ("beta", kwargs.beta), ("mixing", mixing)):
-        if value and kwargs.loss != "contrastive":
+    for name, value, reader in (
+        ("teacher_temperature", kwargs.teacher_temperature, "seed"),
+        ("tau_plus", kwargs.tau_plus, "contrastive"),
+        ("beta", kwargs.beta, "contrastive"),
+        ("mixing", mixing, "contrastive"),
+    ):
+        if value and kwargs.loss != reader:
             raise ConfigError(
                 f"method_kwargs.{name}",
                 value,
-                f"loss={kwargs.loss} has no negatives",
-                "take loss=contrastive, or leave it out",
+                f"loss={kwargs.loss} does not read it",
+                f"leave it out, or take loss={reader}",
             )

@@ -198,20 +198,11 @@ def test_data_without_indices(build: Build, kwargs: dict[str, Any], purpose: str
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_two_large_crops(make_config: MakeConfig, name: str) -> None:
-    small = {"crop_size": 8, "num_crops": 3}
-    prepare(make_config(name, augmentations=[{"crop_size": 16, "num_crops": 2}, small]))
-    for crops in ([{"crop_size": 16, "num_crops": 1}, small], [{"crop_size": 16, "num_crops": 3}]):
-        with pytest.raises(ConfigError, match=r"augmentations.*compares two views.*num_crops: 2"):
-            prepare(make_config(name, augmentations=crops))
-
-
 @pytest.mark.parametrize(("large", "small"), [(1, 0), (3, 0), (1, 1), (3, 6), (0, 2)])
-def test_crops_of_upstream_s_script(build: Build, large: int, small: int) -> None:
-    """Refused by the constructor, further than which that script does not get."""
-    with pytest.raises(ConfigError, match=f"{large} large and {small} small") as caught:
-        build(small=small, data={"num_large_crops": large})
-    assert caught.value.key == "augmentations"
+def test_two_large_crops(build: Build, name: str, large: int, small: int) -> None:
+    kind = METHODS[name].target
+    with pytest.raises(ConfigError, match=f"{large} large and {small} small.*num_crops: 2"):
+        build(kind, small=small, data={"num_large_crops": large})
 
 
 def test_momentum_section_follows_the_negatives(
