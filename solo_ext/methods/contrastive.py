@@ -100,8 +100,8 @@ class Preset:
 
     def load_from_checkpoint(self, path: str | Path, *, cfg: DictConfig, **given: Any) -> Any:
         """Stands in for Lightning's classmethod of this name, which solo-learn's scripts call."""
-        kind = self._kind(self.add_and_assert_specific_cfg(cfg))
-        return kind.load_from_checkpoint(path, cfg=cfg, kwargs_type=self.kwargs_type, **given)
+        given |= {"cfg": self.add_and_assert_specific_cfg(cfg), "kwargs_type": self.kwargs_type}
+        return self._kind(cfg).load_from_checkpoint(path, **given)
 
     def add_and_assert_specific_cfg(self, cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
