@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from solo_ext.config.schema import DALI, CommonConfig
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.transforms import Statistics, fixed_view
 
@@ -36,7 +37,7 @@ def nvidia_dali() -> Any:
     return found
 
 
-def device_of(cfg: Mapping[str, Any]) -> str:
+def device_of(cfg: CommonConfig) -> str:
     """Returns ``dali.device`` of a config, after checking that DALI can run there.
 
     Raises:
@@ -49,7 +50,7 @@ def device_of(cfg: Mapping[str, Any]) -> str:
             "NVIDIA DALI is not installed",
             f"{INSTALL}; or use data.format=image_folder",
         )
-    device = str((cfg.get("dali") or {}).get("device") or "gpu")
+    device = (cfg.dali or DALI()).device
     if device == "gpu" and not torch.cuda.is_available():
         raise ConfigError(
             "dali.device", device, "torch sees no CUDA device here", "set dali.device=cpu"
@@ -151,7 +152,7 @@ class DALIViews:
 
 
 def dali_views(
-    cfg: Mapping[str, Any], files: Sequence[str], labels: Sequence[int], batch_size: int
+    cfg: CommonConfig, files: Sequence[str], labels: Sequence[int], batch_size: int
 ) -> DALIViews:
     """The fixed views of some files, for a config with ``data.format=dali``.
 
@@ -165,7 +166,7 @@ def dali_views(
         size,
         normal,
         batch_size=batch_size,
-        num_threads=cfg["data"]["num_workers"],
+        num_threads=cfg.data.num_workers,
         device=device_of(cfg),
     )
 

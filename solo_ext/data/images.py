@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from torch.utils.data import Dataset, Subset
 from torchvision import datasets
 
+from solo_ext.config import schema
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali import cannot_skip
 from solo_ext.data.formats.folders import ClassFolders, FileList, ImageFiles, Unlabelled
@@ -44,7 +45,7 @@ class WithoutLabels(Dataset[Item]):
         return name_of(self.images, index)
 
 
-def open_images(data: Mapping[str, Any], split: Split) -> Images:
+def open_images(data: schema.Images, split: Split) -> Images:
     """Opens the images of one split.
 
     Args:
@@ -56,17 +57,17 @@ def open_images(data: Mapping[str, Any], split: Split) -> Images:
         ConfigError: the path is missing, empty, unreadable, or not in the data set's layout, or a
             fraction cannot contain every class.
     """
-    holdout = data.get("holdout")
-    if holdout is not None:
-        return _held_out(open_images({**data, "holdout": None}, "train"), holdout, split)
+    if data.holdout is not None:
+        whole = open_images(data.model_copy(update={"holdout": None}), "train")
+        return _held_out(whole, data.holdout, split)
     key = f"data.{split}_path"
-    path = data.get(f"{split}_path")
+    path = data.path(split)
     # An empty path would mean the current folder.
-    if path is None or not str(path).strip():
+    if path is None or not path.strip():
         raise ConfigError(key, path, "no path", "give the folder of the images")
-    unlabelled = bool(data.get("no_labels")) and split == "train"
+    unlabelled = data.no_labels and split == "train"
     try:
-        images = _opened(data, split, str(path), unlabelled)
+        images = _opened(data, split, path, unlabelled)
     except OSError as error:
         problem = error.strerror or str(error).splitlines()[0]
         named = f" ({error.filename})" if error.filename else ""
@@ -74,29 +75,28 @@ def open_images(data: Mapping[str, Any], split: Split) -> Images:
             key, path, f"{problem}{named}", "give a folder or file that can be read"
         ) from None
     if len(images) == 0:
-        raise ConfigError(key, str(path), "no image in it", "give a folder with images")
+        raise ConfigError(key, path, "no image in it", "give a folder with images")
     if unlabelled and not isinstance(images, ImageFiles):
         images = WithoutLabels(images)
-    fraction = data.get("fraction", -1)
-    if split == "train" and 0 < fraction < 1:
-        images = _part(images, _stratified(targets_of(images), fraction))
-    return Skipping(images) if data.get("unreadable") == "skip" else images
+    if split == "train" and 0 < data.fraction < 1:
+        images = _part(images, _stratified(targets_of(images), data.fraction))
+    return Skipping(images) if data.unreadable == "skip" else images
 
 
-def _opened(data: Mapping[str, Any], split: Split, path: str, unlabelled: bool) -> Images:
-    key, name = f"data.{split}_path", data["dataset"]
-    if data["format"] == "h5":
+def _opened(data: schema.Images, split: Split, path: str, unlabelled: bool) -> Images:
+    key, name = f"data.{split}_path", data.dataset
+    if data.format == "h5":
         return open_h5(path, key, name)
-    if data["format"] == "huggingface":
-        same_path = data.get("train_path") == data.get("val_path")
-        section = data.get("huggingface") or {}
+    if data.format == "huggingface":
+        same_path = data.train_path == data.val_path
+        section = data.huggingface or schema.HuggingFace()
         return open_huggingface(path, split, section, labelled=not unlabelled, same_path=same_path)
     root = Path(path).expanduser()
     if not root.exists():
         raise ConfigError(key, path, "no such folder", "give the folder of the images")
     if root.is_file():
         # With `skip`, a listed file that does not exist counts as an unreadable image.
-        present = data.get("unreadable") != "skip"
+        present = data.unreadable != "skip"
         return FileList(root, key, not unlabelled, present=present)
     if name in ("cifar10", "cifar100", "stl10"):
         return _torchvision(name, root, split, key)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from solo_ext.config.schema import CommonConfig
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali import dali_views
 from solo_ext.data.images import files_of, open_images, targets_of
@@ -19,7 +20,7 @@ from solo_ext.data.views import TrainingViews
 from solo_ext.data.workers import WorkerLoader
 
 
-def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
+def training_set(trainer: Any, cfg: CommonConfig) -> Any:
     """The training set that the indices in a trainer's batches refer to.
 
     Args:
@@ -43,7 +44,7 @@ def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
         return loader.dataset
     # solo-learn's own scripts do not read these two keys.
     unread = {"holdout": None, "unreadable": "refuse"}
-    data = {**cfg["data"], "format": "dali", "dataset": "custom", **unread}
+    data = cfg.data.model_copy(update={"format": "dali", "dataset": "custom", **unread})
     return TrainingViews(open_images(data, "train"), MultiCrop([], []), 0)
 
 
@@ -87,19 +88,19 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
 
 
 def indexed_eval_loader(
-    cfg: Mapping[str, Any], dataset: Any, indices: Sequence[int], batch_size: int
+    cfg: CommonConfig, dataset: Any, indices: Sequence[int], batch_size: int
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Batches ``(indices, views)`` of some samples at the size of pretraining, each once.
 
     They come through DALI if the training batches do.
 
     Args:
-        cfg: a config with ``augmentations`` and ``data``.
+        cfg: the config.
         dataset: the training set, as :class:`IndexedViews` takes it.
         indices: the samples.
         batch_size: images per batch.
     """
-    if cfg["data"].get("format") == "dali":
+    if cfg.data.format == "dali":
         files = files_of(dataset.images)
         views = dali_views(cfg, [files[index] for index in indices], indices, batch_size)
         return ((numbers, images) for images, numbers in views)
@@ -107,8 +108,8 @@ def indexed_eval_loader(
     return WorkerLoader(
         Subset(IndexedViews(dataset, eval_transform(size, *normal)), indices),
         batch_size=batch_size,
-        num_workers=cfg["data"]["num_workers"],
-        start_method=cfg["data"].get("start_method"),
+        num_workers=cfg.data.num_workers,
+        start_method=cfg.data.start_method,
         # A loader without its own generator draws from the global one.
         generator=torch.Generator(),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from solo_ext.config.schema import CommonConfig, RunConfig
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.dali import DALIViews, dali_views
 from solo_ext.data.images import files_of, targets_of
@@ -167,24 +168,24 @@ def _collate_readable(items: Sequence[Any]) -> tuple[Any, list[bool]]:
     return default_collate(there) if there else None, [item is not None for item in items]
 
 
-def epoch_sampler(cfg: Mapping[str, Any], images: Images) -> EpochSampler:
+def epoch_sampler(run: RunConfig, images: Images) -> EpochSampler:
     """The order of a config's training images.
 
     Raises:
         ConfigError: the batch is larger than the data set.
     """
-    sampler = EpochSampler(len(images), cfg["seed"])
-    if cfg["optimizer"]["batch_size"] > len(sampler):
+    sampler = EpochSampler(len(images), run.seed)
+    if run.optimizer.batch_size > len(sampler):
         raise ConfigError(
             "optimizer.batch_size",
-            cfg["optimizer"]["batch_size"],
+            run.optimizer.batch_size,
             f"the training set has {len(sampler)} images per process",
             "take a smaller batch",
         )
     return sampler
 
 
-def pretrain_loader(cfg: Mapping[str, Any], images: Images) -> ResumableLoader:
+def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader:
     """The training loader of a config.
 
     Batches are ``[indices, [crops], targets]``, or with ``data.augmentation=batch`` each a
@@ -193,35 +194,34 @@ def pretrain_loader(cfg: Mapping[str, Any], images: Images) -> ResumableLoader:
     Raises:
         ConfigError: the batch is larger than the data set, or images cannot form a batch.
     """
-    sampler = epoch_sampler(cfg, images)
-    data = cfg["data"]
-    batch_size, start_method = cfg["optimizer"]["batch_size"], data.get("start_method")
-    if data.get("augmentation") == "batch":
-        pixels = open_pixels(images, data["in_memory"])
+    sampler = epoch_sampler(run, images)
+    data, batch_size = run.data, run.optimizer.batch_size
+    if data.augmentation == "batch":
+        pixels = open_pixels(images, data.in_memory)
         # Indexing an array costs less than sending its rows from a worker.
-        workers = 0 if pixels.held else data["num_workers"]
+        workers = 0 if pixels.held else data.num_workers
         raw = RawBatches(images, pixels)
-        return ResumableLoader(raw, sampler, batch_size, workers, start_method)
-    transform = pretrain_transform(data["dataset"], cfg["augmentations"])
-    views = TrainingViews(images, transform, cfg["seed"])
-    return ResumableLoader(views, sampler, batch_size, data["num_workers"], start_method)
+        return ResumableLoader(raw, sampler, batch_size, workers, data.start_method)
+    transform = pretrain_transform(data.dataset, run.augmentations)
+    views = TrainingViews(images, transform, run.seed)
+    return ResumableLoader(views, sampler, batch_size, data.num_workers, data.start_method)
 
 
 def fixed_loader(
-    cfg: Mapping[str, Any], images: Images, *, batch_size: int | None = None
+    cfg: CommonConfig, images: Images, *, batch_size: int | None = None
 ) -> FixedLoader | DALIViews:
     """Batches ``(images, targets)`` in order, each image once, at the size of pretraining.
 
     Raises:
         ConfigError: with ``data.format=dali``, DALI cannot run here or read the data set.
     """
-    per_batch = batch_size or cfg["optimizer"]["batch_size"]
-    if cfg["data"].get("format") == "dali":
+    per_batch = batch_size or cfg.optimizer.batch_size
+    if cfg.data.format == "dali":
         return dali_views(cfg, files_of(images), targets_of(images), per_batch)
     size, normal = fixed_view(cfg)
     return FixedLoader(
         FixedViews(images, eval_transform(size, *normal)),
         per_batch,
-        cfg["data"]["num_workers"],
-        cfg["data"].get("start_method"),
+        cfg.data.num_workers,
+        cfg.data.start_method,
     )

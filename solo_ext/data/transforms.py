@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from PIL import Image, ImageFilter, ImageOps
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision import transforms as T
+
+from solo_ext.config.schema import Augmentation, CommonConfig, Crop, Mix
 
 Transform = Callable[[Image.Image], Tensor]
 Statistics = tuple[Sequence[float], Sequence[float]]
@@ -23,7 +25,6 @@ STATISTICS: dict[str, Statistics] = {
 
 BLUR_RADIUS = (0.1, 2.0)
 """Smallest and largest radius in pixels."""
-STRENGTHS = ("brightness", "contrast", "saturation", "hue")
 _FIXED_IF_CERTAIN = ("grayscale", "solarization", "equalization", "horizontal_flip")
 
 
@@ -58,71 +59,68 @@ class MultiCrop:
         ]
 
 
-def statistics(dataset: str, augmentation: Mapping[str, Any]) -> Statistics:
+def statistics(dataset: str, crop: Crop) -> Statistics:
     """Mean and standard deviation for the normalisation in pretraining and evaluation.
 
     Args:
         dataset: ``data.dataset``.
-        augmentation: entry of ``augmentations``; its ``mean`` and ``std`` are used for ``custom``.
+        crop: entry of ``augmentations``; its ``mean`` and ``std`` are used for ``custom``.
 
-    >>> statistics("custom", {"mean": [0.5] * 3, "std": [0.2] * 3})
+    >>> statistics("custom", Crop(crop_size=8, mean=[0.5] * 3, std=[0.2] * 3))
     ([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
     """
     if dataset in STATISTICS:
         return STATISTICS[dataset]
-    mean = augmentation.get("mean") or IMAGENET_DEFAULT_MEAN
-    return mean, augmentation.get("std") or IMAGENET_DEFAULT_STD
+    return crop.mean or IMAGENET_DEFAULT_MEAN, crop.std or IMAGENET_DEFAULT_STD
 
 
-def fixed_view(cfg: Mapping[str, Any]) -> tuple[int, Statistics]:
+def fixed_view(cfg: CommonConfig) -> tuple[int, Statistics]:
     """Side and statistics of the fixed views of a config: those of its first pipeline."""
-    first = cfg["augmentations"][0]
-    return first["crop_size"], statistics(cfg["data"]["dataset"], first)
+    first = cfg.augmentations[0]
+    return first.crop_size, statistics(cfg.data.dataset, first)
 
 
-def pretrain_transform(dataset: str, augmentations: Sequence[Mapping[str, Any]]) -> MultiCrop:
+def pretrain_transform(dataset: str, augmentations: Sequence[Augmentation]) -> MultiCrop:
     """The transform of a config.
 
     Args:
         dataset: ``data.dataset``.
         augmentations: the config's list of pipelines.
 
-    >>> from solo_ext.config.schema import Augmentation
-    >>> pipeline = Augmentation(crop_size=8, num_crops=2).model_dump()
+    >>> pipeline = Augmentation(crop_size=8, num_crops=2)
     >>> crops = pretrain_transform("custom", [pipeline])(Image.new("RGB", (12, 12)))
     >>> [tuple(crop.shape) for crop in crops]
     [(3, 8, 8), (3, 8, 8)]
     """
     pipelines = [_pipeline(a, *statistics(dataset, a)) for a in augmentations]
-    return MultiCrop(pipelines, [a["num_crops"] for a in augmentations])
+    return MultiCrop(pipelines, [a.num_crops for a in augmentations])
 
 
-def _pipeline(a: Mapping[str, Any], mean: Sequence[float], std: Sequence[float]) -> Transform:
-    size, bicubic = a["crop_size"], T.InterpolationMode.BICUBIC
-    rrc, jitter = a["rrc"], a["color_jitter"]
-    if rrc["enabled"]:
-        scale = (rrc["crop_min_scale"], rrc["crop_max_scale"])
+def _pipeline(a: Augmentation, mean: Sequence[float], std: Sequence[float]) -> Transform:
+    size, bicubic = a.crop_size, T.InterpolationMode.BICUBIC
+    if a.rrc.enabled:
+        scale = (a.rrc.crop_min_scale, a.rrc.crop_max_scale)
         steps: list[Any] = [T.RandomResizedCrop(size, scale=scale, interpolation=bicubic)]
     else:
         steps = [T.Resize(size, interpolation=bicubic), T.CenterCrop(size)]
-    if a.get("rand_augment"):
-        steps.append(T.RandAugment(**a["rand_augment"]))
-    if a.get("auto_augment"):
-        steps.append(T.AutoAugment(T.AutoAugmentPolicy(a["auto_augment"]["policy"])))
-    if jitter["prob"]:
-        strengths = [jitter[name] for name in STRENGTHS]
-        steps.append(T.RandomApply([T.ColorJitter(*strengths)], p=jitter["prob"]))
-    if a["grayscale"]["prob"]:
-        steps.append(T.RandomGrayscale(p=a["grayscale"]["prob"]))
-    for name, transform in (
-        ("gaussian_blur", GaussianBlur()),
-        ("solarization", ImageOps.solarize),
-        ("equalization", ImageOps.equalize),
+    if a.rand_augment:
+        steps.append(T.RandAugment(a.rand_augment.num_ops, a.rand_augment.magnitude))
+    if a.auto_augment:
+        steps.append(T.AutoAugment(T.AutoAugmentPolicy(a.auto_augment.policy)))
+    if a.color_jitter.prob:
+        jitter = T.ColorJitter(*a.color_jitter.strengths)
+        steps.append(T.RandomApply([jitter], p=a.color_jitter.prob))
+    if a.grayscale.prob:
+        steps.append(T.RandomGrayscale(p=a.grayscale.prob))
+    for chance, transform in (
+        (a.gaussian_blur, GaussianBlur()),
+        (a.solarization, ImageOps.solarize),
+        (a.equalization, ImageOps.equalize),
     ):
-        if a[name]["prob"]:
-            steps.append(T.RandomApply([transform], p=a[name]["prob"]))
-    if a["horizontal_flip"]["prob"]:
-        steps.append(T.RandomHorizontalFlip(p=a["horizontal_flip"]["prob"]))
+        if chance.prob:
+            steps.append(T.RandomApply([transform], p=chance.prob))
+    if a.horizontal_flip.prob:
+        steps.append(T.RandomHorizontalFlip(p=a.horizontal_flip.prob))
     return T.Compose([*steps, T.ToTensor(), T.Normalize(mean, std)])  # type: ignore[no-any-return]
 
 
@@ -165,7 +163,7 @@ class FixedView:
 
 
 def first_random_setting(
-    augmentations: Sequence[Mapping[str, Any]], mix: Mapping[str, Any] | None = None
+    augmentations: Sequence[Augmentation], mix: Mix | None = None
 ) -> str | None:
     """The first setting that makes views random, or ``None``.
 
@@ -179,32 +177,31 @@ def first_random_setting(
         Its dotted key and value, for example ``augmentations.0.rrc.enabled=true``; ``None`` if
         every view is fixed.
 
-    >>> from solo_ext.config.schema import Augmentation
-    >>> first_random_setting([Augmentation(crop_size=8, num_crops=1).model_dump()])
+    >>> first_random_setting([Augmentation(crop_size=8, num_crops=1)])
     'augmentations.0.rrc.enabled=true'
     """
     for place, pipeline in enumerate(augmentations):
         setting = _random_setting(pipeline)
         if setting is not None:
             return f"augmentations.{place}.{setting}"
-    if mix is not None and mix["prob"]:
-        return f"data.mix.prob={mix['prob']}"
+    if mix is not None and mix.prob:
+        return f"data.mix.prob={mix.prob}"
     return None
 
 
-def _random_setting(a: Mapping[str, Any]) -> str | None:
+def _random_setting(a: Augmentation) -> str | None:
     # Even a crop of the whole area may lose a line of pixels to rounding.
-    if a["rrc"]["enabled"]:
+    if a.rrc.enabled:
         return "rrc.enabled=true"
     for name in ("rand_augment", "auto_augment"):
-        if a.get(name):
-            return f"{name}={a[name]}"
-    jitter, blur = a["color_jitter"], a["gaussian_blur"]
-    if jitter["prob"] and any(jitter[k] for k in STRENGTHS):
-        return f"color_jitter.prob={jitter['prob']}"
-    if blur["prob"]:
-        return f"gaussian_blur.prob={blur['prob']}"
+        if policy := getattr(a, name):
+            return f"{name}={policy.model_dump()}"
+    if a.color_jitter.prob and any(a.color_jitter.strengths):
+        return f"color_jitter.prob={a.color_jitter.prob}"
+    if a.gaussian_blur.prob:
+        return f"gaussian_blur.prob={a.gaussian_blur.prob}"
     for name in _FIXED_IF_CERTAIN:
-        if a[name]["prob"] not in (0, 1):
-            return f"{name}.prob={a[name]['prob']}"
+        prob = getattr(a, name).prob
+        if prob not in (0, 1):
+            return f"{name}.prob={prob}"
     return None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
+from solo_ext.config import schema
 from solo_ext.core.draws import mix
 from solo_ext.data.images import files_of, open_images, targets_of
 from solo_ext.host.dali_loader import DALIPass, open_reader
@@ -59,13 +60,13 @@ class PretrainPipelineBuilder(_OwnPretrainPipelineBuilder):
         data_fraction: float = -1.0,
     ) -> None:
         images = open_images(
-            {
-                "train_path": str(data_path),
-                "dataset": "custom",
-                "format": "dali",
-                "no_labels": no_labels,
-                "fraction": data_fraction,
-            },
+            schema.Images(
+                train_path=str(data_path),
+                dataset="custom",
+                format="dali",
+                no_labels=no_labels,
+                fraction=data_fraction if 0 < data_fraction < 1 else -1,
+            ),
             "train",
         )
         files, targets = files_of(images), [int(t) for t in targets_of(images)]
@@ -153,10 +154,10 @@ def transforms(wanted: DALIPass) -> Any:
                 upstream.build_transform_pipeline_dali(
                     wanted.dataset,
                     # A null would override upstream's default value.
-                    OmegaConf.create({k: v for k, v in a.items() if v is not None}),
+                    OmegaConf.create(a.model_dump(exclude_none=True)),
                     dali_device=wanted.device,
                 ),
-                a["num_crops"],
+                a.num_crops,
             )
             for a in wanted.augmentations
         ]

@@ -350,7 +350,7 @@ def _method_kwargs() -> Iterator[Replacement]:
             from solo_ext.config.check import check_method_kwargs
 
             given: Any = OmegaConf.to_container(cfg.method_kwargs, resolve=True)
-            cfg.method_kwargs = check_method_kwargs(kwargs_type, given)
+            cfg.method_kwargs = check_method_kwargs(kwargs_type, given).model_dump()
         return cfg
 
     yield base, "add_and_assert_specific_cfg", staticmethod(checked)

@@ -117,7 +117,7 @@ class Preset:
 
     def uses_momentum(self, kwargs: Any) -> bool:
         """Whether ``method_kwargs`` ask for a momentum backbone."""
-        return bool(kwargs["negatives"] == "queue")
+        return bool(kwargs.negatives == "queue")
 
 
 class Contrastive(ProjectedMethod):
@@ -376,9 +376,10 @@ class Contrastive(ProjectedMethod):
             warn_of_late_start(self.cfg, kwargs.clusters, CLUSTERS)
         if self.support_set is None or support.exclude_own:
             return
+        from solo_ext.config.check import common_config
         from solo_ext.data.indexed import training_set
 
-        images = len(training_set(self.trainer, self.cfg))
+        images = len(training_set(self.trainer, common_config(self.cfg)))
         if 2 * len(self.support_set.value) > images:
             logger.warning(
                 f"method_kwargs.support_set.size={support.size} of {images} training images: an "

@@ -13,7 +13,7 @@ from solo_ext.core.types import (
     PositiveFloat,
     PositiveInt,
     ProbabilityBelowOne,
-    method_kwargs,
+    Section,
 )
 from solo_ext.methods.e_step import (
     PUBLISHED_CLUSTERS,
@@ -28,8 +28,7 @@ CLUSTERS = "method_kwargs.clusters"
 """Config key of the E-step's settings."""
 
 
-@method_kwargs
-class SupportSetKwargs:
+class SupportSetKwargs(Section):
     """``method_kwargs.support_set``: where nearest neighbours are looked up.
 
     Attributes:
@@ -45,8 +44,7 @@ class SupportSetKwargs:
     exclude_own: bool = False
 
 
-@method_kwargs
-class ContrastiveKwargs:
+class ContrastiveKwargs(Section):
     """``method_kwargs`` of :class:`solo_ext.methods.contrastive.Contrastive`.
 
     Attributes:

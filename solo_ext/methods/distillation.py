@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,7 +11,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.types import PositiveInt, method_kwargs
+from solo_ext.core.types import PositiveInt, Section
 from solo_ext.host import BaseMethod
 from solo_ext.losses.alignment import effective_rank
 from solo_ext.memory.heads import projector
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource
 
 
-@method_kwargs
-class TeacherKwargs:
+class TeacherKwargs(Section):
     """``method_kwargs.teacher``: the frozen network whose embeddings are learned.
 
     Attributes:
@@ -45,14 +43,13 @@ class TeacherKwargs:
     layout: Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"] = "run"
     path: str | None = None
     model: str | None = None
-    model_kwargs: dict[str, Any] = field(default_factory=dict)
+    model_kwargs: dict[str, Any] = {}
     networks: Literal["online", "momentum"] = "online"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     in_checkpoint: bool = False
 
 
-@method_kwargs
-class DistillationKwargs:
+class DistillationKwargs(Section):
     """What ``method_kwargs`` of :class:`SEED` and :class:`ProtoSEED` share.
 
     Attributes:

@@ -14,7 +14,6 @@ to the new cluster that matches its old one (Metric.on_train_epoch_start).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.types import NonNegativeFloat, PositiveInt, method_kwargs
+from solo_ext.core.types import NonNegativeFloat, PositiveInt, Section
 from solo_ext.host import BaseMethod
 from solo_ext.losses import uniformity_loss_func
 from solo_ext.memory.features import FeatureBank
@@ -63,8 +62,7 @@ CLUSTERS = "method_kwargs.clusters"
 """Config key of the E-step's settings."""
 
 
-@method_kwargs
-class MetricKwargs:
+class MetricKwargs(Section):
     """``method_kwargs`` of :class:`Metric`.
 
     Attributes:
@@ -90,7 +88,7 @@ class MetricKwargs:
     """solo-learn's name of this setting."""
 
     loss: str
-    loss_kwargs: dict[str, Any] = field(default_factory=dict)
+    loss_kwargs: dict[str, Any] = {}
     classes: Literal["instance", "label", "cluster"] = "instance"
     normalize: bool | None = None
     mining: Literal["semi_hard", "hard", "random"] = "semi_hard"

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.draws import mix
-from solo_ext.core.types import NonNegativeInt, PositiveInt, method_kwargs
+from solo_ext.core.types import NonNegativeInt, PositiveInt, Section
 from solo_ext.losses.contrastive import ContrastiveTerms
 from solo_ext.losses.mochi import Mixing, draw_mixes
 from solo_ext.memory.features import FeatureQueue
 from solo_ext.methods.registry import logger
 
 
-@method_kwargs
-class MixingKwargs:
+class MixingKwargs(Section):
     """``method_kwargs.mixing``: MoCHi's synthetic negatives; none by default.
 
     Attributes:

@@ -18,13 +18,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.core.types import (
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-    method_kwargs,
-)
+from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
 from solo_ext.host import initialize_momentum_params
 from solo_ext.losses.protocpc import protocpc_step
 from solo_ext.memory.heads import projector
@@ -41,8 +35,7 @@ from solo_ext.methods.registry import (
 )
 
 
-@method_kwargs
-class PrototypeKwargs:
+class PrototypeKwargs(Section):
     """What ``method_kwargs`` of :class:`ProtoCPC` and :class:`ProtoSEED` share.
 
     Attributes:
@@ -76,7 +69,6 @@ class PrototypeKwargs:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-@method_kwargs
 class ProtoCPCKwargs(PrototypeKwargs):
     """``method_kwargs`` of :class:`ProtoCPC`.
 

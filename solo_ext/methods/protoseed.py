@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.types import method_kwargs
 from solo_ext.memory.prototypes import PrototypePrior, Prototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.distillation import Distillation, DistillationKwargs
@@ -22,7 +21,6 @@ from solo_ext.methods.protocpc import ProtoCPC, PrototypeKwargs, PrototypeMethod
 from solo_ext.methods.registry import METHODS
 
 
-@method_kwargs
 class ProtoSEEDKwargs(PrototypeKwargs, DistillationKwargs):
     """``method_kwargs`` of :class:`ProtoSEED`; defaults of the paper.
 

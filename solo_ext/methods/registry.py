@@ -18,10 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.registry import Registry
+from solo_ext.core.types import Section
 
 logger = logging.getLogger("solo_ext.methods")
 METHODS: Registry[Any] = Registry("method")
-K = TypeVar("K")
+K = TypeVar("K", bound=Section)
 
 
 def example_config(method: str, large: int = 2, small: int = 0, **method_kwargs: Any) -> DictConfig:
@@ -56,7 +57,7 @@ def example_config(method: str, large: int = 2, small: int = 0, **method_kwargs:
     )
 
 
-def fill_method_kwargs(cfg: DictConfig, kwargs_type: type) -> DictConfig:
+def fill_method_kwargs(cfg: DictConfig, kwargs_type: type[Section]) -> DictConfig:
     """Checks ``method_kwargs`` and writes its defaults into ``cfg``.
 
     Called by each method's ``add_and_assert_specific_cfg``, so that upstream's own scripts
@@ -65,20 +66,16 @@ def fill_method_kwargs(cfg: DictConfig, kwargs_type: type) -> DictConfig:
     Raises:
         ConfigError: unknown key, missing key, or value out of range.
     """
-    # Imported here so that registering a method does not import pydantic.
     from solo_ext.config.check import check_method_kwargs
 
     given = OmegaConf.to_container(cfg, resolve=True).get("method_kwargs")  # type: ignore[union-attr]
-    cfg.method_kwargs = check_method_kwargs(kwargs_type, given or {})
+    cfg.method_kwargs = check_method_kwargs(kwargs_type, given or {}).model_dump()
     return cfg
 
 
 def typed_kwargs(section: DictConfig, kwargs_type: type[K]) -> K:
     """``cfg.method_kwargs``, which :func:`fill_method_kwargs` has checked, as its own class."""
-    # Imported here for the same reason.
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kwargs_type).validate_python(OmegaConf.to_container(section, resolve=True))
+    return kwargs_type.model_validate(OmegaConf.to_container(section, resolve=True))
 
 
 def require_two_views(cfg: DictConfig, small: bool = False) -> None:
@@ -180,13 +177,15 @@ def num_training_images(data: Mapping[str, Any]) -> int:
     Raises:
         ConfigError: they cannot be read.
     """
+    from solo_ext.config.check import known_keys, validated
+    from solo_ext.config.schema import Images
     from solo_ext.data.images import open_images
 
     known = _DOWNLOADED.get(data["dataset"])
     if known is not None:
         return known
-    given = {"format": "image_folder", **data, "holdout": None, "unreadable": "refuse"}
-    return len(open_images(given, "train"))
+    given = known_keys(Images, data) | {"holdout": None, "unreadable": "refuse"}
+    return len(open_images(validated(Images, given, prefix="data"), "train"))
 
 
 def warn_of_clamping(tau_plus: float, beta: float, temperature: float, dim: int) -> None:

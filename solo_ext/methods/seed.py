@@ -27,7 +27,6 @@ from solo_ext.core.types import (
     PositiveFloat,
     PositiveInt,
     ProbabilityBelowOne,
-    method_kwargs,
 )
 from solo_ext.losses.contrastive import NegativeEstimator, contrastive, own_columns
 from solo_ext.losses.seed import seed_terms
@@ -38,7 +37,6 @@ from solo_ext.methods.negatives import DrawnMixing, MixingKwargs, queue_metrics,
 from solo_ext.methods.registry import METHODS, fill_from_data, logger, queue, warn_of_clamping
 
 
-@method_kwargs
 class SEEDKwargs(DistillationKwargs):
     """``method_kwargs`` of :class:`SEED`; a head of the student's own width.
 

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import timm
 import torch
-from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from timm.models import PretrainedCfg
 from torch import Tensor, nn
@@ -149,26 +148,25 @@ def _check_place(target: Path, form: Format) -> None:
 
 
 def _metadata(run: Pretrained) -> Metadata:
-    first = run.cfg["augmentations"][0]
-    mean, std = statistics(run.cfg["data"]["dataset"], first)
-    kwargs = run.cfg["backbone"].get("kwargs") or {}
+    backbone, first = run.cfg.backbone, run.cfg.augmentations[0]
+    mean, std = statistics(run.cfg.data.dataset, first)
     said = {
         "solo_ext": version("solo-ext"),
         "backbone": {
-            "name": run.cfg["backbone"]["name"],
-            "kwargs": {k: v for k, v in kwargs.items() if k not in FETCHING},
+            "name": backbone.name,
+            "kwargs": {k: v for k, v in backbone.kwargs.items() if k not in FETCHING},
         },
         "features_dim": run.features_dim,
-        "input_size": first["crop_size"],
+        "input_size": first.crop_size,
         "mean": list(mean),
         "std": list(std),
-        "method": run.cfg.get("method"),
-        "dataset": run.cfg["data"]["dataset"],
+        "method": run.cfg.method,
+        "dataset": run.cfg.data.dataset,
         "epoch": run.epoch,
         "checkpoint_sha256": run.digest,
     }
     try:
-        checked: Metadata = validated(TypeAdapter(Metadata), said)
+        checked = validated(Metadata, said)
     except ConfigError as error:
         raise UserError(f"{str(run.checkpoint)!r} cannot be exported: {error}") from None
     return checked

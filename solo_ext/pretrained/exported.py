@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Len
-from pydantic import TypeAdapter
 from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from solo_ext import host
 from solo_ext.config.check import validated
-from solo_ext.config.schema import Section
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt
+from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from solo_ext.data.transforms import Transform, eval_transform
 from solo_ext.host.backbones import PREFIX, BackboneTable, build_backbone
 from solo_ext.pretrained.files import check_fit
@@ -136,7 +134,7 @@ def _read(file: Path) -> tuple[Metadata, dict[str, Tensor]]:
         held = from_json(said)
         if not isinstance(held, dict):
             raise ValueError(f"metadata is a {type(held).__name__}, not a mapping")
-        return validated(TypeAdapter(Metadata), held), weights
+        return validated(Metadata, held), weights
     except (ConfigError, ValueError) as error:
         raise _changed(file, str(error)) from None
 

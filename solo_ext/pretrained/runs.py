@@ -6,18 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from annotated_types import MinLen
-from pydantic import BaseModel, ConfigDict, TypeAdapter
 from torch import Tensor, nn
 
 from solo_ext import host
-from solo_ext.config.check import validated
+from solo_ext.config.check import common_config
+from solo_ext.config.schema import CommonConfig
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import CHECKPOINT_NAME
-from solo_ext.core.types import PositiveInt
 from solo_ext.data.transforms import STATISTICS, statistics
 from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained.exported import FETCHING
@@ -46,7 +44,7 @@ class Pretrained:
     Attributes:
         backbone: on the CPU, loaded without missing or unexpected keys.
         features_dim: D of its features.
-        cfg: solo-learn main's config as a plain mapping.
+        cfg: its config, as far as it is read here.
         checkpoint: the file.
         epoch: epochs trained.
         digest: first 16 hex digits of the file's SHA-256.
@@ -54,42 +52,10 @@ class Pretrained:
 
     backbone: nn.Module
     features_dim: int
-    cfg: dict[str, Any]
+    cfg: CommonConfig
     checkpoint: Path
     epoch: int
     digest: str
-
-
-class _Read(BaseModel):
-    """The part of ``args.json`` that is read here; other keys may be anything."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class _Backbone(_Read):  # type: ignore[no-redef]
-    name: str
-    kwargs: dict[str, Any] | None = None
-
-
-class _Data(_Read):
-    dataset: str
-    train_path: str | None = None
-    val_path: str | None = None
-
-
-class _Augmentation(_Read):
-    crop_size: PositiveInt
-
-
-class _Optimizer(_Read):
-    batch_size: PositiveInt
-
-
-class _Args(_Read):
-    backbone: _Backbone
-    data: _Data
-    augmentations: Annotated[list[_Augmentation], MinLen(1)]
-    optimizer: _Optimizer
 
 
 @dataclass(frozen=True)
@@ -98,13 +64,13 @@ class RunCheckpoint:
 
     Attributes:
         checkpoint: the file.
-        cfg: solo-learn main's config as a plain mapping.
+        cfg: its config, as far as it is read here.
         weights: the state dict of the method.
         epoch: epochs trained.
     """
 
     checkpoint: Path
-    cfg: dict[str, Any]
+    cfg: CommonConfig
     weights: dict[str, Tensor]
     epoch: int
 
@@ -141,7 +107,7 @@ def read_run(path: Path) -> RunCheckpoint:
     return RunCheckpoint(checkpoint, cfg, state["state_dict"], state.get("epoch", -1) + 1)
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> CommonConfig:
     """The config of a run as from :func:`read_run`, without reading its weights.
 
     Raises:
@@ -167,11 +133,11 @@ def run_backbone(run: RunCheckpoint, prefixes: tuple[str, ...] = ONLINE) -> tupl
     cfg = run.cfg
     backbone, features_dim = build_backbone(
         host.load().backbones,
-        cfg["backbone"]["name"],
+        cfg.backbone.name,
         # The checkpoint has the weights: download nothing and read no other file.
-        {k: v for k, v in (cfg["backbone"].get("kwargs") or {}).items() if k not in FETCHING},
-        method=cfg.get("method"),
-        dataset=cfg["data"]["dataset"],
+        {k: v for k, v in cfg.backbone.kwargs.items() if k not in FETCHING},
+        method=cfg.method,
+        dataset=cfg.data.dataset,
     )
     _, weights = _first_below(run.weights, *prefixes)
     if not weights:
@@ -180,7 +146,7 @@ def run_backbone(run: RunCheckpoint, prefixes: tuple[str, ...] = ONLINE) -> tupl
         backbone,
         weights,
         f"checkpoint {str(run.checkpoint)!r}",
-        f"backbone {cfg['backbone']['name']!r}",
+        f"backbone {cfg.backbone.name!r}",
         f"is {ARGS} of another run?",
     )
     backbone.load_state_dict(weights)
@@ -210,7 +176,7 @@ def _progress(checkpoint: Path) -> tuple[int, bool, int, int]:
     return int(epoch), step is None, int(step or 0), checkpoint.stat().st_mtime_ns
 
 
-def _config_of(checkpoint: Path) -> dict[str, Any]:
+def _config_of(checkpoint: Path) -> CommonConfig:
     file = checkpoint.parent / ARGS
     if not file.is_file():
         raise UserError(f"no {ARGS} beside {str(checkpoint)!r}; it says which backbone this is")
@@ -218,20 +184,18 @@ def _config_of(checkpoint: Path) -> dict[str, Any]:
         args = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{str(file)!r} is not JSON: {error}") from None
-    cfg: dict[str, Any]
     if isinstance(args, dict) and isinstance(args.get("backbone"), dict):
         # Upstream's own script leaves interpolations in. They stay unresolved: otherwise the file's
         # author could choose which environment variables of the reader get into records and pages.
-        cfg = args
+        pass
     elif isinstance(args, dict) and isinstance(args.get("encoder"), str):
-        cfg = _from_release(args)
+        args = _from_release(args)
     else:
         raise UserError(f"{str(file)!r} names no backbone; it is of no solo-learn run")
     try:
-        validated(TypeAdapter(_Args), cfg)
+        return common_config(args)
     except ConfigError as error:
         raise UserError(f"{str(file)!r}: {error}") from None
-    return cfg
 
 
 def _from_release(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +236,6 @@ def _from_release(args: Mapping[str, Any]) -> dict[str, Any]:
             }
         ],
         "optimizer": {"batch_size": args.get("batch_size", 128)},
-        "performance": {"disable_channel_last": True},
     }
 
 
@@ -307,17 +270,16 @@ def load_run(source: TeacherSource) -> LoadedTeacher:
     momentum = source.networks == "momentum"
     with torch.random.fork_rng(devices=[]):
         backbone, features_dim = run_backbone(run, MOMENTUM if momentum else ONLINE)
-    first = run.cfg["augmentations"][0]
-    mean, std = statistics(run.cfg["data"]["dataset"], first)
+    first = run.cfg.augmentations[0]
+    mean, std = statistics(run.cfg.data.dataset, first)
     which = "momentum networks of " if momentum else ""
     return assemble(
         backbone,
-        name=f"{run.cfg['backbone']['name']} of {which}{run.cfg.get('method')} run "
-        f"{str(run.checkpoint)!r}",
+        name=f"{run.cfg.backbone.name} of {which}{run.cfg.method} run {str(run.checkpoint)!r}",
         digest=file_digest(run.checkpoint),
         mean=mean,
         std=std,
-        input_size=first["crop_size"],
+        input_size=first.crop_size,
         **_behind(run, features_dim, "momentum_" if momentum else ""),
     )
 
@@ -329,7 +291,7 @@ def _behind(run: RunCheckpoint, features_dim: int, networks: str) -> dict[str, A
     if not head:
         return {"notes": ["the run has no projector"]}
     if activation is None:
-        return {"notes": [f"the activation of {run.cfg.get('method')}'s projector is not known"]}
+        return {"notes": [f"the activation of {run.cfg.method}'s projector is not known"]}
     try:
         load_head(head, features_dim, activation, prefix)
     except ValueError as error:
@@ -346,10 +308,9 @@ def _behind(run: RunCheckpoint, features_dim: int, networks: str) -> dict[str, A
     return {**found, "prototypes": rows, "prototypes_key": key}
 
 
-def _activation(cfg: Mapping[str, Any]) -> Activation | None:
+def _activation(cfg: CommonConfig) -> Activation | None:
     """Activation of the head, which its weights do not show; ``None`` if the config does not."""
-    method = cfg.get("method")
-    settings = cfg.get("method_kwargs") or {}
+    method, settings = cfg.method, dict(cfg.method_kwargs)
     teacher = settings.get("teacher")
     if isinstance(teacher, Mapping):
         # A student's head is an MLP with ReLU, or like its teacher's.

@@ -10,11 +10,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from solo_ext.config.schema import Images
 
-def section(path: Path | str | None, **given: Any) -> dict[str, Any]:
+
+def section(path: Path | str | None, **given: Any) -> Images:
     """A section ``data`` with one path for both splits."""
-    base = {"dataset": "custom", "format": "image_folder", "fraction": -1, "no_labels": False}
-    return {**base, "train_path": str(path), "val_path": str(path), **given}
+    base = {"dataset": "custom", "train_path": str(path), "val_path": str(path)}
+    return Images(**{**base, **given})
 
 
 def save_image(path: Path, seed: int, side: int = 12) -> None:

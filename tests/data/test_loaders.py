@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from solo_ext.config.schema import Augmentation
+from solo_ext.config import schema
+from solo_ext.config.schema import Augmentation, RunConfig
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import open_images
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
@@ -18,7 +19,7 @@ from solo_ext.data.reading import Images
 from solo_ext.data.sampler import EpochSampler
 from solo_ext.data.transforms import eval_transform
 from solo_ext.data.views import TrainingViews
-from tests.data.making import same
+from tests.data.making import same, section
 
 SIZE, BATCH = 22, 4
 STEPS = SIZE // BATCH
@@ -34,19 +35,19 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
         place.mkdir(exist_ok=True)
         pixels = rng.integers(0, 256, (10, 10, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(place / f"{number:02d}.png")
-    return open_images({"dataset": "custom", "format": "image_folder", "train_path": root}, "train")
+    return open_images(section(root), "train")
 
 
-def config(workers: int = 0, *, batch: int = BATCH, seed: int = 5) -> dict[str, Any]:
+def config(workers: int = 0, *, batch: int = BATCH, seed: int = 5) -> RunConfig:
     """Returns the parts of a config that loaders read."""
     large = Augmentation(crop_size=8, num_crops=2, horizontal_flip={"prob": 0.5})  # type: ignore[arg-type]
     small = Augmentation(crop_size=6, num_crops=1, gaussian_blur={"prob": 0.5})  # type: ignore[arg-type]
-    return {
-        "seed": seed,
-        "data": {"dataset": "custom", "num_workers": workers},
-        "optimizer": {"batch_size": batch},
-        "augmentations": [large.model_dump(), small.model_dump()],
-    }
+    return RunConfig.model_construct(
+        seed=seed,
+        data=section(None, num_workers=workers),
+        optimizer=schema.Batch(batch_size=batch),
+        augmentations=[large, small],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +229,7 @@ def test_fixed_loader_serves_each_image_once(
     images: Images, workers: int, batch: int | None
 ) -> None:
     cfg = config(workers)
-    cfg["augmentations"][0] |= {"mean": [0.1] * 3, "std": [0.4] * 3}
+    cfg.augmentations[0].mean, cfg.augmentations[0].std = [0.1] * 3, [0.4] * 3
     torch.manual_seed(0)
     state = torch.get_rng_state()
     batches = list(fixed_loader(cfg, images, batch_size=batch))

@@ -16,7 +16,7 @@ COUNT = 3000
 
 
 def mixer(name: str = "mixup", **given: Any) -> ViewMixer:
-    return ViewMixer(Mix(name=name, **given).model_dump(), 5)  # type: ignore[arg-type]
+    return ViewMixer(Mix(name=name, **given), 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prob", [0.0, 0.3, 1.0])

@@ -19,6 +19,7 @@ from solo_ext.data.images import WithoutLabels, open_images
 from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
 from solo_ext.data.reading import Images
 from solo_ext.data.sampler import SampleKey
+from tests.data.making import section
 
 COUNT = 12
 
@@ -35,8 +36,7 @@ def folder(tmp_path: Path) -> Callable[..., Images]:
             side = 8 if number == odd else 6
             array = rng.integers(0, 256, (side, 8, 3), dtype=np.uint8)
             Image.fromarray(array).save(place / f"{number:03d}.png")
-        data = {"dataset": "custom", "format": "image_folder", "train_path": tmp_path}
-        return open_images(data, "train")
+        return open_images(section(tmp_path), "train")
 
     return make
 
@@ -160,8 +160,7 @@ def test_a_fraction_without_what_is_held_out_stays_an_array(
 ) -> None:
     source = _cifar(40)
     monkeypatch.setattr("solo_ext.data.images._opened", lambda *_: source)
-    data = {"dataset": "cifar10", "format": "image_folder", "train_path": "x"}
-    part = open_images({**data, "fraction": 0.5, "holdout": 0.2}, "train")
+    part = open_images(section("x", dataset="cifar10", fraction=0.5, holdout=0.2), "train")
     read = open_pixels(part, in_memory=False)
     assert read.held
     wanted = np.stack([np.asarray(part[i][0]) for i in range(len(part))])

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torchvision import datasets as tv
 from torchvision.transforms import ToTensor
 
-from solo_ext.config.schema import Augmentation
+from solo_ext.config.schema import Augmentation, Batch, Images, RunConfig
 from solo_ext.data.images import open_images
 from solo_ext.data.indexed import IndexedViews, indexed_eval_loader
 from solo_ext.data.loaders import fixed_loader, pretrain_loader
@@ -88,7 +88,16 @@ def _write_cifar10(folder: Path, pixels: Any) -> None:
         (folder / name).write_bytes(pickle.dumps({"data": data, "labels": [index]}))
 
 
-def sections(root: Path) -> dict[str, dict[str, Any]]:
+def config(root: Path, **data: Any) -> RunConfig:
+    return RunConfig.model_construct(
+        seed=5,
+        data=section(root / "table", format="huggingface", **data),
+        optimizer=Batch(batch_size=2),
+        augmentations=[AUGMENTATION],
+    )
+
+
+def sections(root: Path) -> dict[str, Images]:
     return {
         "folder, one image skipped": section(root / "folder", unreadable="skip"),
         "flat": section(root / "flat", no_labels=True),
@@ -104,7 +113,7 @@ def parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[An
     """Every data set as every kind of views, and the items to ask them for."""
     monkeypatch.setattr("torchvision.datasets.CIFAR10._check_integrity", lambda _: True)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-    transform = pretrain_transform("custom", [AUGMENTATION.model_dump()])
+    transform = pretrain_transform("custom", [AUGMENTATION])
     found: list[tuple[Any, Any]] = []
     for data in sections(root).values():
         images = open_images(data, "train")
@@ -154,15 +163,10 @@ def test_signals_to_workers_of_a_fixed_pass(
 
     The pass is finished first, in this process where a worker is gone.
     """
-    cfg = {
-        "seed": 5,
-        "data": {**sections(root)["huggingface"], "num_workers": 1},
-        "optimizer": {"batch_size": 2},
-        "augmentations": [AUGMENTATION.model_dump()],
-    }
+    cfg = config(root, num_workers=1)
     # A loader of torch alone installs its handler of SIGCHLD for the whole process.
     list(DataLoader([0], num_workers=1))  # type: ignore[arg-type]
-    views = pretrain_loader(cfg, open_images(cfg["data"], "train")).dataset
+    views = pretrain_loader(cfg, open_images(cfg.data, "train")).dataset
     served: list[int] = []
     for indices, _ in indexed_eval_loader(cfg, views, range(len(views)), 1):
         served += indices.tolist()
@@ -195,13 +199,8 @@ def test_workers_end_with_the_program(method: str, end: str, tmp_path: Path) -> 
 
 
 def test_loaders_take_the_setting(root: Path) -> None:
-    cfg = {
-        "seed": 5,
-        "data": {**sections(root)["huggingface"], "num_workers": 1, "start_method": "spawn"},
-        "optimizer": {"batch_size": 2},
-        "augmentations": [AUGMENTATION.model_dump()],
-    }
-    images = open_images(cfg["data"], "train")
+    cfg = config(root, num_workers=1, start_method="spawn")
+    images = open_images(cfg.data, "train")
     made = pretrain_loader(cfg, images)
     loaders: list[Any] = [
         made,
@@ -210,6 +209,6 @@ def test_loaders_take_the_setting(root: Path) -> None:
     ]
     for loader in loaders:
         assert loader.multiprocessing_context.get_start_method() == "spawn"
-    cfg["data"]["num_workers"] = 0
+    cfg.data.num_workers = 0
     assert pretrain_loader(cfg, images).multiprocessing_context is None
     assert worker_context(2, None) is None

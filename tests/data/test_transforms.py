@@ -27,10 +27,10 @@ PLAIN: dict[str, Any] = {"mean": [0.0] * 3, "std": [1.0] * 3}
 SIDE = 16
 
 
-def augmentation(size: int = SIDE, count: int = 1, **given: Any) -> dict[str, Any]:
+def augmentation(size: int = SIDE, count: int = 1, **given: Any) -> Augmentation:
     """Returns an entry of ``augmentations`` with every default; no crop unless asked for."""
     settings = {"rrc": {"enabled": False}, "crop_size": size, "num_crops": count} | given
-    return Augmentation(**settings).model_dump()
+    return Augmentation(**settings)
 
 
 def make_image(width: int = SIDE, height: int = SIDE, seed: int = 0) -> Image.Image:
@@ -164,7 +164,7 @@ IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
     ],
 )
 def test_normalises(dataset: str, given: dict[str, Any], expected: Any) -> None:
-    assert statistics(dataset, given) == expected
+    assert statistics(dataset, augmentation(**given)) == expected
     image, (mean, std) = make_image(), expected
     (view,) = pretrain_transform(dataset, [augmentation(**given)])(image)
     back = view * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
@@ -251,7 +251,7 @@ def test_policies_follow_the_crop_and_draw_from_torch_alone(name: str) -> None:
         assert torch.equal(view, expected)
 
 
-def views_differ(pipeline: dict[str, Any]) -> bool:
+def views_differ(pipeline: Augmentation) -> bool:
     transform, image = pretrain_transform("custom", [pipeline]), make_image(40, 40)
     torch.manual_seed(0)
     first, *others = (transform(image)[0] for _ in range(20))
@@ -304,6 +304,4 @@ def test_policies_are_chance(changes: dict[str, Any], says: str) -> None:
     ("prob", "says"), [(0.0, None), (0.5, "data.mix.prob=0.5"), (1.0, "data.mix.prob=1.0")]
 )
 def test_mixing_is_chance(prob: float, says: str | None) -> None:
-    assert (
-        first_random_setting([augmentation(32)], Mix(name="mixup", prob=prob).model_dump()) == says
-    )
+    assert first_random_setting([augmentation(32)], Mix(name="mixup", prob=prob)) == says

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Subset
 
-from solo_ext.config.schema import Augmentation
+from solo_ext.config.schema import Augmentation, Batch, RunConfig
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.images import class_names, files_of, open_images, targets_of
@@ -61,25 +61,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("images"))
 
 
-def config(folder: Path, policy: str = "skip", workers: int = 0, **data: Any) -> dict[str, Any]:
+def config(folder: Path, policy: str = "skip", workers: int = 0, **data: Any) -> RunConfig:
     chance = {"prob": 0.5}
     augmentation = Augmentation(crop_size=8, num_crops=2, horizontal_flip=chance)  # type: ignore[arg-type]
-    return {
-        "seed": 5,
-        "data": section(folder, num_workers=workers, unreadable=policy, **data),
-        "optimizer": {"batch_size": BATCH},
-        "augmentations": [augmentation.model_dump()],
-    }
+    return RunConfig.model_construct(
+        seed=5,
+        data=section(folder, num_workers=workers, unreadable=policy, **data),
+        optimizer=Batch(batch_size=BATCH),
+        augmentations=[augmentation],
+    )
 
 
-def loader_of(cfg: dict[str, Any]) -> ResumableLoader:
-    return pretrain_loader(cfg, open_images(cfg["data"], "train"))
+def loader_of(cfg: RunConfig) -> ResumableLoader:
+    return pretrain_loader(cfg, open_images(cfg.data, "train"))
 
 
 @pytest.mark.fault
 def test_the_next_readable_sample_stands_in(folder: Path) -> None:
     cfg = config(folder)
-    images = open_images(cfg["data"], "train")
+    images = open_images(cfg.data, "train")
     assert isinstance(images, Skipping)
     assert class_names(images) == ["a", "b", "c"]
     assert targets_of(images) == [0] * 8 + [1] * 8 + [2] * 8
@@ -121,7 +121,7 @@ def test_views_of_a_stand_in_on_the_batch(folder: Path, in_memory: bool) -> None
     assert batch.indices.tolist() == [10] * 4
     assert batch.targets.tolist() == [1] * 4
     assert all(torch.equal(image, batch.images[3]) for image in batch.images)
-    augment = BatchAugment("custom", cfg["augmentations"], 8, 8, cfg["seed"])
+    augment = BatchAugment("custom", cfg.augmentations, 8, 8, cfg.seed)
     crops = augment(batch.images, augment.draw(batch.epoch, batch.asked.numpy()))[0]
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(crops, 2))
 
@@ -194,7 +194,7 @@ def test_refused_in_one_line(folder: Path, workers: int) -> None:
     assert "Traceback" not in str(caught.value)
     cfg = config(folder, "refuse", workers)
     with pytest.raises(UnreadableImage, match=r"02\.png"):
-        list(fixed_loader(cfg, open_images(cfg["data"], "val")))
+        list(fixed_loader(cfg, open_images(cfg.data, "val")))
     with pytest.raises(UnreadableImage, match=r"02\.png"):
         list(indexed_eval_loader(cfg, loader.dataset, range(SIZE), 4))
 
@@ -204,7 +204,7 @@ def test_refused_in_one_line(folder: Path, workers: int) -> None:
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 24, 100])
 def test_left_out_of_evaluation(folder: Path, batch_size: int, workers: int) -> None:
     cfg = config(folder, workers=workers)
-    images = open_images(cfg["data"], "val")
+    images = open_images(cfg.data, "val")
     loader = fixed_loader(cfg, images, batch_size=batch_size)
     for _ in range(2):
         batches = list(loader)
@@ -234,7 +234,7 @@ def test_a_pass_by_index_has_a_row_for_every_sample(folder: Path) -> None:
 @pytest.mark.fault
 def test_a_part_of_the_images(folder: Path) -> None:
     cfg = config(folder, fraction=0.5)
-    images = open_images(cfg["data"], "train")
+    images = open_images(cfg.data, "train")
     assert len(images) == len(targets_of(images)) == SIZE // 2
     loader = loader_of(cfg)
     assert {batch[0].max().item() < SIZE // 2 for batch in epochs(loader)} == {True}
@@ -339,7 +339,7 @@ def test_names_need_not_be_utf8(tmp_path: Path) -> None:
 def test_another_image_of_a_later_pass_is_named(folder: Path, tmp_path: Path) -> None:
     """A loader of validation begins a list of its own with every pass."""
     cfg = config(folder)
-    loader: Any = fixed_loader(cfg, open_images(cfg["data"], "val"))
+    loader: Any = fixed_loader(cfg, open_images(cfg.data, "val"))
     report: Any = UnreadableReport(tmp_path / "unreadable.txt", [loader])
     for skipped in ([2], [7], [7]):
         loader.skipped = skipped
@@ -350,7 +350,7 @@ def test_another_image_of_a_later_pass_is_named(folder: Path, tmp_path: Path) ->
 
 def test_dali_does_not_skip(folder: Path) -> None:
     """Of a run that did, an evaluation through DALI says so."""
-    images = open_images(config(folder)["data"], "val")
+    images = open_images(config(folder).data, "val")
     part: Any = Subset(images, [0, 1])  # type: ignore[arg-type]
     for given in (images, part):
         with pytest.raises(ConfigError, match="DALI stops at an image") as caught:

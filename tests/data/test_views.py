@@ -46,7 +46,7 @@ def transform() -> MultiCrop:
         equalization=chance,  # type: ignore[arg-type]
         horizontal_flip=chance,  # type: ignore[arg-type]
     )
-    return pretrain_transform("custom", [settings.model_dump()])
+    return pretrain_transform("custom", [settings])
 
 
 def test_views_are_of_the_sample(images: Images) -> None:

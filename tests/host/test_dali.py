@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from PIL import Image
 
+from solo_ext.config.schema import DALI, Images, RunConfig
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.images import files_of, targets_of
@@ -63,7 +64,7 @@ def make(make_config: MakeConfig, folder: Path) -> Callable[..., Prepared]:
 
 
 def loader(prepared: Prepared) -> DALILoader:
-    return DALILoader(prepared.given, prepared.train)
+    return DALILoader(prepared.run, prepared.train)
 
 
 def numbers_seen(crop: torch.Tensor) -> list[int]:
@@ -103,7 +104,7 @@ def test_order_is_that_of_the_ordinary_loader(
     make: Callable[..., Prepared], fraction: float
 ) -> None:
     prepared = make(data={"fraction": fraction})
-    ours, ordinary = loader(prepared), pretrain_loader(prepared.given, prepared.train)
+    ours, ordinary = loader(prepared), pretrain_loader(prepared.run, prepared.train)
     orders = []
     for epoch in (0, 1, 4):
         ours.sampler.set_epoch(epoch)
@@ -178,7 +179,7 @@ def test_fixed_augmentation_is_the_image(make: Callable[..., Prepared]) -> None:
     fixed = {"crop_size": 18, "num_crops": 2, "rrc": {"enabled": False}}
     found = list(loader(make(augmentations=[fixed])))
     ordinary = make(augmentations=[fixed], data={"format": "image_folder"})
-    for ours, theirs in zip(found, pretrain_loader(ordinary.given, ordinary.train), strict=True):
+    for ours, theirs in zip(found, pretrain_loader(ordinary.run, ordinary.train), strict=True):
         for a, b in zip(ours[1], theirs[1], strict=True):
             assert ((a - b).abs() * 0.229 * 255).max() < 2
 
@@ -188,7 +189,7 @@ def test_file_list(make: Callable[..., Prepared], folder: Path, tmp_path: Path) 
     lines = [f"{file} {file.parent.name}" for file in files]
     (tmp_path / "list.txt").write_text("\n".join(lines))
     prepared = make(data={"train_path": str(tmp_path / "list.txt")})
-    assert prepared.given["data"]["num_classes"] == 3
+    assert prepared.run.data.num_classes == 3
     for indices, crops, labels in loader(prepared):
         assert [f"x{n:02d}" for n in numbers_seen(crops[0])] == [files[i].stem for i in indices]
         assert labels.tolist() == ["abc".index(files[i].parent.name) for i in indices]
@@ -384,9 +385,9 @@ def test_prints_the_hosts_augmentation(
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    data = {"dataset": "custom", "unreadable": "refuse"}
+    run = RunConfig.model_construct(data=Images(dataset="custom"), augmentations=[], dali=DALI())
     with pytest.raises(ConfigError, match=r"dali\.device='gpu'.*dali\.device=cpu"):
-        check_dali({"data": data, "dali": {"device": "gpu"}, "augmentations": []})
+        check_dali(run)
 
 
 @pytest.mark.gpu

@@ -36,12 +36,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def filled(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    return check_method_kwargs(METHODS[name].target.kwargs_type, given)
+    return check_method_kwargs(METHODS[name].target.kwargs_type, given).model_dump()
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_the_shared_settings_with_other_defaults(name: str) -> None:
-    shared = check_method_kwargs(ContrastiveKwargs, {})
+    shared = check_method_kwargs(ContrastiveKwargs, {}).model_dump()
     preset = filled(name, {})
     other = {key: value for key, value in preset.items() if value != shared[key]}
     if name == "mochi":
@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no prototypes": (
         {**PROTOTYPES, "clusters": {"num_prototypes": []}},
         "clusters.num_prototypes",
-        "a list of 1",
+        "at least 1 item",
     ),
 }
 
@@ -211,15 +211,17 @@ def test_momentum_section_follows_the_negatives(
     """Left out, with a line, where nothing would read it; filled in where something does."""
     section = {"momentum": {"base_tau": 0.9}}
     for name in ("hard_negative", "debiased", "nnclr_symmetric"):
-        assert prepare(make_config(name, **section)).given["momentum"] is None
+        assert prepare(make_config(name, **section)).run.momentum is None
         assert f"momentum: {name} has no momentum backbone to read it" in caplog.text
-        assert prepare(make_config(name)).given["momentum"] is None
+        assert prepare(make_config(name)).run.momentum is None
         queue = {"negatives": "queue", "queue_size": 9}
         prepared = prepare(make_config(name, method_kwargs=queue, **section))
         assert prepared.cfg.momentum.base_tau == 0.9
-    assert prepare(make_config("mochi")).given["momentum"]["base_tau"] == 0.99
+    momentum = prepare(make_config("mochi")).run.momentum
+    assert momentum is not None
+    assert momentum.base_tau == 0.99
     batch = {"negatives": "batch", "queue_size": None}
-    assert prepare(make_config("mochi", method_kwargs=batch, **section)).given["momentum"] is None
+    assert prepare(make_config("mochi", method_kwargs=batch, **section)).run.momentum is None
 
 
 def test_momentum_classifier(make_config: MakeConfig) -> None:
@@ -228,7 +230,7 @@ def test_momentum_classifier(make_config: MakeConfig) -> None:
     assert method.momentum_classifier is not None
     assert "momentum_classifier" in [group["name"] for group in method.learnable_params]
     assert HardNegative.uses_momentum(OmegaConf.create(QUEUE))
-    assert not HardNegative.uses_momentum({"negatives": "batch"})
+    assert not HardNegative.uses_momentum(OmegaConf.create({"negatives": "batch"}))
 
 
 @pytest.mark.parametrize(

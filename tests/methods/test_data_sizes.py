@@ -78,7 +78,12 @@ def filled(method: str, kwargs: dict[str, Any], images: int | None, **more: Any)
     target = METHODS[method].target
     checked = check_method_kwargs(target.kwargs_type, kwargs)
     cfg = OmegaConf.create(
-        {"method": method, "optimizer": {"batch_size": BATCH}, "method_kwargs": checked, **more}
+        {
+            "method": method,
+            "optimizer": {"batch_size": BATCH},
+            "method_kwargs": checked.model_dump(),
+            **more,
+        }
     )
     target.fill_sizes(cfg, images)
     return cfg.method_kwargs
@@ -131,8 +136,8 @@ def test_a_part_of_the_images(make_config: MakeConfig) -> None:
         config = make_config("pcl", method_kwargs=OPEN, data=changes, optimizer={"batch_size": 2})
         prepared = prepare(config)
         assert len(prepared.train) == count
-        kwargs = prepared.given["method_kwargs"]
-        assert kwargs["queue_size"] == {24: 2, 36: 4}[count]
+        kwargs: Any = prepared.run.method_kwargs
+        assert kwargs.queue_size == {24: 2, 36: 4}[count]
 
 
 def data(path: Path, **changes: Any) -> dict[str, Any]:
@@ -186,7 +191,7 @@ SYNONYMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("method", "given", "expected"), SYNONYMS, ids=str)
 def test_keys_of_built_ins(method: str, given: dict[str, Any], expected: dict[str, Any]) -> None:
     kwargs = check_method_kwargs(METHODS[method].target.kwargs_type, given)
-    assert {key: kwargs[key] for key in expected} == expected
+    assert {key: getattr(kwargs, key) for key in expected} == expected
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

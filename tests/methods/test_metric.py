@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -246,7 +245,7 @@ def test_embeddings_keep_their_length_where_it_means_something(
     method = build(Metric, loss=name, classes=classes)
     views = [3 * z for z in features(2, rows=5)]
     for normalize in (None, True, False):
-        method.kwargs = dataclasses.replace(method.kwargs, normalize=normalize)
+        method.kwargs = method.kwargs.model_copy(update={"normalize": normalize})
         losses[normalize] = method.compare(views, INDICES, TARGETS)[0]
     torch.testing.assert_close(losses[None], losses[name not in raw])
     if name in raw:

@@ -63,7 +63,7 @@ def test_weights_are_those_of_the_checkpoint(run: Path) -> None:
     assert own.keys() == weights.keys()
     assert all(torch.equal(own[k], weights[k]) for k in weights)
     assert found.features_dim == found.backbone(torch.zeros(2, 3, 16, 16)).shape[1]
-    assert found.cfg["method"] == "simclr"
+    assert found.cfg.method == "simclr"
     assert found.digest == hashlib.sha256(found.checkpoint.read_bytes()).hexdigest()[:16]
 
 
@@ -164,7 +164,7 @@ def saved(make_config: MakeConfig, tmp_path: Path) -> Callable[..., tuple[Any, P
                 buffer.uniform_(0.5, 1.5)
         state = {"state_dict": module.state_dict(), "epoch": 0}
         torch.save(state, tmp_path / "tiny-ep=0.ckpt")
-        (tmp_path / "args.json").write_text(json.dumps(prepared.given))
+        (tmp_path / "args.json").write_text(prepared.run.model_dump_json())
         return module, tmp_path
 
     return save
@@ -334,15 +334,15 @@ def test_names_of_the_release(saved: Callable[..., Any]) -> None:
         assert found.head_spec == before.head_spec
         assert found.head_spec is not None
         assert (found.mean, found.std) == ((0.5,) * 3, (0.2,) * 3)
-    data = load_pretrained(run).cfg["data"]
-    assert (data["train_path"], data["val_path"]) == ("images/train", None)
+    data = load_pretrained(run).cfg.data
+    assert (data.train_path, data.val_path) == ("images/train", None)
     args |= {"dataset": "cifar10", "transform_kwargs": [{"crop_size": 16}], "data_dir": "c"}
     (run / "args.json").write_text(json.dumps(args))
-    data = load_pretrained(run).cfg["data"]
-    assert (data["train_path"], data["val_path"]) == ("c", "c")
+    data = load_pretrained(run).cfg.data
+    assert (data.train_path, data.val_path) == ("c", "c")
     args["data_dir"] = "<not serializable>"
     (run / "args.json").write_text(json.dumps(args))
-    assert load_pretrained(run).cfg["data"]["train_path"] is None
+    assert load_pretrained(run).cfg.data.train_path is None
 
 
 def test_activations_are_known_for_every_method(loaded: host.Host) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as F
 
+from solo_ext.config.schema import Augmentation
 from solo_ext.core.draws import sample_keys
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.batch_augment.draws import ViewDraws, draw_view
@@ -42,7 +43,7 @@ class BatchAugment(nn.Module):
 
     Args:
         dataset: ``data.dataset``, which determines mean and deviation.
-        augmentations: the config's list of pipelines, defaults filled in.
+        augmentations: the config's list of pipelines.
         height: of the images.
         width: of the images.
         seed: seed of the run.
@@ -50,8 +51,7 @@ class BatchAugment(nn.Module):
     Raises:
         ConfigError: the matrices of its crops would take too much memory.
 
-    >>> from solo_ext.config.schema import Augmentation
-    >>> pipeline = Augmentation(crop_size=8, num_crops=2).model_dump()
+    >>> pipeline = Augmentation(crop_size=8, num_crops=2)
     >>> augment = BatchAugment("custom", [pipeline], height=12, width=12, seed=5)
     >>> draws = augment.draw(epoch=0, indices=np.arange(4))
     >>> views = augment(torch.zeros(4, 3, 12, 12, dtype=torch.uint8), draws)
@@ -62,7 +62,7 @@ class BatchAugment(nn.Module):
     def __init__(
         self,
         dataset: str,
-        augmentations: Sequence[Mapping[str, Any]],
+        augmentations: Sequence[Augmentation],
         height: int,
         width: int,
         seed: int,
@@ -105,16 +105,16 @@ class BatchAugment(nn.Module):
     def extra_repr(self) -> str:
         return f"from {self.height} x {self.width}, seed {self.seed}"
 
-    def _views(self) -> Iterator[tuple[Mapping[str, Any], nn.Module]]:
+    def _views(self) -> Iterator[tuple[Augmentation, nn.Module]]:
         for augmentation, maker in zip(self.augmentations, self.makers, strict=True):
-            for _ in range(augmentation["num_crops"]):
+            for _ in range(augmentation.num_crops):
                 yield augmentation, maker
 
 
-def _check_memory(augmentations: Sequence[Mapping[str, Any]], height: int, width: int) -> None:
+def _check_memory(augmentations: Sequence[Augmentation], height: int, width: int) -> None:
     taken = sum(
-        kernel_bytes(height, a["crop_size"], False)
-        + kernel_bytes(width, a["crop_size"], a["horizontal_flip"]["prob"] > 0)
+        kernel_bytes(height, a.crop_size, False)
+        + kernel_bytes(width, a.crop_size, a.horizontal_flip.prob > 0)
         for a in augmentations
     )
     if taken > MEMORY_BOUND:
@@ -131,7 +131,7 @@ class ViewMaker(nn.Module):
     """Makes one crop: jitter, grey, blur, solarisation, equalisation, mirroring, normalisation.
 
     Args:
-        augmentation: the entry, defaults filled in.
+        augmentation: the entry.
         mean: per channel.
         std: per channel.
         height: of the images.
@@ -143,19 +143,19 @@ class ViewMaker(nn.Module):
 
     def __init__(
         self,
-        augmentation: Mapping[str, Any],
+        augmentation: Augmentation,
         mean: Sequence[float],
         std: Sequence[float],
         height: int,
         width: int,
     ) -> None:
         super().__init__()
-        self.size = augmentation["crop_size"]
+        self.size = augmentation.crop_size
         self.augmentation = augmentation
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
-        crops = augmentation["rrc"]["enabled"]
-        mirrored = augmentation["horizontal_flip"]["prob"] > 0
+        crops = augmentation.rrc.enabled
+        mirrored = augmentation.horizontal_flip.prob > 0
         sides = (height, width)
         self.rows, self.columns = (
             AxisResampler(
@@ -169,7 +169,7 @@ class ViewMaker(nn.Module):
         self._chunk = max(16, _CACHED_BYTES // (12 * self.size**2))
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{key}={value}" for key, value in self.augmentation.items())
+        return str(self.augmentation)
 
     def forward(self, images: Tensor, draws: ViewDraws) -> Tensor:
         """Normalised crops (N, 3, S, S) of uint8 images (N, 3, H, W)."""
@@ -193,7 +193,7 @@ class ViewMaker(nn.Module):
         grey = towards_grey(1 - drawn.gray, drawn.gray)
         # Grey is linear in the channels, so it can share one product with the normalisation,
         # unless a non-linear step comes between them.
-        early = self._has("solarization") or self._has("equalization")
+        early = self.augmentation.solarization.prob or self.augmentation.equalization.prob
         if early:
             x = mix_channels(x, grey, torch.zeros(1, 1, device=x.device))
         x = _changed(x, drawn.blurred, lambda part: blur(part, drawn.radius))
@@ -203,9 +203,6 @@ class ViewMaker(nn.Module):
         scale = torch.diag_embed(1 / self.std)
         last = scale.expand(len(x), 3, 3) if early else scale @ grey
         return mix_channels(x, last, -self.mean / self.std)
-
-    def _has(self, name: str) -> bool:
-        return bool(self.augmentation[name]["prob"] > 0)
 
 
 def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from solo_ext.config.schema import Augmentation, ColorJitter
 from solo_ext.core.draws import Floats, Keys, uniforms
-from solo_ext.data.transforms import BLUR_RADIUS, STRENGTHS
+from solo_ext.data.transforms import BLUR_RADIUS
 
 _TRIES = 10
 _RATIO = (3 / 4, 4 / 3)
@@ -82,12 +82,12 @@ class ViewDraws(NamedTuple):
 
 
 def draw_view(
-    augmentation: Mapping[str, Any], keys: Keys, number: int, height: int, width: int
+    augmentation: Augmentation, keys: Keys, number: int, height: int, width: int
 ) -> ViewDraws:
     """Draws the parameters of one view with the distributions of torchvision's transforms.
 
     Args:
-        augmentation: an entry of ``augmentations``, defaults filled in.
+        augmentation: an entry of ``augmentations``.
         keys: of the samples (N,).
         number: index of the view among all views of its batch.
         height: of the images.
@@ -95,31 +95,31 @@ def draw_view(
     """
     draws = uniforms(keys, number * _PER_VIEW, _APPLIED + len(_CHANCES))
     applied = {
-        name: draws[:, _APPLIED + place] < augmentation[name]["prob"]
+        name: draws[:, _APPLIED + place] < getattr(augmentation, name).prob
         for place, name in enumerate(_CHANCES)
     }
-    jitter = augmentation["color_jitter"]
+    jitter = augmentation.color_jitter
     affine, hue, place = _jitter(jitter, draws[:, _ORDER:_RADIUS], draws[:, _ORDER])
     unjittered = affine.shape[1] + 1
     group = np.where(applied["color_jitter"], place, unjittered)
     rows = np.argsort(group, kind="stable")
     stops = np.searchsorted(group[rows], np.arange(unjittered + 1))
-    rrc = augmentation["rrc"]
-    if rrc["enabled"]:
-        scale = (rrc["crop_min_scale"], rrc["crop_max_scale"])
+    rrc = augmentation.rrc
+    if rrc.enabled:
+        scale = (rrc.crop_min_scale, rrc.crop_max_scale)
         box = crop_boxes(draws[:, :_BOX], height, width, scale)
     else:
         box = np.tile(np.array((0, 0, height, width)), (len(keys), 1))
     blurred = np.flatnonzero(applied["gaussian_blur"][rows])
     low, high = BLUR_RADIUS
     radius = low + (high - low) * draws[rows[blurred], _RADIUS]
-    flip = draws[:, _FLIP] < augmentation["horizontal_flip"]["prob"]
+    flip = draws[:, _FLIP] < augmentation.horizontal_flip.prob
     return ViewDraws(
         torch.from_numpy(rows),
         torch.from_numpy(box[rows]),
         torch.from_numpy(flip[rows].astype(np.int64)),
         _floats(affine[rows]),
-        _floats(hue[rows]) if jitter["hue"] else None,
+        _floats(hue[rows]) if jitter.hue else None,
         tuple(stops.tolist()),
         _floats(applied["grayscale"][rows]),
         torch.from_numpy(blurred),
@@ -130,10 +130,10 @@ def draw_view(
 
 
 def _jitter(
-    jitter: Mapping[str, Any], draws: Floats, order: Floats
+    jitter: ColorJitter, draws: Floats, order: Floats
 ) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Weights of the steps except hue (N, steps, 3), hue (N,) and its position among them (N,)."""
-    strengths = np.array([jitter[name] for name in STRENGTHS])
+    strengths = np.array(jitter.strengths)
     low = np.where(np.arange(4) == _HUE, -strengths, np.maximum(0, 1 - strengths))
     high = np.where(np.arange(4) == _HUE, strengths, 1 + strengths)
     factors = low + (high - low) * draws[:, 1:5]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from solo_ext.config.schema import HuggingFace
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.reading import Item, UnreadableImage, decode_image, load_image
 
@@ -104,7 +105,7 @@ class HuggingFaceImages(Dataset[Item]):
 
 
 def open_huggingface(
-    path: str, split: str, settings: Mapping[str, Any], *, labelled: bool, same_path: bool = False
+    path: str, split: str, settings: HuggingFace, *, labelled: bool, same_path: bool = False
 ) -> HuggingFaceImages:
     """Opens ``data.format: huggingface``.
 
@@ -121,13 +122,11 @@ def open_huggingface(
         ConfigError: `datasets` is not installed, or data set, split or column do not exist.
     """
     rows, found = _load_split(path, split, settings, same_path)
-    columns = settings.get("image"), settings.get("label")
+    columns = settings.image, settings.label
     return HuggingFaceImages(rows, f"{path} [{found}]", *columns, labelled=labelled)
 
 
-def _load_split(
-    path: str, split: str, settings: Mapping[str, Any], same_path: bool
-) -> tuple[Any, str]:
+def _load_split(path: str, split: str, settings: HuggingFace, same_path: bool) -> tuple[Any, str]:
     """A ``datasets.Dataset``, its table memory-mapped, and the name of its split."""
     try:
         import datasets
@@ -140,7 +139,7 @@ def _load_split(
         ) from None
     with _quiet(datasets):
         loaded = _load(datasets, path, f"data.{split}_path", settings)
-    wanted = settings.get(f"{split}_split")
+    wanted = settings.train_split if split == "train" else settings.val_split
     if isinstance(loaded, datasets.Dataset):
         # `save_to_disk` and arrow files hold a single split, which serves as either.
         if wanted is not None:
@@ -168,14 +167,14 @@ def _split_of(there: list[str], split: str, wanted: str | None, same_path: bool)
     raise ConfigError(key, None, problem, f"name one of: {', '.join(there)}")
 
 
-def _load(datasets: Any, path: str, key: str, settings: Mapping[str, Any]) -> Any:
+def _load(datasets: Any, path: str, key: str, settings: HuggingFace) -> Any:
     place = Path(path).expanduser()
-    kept = {"cache_dir": settings.get("cache_dir")}
+    kept = {"cache_dir": settings.cache_dir}
     try:
         if any((place / f).is_file() for f in ("dataset_dict.json", "state.json")):
             return datasets.load_from_disk(str(place))
         if place.is_dir():
-            return datasets.load_dataset(str(place), settings.get("name"), **kept)
+            return datasets.load_dataset(str(place), settings.name, **kept)
         if place.suffix == ".arrow" and place.is_file():
             return datasets.Dataset.from_file(str(place))
         if place.suffix == ".parquet" and any(place.parent.glob(place.name)):
@@ -183,8 +182,8 @@ def _load(datasets: Any, path: str, key: str, settings: Mapping[str, Any]) -> An
         if not _may_be_a_name(path):
             remedy = "give a folder, a .parquet or .arrow file, or a name on the hub"
             raise ConfigError(key, path, "no such folder or file", remedy)
-        of_hub = {"revision": settings.get("revision"), **kept}
-        return datasets.load_dataset(path, settings.get("name"), **of_hub)
+        of_hub = {"revision": settings.revision, **kept}
+        return datasets.load_dataset(path, settings.name, **of_hub)
     except ConfigError:
         raise
     except Exception as error:

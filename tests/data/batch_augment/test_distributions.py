@@ -24,7 +24,7 @@ LEAST = 1e-3
 
 
 def drawn(count: int = COUNT, **given: Any) -> ViewDraws:
-    augmentation = Augmentation(crop_size=32, num_crops=1, **given).model_dump()
+    augmentation = Augmentation(crop_size=32, num_crops=1, **given)
     return draw_view(augmentation, sample_keys(5, 0, np.arange(count)), 0, 32, 32)
 
 

@@ -53,7 +53,7 @@ def unit(images: list[Image.Image]) -> Tensor:
 
 def maker(height: int, width: int, **given: Any) -> BatchAugment:
     settings = {"rrc": {"enabled": False}, "num_crops": 1, **PLAIN, **given}
-    return BatchAugment("custom", [Augmentation(**settings).model_dump()], height, width, 5)
+    return BatchAugment("custom", [Augmentation(**settings)], height, width, 5)
 
 
 def one_view(images: Tensor, **given: Any) -> tuple[Tensor, ViewDraws]:
@@ -106,9 +106,9 @@ def test_whole_images(sides: tuple[int, int]) -> None:
     assert (views - expected).abs().max() < (1e-6 if sides == (32, 32) else 2.6 / 255)
 
 
-def augmentation(**given: Any) -> dict[str, Any]:
+def augmentation(**given: Any) -> Augmentation:
     settings = {"rrc": {"enabled": False}, "num_crops": 1, **PLAIN, **given}
-    return Augmentation(**settings).model_dump()
+    return Augmentation(**settings)
 
 
 OPERATIONS = (T.adjust_brightness, T.adjust_contrast, T.adjust_saturation, T.adjust_hue)

@@ -21,6 +21,7 @@ from torch.utils.data import Subset
 from torchvision.transforms.functional import to_tensor
 
 from solo_ext import host
+from solo_ext.config.schema import Images
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.formats.h5 import IMAGENET100, H5Images
 from solo_ext.data.images import class_names, open_images, targets_of
@@ -62,7 +63,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("h5") / "train.h5", classes(("cat", "ant", "bee")))
 
 
-def section(path: Path, **given: Any) -> dict[str, Any]:
+def section(path: Path, **given: Any) -> Images:
     return making.section(path, format="h5", **given)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from solo_ext.config.schema import HuggingFace
+from solo_ext.config.schema import HuggingFace, Images
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import class_names, open_images, targets_of
 from solo_ext.data.reading import UnreadableImage, name_of
@@ -118,20 +118,18 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.fixture
-def section(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def section(tmp_path: Path) -> Callable[..., Images]:
     """Returns a section ``data``, whose caches are of the test."""
 
     def make(path: Path | str, settings: dict[str, Any] | None = None, **given: Any) -> Any:
         chosen = HuggingFace(cache_dir=str(tmp_path / "cache"), **(settings or {}))
-        return {
-            "dataset": "custom",
-            "format": "huggingface",
-            "fraction": -1,
-            "no_labels": False,
-            "train_path": str(path),
-            "huggingface": chosen.model_dump(),
+        return Images(
+            dataset="custom",
+            format="huggingface",
+            train_path=str(path),
+            huggingface=chosen,
             **given,
-        }
+        )
 
     return make
 
