@@ -39,28 +39,6 @@ def test_equals_the_loop(temperature: float) -> None:
     assert float(found) == pytest.approx(total / N, rel=1e-12)
 
 
-def test_flat_prior_is_soft_cross_entropy() -> None:
-    logits, probs, _ = inputs()
-    found = protocpc_loss_func(logits, probs, torch.ones(K), 0.2)
-    torch.testing.assert_close(found, F.cross_entropy(logits / 0.2, probs))
-
-
-def test_scaling_the_prior_moves_the_loss_alone() -> None:
-    logits, probs, prior = inputs()
-    logits.requires_grad_()
-    one, lower = (protocpc_loss_func(logits, probs, q) for q in (prior, prior / K))
-    torch.testing.assert_close(one - lower, torch.tensor(math.log(K)).double())
-    gradients = [torch.autograd.grad(loss, logits)[0] for loss in (one, lower)]
-    torch.testing.assert_close(*gradients)
-
-
-def test_shifting_a_sample_changes_nothing() -> None:
-    logits, probs, prior = inputs()
-    shifted = logits + torch.arange(1.0, N + 1).unsqueeze(1)
-    found = (protocpc_loss_func(x, probs, prior) for x in (logits, shifted))
-    torch.testing.assert_close(*found)
-
-
 def test_gradient_is_weighted_softmax_less_target() -> None:
     logits, probs, prior = inputs()
     logits.requires_grad_()
@@ -68,13 +46,6 @@ def test_gradient_is_weighted_softmax_less_target() -> None:
     expected = ((logits / 0.1 + prior.log()).softmax(1) - probs) / (0.1 * N)
     torch.testing.assert_close(found, expected)
     assert torch.autograd.gradcheck(lambda x: protocpc_loss_func(x, probs, prior, 0.5), logits)
-
-
-def test_targets_and_prior_are_constants() -> None:
-    logits, probs, prior = (x.requires_grad_() for x in inputs())
-    protocpc_loss_func(logits, probs, prior).backward()
-    assert logits.grad is not None
-    assert probs.grad is prior.grad is None
 
 
 def test_an_unused_prototype_is_still_pushed_away() -> None:
@@ -89,31 +60,13 @@ def test_an_unused_prototype_is_still_pushed_away() -> None:
     assert torch.equal(loss, protocpc_loss_func(logits, probs, prior))
 
 
-def test_autocast_computes_in_single_precision() -> None:
-    logits, probs, prior = (x.float() for x in inputs())
-    expected = protocpc_loss_func(logits.bfloat16().float(), probs, prior)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = protocpc_loss_func(logits.bfloat16(), probs, prior)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("temperature", [1e-3, 1e3])
-def test_extreme_temperatures_stay_finite(temperature: float) -> None:
-    logits, probs, prior = (x.float() for x in inputs())
-    logits.requires_grad_()
-    loss = protocpc_loss_func(logits, probs, prior, temperature)
-    loss.backward()
-    assert loss.isfinite()
-    assert logits.grad is not None
-    assert logits.grad.isfinite().all()
 
 
 def test_refuses() -> None:
     logits, probs, prior = inputs()
     with pytest.raises(ValueError, match=r"must both be \(N, K\), got \(9, 21\) and \(9, 20\)"):
         protocpc_loss_func(logits, probs[:, 1:], prior)
-    with pytest.raises(ValueError, match=r"prior must be \(21,\), one per prototype, got \(20,\)"):
+    with pytest.raises(ValueError, match=r"prior must be \(21,\), got \(20,\)"):
         protocpc_loss_func(logits, probs, prior[1:])
     with pytest.raises(ValueError, match=r"temperature=0: must be above 0"):
         protocpc_loss_func(logits, probs, prior, 0)
@@ -239,42 +192,6 @@ def test_a_view_without_target_counts_for_nothing() -> None:
     torch.testing.assert_close(found.loss, (alone[0] + 2 * alone[1]) / 3)
 
 
-@pytest.mark.parametrize("iterations", [1, 5])
-@pytest.mark.parametrize("momentum", [0.0, 1.0])
-def test_iterations_and_momentum(iterations: int, momentum: float) -> None:
-    for temperature in (0.04, 0.005):
-        compare(
-            make(),
-            iterations=iterations,
-            prior_momentum=momentum,
-            teacher_temperature=temperature,
-        )
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_small_batches(batch: int) -> None:
-    found = compare(make(2, 1, batch=batch))
-    torch.testing.assert_close(found.prior.sum(), torch.tensor(float(K)).double())
-
-
-def test_gradcheck() -> None:
-    given = make(2, 2)
-
-    def loss(student: Tensor, prototypes: Tensor) -> Tensor:
-        # The assignments are constants: their own dependence on the prototypes is none of it.
-        return protocpc_step(
-            student,
-            given.teacher,
-            prototypes,
-            given.prior,
-            teacher_prototypes=old_prototypes(D),
-            targets=torch.tensor([[1.0, 0.5], [0.0, 2.0]]),
-            student_temperature=0.3,
-        ).loss
-
-    assert torch.autograd.gradcheck(loss, (given.student, given.prototypes))
-
-
 @pytest.mark.parametrize("tiles", [(1, 1), (4, 8), (9, 5), (64, 64)])
 @pytest.mark.parametrize("temperature", [0.1, 0.01])
 def test_tiles_do_not_matter(tiles: tuple[int, int], temperature: float) -> None:
@@ -294,7 +211,7 @@ def test_tiles_do_not_matter(tiles: tuple[int, int], temperature: float) -> None
             tiles=tiles,
         )
         inputs = given.student, given.prototypes
-        return *terms, *torch.autograd.grad(terms.loss, inputs, retain_graph=True)
+        return *terms, *torch.autograd.grad(terms[0], inputs, retain_graph=True)
 
     torch.testing.assert_close(run(tiles), run(None))
 
@@ -390,20 +307,6 @@ def test_degenerate_features_stay_finite(kind: str, temperature: float, assignme
 
 
 @pytest.mark.parametrize("temperature", [0.04, 0.01])
-def test_single_precision_is_near_double(temperature: float) -> None:
-    given = make(2, 2)
-    single = [x.detach().float().requires_grad_(x.requires_grad) for x in given]
-    wide = protocpc_step(*given, teacher_temperature=temperature)
-    terms = protocpc_step(*single, teacher_temperature=temperature)  # type: ignore[misc]
-    assert terms.loss.dtype == terms.prior.dtype == torch.float32
-    torch.testing.assert_close(terms.loss.double(), wide.loss, rtol=1e-5, atol=0)
-    found = torch.autograd.grad(terms.loss, (single[0], single[2]))
-    expected = torch.autograd.grad(wide.loss, (given.student, given.prototypes))
-    for gradient, own in zip(found, expected, strict=True):
-        assert float((gradient - own).norm() / own.norm()) < 1e-4
-
-
-@pytest.mark.parametrize("temperature", [0.04, 0.01])
 @pytest.mark.parametrize("assignment", ["sinkhorn", "softmax"])
 def test_half_precision_products_are_near(assignment: str, temperature: float) -> None:
     given = [x.detach().float() for x in make(2, 1)]
@@ -420,22 +323,6 @@ def test_half_precision_products_are_near(assignment: str, temperature: float) -
         own, near = (torch.autograd.grad(t.loss, learns, retain_graph=True)[0] for t in terms)
         assert near.dtype == torch.float32
         assert 0 < float((near - own).norm() / own.norm()) < 0.1
-
-
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-def test_step_autocast_computes_in_single_precision(half: torch.dtype) -> None:
-    given = [x.detach().float() for x in make(2, 1)]
-    student, teacher = (x.to(half) for x in given[:2])
-    expected = protocpc_step(student.float(), teacher.float(), *given[2:])
-    with torch.autocast("cpu", dtype=half):
-        assert F.linear(given[2], given[2]).dtype == half, "autocast must be on"
-        found = protocpc_step(student.requires_grad_(), teacher, *given[2:])
-        found.loss.backward()
-    assert all(x.dtype == torch.float32 for x in found)
-    assert torch.equal(found.loss, expected.loss)
-    assert torch.equal(found.prior, expected.prior)
-    assert student.grad is not None
-    assert student.grad.dtype == half
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
