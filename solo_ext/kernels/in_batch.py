@@ -53,9 +53,6 @@ def batch_contrast(
     Returns:
         The scalar loss, and the (A, N) notes that ``reduce`` returns, without gradient.
 
-    Raises:
-        RuntimeError: it is differentiated twice.
-
     Example:
         InfoNCE of four anchors, each with one positive and eight candidates:
 

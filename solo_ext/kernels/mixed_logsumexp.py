@@ -83,9 +83,6 @@ def mixed_logsumexp(
             mean the hardest rows in any order, which is enough for random indices.
         tile: number of queries per block; by default what suits the device's cache.
 
-    Raises:
-        RuntimeError: it is differentiated twice.
-
     Example:
         The mixture of a row with itself is that row:
 

@@ -46,9 +46,6 @@ def prototype_contrast(
     Returns:
         Scalars: the loss, and without gradient its two terms, ``-p.s`` and the log-sum-exp.
 
-    Raises:
-        RuntimeError: it is differentiated twice.
-
     Example:
         Cross-entropy of one student view with the softmax of a teacher's scores:
 

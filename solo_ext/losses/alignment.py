@@ -34,9 +34,6 @@ def alignment_loss_func(x: Tensor, y: Tensor, alpha: float = 2) -> Tensor:
     Returns:
         Scalar. Equal rows have gradient 0.
 
-    Raises:
-        ValueError: shapes differ or are not (N, D), or alpha is not positive.
-
     Example:
         >>> alignment_loss_func(torch.eye(3), -torch.eye(3))
         tensor(4.)
@@ -70,9 +67,6 @@ def uniformity_loss_func(x: Tensor, t: float = 2) -> Tensor:
 
     Returns:
         Scalar, at most 0; zero that carries the graph for a single row.
-
-    Raises:
-        ValueError: x is not (N, D), or t is not positive.
 
     Example:
         >>> uniformity_loss_func(torch.eye(3))  # all pairs have the squared distance 2

@@ -80,9 +80,6 @@ class NegativeEstimator:
         beta: 0 or more, concentration on the candidates most similar to the anchor.
         detach_weights: no gradient through the weights.
 
-    Raises:
-        ValueError: an argument is out of range.
-
     Example:
         Ten candidates of similarity 1 to the anchor, like its positive, weigh ``10 exp(1)``:
 
@@ -164,11 +161,6 @@ class ContrastiveTerms(NamedTuple):
             together they weighed what they are estimated to.
         mined: scalar, mean cosine of the negatives that are mixed; NaN without mixing.
         mixed: scalar, mean cosine of the mixtures; NaN without mixing.
-
-    Example:
-        >>> terms = two_view_terms(torch.randn(8, 4), torch.randn(8, 4), temperature=0.5)
-        >>> terms.losses.shape, terms.floored
-        (torch.Size([16, 1]), tensor(0.))
     """
 
     loss: Tensor
@@ -214,9 +206,6 @@ def contrastive(
 
     Returns:
         The terms; without negatives the loss is zero that carries the graph.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
 
     Example:
         >>> query, key, queue = (F.normalize(torch.randn(n, 4)) for n in (2, 2, 9))
@@ -332,9 +321,6 @@ def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
     Args:
         views: V times (N, D), of any scale, V at least 2.
 
-    Raises:
-        ValueError: fewer than two views, or shapes that differ or are not (N, D).
-
     Example:
         >>> batch = batch_of_views([torch.randn(5, 3), torch.randn(5, 3)])
         >>> [tuple(x.shape) for x in batch]
@@ -368,12 +354,7 @@ def own_columns(rows: Tensor) -> Tensor:
 def two_view_terms(
     z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator = PLAIN
 ) -> ContrastiveTerms:
-    """:func:`contrastive` of two views (N, D), normalised inside, of the batch of all processes.
-
-    Example:
-        >>> two_view_terms(torch.randn(8, 4), torch.randn(8, 4), temperature=0.5).losses.shape
-        torch.Size([16, 1])
-    """
+    """:func:`contrastive` of two views (N, D), normalised inside, of the batch of all processes."""
     batch = batch_of_views((z1, z2))
     return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
 
@@ -391,15 +372,8 @@ def nt_xent_loss_func(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tenso
     2N - 2 other samples of both views; mean over the 2N anchors (Eq. 1 of Chen et al., ICML 2020).
 
     Args:
-        z1: (N, D) first view; normalised inside.
-        z2: (N, D) second view; normalised inside.
+        z1, z2: (N, D) views; normalised inside.
         temperature: above 0.
-
-    Returns:
-        Scalar; zero that carries the graph for N = 1, where there is no negative.
-
-    Raises:
-        ValueError: shapes differ or are not (N, D), or the temperature is not positive.
 
     Example:
         >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
@@ -426,18 +400,11 @@ def debiased_loss_func(
     M > 1 give :func:`contrastive` a :func:`batch_of_views` of more than two views.
 
     Args:
-        z1: (B, D) first view; normalised inside.
-        z2: (B, D) second view; normalised inside.
+        z1, z2: (B, D) views; normalised inside.
         temperature: above 0. The estimate was tuned for 0.5; at 0.2 and below most anchors of
             ``tau_plus=0.1`` sit on the floor.
         tau_plus: in [0, 1), the share of negatives that are of the anchor's class; 1 / number
             of classes where these are balanced.
-
-    Returns:
-        Scalar; zero that carries the graph for B = 1, where there is no negative.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
 
     Example:
         >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
@@ -473,19 +440,12 @@ def hard_negative_loss_func(
     ``beta=tau_plus=0`` NT-Xent.
 
     Args:
-        z1: (B, D) first view; normalised inside.
-        z2: (B, D) second view; normalised inside.
+        z1, z2: (B, D) views; normalised inside.
         temperature: above 0; beta multiplies similarities that are already divided by it.
         tau_plus: in [0, 1), the share of negatives that are of the anchor's class.
         beta: 0 or more, concentration on the hardest.
         detach_weights: no gradient through the weights ``exp(beta s)``; by default there is one,
             as in the official code. The value is the same.
-
-    Returns:
-        Scalar; zero that carries the graph for B = 1, where there is no negative.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
 
     Example:
         >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)

@@ -72,9 +72,6 @@ def arcface_loss_func(
         Scalar. The gradient is that of the formula, except at a target's cosine of 1 or -1: there
         it would be infinite, and the sine counts as a constant instead.
 
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
-
     Example:
         >>> cosine, target = torch.rand(4, 10), torch.tensor([0, 3, 3, 9])
         >>> arcface_loss_func(cosine, target, scale=8.0, margin=0.0).allclose(
@@ -122,9 +119,6 @@ def cosface_loss_func(
         scale: s, above 0.
         margin: m, at least 0.
 
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
-
     Example:
         >>> cosine, target = torch.tensor([[0.9, 0.1]]), torch.tensor([0])
         >>> cosface_loss_func(cosine, target, scale=1.0, margin=0.8)  # both cosines are now 0.1
@@ -160,9 +154,6 @@ def sphereface_loss_func(
         scale: above 0.
         margin: m, a whole number of at least 1.
         feature_norm: (N,) |x|, as in the paper; ``None`` is 1.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
 
     Example:
         >>> cosine, target = torch.rand(4, 10), torch.tensor([0, 3, 3, 9])

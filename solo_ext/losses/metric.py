@@ -91,9 +91,6 @@ def contrastive_loss_func(x: Tensor, y: Tensor, same: Tensor, margin: float = 1.
         same: (N,) bool, whether the pair is of one class.
         margin: distance that pairs of two classes shall have, at least 0.
 
-    Raises:
-        ValueError: shapes do not fit, or the margin is negative.
-
     Example:
         >>> x, y = torch.zeros(2, 2), torch.tensor([[0.6, 0.0], [0.6, 0.0]])
         >>> contrastive_loss_func(x, y, same=torch.tensor([True, False]))  # (0.6^2 + 0.4^2) / 2
@@ -133,9 +130,6 @@ def triplet_loss_func(
     Returns:
         Scalar; the margin, with gradient 0, where all rows are equal.
 
-    Raises:
-        ValueError: shapes differ or are not (N, D), or the margin is negative.
-
     Example:
         >>> anchor, positive = torch.zeros(1, 2), torch.tensor([[1.0, 0.0]])
         >>> triplet_loss_func(anchor, positive, negative=torch.tensor([[0.0, 1.1]]))
@@ -171,12 +165,6 @@ def lifted_structured_loss_func(
         targets: (N,) integers, the classes.
         margin: m, finite.
         smooth: whether log-sum-exp takes the place of the maximum.
-
-    Returns:
-        Scalar; zero that carries the graph without positive pairs or without negatives.
-
-    Raises:
-        ValueError: shapes do not fit, or the margin is not finite.
 
     Example:
         >>> x, targets = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
@@ -220,9 +208,6 @@ def n_pair_loss_func(anchor: Tensor, positive: Tensor, l2_reg: float = 0.0) -> T
     Returns:
         Scalar; without ``l2_reg`` zero that carries the graph for a single pair.
 
-    Raises:
-        ValueError: shapes differ or are not (N, D), or the weight is negative.
-
     Example:
         >>> n_pair_loss_func(torch.zeros(4, 8), torch.zeros(4, 8))  # ln 4
         tensor(1.3863)
@@ -263,12 +248,6 @@ def soft_nearest_neighbor_loss_func(
         temperature: T, above 0.
         distance: f; ``sqeuclidean``: the squared Euclidean distance of the raw rows;
             ``cosine``: minus the cosine.
-
-    Returns:
-        Scalar; zero that carries the graph where no row has a positive, or none a negative.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is not one of the above.
 
     Example:
         >>> x, targets = torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])

@@ -51,9 +51,6 @@ class Mixing:
         draws: what is mixed with what; see :func:`draw_mixes`.
         ranked: whether the draws' indices count from the hardest down; random ones need no order.
 
-    Raises:
-        ValueError: ``num_hard`` is not positive, or the draws' shapes do not fit together.
-
     Example:
         >>> anchors, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 100))
         >>> mixing = Mixing(16, draw_mixes(anchors, 16, num_pair_mixes=5, num_query_mixes=2))
@@ -157,12 +154,6 @@ def mochi_loss_func(
         num_query_mixes: s', 0 or more. With ``s = s' = 0`` the loss is InfoNCE.
         draws: what is mixed with what, indices into the query's rows from the hardest down;
             then ``s`` and ``s'`` are those of the draws. Drawn anew by default.
-
-    Returns:
-        Scalar; zero that carries the graph without negatives.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
 
     Example:
         >>> query, key, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))

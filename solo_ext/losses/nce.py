@@ -28,9 +28,6 @@ def nce_loss_func(data_logits: Tensor, noise_logits: Tensor) -> Tensor:
         data_logits: (N,) l of the data.
         noise_logits: (N,) or (N, K) l of the noise drawn for each, summed over K.
 
-    Raises:
-        ValueError: shapes do not fit.
-
     Example:
         >>> import torch
         >>> nce_loss_func(torch.zeros(4), torch.zeros(4, 10))  # 11 ln 2
@@ -68,12 +65,6 @@ def bilinear_info_nce_loss_func(
         context: (N, D2) c, any scale; row i is of query i.
         weight: (D1, D2) W.
         temperature: T, above 0; the paper has none, which is 1.
-
-    Returns:
-        Scalar; zero that carries the graph for a single pair.
-
-    Raises:
-        ValueError: shapes do not fit, or the temperature is not positive.
 
     Example:
         >>> import torch
@@ -115,12 +106,6 @@ def clip_loss_func(image: Tensor, text: Tensor, logit_scale: Tensor | float) -> 
             each other's negatives.
         logit_scale: the multiplier itself, not its logarithm: one number, above 0, with gradient
             where it is learned. The paper starts at 1 / 0.07 and caps it at 100.
-
-    Returns:
-        Scalar; zero that carries the graph for a single pair.
-
-    Raises:
-        ValueError: shapes do not fit, or a scale given as a number is not positive.
 
     Example:
         >>> import torch

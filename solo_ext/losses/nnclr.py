@@ -92,12 +92,6 @@ def nnclr_symmetric_loss_func(
         temperature: T, above 0.
         symmetric: ``False`` keeps only the row term, as in the paper's pseudo-code.
 
-    Returns:
-        Scalar; zero that carries the graph for N = 1, where there is no negative.
-
-    Raises:
-        ValueError: shapes do not fit, or the temperature is not positive.
-
     Example:
         >>> nn, p = (F.normalize(torch.randn(4, 8)) for _ in range(2))
         >>> nnclr_symmetric_loss_func(nn, p).allclose(plain_nnclr(nn, p, 0.1))

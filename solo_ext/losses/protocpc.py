@@ -61,12 +61,6 @@ def protocpc_loss_func(
         prior: (K,) that sums to K; below 1e-8 it counts as that; a constant.
         temperature: T, above 0.
 
-    Returns:
-        Scalar.
-
-    Raises:
-        ValueError: shapes do not fit, or the temperature is not positive.
-
     Example:
         >>> logits, probs = torch.rand(4, 10), torch.rand(4, 10).softmax(1)
         >>> loss = protocpc_loss_func(logits, probs, torch.ones(10), temperature=0.1)
@@ -170,9 +164,6 @@ def protocpc_step(
 
     Returns:
         Loss, its two terms, and the prior that contains this batch.
-
-    Raises:
-        ValueError: shapes do not fit, or a value is out of its range.
 
     Example:
         >>> student, teacher, prototypes = (

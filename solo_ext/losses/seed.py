@@ -114,12 +114,6 @@ def seed_loss_func(
         compute_dtype: of the factors of the student's matrix products, ``torch.bfloat16`` for
             example; fp32 by default, and for the teacher, whose temperature magnifies errors.
 
-    Returns:
-        Scalar.
-
-    Raises:
-        ValueError: shapes do not fit, or a temperature is not positive.
-
     Example:
         >>> student, teacher, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))
         >>> seed_loss_func(student, teacher, queue).allclose(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from solo_ext.kernels.prototype_contrast import prototype_contrast
 from solo_ext.kernels.sinkhorn import assign
-from solo_ext.losses import ProtoCPCTerms, protocpc_loss_func, protocpc_step
+from solo_ext.losses.protocpc import ProtoCPCTerms, protocpc_loss_func, protocpc_step
 from solo_ext.memory import sinkhorn
 
 N, K, D = 9, 21, 4
@@ -58,8 +58,6 @@ def test_an_unused_prototype_is_still_pushed_away() -> None:
     assert gradient.isfinite().all()
     prior[2] = 1e-8
     assert torch.equal(loss, protocpc_loss_func(logits, probs, prior))
-
-
 
 
 def test_refuses() -> None:
