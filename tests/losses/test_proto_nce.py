@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solo_ext.kernels.tables import table_logsumexp
 from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
 from solo_ext.losses.proto_nce import Collisions, proto_nce_terms
 
@@ -217,31 +214,3 @@ def test_refuses_what_does_not_fit() -> None:
         info_nce_loss_func(query, query, prototypes[:, 1:])
     with pytest.raises(ValueError, match=r"temperature=0\.0: must be above 0"):
         info_nce_loss_func(query, query, prototypes, 0.0)
-
-
-@pytest.mark.parametrize("precision", ["high", "medium"])
-def test_products_are_fp32_whatever_the_setting(
-    precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A product in TF32 or bf16 beside a sum in fp32 would make losses below zero."""
-    seen: list[str] = []
-
-    def noting(kernel: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **settings: Any) -> Any:
-            seen.append(torch.backends.cuda.matmul.fp32_precision)
-            return kernel(*args, **settings)
-
-        return call
-
-    for module in ("info_nce", "proto_nce"):
-        monkeypatch.setattr(f"solo_ext.losses.{module}.table_logsumexp", noting(table_logsumexp))
-    query, prototypes = unit(4, 0).float(), unit(K, 1).float()
-    held = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        info_nce_loss_func(query, query, prototypes)
-        proto_nce_loss_func(query, prototypes, concentration(2).float(), torch.arange(4))
-        assert torch.get_float32_matmul_precision() == precision
-    finally:
-        torch.set_float32_matmul_precision(held)
-    assert seen == ["ieee", "ieee"]

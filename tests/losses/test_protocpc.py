@@ -172,22 +172,9 @@ def test_views_are_averaged(
 ) -> None:
     generator = torch.Generator().manual_seed(2)
     targets = torch.rand(views, assignments, generator=generator) if weighted else None
+    if targets is not None and views > 1:
+        targets[0] = 0
     compare(make(views, assignments), targets=targets, student_temperature=temperature)
-
-
-def test_a_view_without_target_counts_for_nothing() -> None:
-    given, targets = make(3, 2), torch.tensor([[1, 0], [0, 0], [0, 2]])
-    found = compare(given, targets=targets)
-    (gradient,) = torch.autograd.grad(protocpc_step(*given, targets=targets).loss, given.student)
-    assert (gradient[1] == 0).all()
-    # Each its own target, with weights 1 and 2.
-    alone = [
-        protocpc_step(
-            given.student[[v]], given.teacher[[u]], given.prototypes, found.prior, prior_momentum=1
-        ).loss
-        for v, u in ((0, 0), (2, 1))
-    ]
-    torch.testing.assert_close(found.loss, (alone[0] + 2 * alone[1]) / 3)
 
 
 @pytest.mark.parametrize("tiles", [(1, 1), (4, 8), (9, 5), (64, 64)])
@@ -246,23 +233,6 @@ def test_only_what_learns_gets_a_gradient() -> None:
         silent = protocpc_step(*given)
     assert not silent.loss.requires_grad
     torch.testing.assert_close(silent.loss, whole.detach())
-
-
-def test_is_differentiated_once() -> None:
-    given = make()
-    (gradient,) = torch.autograd.grad(
-        protocpc_step(*given).loss.square(), given.student, create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
-
-
-def test_leaves_its_inputs() -> None:
-    given = make(2, 2)
-    before = [x.detach().clone() for x in given]
-    protocpc_step(*given).loss.backward()
-    protocpc_step(*given, teacher_temperature=0.01, student_temperature=0.01).loss.backward()
-    assert all(torch.equal(x, y) for x, y in zip(given, before, strict=True))
 
 
 @pytest.mark.parametrize("assignment", ["sinkhorn", "softmax"])

@@ -267,6 +267,23 @@ def test_runs_without_looking_at_values(name: str, count: int) -> None:
     assert x[0].grad is not None
 
 
+class InFullPrecision(TorchDispatchMode):
+    """Refuses products in TF32: beside a sum in fp32 they would make losses below zero."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name().partition(".")[0] in ("aten::mm", "aten::addmm", "aten::bmm", "aten::mv"):
+            assert torch.backends.cuda.matmul.fp32_precision == "ieee", func
+        return func(*args, **(kwargs or {}))
+
+
+@EVERY
+def test_products_are_fp32_whatever_the_setting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+    with InFullPrecision():
+        LOSSES[name](make(dtype=torch.float32), 0.1)
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
 FIXED = {"hard, detached", "mochi", "mochi, queue learns", "mochi, hard", "three views, mixed"}
 """Weights or mixtures are constants to their gradient."""
 
