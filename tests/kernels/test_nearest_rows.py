@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from solo_ext.core.precision import matmul_precision
 from solo_ext.kernels.nearest_rows import nearest_rows
 
 N, K, D = 6, 23, 5
@@ -123,10 +124,10 @@ def test_multiplies_in_full_precision_whatever_the_setting(monkeypatch: pytest.M
         return product(a, b)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", spy)
-    monkeypatch.setattr(matmul, "fp32_precision", "tf32")
-    nearest_rows(*inputs(torch.float32))
+    with matmul_precision("high"):
+        nearest_rows(*inputs(torch.float32))
+        assert matmul.fp32_precision == "tf32"
     assert seen == ["ieee"]
-    assert matmul.fp32_precision == "tf32"
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,10 @@ def test_losses(results: list[dict[str, Any]], index: int) -> None:
     if case.labels in ("no positives", "no negatives"):
         assert alone.loss == largest == 0
     else:
-        assert alone.loss.abs() > 1e-6
-        assert largest > 1e-6
+        # Two images at a low temperature are easily told apart.
+        least = 0 if case.single else 1e-6
+        assert alone.loss.abs() > least
+        assert largest > least
 
 
 def test_what_is_one_value_is_so_on_all_ranks(results: list[dict[str, Any]]) -> None:

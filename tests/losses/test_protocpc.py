@@ -64,7 +64,7 @@ def test_refuses() -> None:
     logits, probs, prior = inputs()
     with pytest.raises(ValueError, match=r"must both be \(N, K\), got \(9, 21\) and \(9, 20\)"):
         protocpc_loss_func(logits, probs[:, 1:], prior)
-    with pytest.raises(ValueError, match=r"prior must be \(21,\), got \(20,\)"):
+    with pytest.raises(ValueError, match=r"prior must be \(21,\), one per prototype, got \(20,\)"):
         protocpc_loss_func(logits, probs, prior[1:])
     with pytest.raises(ValueError, match=r"temperature=0: must be above 0"):
         protocpc_loss_func(logits, probs, prior, 0)
@@ -321,7 +321,7 @@ def test_runs_without_looking_at_values(
     ("options", "message"),
     [
         ({"student": torch.ones(9, 4)}, r"student must be \(V, N, D\)"),
-        ({"teacher": torch.ones(1, 8, 4)}, r"got \(1, 9, 4\) and \(1, 8, 4\)"),
+        ({"teacher": torch.ones(1, 8, 4)}, r"got student \(1, 9, 4\) and teacher \(1, 8, 4\)"),
         ({"student": torch.ones(0, 9, 4)}, r"there must be a view and a sample"),
         ({"prototypes": torch.ones(21, 5)}, r"prototypes must be \(K, 4\)"),
         ({"teacher_prototypes": torch.ones(21, 5)}, r"teacher_prototypes must be \(K, 4\)"),
