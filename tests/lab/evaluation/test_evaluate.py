@@ -174,7 +174,7 @@ def test_moved_torchvision_data_stays_what_it_is(run: Path, tmp_path: Path) -> N
     (other / "args.json").write_text(json.dumps(args))
     (tmp_path / "new" / "cifar-10-batches-py").mkdir(parents=True)
     paths = {name: str(tmp_path / "new") for name in ("train_path", "val_path")}
-    assert "torchvision's cifar10 is not there" in refusal(other, {"data": paths})
+    assert "Dataset not found" in refusal(other, {"data": paths})
     (tmp_path / "new" / "cifar-10-batches-py").rmdir()
     assert "no class folders in it" in refusal(other, {"data": paths})
 
