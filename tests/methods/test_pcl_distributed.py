@@ -14,7 +14,7 @@ import torch
 
 from solo_ext.config.compose import compose
 from solo_ext.config.schema import RunConfig
-from solo_ext.data.sampler import EpochSampler
+from solo_ext.data.views import EpochSampler
 from solo_ext.lab.training.prepare import prepare
 from tests.scripts import run_script
 

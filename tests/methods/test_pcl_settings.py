@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "zero prototypes": (
         {"method_kwargs": {"num_prototypes": [3, 0]}},
-        "num_prototypes.1=0.*above 0",
+        "num_prototypes.1=0.*greater than 0",
     ),
     "broken prototypes": ({"method_kwargs": {"num_prototypes": [2.5]}}, "a valid integer"),
     "too many negatives": (
@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"method_kwargs": {"num_prototypes": [3, 30], "e_step_sample": 29}},
         "method_kwargs.e_step_sample=29: k-means cannot find 30 prototypes.*numbers from 30 on",
     ),
-    "no sample": ({"method_kwargs": {"e_step_sample": 0}}, "e_step_sample=0.*above 0"),
+    "no sample": ({"method_kwargs": {"e_step_sample": 0}}, "e_step_sample=0.*greater than 0"),
     "misspelt place": (
         {"method_kwargs": {"e_step_features": "disc"}},
         "e_step_features='disc'.*did you mean 'disk'. allowed: disk, memory",

@@ -26,10 +26,9 @@ from solo_ext.data.images import (
     class_names,
     images_fingerprint,
     open_images,
-    targets_of,
 )
 from solo_ext.data.loaders import FixedLoader, fixed_loader
-from solo_ext.data.reading import Images, Skipping, name_of
+from solo_ext.data.reading import Images, Skipping, name_of, targets_of
 from solo_ext.data.transforms import STATISTICS, fixed_view
 from solo_ext.lab.evaluation.features import Features, extract_features, feature_batches
 from solo_ext.lab.evaluation.models import DTYPES, EvalData, EvalRun, Model, open_model

@@ -92,7 +92,7 @@ def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str,
     fields: dict[str, Any] = {name: (kind | None, None) for name, kind in PROTOCOLS.items()}
     fields["protocols"] = (Annotated[list[names], MinLen(1)], default)
     joint = create_model("Suite", __base__=EvalRun, **fields)
-    checked = validated(joint, settings)
+    checked: Any = validated(joint, settings)
     chosen: dict[str, Protocol | None] = {}
     for name, kind in PROTOCOLS.items():
         if name in checked.protocols:

@@ -22,9 +22,8 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import atomic_write, refuse_link
 from solo_ext.data.images import images_fingerprint
 from solo_ext.data.loaders import ResumableLoader
-from solo_ext.data.sampler import EpochSampler
 from solo_ext.data.transforms import MultiCrop, pretrain_transform
-from solo_ext.data.views import TrainingViews
+from solo_ext.data.views import EpochSampler, TrainingViews
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.protocol import Protocol
 

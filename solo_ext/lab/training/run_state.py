@@ -17,8 +17,8 @@ from solo_ext.config.schema import RunConfig
 from solo_ext.core import distributed
 from solo_ext.core.distributed import gather_objects
 from solo_ext.data.images import names_fingerprint
+from solo_ext.data.loaders import StatefulLoader
 from solo_ext.data.reading import Images
-from solo_ext.data.sampler import StatefulLoader
 from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
 from solo_ext.lab.training.run_dir import settings_of_numbers
 

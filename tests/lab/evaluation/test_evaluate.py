@@ -174,7 +174,7 @@ def test_moved_torchvision_data_stays_what_it_is(run: Path, tmp_path: Path) -> N
     (other / "args.json").write_text(json.dumps(args))
     (tmp_path / "new" / "cifar-10-batches-py").mkdir(parents=True)
     paths = {name: str(tmp_path / "new") for name in ("train_path", "val_path")}
-    assert "torchvision's cifar10 is not there" in refusal(other, {"data": paths})
+    assert "Dataset not found" in refusal(other, {"data": paths})
     (tmp_path / "new" / "cifar-10-batches-py").rmdir()
     assert "no class folders in it" in refusal(other, {"data": paths})
 
@@ -206,7 +206,7 @@ def test_unknown_protocol_names_the_nearest() -> None:
 
 def test_settings_of_the_probe_are_refused(run: Path) -> None:
     assert "did you mean 'holdout'?" in refusal(run, {"hold_out": 0.1}, "linear")
-    assert "above 0, below 1" in refusal(run, {"holdout": 1.0}, "linear")
+    assert "less than 1" in refusal(run, {"holdout": 1.0}, "linear")
     assert "weight_decay.0=-1" in refusal(run, {"weight_decay": [-1]}, "linear")
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from solo_ext.config.schema import View
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.images import targets_of
+from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.context import EvalContext, open_context
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.linear import holdout_mask
