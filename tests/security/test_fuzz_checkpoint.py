@@ -144,15 +144,6 @@ def test_torn_bytes(data: st.DataObject, whole: bytes, spoiled: Path) -> None:
     read_by_one(data, spoiled)
 
 
-@fuzzed(25, 2000)
-@given(data=st.data())
-def test_random_bytes(data: st.DataObject, spoiled: Path) -> None:
-    heads = [b"", b"PK\x03\x04", b"\x80\x02", b"\x80\x04", b"{", b"\x89HDF"]
-    head, tail = data.draw(st.sampled_from(heads)), data.draw(st.binary(max_size=300))
-    spoiled.write_bytes(head + tail)
-    read_by_one(data, spoiled)
-
-
 def rezipped(
     content: bytes, edit: Callable[[dict[str, bytes]], Any], packed: bool = False
 ) -> bytes:
@@ -217,19 +208,9 @@ ODD = (
     | st.integers()
     | st.floats()
     | st.text(max_size=5)
-    | st.sampled_from(
-        [
-            [],
-            {},
-            (),
-            set(),
-            OrderedDict(),
-            b"x",
-            torch.float32,
-            torch.Size([1]),
-            torch.device("cpu"),
-        ]
-    ).map(copy.deepcopy)
+    | st.sampled_from([[], {}, (), set(), OrderedDict(), b"x", torch.float32, torch.Size([1])]).map(
+        copy.deepcopy
+    )
     | st.sampled_from(ODD_TENSORS).map(lambda make: make())
 )
 TREES = st.recursive(
@@ -282,13 +263,6 @@ def test_wrong_things_in_the_right_places(
                 other = data.draw(st.sampled_from(list(place)))
                 place[key], place[other] = place[other], place[key]
     torch.save(held, spoiled)
-    read_by_one(data, spoiled)
-
-
-@fuzzed(20, 2000)
-@given(data=st.data())
-def test_files_that_hold_something_else(data: st.DataObject, spoiled: Path) -> None:
-    torch.save(data.draw(TREES), spoiled)
     read_by_one(data, spoiled)
 
 

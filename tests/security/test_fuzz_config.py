@@ -62,47 +62,18 @@ ODD_LINES = st.sampled_from(
         *("a: !!python/object/apply:pathlib.WindowsPath [x]", "a: !!pairs [b: 1]", "? [a]\n: b"),
         *("a: !!python/object/apply:pathlib.PosixPath [x]", "a: !!python/name:os.system ''"),
         *("a: !!python/object/apply:os.system [true]", "a: !!python/module:os ''", "a: &x [*x]"),
+        *("a: &x {b: *x}", "a: *nothing", "<<: [1]", "<<: {seed: 1}", "=: =", "--- ", "...", "- a"),
+        *("%YAML 9", "a: |", "'", '"', "[", "}", "\t", "? ", ": ", "{a: 1}: 2", "1: 2", "true: 1"),
         *(
-            "a: &x {b: *x}",
-            "a: *nothing",
-            "<<: [1]",
-            "<<: {seed: 1}",
-            "=: =",
-            "--- ",
-            "...",
-            "%YAML 9",
-        ),
-        *(
-            "a: |",
-            "'",
-            '"',
-            "[",
-            "}",
-            "\t",
-            "- a",
-            "? ",
-            ": ",
-            "{a: 1}: 2",
-            "1: 2",
             "null: 1",
-            "true: 1",
-        ),
-        *(
             "1.5: 2",
             "a.b: 1",
             "hydra: {}",
             "hydra: ${a}",
             "hydra.searchpath: [pkg://os]",
-            "# @package x",
         ),
-        *(
-            "defaults: []",
-            "defaults: null",
-            "defaults: [x: y: z]",
-            "package: 3",
-            "a: ${a}",
-            "a: ${b\n",
-        ),
+        *("# @package x", "defaults: []", "defaults: null", "defaults: [x: y: z]", "package: 3"),
+        *("a: ${a}", "a: ${b\n"),
         *("\ufeff", "a: \ud7ff", "seed: 08", "seed: 0b2", "seed: 1_0", "max_epochs: 1e99999"),
     ]
 )
@@ -155,12 +126,6 @@ def dumped(tree: Any) -> str:
 
 def test_the_valid_one_is_valid() -> None:
     assert outcome(loaded, VALID) == "valid"
-
-
-@fuzzed(40, 1000)
-@given(MAPPINGS)
-def test_nested_yaml(tree: dict[Any, Any]) -> None:
-    event(outcome(loaded, dumped(tree)))
 
 
 @fuzzed(40, 1000)

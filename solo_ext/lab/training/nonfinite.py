@@ -195,7 +195,8 @@ class NonFiniteWatch(Callback):
             gradients = torch.zeros_like(gradients)
         place = trainer.current_epoch, self._step
         self._unread.append(Batch(*place, batch[0].detach(), loss, gradients))
-        if len(self._unread) >= self._read_every:
+        # Bad gradients are known with the last batch of a step, and name all of its batches.
+        if self._stepped and len(self._unread) >= self._read_every:
             self._read(trainer)
 
     def _read(self, trainer: pl.Trainer) -> None:
