@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from solo_ext.clustering import kmeans
-from solo_ext.clustering.agreement import normalized_mutual_information
 from solo_ext.clustering.relocation import merge_costs
 from solo_ext.clustering.rows import Rows, rows_of
 
@@ -85,13 +84,6 @@ def merged(rows: Rows) -> tuple[Tensor, Tensor, int]:
         return *merge_costs(means, sizes, rows), products.rows
 
 
-def labelled() -> tuple[Tensor, Tensor]:
-    """Clusters, some of them empty, and classes of the rows."""
-    generator = torch.Generator().manual_seed(3)
-    clusters = torch.randint(CLUSTERS, (ROWS,), generator=generator)
-    return clusters // 3 * 3 + 1, clusters * 7 % 11
-
-
 def refusals(rank: int) -> dict[str, str]:
     """Messages where the mistake is on one rank, or shows only over both."""
     x = features()[share("in order", rank)]
@@ -101,7 +93,6 @@ def refusals(rank: int) -> dict[str, str]:
     for name, call in {
         "nan": lambda: kmeans(broken, 4, sharded=True),
         "too many": lambda: kmeans(x, ROWS + 1, sharded=True),
-        "ids": lambda: kmeans(x, 4, sharded=True, row_ids=torch.arange(len(x))),
     }.items():
         try:
             call()
@@ -125,22 +116,10 @@ def run(rank: int, folder: str) -> None:
             found[f"{deal}, {start}"] = tuple(result)
     x = features()[share("in order", rank)]
     found["no ids"] = tuple(kmeans(x, CLUSTERS, sharded=True, iterations=6))
-    found["alone"] = tuple(kmeans(features(), CLUSTERS, iterations=6))
     # Every rank brings its own; that of rank 0 counts.
     init = features()[:CLUSTERS] + rank
     found["own init"] = tuple(kmeans(x, CLUSTERS, sharded=True, init=init, iterations=6))
     found["merged"] = merged(rows_of(x, None, True))
-    found["labelled"] = normalized_mutual_information(*labelled())
     found["refusals"] = refusals(rank)
-    try:
-        import faiss  # noqa: F401
-    except ImportError:
-        pass
-    else:
-        ids = share("shuffled", rank)
-        result = kmeans(
-            features()[ids], CLUSTERS, sharded=True, row_ids=ids, backend="faiss", iterations=6
-        )
-        found["faiss"] = tuple(result)
     torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()

@@ -203,10 +203,9 @@ def test_step_is_the_sum_of_its_terms(
     if symmetric:
         directions.append((1, 0, method.queues[0]))
     outs = [method(view) for view in views]
-    keys = [F.normalize(method.momentum_forward(view)["z"], dim=1) for view in views]
-    info = [
-        info_nce_loss_func(outs[q]["z"], keys[k], queue.value, 0.2) for q, k, queue in directions
-    ]
+    z = [method.projector(out["feats"]) for out in outs]
+    keys = [F.normalize(method.embed(view), dim=1) for view in views]
+    info = [info_nce_loss_func(z[q], keys[k], queue.value, 0.2) for q, k, queue in directions]
     proto = []
     for m in range(2):
         ids = method.prototypes.assignments[m, indices]
@@ -216,7 +215,7 @@ def test_step_is_the_sum_of_its_terms(
             assert len(set(negatives.tolist()) - set(ids.tolist())) == drawn
         proto += [
             proto_nce_loss_func(
-                outs[q]["z"],
+                z[q],
                 method.prototypes.prototypes[m],
                 method.prototypes.concentration[m],
                 ids,
@@ -365,8 +364,7 @@ def test_collisions_are_reported(
     with caplog.at_level("INFO", logger="solo_ext"):
         run(make_config("pcl", method_kwargs=kwargs), tmp_path)
     assert caplog.messages[0] == (
-        "pcl: k-means by torch; 5 prototypes are drawn as negatives, collisions: merge (batch 24, "
-        "30 prototypes at the coarsest)"
+        "pcl: k-means by torch; 5 prototypes are drawn as negatives, collisions: merge"
     )
 
 

@@ -31,7 +31,7 @@ from benchmarks.speed.peers import NOT_IMPLEMENTED, installed, not_installed
 from benchmarks.speed.rows.inputs import relative, unit
 from benchmarks.speed.target import Finding, Measured, Target, Whole, at_most, slope
 from solo_ext.clustering import cluster_concentration, multi_granularity_kmeans
-from solo_ext.clustering.lloyd import assign, distances_to
+from solo_ext.clustering.k_means import assign, distances_to
 
 ROWS, WIDTH, CLUSTERS = 50_000, 128, (250, 500, 1000)
 WARM_ITERATIONS, TEMPERATURE, DRIFT = 5, 0.2, 0.33
