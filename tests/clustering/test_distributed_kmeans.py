@@ -11,6 +11,7 @@ import torch
 
 from solo_ext.clustering import Clustering, kmeans
 from solo_ext.clustering.rows import rows_of
+from tests.clustering import e_steps
 
 InProcesses = Callable[[Any, int], list[dict[str, Any]]]
 HERE = Path(__file__).parent
@@ -82,3 +83,12 @@ def test_all_ranks_refuse_alike(results: list[dict[str, Any]]) -> None:
     assert all(other == first for other in others)
     assert "3 rows hold NaN" in first["nan"]
     assert "num_clusters=901: there are only 900 rows" in first["too many"]
+
+
+def test_e_step_of_several_ranks_is_that_of_one(results: list[dict[str, Any]]) -> None:
+    """To the last bit, cold and warm, with empty and single clusters."""
+    alone = ranks.steps(torch.arange(ranks.SAMPLES))
+    for result in results:
+        for found, expected in zip(result["steps"], alone, strict=True):
+            e_steps.same([ranks.Granularity(**fields) for fields in found], expected)
+    assert alone[0][2].singletons > 200
