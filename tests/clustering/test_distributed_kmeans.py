@@ -82,7 +82,7 @@ def test_all_ranks_refuse_alike(results: list[dict[str, Any]]) -> None:
     first, *others = (result["refusals"] for result in results)
     assert all(other == first for other in others)
     assert "3 rows hold NaN" in first["nan"]
-    assert "num_clusters=901: there are only 900 rows" in first["too many"]
+    assert "num_clusters=901: there are 900 rows" in first["too many"]
 
 
 def test_e_step_of_several_ranks_is_that_of_one(results: list[dict[str, Any]]) -> None:

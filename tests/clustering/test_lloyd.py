@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from solo_ext.clustering.lloyd import Nearest, assign
 
 from solo_ext.clustering import k_means, kmeans
+from solo_ext.clustering.k_means import Nearest, assign
 from solo_ext.core.precision import matmul_precision
 
 

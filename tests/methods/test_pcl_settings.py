@@ -133,7 +133,7 @@ def test_backend_that_is_gone(make_config: MakeConfig, caplog: pytest.LogCapture
     prototypes.backend = "flash"
     assert e_step.kept_backend(cpu) == "torch"
     (message,) = caplog.messages
-    assert message.startswith("k-means by flash, as so far, needs features on CUDA")
+    assert message.startswith("k-means backend of this run, 'flash': needs features on CUDA")
     settings.kmeans.backend = "torch"
     assert e_step.kept_backend(cpu) == "torch"
     settings.kmeans.backend = "flash"
