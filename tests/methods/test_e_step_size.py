@@ -127,7 +127,7 @@ def test_no_room_is_said_before_the_first_epoch(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     place["e_step_dir"] = "~/scratch"
     prepared = prepare(make_config("pcl", method_kwargs={**place, "warmup_epochs": 1}))
-    with pytest.raises(ConfigError, match=r"GB in '.*/home/scratch' on .*No space left; make room"):
+    with pytest.raises(ConfigError, match=r"GB in '.*/home/scratch' on .*No space left on device; make room"):
         pretrain(prepared, run_dir=tmp_path / "full", show_progress=False)
 
 
