@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from sklearn.metrics import normalized_mutual_info_score
 
 from solo_ext import clustering
 from solo_ext.config.check import check_method_kwargs
@@ -18,6 +19,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import changes_numbers, checkpoints
+from solo_ext.methods.e_step import _mutual_information
 from solo_ext.methods.pcl import PCLKwargs
 from tests.scripts import run_script
 
@@ -127,8 +129,20 @@ def test_no_room_is_said_before_the_first_epoch(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     place["e_step_dir"] = "~/scratch"
     prepared = prepare(make_config("pcl", method_kwargs={**place, "warmup_epochs": 1}))
-    with pytest.raises(ConfigError, match=r"GB in '.*/home/scratch' on .*No space left on device; make room"):
+    with pytest.raises(
+        ConfigError, match=r"GB in '.*/home/scratch' on .*No space left on device; make room"
+    ):
         pretrain(prepared, run_dir=tmp_path / "full", show_progress=False)
+
+
+def test_mutual_information_is_that_of_sklearn() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(9, (500,), generator=generator)
+    noise = torch.randint(30, (500,), generator=generator)
+    for clusters in (labels, noise, torch.where(noise < 20, noise, labels), 0 * labels):
+        expected = normalized_mutual_info_score(labels, clusters)
+        assert _mutual_information(clusters, labels) == pytest.approx(expected, abs=1e-12)
+    assert _mutual_information(0 * labels, 0 * labels) == 1
 
 
 def test_where_embeddings_are_changes_no_numbers() -> None:
