@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 import torch.nn.functional as F
 from annotated_types import MinLen
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, method_kwargs
+from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.state import eval_mode
@@ -39,8 +39,7 @@ _BATCHES_AT_ONCE = 4
 _BARRIER_EVERY = 16
 
 
-@method_kwargs
-class KMeansKwargs:
+class KMeansKwargs(Section):
     """How the prototypes are found.
 
     Attributes:
@@ -56,8 +55,7 @@ class KMeansKwargs:
     restarts: PositiveInt = 1
 
 
-@method_kwargs
-class EStepKwargs:
+class EStepKwargs(Section):
     """When the embeddings of the training set are clustered, and into what.
 
     Attributes:
@@ -169,10 +167,12 @@ class EStep:
                 embeddings.
             UserError: a checkpoint of another training set.
         """
+        from solo_ext.config.check import common_config
         from solo_ext.data.indexed import labels_of, training_set
 
-        dataset = training_set(method.trainer, method.cfg)
-        self._dataset, self._size, self._labels = dataset, len(dataset), labels_of(dataset)
+        self._config = common_config(method.cfg)
+        self._dataset = dataset = training_set(method.trainer, self._config)
+        self._size, self._labels = len(dataset), labels_of(dataset)
         # solo-learn's own script skips our checks of the data before the run.
         check_prototypes(self.settings, self.key, self._size)
         for held in (self.prototypes.assignments.T, () if self.bank is None else self.bank.value):
@@ -333,9 +333,9 @@ class EStep:
         """Embeds the samples ``ids`` into ``features``; barriers keep ranks at about one pace."""
         from solo_ext.data.indexed import indexed_eval_loader
 
-        cfg: Any = OmegaConf.to_container(method.cfg, resolve=True)
-        size = _BATCHES_AT_ONCE * cfg["optimizer"]["batch_size"]
-        loader = indexed_eval_loader(cfg, self._dataset, ids.tolist(), size) if len(ids) else ()
+        size, loader = _BATCHES_AT_ONCE * self._config.optimizer.batch_size, ()
+        if len(ids):
+            loader = indexed_eval_loader(self._config, self._dataset, ids.tolist(), size)
         place = torch.full((self._size,), -1)
         place[ids] = torch.arange(len(ids))
         rank_barrier(method.device)

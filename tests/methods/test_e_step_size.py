@@ -151,7 +151,7 @@ def test_where_embeddings_are_changes_no_numbers() -> None:
         assert not changes_numbers(f"{section}.e_step_dir")
         assert changes_numbers(f"{section}.e_step_sample")
         assert changes_numbers(f"{section}.e_step")
-    assert check_method_kwargs(PCLKwargs, {"e_step_sample": 7})["e_step_sample"] == 7
+    assert check_method_kwargs(PCLKwargs, {"e_step_sample": 7}).e_step_sample == 7
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_defaults_are_those_of_the_official_code() -> None:
 
 
 def prepare_kwargs(given: dict[str, Any]) -> dict[str, Any]:
-    return check_method_kwargs(PCLKwargs, given)
+    return check_method_kwargs(PCLKwargs, given).model_dump()
 
 
 @pytest.mark.parametrize(
