@@ -38,9 +38,9 @@ from solo_ext.losses.contrastive import (
     contrastive,
 )
 from solo_ext.losses.nnclr import nnclr_terms
+from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
 from solo_ext.memory.heads import projector
-from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.contrastive_kwargs import (
     CLUSTERS,
