@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+from importlib.metadata import requires
 from importlib.util import find_spec
 from typing import Any
 
+from packaging.requirements import Requirement
 from rich.console import Console
 
 from solo_ext import __version__
@@ -13,7 +15,6 @@ from solo_ext.core.errors import UserError
 from solo_ext.data.dali import INSTALL, nvidia_dali
 from solo_ext.host import detect, load
 from solo_ext.host.patches import PATCHES
-from solo_ext.lab.cli.advisories import ADVISORIES, known_bad
 from solo_ext.lab.training.run_dir import PACKAGES, package_version
 
 _EXTRAS = {
@@ -23,11 +24,7 @@ _EXTRAS = {
         "k-means on one CUDA device",
         "pip install 'solo-ext[flash-kmeans]'",
     ),
-    "dali": (
-        "nvidia.dali",
-        "data.format: dali",
-        INSTALL,
-    ),
+    "dali": ("nvidia.dali", "data.format: dali", INSTALL),
     "h5": ("h5py", "data.format: h5", "pip install 'solo-ext[h5]'"),
     "hf": ("datasets", "data.format: huggingface", "pip install 'solo-ext[hf]'"),
     "tensorboard": (
@@ -41,19 +38,44 @@ _EXTRAS = {
 
 def diagnose() -> dict[str, Any]:
     """Examines the installation; a missing solo-learn is a finding and not an error."""
+    import torch
+
     found: dict[str, Any] = {
         "solo_ext": __version__,
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},
-        "known_bad": known_bad({a.package: package_version(a.package) for a in ADVISORIES}),
+        "unmet": unmet(requires("solo-ext") or []),
         "host": _host(),
-        "devices": _devices(),
-        "extras": {},
+        "devices": {
+            "cuda_build": torch.version.cuda,
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
+        "extras": {
+            name: {"installed": _importable(module), "for": purpose, "get": remedy}
+            for name, (module, purpose, remedy) in _EXTRAS.items()
+        },
     }
-    for name, (module, purpose, remedy) in _EXTRAS.items():
-        there = _importable(module)
-        found["extras"][name] = {"installed": there, "for": purpose, "get": remedy}
     found["extras"]["dali"] |= _dali() if found["extras"]["dali"]["installed"] else {}
+    return found
+
+
+def unmet(requirements: list[str]) -> list[str]:
+    """Requirements that the installed versions do not meet, one line each.
+
+    Several of the lowest versions are the first without a known defect (docs/security.md).
+
+    >>> unmet(["pytest<1"])[0].partition(":")[2]
+    " not pytest<1; pip install --upgrade 'pytest<1'"
+    """
+    found = []
+    for wanted in map(Requirement, requirements):
+        held = package_version(wanted.name)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        if held is None or not wanted.specifier.contains(held, prereleases=True):
+            asked = f"{wanted.name}{wanted.specifier}"
+            state = held or "is missing"
+            found.append(f"{wanted.name} {state}: not {asked}; pip install --upgrade '{asked}'")
     return found
 
 
@@ -71,7 +93,7 @@ def show(found: dict[str, Any], console: Console) -> None:
         console.print(f"             patched: {', '.join(host['patches'])}")
     versions = (f"{k} {v or 'MISSING'}" for k, v in found["packages"].items())
     console.print(f"packages     {', '.join(versions)}")
-    for line in found["known_bad"]:
+    for line in found["unmet"]:
         console.print(f"DANGER       {line}", style="bold")
     devices = found["devices"]
     gpus = ", ".join(devices["gpus"]) or "none found; training runs on the CPU"
@@ -97,15 +119,6 @@ def _host() -> dict[str, Any]:
         "fingerprint": info.fingerprint,
         "path": str(info.path),
         "patches": [p.name for p in PATCHES.values() if p.undo],
-    }
-
-
-def _devices() -> dict[str, Any]:
-    import torch
-
-    return {
-        "cuda_build": torch.version.cuda,
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
 
 

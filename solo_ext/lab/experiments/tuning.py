@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from scipy.stats import qmc
 
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import write_text
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.settings import (
@@ -57,12 +57,11 @@ def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> Benchmar
             trials[f"{name}.{number}"] = Row(config=row.config, changes=changes)
     if settings.teacher is not None:
         trials[settings.teacher] = settings.rows[settings.teacher]
-    of_all = [f"data.holdout={tuning.holdout}", *tuning.changes]
     return settings.model_copy(
         update={
             "title": f"{settings.title}, tuning",
             "datasets": {
-                name: DatasetEntry(changes=[*entry.changes, *of_all])
+                name: DatasetEntry(changes=[*entry.changes, f"data.holdout={tuning.holdout}"])
                 for name, entry in settings.datasets.items()
             },
             "seeds": [tuning.seed],
@@ -92,7 +91,7 @@ def tunable(settings: BenchmarkSettings, rows: Sequence[str] | None = None) -> l
 
 
 def write_tuned(
-    settings: BenchmarkSettings, rows: Sequence[str], records: Mapping[str, Record], out: Path
+    settings: BenchmarkSettings, rows: Sequence[str], records: Sequence[Record], out: Path
 ) -> Path:
     """Writes ``tuned.yaml``: the benchmark with the settings of each row's best trial.
 
@@ -101,32 +100,26 @@ def write_tuned(
     Args:
         settings: what was tuned.
         rows: those given to :func:`trial_settings`.
-        records: of the trials, by the names of their rows.
+        records: of all their trials.
         out: folder.
 
     Raises:
-        UserError: trials are missing, or the measure is not among their scores.
+        ConfigError: the measure is not among the scores.
     """
     tuning, trials = _tuning(settings), trial_settings(settings, rows).rows
+    scores = {record["row"]: record["scores"] for record in records}
     tuned = dict(settings.rows)
     for name in rows:
-        scores: dict[str, float] = {}
-        for number in range(tuning.trials):
-            trial = f"{name}.{number}"
-            if trial not in records:
-                raise UserError(
-                    f"row {name}, trial {number} has no record; run the same command again"
-                )
-            found = records[trial]["scores"]
-            if tuning.measure not in found:
+        mine = [f"{name}.{number}" for number in range(tuning.trials)]
+        for trial in mine:
+            if tuning.measure not in scores[trial]:
                 raise ConfigError(
                     "tuning.measure",
                     tuning.measure,
                     "the evaluation does not give it",
-                    f"allowed: {', '.join(found)}",
+                    f"allowed: {', '.join(scores[trial])}",
                 )
-            scores[trial] = found[tuning.measure]
-        best = max(scores, key=lambda trial: scores[trial])
+        best = max(mine, key=lambda trial: scores[trial][tuning.measure])
         tuned[name] = settings.rows[name].model_copy(update={"changes": trials[best].changes})
     of_best = settings.model_copy(
         update={"title": f"{settings.title}, tuned", "rows": tuned, "tuning": None}
@@ -148,8 +141,6 @@ def _draws(tuning: Tuning, name: str, row: Row) -> list[dict[str, Any]]:
     space = tuning.space | row.space
     if not space:
         raise ConfigError("tuning.space", {}, f"nothing to tune of {name}", "name settings")
-    for key, dimension in space.items():
-        _check(f"space of {name}: {key}", dimension)
     # Draw a whole power of 2: otherwise the sequence is not balanced.
     power = max(0, math.ceil(math.log2(max(tuning.trials - 1, 1))))
     points = qmc.Sobol(len(space), scramble=True, seed=tuning.seed).random_base2(power)
@@ -172,16 +163,3 @@ def _value(dimension: Dimension, x: float) -> Any:
     assert high is not None
     value = low * (high / low) ** x if dimension.log else low + x * (high - low)
     return float(f"{value:.4g}")
-
-
-def _check(what: str, dimension: Dimension) -> None:
-    low, high = dimension.low, dimension.high
-    if dimension.choices is None and (
-        low is None or high is None or not low < high or (dimension.log and low <= 0)
-    ):
-        raise ConfigError(
-            what,
-            dimension.model_dump(exclude_none=True),
-            "not a range",
-            "give choices, or low and high with low < high, above 0 if log is true",
-        )

@@ -103,22 +103,6 @@ def test_rows_that_are_one_run(tiny: dict[str, Any]) -> None:
         planned(tiny)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"headline": ["lnear"]}, "headline='lnear': no protocol"),
-        ({"hypotheses": {"h": {"measure": "acc"}}}, "hypotheses.h.measure='acc'"),
-        ({"hypotheses": {"h": {"base": "debiased"}}}, "hypotheses.h.base='debiased': is the row"),
-    ],
-)
-def test_scores_that_nothing_gives(tiny: dict[str, Any], change: Any, says: str) -> None:
-    full = {"claim": "x", "source": "y", "row": "debiased", "base": "simclr", "measure": "knn"}
-    for name, given in change.get("hypotheses", {}).items():
-        change["hypotheses"][name] = full | given
-    with pytest.raises(ConfigError, match=says):
-        planned(tiny, **change)
-
-
 def test_teachers_come_first_and_are_part_of_the_key(tiny: dict[str, Any]) -> None:
     tiny["rows"] |= {"teacher": {"config": "teacher"}, "seed": {"config": "seed"}}
     runs = planned(tiny, teacher="teacher", default_rows=["seed", "simclr"])
