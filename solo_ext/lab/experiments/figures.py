@@ -113,21 +113,16 @@ def loss_figures(results: Results, place: Place) -> list[Figure]:
 
 
 def families(results: Results, rows: Sequence[str]) -> list[list[str]]:
-    """Rows that share a chart, at most eight: a base first, then the rows compared with it.
-
-    A chart is left out if another one shows all its rows; rows without comparisons share charts.
-    """
-
-    def chunks(rows: Sequence[str], size: int) -> list[list[str]]:
-        return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
-
-    found: list[list[str]] = []
-    for base in rows:
-        compared = [row for row in rows if base in results.settings.rows[row].bases]
-        found += [[base, *some] for some in chunks(compared, MOST_LINES - 1)]
-    kept = [one for one in found if not any(set(one) < set(other) for other in found)]
-    shown = {row for family in kept for row in family}
-    return kept + chunks([row for row in rows if row not in shown], MOST_LINES)
+    """Rows that share a chart: each base with the rows compared with it, and all the others."""
+    bases = {row: [r for r in rows if row in results.settings.rows[r].bases] for row in rows}
+    found = [[base, *compared] for base, compared in bases.items() if compared]
+    shown = {row for family in found for row in family}
+    found.append([row for row in rows if row not in shown])
+    return [
+        family[start : start + MOST_LINES]
+        for family in found
+        for start in range(0, len(family), MOST_LINES)
+    ]
 
 
 def _chart(legend: int = 0) -> tuple[Drawing, Axes]:

@@ -24,19 +24,11 @@ from solo_ext.lab.training.prepare import prepare
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One cell of the grid.
+    """One cell of the grid; key, kind and evaluation are as in its record.
 
     Attributes:
-        key: digest of what decides the numbers, see
-            :class:`~solo_ext.lab.experiments.records.Record`.
-        dataset: folder of configs.
-        budget: name in the settings.
-        row: name in the settings.
-        kind: ``plugin``, ``host``, ``baseline`` or ``teacher``.
-        seed: of the run.
         config: composed, not yet checked; ``teacher.path`` is set when the run is started.
         baseline: name of a baseline that is evaluated instead of training.
-        evaluation: settings of the suite, by protocol.
         threads: CPU threads.
         teacher: name of the run directory of its teacher, or ``None``.
     """

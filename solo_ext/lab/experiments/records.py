@@ -23,10 +23,7 @@ Kind = Literal["plugin", "host", "baseline", "teacher"]
 
 
 class Curves(TypedDict):
-    """Measurements during training, one value for each entry of ``epochs`` (0: before training).
-
-    ``seconds`` are of training alone; ``scores`` have the same names as those of the record.
-    """
+    """Measurements during training, one value for each entry of ``epochs`` (0: before training)."""
 
     epochs: list[int]
     seconds: list[float]
@@ -34,7 +31,7 @@ class Curves(TypedDict):
 
 
 class Record(TypedDict):
-    """A finished run; data set, budget, row, kind and seed are those of its place in the grid.
+    """A finished run.
 
     Attributes:
         key: digest of what decides the numbers: config, names and classes of the images,
@@ -47,7 +44,6 @@ class Record(TypedDict):
         epochs: number of epochs trained; 0 for baselines.
         images: number of training images.
         seconds: of training, without evaluations; null for baselines, as the next two.
-        images_per_second: over those seconds.
         memory: peaks of the training process in bytes: ``resident``, ``cuda``.
         scores: in percent (also NMI and the like), after the last epoch.
         curves: null without ``online_eval``.

@@ -18,17 +18,14 @@ from solo_ext.lab.experiments.tables import (
     differences_table,
     environments_table,
     protocols_table,
-    published_table,
     rows_table,
     scores_table,
-    selected,
     verdict_table,
 )
 from solo_ext.lab.pages import (
     Block,
     Bullets,
     Figures,
-    Folded,
     Paragraph,
     Section,
     Table,
@@ -93,8 +90,6 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
             " Bold: the highest mean of the rows of solo_ext and solo-learn, of those with most "
             "seeds; whether it is apart from the others, the differences say."
         )
-    if others := [r for r in results.rows(place) if results.settings.rows[r].reference]:
-        remark += f" For reference, never bold: {', '.join(map(results.label, others))}."
     scores = [
         scores_table(results, place),
         Paragraph(remark, "soft"),
@@ -126,15 +121,6 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
             "Mean over seeds. Each method minimises a loss of its own, on a scale of its own: "
             "the lower of two methods' losses does not mean the better features.",
             Figures(losses),
-        )
-    key = f"datasets.{place.dataset}.reported"
-    wanted = results.settings.datasets[place.dataset].reported
-    if numbers := [number for one in wanted for number in selected(one, key)]:
-        add(
-            "Reported numbers",
-            "Published by others, with other code, hardware, budgets and protocols: they are no "
-            "part of this comparison.",
-            Folded(f"{len(numbers)} numbers and their sources", [published_table(numbers)]),
         )
     return sections
 
@@ -205,7 +191,8 @@ def _origins(results: Results) -> list[Section]:
         "Scores are percent, after the last epoch, on the test split, which chooses nothing; "
         "the backbone is frozen unless the protocol says otherwise. Seconds and images/s are "
         "of training without evaluations, on machines that may have run other jobs, and compare "
-        "only where machine and threads are the same. Peak memory is that of the training process."
+        "only where machine and threads are the same. Peak memory is that of the training process. "
+        "Settings that are not named are the protocol's defaults."
     )
     notes = [
         f"{name} ({what}): {', '.join(changes)}"
@@ -287,10 +274,8 @@ def _markdown(block: Block) -> str:
             return "\n".join(f"- {_as_paragraph(item)}" for item in items)
         case Table():
             return markdown_table(block)
-        case Folded(_, blocks):
-            return "\n\n".join(map(_markdown, blocks))
-        case Figures():
-            return ""
+    # Figures are in the page alone.
+    return ""
 
 
 def markdown_table(table: Table) -> str:

@@ -26,12 +26,10 @@ class Results:
 
     Args:
         settings: the benchmark.
-        records: of its runs; records of other runs are left out.
+        records: of its runs; the sentences of ``left_out`` say which ones do not count.
         written: when each hypothesis was last changed; one without a time stays undecided.
 
     Attributes:
-        records: those that the settings name, one for each place, row and seed.
-        left_out: what was left out and why, one sentence each.
         measures: names of scores in the order of the table.
     """
 
@@ -45,11 +43,8 @@ class Results:
         self._held: dict[tuple[Place, str], dict[int, Record]] = {}
         strange, replaced = [], []
         for record in sorted(records, key=lambda r: r["finished"]):
-            place, row, seed = (
-                Place(record["dataset"], record["budget"]),
-                record["row"],
-                record["seed"],
-            )
+            place = Place(record["dataset"], record["budget"])
+            row, seed = record["row"], record["seed"]
             known = place in self._named() and row in settings.rows
             if not known or seed not in settings.seeds_of(row):
                 strange.append(f"{' '.join(place)} {row} {seed}")
@@ -114,7 +109,7 @@ class Results:
     def best(self, place: Place, measure: str) -> list[str]:
         """Rows with the highest mean of those with the most seeds; equal if printed alike.
 
-        Baselines, teachers and references are never the best.
+        Baselines and teachers are never the best.
         """
         found = {
             row: list(self.scores(place, row, measure).values())

@@ -48,16 +48,13 @@ Range = Annotated[
 
 
 class Row(Section):
-    """A row of the table.
+    """A row of the table: a config of the data set's folder, or a baseline.
 
     Attributes:
-        config: name of a config in the data set's folder; a baseline has none.
-        changes: changes of its settings, ``key=value``.
+        changes: changes of the config, ``key=value``.
         bases: rows that it is compared with, seed by seed.
-        baseline: name of a baseline, instead of a config.
         space: settings of this row that tuning may change, besides the shared space.
         label: its name in tables.
-        reference: never the best of a table, because it sees labels or more than the others do.
     """
 
     config: str | None = None
@@ -66,7 +63,6 @@ class Row(Section):
     baseline: Literal["random-backbone", "raw-pixels"] | None = None
     space: dict[str, Range] = {}
     label: str | None = None
-    reference: bool = False
 
 
 class Tuning(Section):
@@ -77,14 +73,12 @@ class Tuning(Section):
         holdout: share of the training images that scores a trial.
         measure: name of the score, as in ``headline``.
         space: settings that may change in every row.
-        seed: of the draws and of the trials' runs.
     """
 
     trials: PositiveInt = 8
     holdout: Annotated[float, Gt(0), Lt(1)] = 0.1
     measure: str = "knn"
     space: dict[str, Range] = {}
-    seed: Seed = 0
 
 
 class Hypothesis(Section):
@@ -93,10 +87,7 @@ class Hypothesis(Section):
     Attributes:
         claim: what is expected, in a sentence.
         source: paper, year, and where in it.
-        row: the row that is expected above (``direction: above``) or below ``base``, or not above
-            it (``not_above``).
-        base: the other row.
-        measure: the score.
+        row: the row that is expected above or below ``base`` in ``measure``, or not above it.
         margin: points above ``base`` that ``not_above`` still tolerates.
         seeds: least number of pairs for a verdict.
         note: explanation of the outcome, written afterwards.
@@ -113,30 +104,19 @@ class Hypothesis(Section):
     note: str = ""
 
 
-class Reported(Section):
-    """Which published numbers the report lists; every field must match exactly."""
-
-    dataset: str
-    backbone: str | None = None
-    epochs: PositiveInt | None = None
-
-
 class DatasetEntry(Section):
-    """One data set: changes of the settings of all its runs, published numbers to list."""
+    """One data set, with changes of the settings of all its runs."""
 
     changes: list[str] = []
-    reported: list[Reported] = []
 
 
 class BenchmarkSettings(Section):
     """A grid: data sets x budgets x rows x seeds.
 
     Attributes:
-        title: of the report.
-        about: a paragraph for the report.
+        title: of the report; ``about`` is its first paragraph.
         datasets: by folder of configs.
         budgets: changes of every run, by name.
-        seeds: seeds of the runs.
         rows: by name, in the order of the table.
         default_rows: rows that are run if none are named; null: all.
         teacher: the row whose run, of seed 0, is the teacher of the others.
@@ -144,8 +124,6 @@ class BenchmarkSettings(Section):
             means a protocol's defaults.
         headline: scores in the order of the table; the curves show the first one.
         threads: CPU threads of a run; numbers on a CPU depend on it.
-        tuning: how the rows are tuned, if at all.
-        hypotheses: by a short name.
         config_path: folder of the user's own configs; null: the shipped ones.
     """
 

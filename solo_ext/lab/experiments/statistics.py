@@ -21,15 +21,7 @@ Answer = Literal["reproduced", "contradicted", "undecided"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds.
-
-    Attributes:
-        mean: mean of the values.
-        deviation: of the sample, with n - 1; null for one value, as the next two.
-        low: lower end of the mean's 95 % interval by Student's t.
-        high: upper end.
-        count: number of values.
-    """
+    """Mean and sample deviation over seeds, and the mean's 95 % interval; null for one value."""
 
     mean: float
     deviation: float | None
@@ -98,14 +90,10 @@ class Verdict:
     """Evidence of one data set and budget for or against a hypothesis.
 
     Attributes:
-        name: name of the hypothesis.
-        hypothesis: the hypothesis as it was written down.
-        place: data set and budget.
         pairs: seeds that both rows have.
         estimate: mean and interval of the differences paired by seed; null without pairs.
         p_value: of the paired t test, two-sided; null for fewer than two pairs.
         adjusted: the same, adjusted by Holm's method for all tests of the benchmark.
-        answer: the verdict.
         reason: why it is undecided, otherwise empty.
     """
 

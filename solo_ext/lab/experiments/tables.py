@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import functools
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.results import Place, Results
-from solo_ext.lab.experiments.settings import Hypothesis, Reported
+from solo_ext.lab.experiments.settings import Hypothesis
 from solo_ext.lab.experiments.statistics import Estimate, Verdict, differences, estimate
 from solo_ext.lab.pages import Table
 
@@ -25,23 +20,6 @@ WHOSE = {
     "teacher": "teacher",
 }
 DASH = "\N{EN DASH}"
-_FILE = Path(__file__).with_name("published.csv")
-_PUBLISHED = {
-    "library": "Reported by",
-    "method": "Method",
-    "backbone": "Backbone",
-    "batch": "Batch",
-    "epochs": "Epochs",
-    "knn_top1": "reported kNN",
-    "linear_top1": "reported linear",
-    "finetune_top1": "reported fine-tuned",
-    "seeds": "Seeds",
-    "protocol": "Protocol",
-    "hardware": "Hardware",
-    "note": "Note",
-    "source": "Source",
-}
-"""Columns of ``published.csv`` that are shown, with their headings."""
 
 
 def mean_and_deviation(found: Estimate | None, of: int | None = None) -> str:
@@ -174,47 +152,6 @@ def verdict_table(results: Results, found: Sequence[Verdict]) -> Table:
     return Table([*head, "p", "Holm's p", "Verdict"], lines, numeric=frozenset({3, 4, 5, 6}))
 
 
-@functools.cache
-def published() -> list[dict[str, str]]:
-    """Published numbers, the lines of ``published.csv``; what was not published is empty."""
-    with _FILE.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def selected(wanted: Reported, key: str = "reported") -> list[dict[str, str]]:
-    """Published numbers for the wanted data set, backbone and epochs; null matches any.
-
-    Args:
-        wanted: from the settings of a data set.
-        key: dotted key of ``wanted``, for the error.
-
-    Raises:
-        ConfigError: nothing matches.
-
-    >>> len(selected(Reported(dataset="CIFAR-10", backbone="ResNet18")))
-    16
-    """
-    found = published()
-    for field, value in wanted.model_dump(exclude_none=True).items():
-        allowed = {number[field] for number in found} - {""}
-        found = [number for number in found if number[field] == str(value)]
-        if not found:
-            listed = nearest(str(value), allowed, show=40)
-            raise ConfigError(f"{key}.{field}", value, "no published numbers of it", listed)
-    return found
-
-
-def published_table(numbers: Sequence[Mapping[str, str]]) -> Table:
-    """The published numbers unchanged, without empty columns."""
-    held = [field for field in _PUBLISHED if any(number[field] for number in numbers)]
-    numeric = {"batch", "epochs", "knn_top1", "linear_top1", "finetune_top1", "seeds"}
-    return Table(
-        [_PUBLISHED[field] for field in held],
-        [[number[field] or DASH for field in held] for number in numbers],
-        numeric=frozenset(i for i, field in enumerate(held) if field in numeric),
-    )
-
-
 def environments_table(records: Sequence[Record]) -> Table:
     """One line per combination of machine, versions, code and number of threads."""
     groups: dict[str, list[Record]] = {}
@@ -246,28 +183,24 @@ def environments_table(records: Sequence[Record]) -> Table:
 
 
 def protocols_table(records: Sequence[Record]) -> Table:
-    """Settings of every protocol, with defaults, and how many runs were measured with them."""
+    """Settings of every protocol, and how many runs were measured with them."""
     # Import it here: the protocols import torch, which nothing else in a report needs.
     from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 
-    def line(name: str, given: Mapping[str, Any] | None) -> tuple[str, str, str]:
-        kind = PROTOCOLS.get(name)
-        values = dict(given or {})
-        if kind is not None:
-            defaults = {
-                key: field.get_default(call_default_factory=True)
-                for key, field in kind.model_fields.items()
-                if not field.is_required()
-            }
-            values = defaults | values
-        shown = (
-            f"{key} {value if isinstance(value, str) else json.dumps(value, default=str)}"
-            for key, value in values.items()
-        )
-        return name, DASH if kind is None else kind.title, ", ".join(shown) or DASH
-
-    counts = Counter(line(name, given) for r in records for name, given in r["evaluation"].items())
-    lines = [[*texts, str(count)] for texts, count in counts.items()]
+    counts = Counter(
+        (name, ", ".join(f"{key} {json.dumps(v)}" for key, v in (given or {}).items()))
+        for record in records
+        for name, given in record["evaluation"].items()
+    )
+    lines = [
+        [
+            name,
+            PROTOCOLS[name].title if name in PROTOCOLS else DASH,
+            given or "defaults",
+            str(count),
+        ]
+        for (name, given), count in counts.items()
+    ]
     return Table(["Protocol", "What", "Settings", "Runs"], lines, numeric=frozenset({3}))
 
 

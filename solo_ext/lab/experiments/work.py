@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
@@ -38,10 +37,11 @@ from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, environment
 
 PLANNED, RECORD, LOG, _LOCK = "planned.json", "record.json", "work.log", ".work.lock"
-EPOCHS, CODE, PEAK = "epochs.jsonl", "code.jsonl", "peak_memory.json"
+EPOCHS, CODE = "epochs.jsonl", "code.jsonl"
 PARENT = "SOLO_EXT_BENCHMARK_PARENT"
 """Environment variable with the id of the process that started this one."""
 _WAIT = 30.0
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 # Built-in methods log by step and by epoch; Lightning appends `_epoch` to the latter.
 _LOSS = re.compile(r"train_(?!class_)(\w*loss|neg_cos_sim)(_epoch)?")
 
@@ -74,15 +74,11 @@ def work(folder: Path) -> None:
             write_text(folder / RECORD, json.dumps(record, indent=1))
 
 
-class EpochTimes(Callback):
-    """Writes a line per epoch: its number from 0, its images, its seconds of training.
+class EpochLog(Callback):
+    """Writes a line per epoch: its number from 0, images, seconds of training, and peak memory.
 
     Time counts from the start of the epoch, an E-step included, to its last batch: validation,
     evaluation and checkpoints come later. If a killed run repeats an epoch, its second line counts.
-
-    Args:
-        file: the file.
-        batch_size: of one process.
     """
 
     def __init__(self, file: Path, batch_size: int) -> None:
@@ -105,6 +101,8 @@ class EpochTimes(Callback):
             "epoch": trainer.current_epoch,
             "images": self._batches * self.batch_size * trainer.world_size,
             "seconds": round(self._end - self._begin, 4),
+            "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT,
+            "cuda": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         }
         append_lines(self.file, [line])
 
@@ -116,7 +114,7 @@ def read_epochs(file: Path) -> list[dict[str, Any]]:
 
 
 def _train(prepared: Prepared, folder: Path) -> Path:
-    times = EpochTimes(folder / EPOCHS, prepared.given["optimizer"]["batch_size"])
+    times = EpochLog(folder / EPOCHS, prepared.given["optimizer"]["batch_size"])
     result = pretrain(prepared, run_dir=folder, callbacks=[times], show_progress=False)
     if result.checkpoint is None:
         raise UserError("checkpoint.enabled=false: a benchmark evaluates the last checkpoint")
@@ -130,12 +128,10 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
     trained = planned.baseline is None
     if trained:
         checkpoint = _train(prepared, folder)
-        memory = _peak(folder / PEAK)
         # Lightning has ended the other ranks, so rank 0 evaluates alone.
         context = open_context(str(checkpoint), shared).alone()
         where = json.loads((folder / ENVIRONMENT).read_text())
     else:
-        memory = None
         context = context_of(_baseline(planned, prepared, folder), shared, device)
         where = environment(host.load().info)
     scores: dict[str, float] = {}
@@ -153,9 +149,9 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
         "row": planned.row,
         "kind": planned.kind,
         "seed": planned.seed,
-        "config": _without_paths(prepared.given, planned),
         "evaluation": planned.evaluation,
         "threads": planned.threads,
+        "config": _without_paths(prepared.given, planned),
         # The code of the first start counts as changed if a later one ran other code.
         "code": codes[0] | ({"changed": True} if codes != codes[:1] * len(codes) else {}),
         "environment": where,
@@ -165,7 +161,7 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
         "images_per_second": (
             round(sum(e["images"] for e in epochs) / seconds, 2) if seconds else None
         ),
-        "memory": memory,
+        "memory": _peaks(epochs) if trained else None,
         "scores": scores,
         "curves": _curves(folder, epochs),
         "losses": _losses(folder),
@@ -197,24 +193,11 @@ def _named(protocol: str, rows: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _most_resident() -> int:
-    """Peak memory in bytes; ``ru_maxrss`` would include what the parent process used."""
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * next(int(n.split()[1]) for n in lines if n.startswith("VmHWM:"))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _peak(file: Path) -> dict[str, int | None]:
-    """Peaks of this process, or of an earlier part of the run if those were higher."""
-    cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-    peaks = {"resident": _most_resident(), "cuda": cuda}
-    with contextlib.suppress(OSError, ValueError):
-        earlier = json.loads(file.read_text())
-        peaks = {k: v if v is None else max(v, earlier.get(k) or 0) for k, v in peaks.items()}
-    write_text(file, json.dumps(peaks))
-    return peaks
+def _peaks(epochs: list[dict[str, Any]]) -> dict[str, int | None]:
+    return {
+        kind: max((e[kind] for e in epochs if e.get(kind)), default=None)
+        for kind in ("resident", "cuda")
+    }
 
 
 def _without_paths(given: dict[str, Any], planned: PlannedRun) -> dict[str, Any]:
