@@ -24,7 +24,7 @@ from solo_ext.lab.experiments.run import run_benchmark
 from solo_ext.lab.experiments.settings import BenchmarkSettings, read_benchmark
 from solo_ext.lab.experiments.statistics import Estimate, differences, estimate
 from solo_ext.lab.experiments.tables import mean_and_deviation, mean_and_interval
-from solo_ext.lab.experiments.tuning import trial_settings, tunable, write_tuned
+from solo_ext.lab.experiments.tuning import trial_settings, write_tuned
 
 
 def benchmark(args: argparse.Namespace) -> dict[str, Any]:
@@ -41,12 +41,12 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
 def _tune(args: argparse.Namespace) -> dict[str, Any]:
     settings = read_benchmark(args.config, args.overrides)
-    rows = tunable(settings, args.rows)
+    trials = trial_settings(settings, args.rows)
     out = Path(args.out or Path("benchmark_runs") / f"{Path(args.config).stem}-tuning")
-    done, records = _run_settings(args, trial_settings(settings, rows), None, out)
+    done, records = _run_settings(args, trials, None, out)
     if args.dry_run or done["failed"]:
         return done
-    file = write_tuned(settings, rows, records, out)
+    file = write_tuned(settings, trials, records, out)
     _say(args, f"next  solo-ext benchmark run {file}")
     return {**done, "tuned": str(file)}
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from solo_ext import __version__
 from solo_ext.core.errors import UserError
-from solo_ext.data.dali import INSTALL, nvidia_dali
+from solo_ext.data.dali import INSTALL
 from solo_ext.host import detect, load
 from solo_ext.host.patches import PATCHES
 from solo_ext.lab.training.run_dir import PACKAGES, package_version
@@ -40,7 +40,7 @@ def diagnose() -> dict[str, Any]:
     """Examines the installation; a missing solo-learn is a finding and not an error."""
     import torch
 
-    found: dict[str, Any] = {
+    return {
         "solo_ext": __version__,
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},
@@ -55,8 +55,6 @@ def diagnose() -> dict[str, Any]:
             for name, (module, purpose, remedy) in _EXTRAS.items()
         },
     }
-    found["extras"]["dali"] |= _dali() if found["extras"]["dali"]["installed"] else {}
-    return found
 
 
 def unmet(requirements: list[str]) -> list[str]:
@@ -100,10 +98,6 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(f"GPU          {gpus}; torch built for CUDA {devices['cuda_build']}")
     for name, extra in found["extras"].items():
         state = "installed" if extra["installed"] else f"not installed: {extra['get']}"
-        if "error" in extra:
-            state = f"cannot be imported: {extra['error']}"
-        elif "version" in extra:
-            state = f"{extra['version']}, dali.device: {' or '.join(extra['devices'])}"
         console.print(f"{name:<12} {state} ({extra['for']})")
 
 
@@ -120,17 +114,6 @@ def _host() -> dict[str, Any]:
         "path": str(info.path),
         "patches": [p.name for p in PATCHES.values() if p.undo],
     }
-
-
-def _dali() -> dict[str, Any]:
-    """Version of DALI, and where its pipelines can run."""
-    import torch
-
-    try:
-        version = nvidia_dali().__version__
-    except (ImportError, OSError) as error:
-        return {"error": str(error).splitlines()[0]}
-    return {"version": version, "devices": ["cpu", *["gpu"] * torch.cuda.is_available()]}
 
 
 def _importable(module: str) -> bool:

@@ -48,13 +48,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         choices = [str(c) for a in self._actions if a.choices for c in a.choices]
-        if "invalid choice" in message:
-            given = message.partition("invalid choice: '")[2].partition("'")[0]
-            kind = "protocol" if self._subparsers is None else "command"
-            # The option's name in the message tells what kind of value it takes.
-            kind = "format" if message.startswith("argument --format") else kind
-            kind = "launcher" if message.startswith("argument --launcher") else kind
-            message = f"unknown {kind} {given!r}; {nearest(given, choices)}"
+        if wrong := re.match(r"argument (?:--)?(\w+): invalid choice: '(.*?)'", message):
+            kind, given = wrong.groups()
+            message = f"unknown {kind.lower()} {given!r}; {nearest(given, choices)}"
         elif "arguments are required: COMMAND" in message:
             message = f"a command is missing; allowed: {', '.join(sorted(choices))}"
         elif "arguments are required" in message:

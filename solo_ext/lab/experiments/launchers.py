@@ -16,27 +16,15 @@ from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link, write_text
 from solo_ext.lab.experiments.work import LOG, PARENT, RECORD, work
 
-Launcher = Callable[
-    [Sequence[Path], Mapping[Path, Path], Callable[[], None]],
-    dict[Path, str],
-]
-"""``launcher(folders, needs, tick)`` runs every folder that holds ``planned.json``, in that order.
+Launcher = Callable[[Sequence[Path], Callable[[], None]], dict[Path, str]]
+"""``launcher(folders, tick)`` runs every folder that holds ``planned.json``, in that order.
 
-``needs`` maps students to the directory of their teacher, whose record they wait for. ``tick`` is
-called about twice a second and after the last run. It returns the runs that failed, each with a
-reason in one line; the others go on.
+``tick`` is called about twice a second and after the last run. It returns the runs that failed,
+each with a reason in one line; the others go on.
 """
 TICK = 0.5
 _PATIENCE = 30.0
 _JOB = "slurm_job"
-
-
-def _is_ready(folder: Path, needs: Mapping[Path, Path]) -> bool:
-    return folder not in needs or (needs[folder] / RECORD).is_file()
-
-
-def _untaught(folders: Sequence[Path], needs: Mapping[Path, Path]) -> dict[Path, str]:
-    return {folder: f"its teacher {needs[folder].name} failed" for folder in folders}
 
 
 class LocalLauncher:
@@ -59,27 +47,18 @@ class LocalLauncher:
         self.places = parallel or present // devices or max(1, cores // threads)
         self.threads, self.devices = threads, devices
 
-    def __call__(
-        self, folders: Sequence[Path], needs: Mapping[Path, Path], tick: Callable[[], None]
-    ) -> dict[Path, str]:
+    def __call__(self, folders: Sequence[Path], tick: Callable[[], None]) -> dict[Path, str]:
         waiting = list(folders)
         running: dict[int, tuple[Path, subprocess.Popen[bytes]]] = {}
         failed: dict[Path, str] = {}
         try:
             while waiting or running:
-                for place, (folder, process) in list(running.items()):
-                    if process.poll() is not None:
-                        del running[place]
-                        failed |= _ended(folder, process.returncode)
                 for place in range(self.places):
-                    ready = next((f for f in waiting if _is_ready(f, needs)), None)
-                    if place not in running and ready is not None:
-                        running[place] = ready, self._start(ready, place)
-                        waiting.remove(ready)
-                if not running:
-                    # The remaining runs are students whose teacher failed.
-                    failed |= _untaught(waiting, needs)
-                    break
+                    if place in running and running[place][1].poll() is not None:
+                        failed |= _ended(*running.pop(place))
+                    if waiting and place not in running:
+                        folder = waiting.pop(0)
+                        running[place] = folder, self._start(folder, place)
                 tick()
                 time.sleep(TICK)
         finally:
@@ -113,8 +92,9 @@ class LocalLauncher:
             )
 
 
-def _ended(folder: Path, code: int) -> dict[Path, str]:
+def _ended(folder: Path, process: subprocess.Popen[bytes]) -> dict[Path, str]:
     """Why a run that has ended has no record: the last line that it printed."""
+    code = process.returncode
     if code == 0 and (folder / RECORD).is_file():
         return {}
     printed = (folder / LOG).read_text(errors="replace").split("\n")
@@ -178,16 +158,6 @@ class SlurmLauncher:
         except (TypeError, NameError, ValueError) as error:
             raise ConfigError("--slurm", options, str(error).splitlines()[0]) from None
 
-    def __call__(
-        self, folders: Sequence[Path], needs: Mapping[Path, Path], tick: Callable[[], None]
-    ) -> dict[Path, str]:
-        first = [f for f in folders if _is_ready(f, needs)]
-        failed = self._array(first, tick)
-        students = [f for f in folders if f not in first]
-        taught = [f for f in students if _is_ready(f, needs)]
-        untaught = [f for f in students if f not in taught]
-        return failed | self._array(taught, tick) | _untaught(untaught, needs)
-
     def _queued(self, folder: Path) -> Any | None:
         """The job that an earlier call started for a run, if it has not ended."""
         file = folder / _JOB
@@ -196,8 +166,8 @@ class SlurmLauncher:
         job = self.executor.job_class(self.executor.folder, file.read_text())
         return None if job.done(force_check=True) else job
 
-    def _array(self, folders: Sequence[Path], tick: Callable[[], None]) -> dict[Path, str]:
-        """Runs the array; jobs survive an interrupted call, and the next call waits for them."""
+    def __call__(self, folders: Sequence[Path], tick: Callable[[], None]) -> dict[Path, str]:
+        # Jobs survive an interrupted call, and the next call waits for them.
         jobs = {f: job for f in folders if (job := self._queued(f)) is not None}
         new = [f for f in folders if f not in jobs]
         if new:

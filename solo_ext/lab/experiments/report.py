@@ -12,6 +12,7 @@ from pathlib import Path
 
 from solo_ext.core.files import write_text
 from solo_ext.lab.experiments.figures import curve_figures, loss_figures, score_figures
+from solo_ext.lab.experiments.records import SETTINGS
 from solo_ext.lab.experiments.results import Place, Results, read_results
 from solo_ext.lab.experiments.statistics import verdicts
 from solo_ext.lab.experiments.tables import (
@@ -79,27 +80,33 @@ def benchmark_sections(results: Results) -> list[Section]:
 
 def _place_sections(results: Results, place: Place) -> list[Section]:
     """Tables and charts of one data set and budget."""
-    begin: list[Block] = [Paragraph(_trained(results, place), "soft")]
-    if warnings := _warnings(results, place):
-        begin.append(Bullets(warnings))
-    remark = (
-        "Mean ± sample deviation over seeds; n: seeds with a score, where fewer than the row's."
-    )
-    if any(results.best(place, measure) for measure in results.measures):
-        remark += (
-            " Bold: the highest mean of the rows of solo_ext and solo-learn, of those with most "
-            "seeds; whether it is apart from the others, the differences say."
+    held = [r for row in results.rows(place) for r in results.runs(place, row).values()]
+    trained = {f"{r['epochs']:,} epochs of {r['images']:,} images" for r in held if r["epochs"]}
+    sections = [
+        Section(
+            results.title(place),
+            [
+                Bullets(
+                    [
+                        f"Trained: {', '.join(sorted(trained)) or 'nothing'}.",
+                        *_warnings(results, place),
+                    ]
+                )
+            ],
         )
-    scores = [
-        scores_table(results, place),
-        Paragraph(remark, "soft"),
-        Figures(score_figures(results, place)),
     ]
-    sections = [Section(results.title(place), begin), Section("Scores", scores, level=3)]
 
-    def add(title: str, remark: str, block: Block) -> None:
-        sections.append(Section(title, [Paragraph(remark, "soft"), block], level=3))
+    def add(title: str, remark: str, *blocks: Block) -> None:
+        sections.append(Section(title, [*blocks, Paragraph(remark, "soft")], level=3))
 
+    add(
+        "Scores",
+        "Mean ± sample deviation over seeds; n: seeds with a score, where fewer than the row's. "
+        "Bold: the highest mean of the rows of solo_ext and solo-learn, of those with most seeds; "
+        "whether it is apart from the others, the differences say.",
+        scores_table(results, place),
+        Figures(score_figures(results, place)),
+    )
     table = differences_table(results, place)
     if table.rows:
         add(
@@ -123,17 +130,6 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
             Figures(losses),
         )
     return sections
-
-
-def _trained(results: Results, place: Place) -> str:
-    held = [r for row in results.rows(place) for r in results.runs(place, row).values()]
-    trained = [r for r in held if r["kind"] in ("plugin", "host")]
-    if not trained:
-        return "Nothing was trained."
-    counts = []
-    for values in ({r["epochs"] for r in trained}, {r["images"] for r in trained}):
-        counts.append(" to ".join(f"{v:,}" for v in dict.fromkeys((min(values), max(values)))))
-    return f"{counts[0]} epochs of {counts[1]} images."
 
 
 def _warnings(results: Results, place: Place) -> list[str]:
@@ -186,7 +182,6 @@ def _hypotheses(results: Results) -> Section:
 
 def _origins(results: Results) -> list[Section]:
     """Where the runs were done, and how each number was measured."""
-    settings = results.settings
     measured = (
         "Scores are percent, after the last epoch, on the test split, which chooses nothing; "
         "the backbone is frozen unless the protocol says otherwise. Seconds and images/s are "
@@ -194,56 +189,18 @@ def _origins(results: Results) -> list[Section]:
         "only where machine and threads are the same. Peak memory is that of the training process. "
         "Settings that are not named are the protocol's defaults."
     )
-    notes = [
-        f"{name} ({what}): {', '.join(changes)}"
-        for what, changed in (
-            ("every row, budget", settings.budgets),
-            ("every row, data set", {name: d.changes for name, d in settings.datasets.items()}),
-        )
-        for name, changes in changed.items()
-        if changes
-    ]
-    if (tuning := settings.tuning) is not None:
-        notes.append(
-            f"Tuning: {tuning.trials} trials of each row, by {tuning.measure} "
-            f"on {100 * tuning.holdout:g} % of the training images, held out."
-        )
     return [
-        Section(
-            "What ran where",
-            [environments_table(results.records), Paragraph(_patches(results))],
-        ),
+        Section("What ran where", [environments_table(results.records)]),
         Section(
             "How each number is measured",
             [Paragraph(measured), protocols_table(results.records)],
         ),
         Section(
             "What each row trains",
-            [rows_table(results), *([Bullets(notes)] if notes else [])],
+            [rows_table(results), Paragraph(f"What all rows share is in {SETTINGS}.", "soft")],
             level=3,
         ),
     ]
-
-
-def _patches(results: Results) -> str:
-    """Which of solo-learn's methods were patched, from the records of the runs."""
-    rows: dict[str, set[str]] = {}
-    for record in results.records:
-        patches = record["environment"]["host"].get("patches")
-        if patches is None:
-            return (
-                "Some runs are of before solo-learn's methods were left as it has them: momentum "
-                "networks were averaged in place, LARS and schedules were those of timm and torch."
-            )
-        for patch in patches:
-            rows.setdefault(patch, set()).add(results.label(record["row"]))
-    if not rows:
-        return "solo-learn's methods train as it has them, without patches."
-    listed = "; ".join(f"{patch} ({', '.join(sorted(of))})" for patch, of in sorted(rows.items()))
-    return (
-        "solo-learn's methods train as it has them, but for patches, of which docs/hosts.md says "
-        f"what they change: {listed}."
-    )
 
 
 def render_markdown(title: str, sections: Sequence[Section]) -> str:

@@ -37,7 +37,7 @@ def run_benchmark(
     launcher: Launcher,
     say: Callable[[str], object] = lambda _: None,
 ) -> tuple[list[Record], dict[str, str]]:
-    """Does the runs that have no record yet.
+    """Does the runs that have no record yet: students after all others.
 
     Records are added to ``records.jsonl`` as runs finish. A call that was stopped for any reason
     can be repeated: finished runs are kept; unfinished ones continue from their last checkpoint.
@@ -105,13 +105,15 @@ def run_benchmark(
         for name, folder in places.items():
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / PLANNED, json.dumps(asdict(missing[name]), indent=1))
-        needs = {
-            places[name]: places[run.teacher]
-            for name, run in missing.items()
-            if run.teacher in places
-        }
-        failed = launcher(list(places.values()), needs, tick)
+        alone = [run for run in missing.values() if run.teacher not in missing]
+        failed = launcher([places[run.folder] for run in alone], tick)
+        students = [run for run in missing.values() if run.teacher in missing]
+        taught = [run for run in students if places[str(run.teacher)] not in failed]
+        failed |= launcher([places[run.folder] for run in taught], tick)
         reasons = {folder.name: reason for folder, reason in failed.items()}
+        reasons |= {
+            run.folder: f"its teacher {run.teacher} failed" for run in students if run not in taught
+        }
         return [held[run.key] for run in plan if run.key in held], reasons
 
 

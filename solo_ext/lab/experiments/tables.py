@@ -166,11 +166,13 @@ def environments_table(records: Sequence[Record]) -> Table:
         changed = "with changes that are not committed" if code.get("changed") else ""
         hardware = [found["processor"], f"{found['cores']} cores", *(found["gpus"] or ["no GPU"])]
         versions = {"python": found["python"], **found["packages"], "CUDA": found["cuda"]}
+        # Records of before patches were a choice: all of them were applied.
+        patches = ", ".join(host.get("patches", ["all of 2025"])) or "none"
         generations = dict.fromkeys(str(host[k]) for k in ("generation", "version") if host.get(k))
         lines.append(
             [
                 str(len(held)),
-                f"solo-learn {', '.join(generations)} ({host['fingerprint']})",
+                f"solo-learn {', '.join(generations)} ({host['fingerprint']}), patches: {patches}",
                 ", ".join(hardware),
                 str(held[0]["threads"]),
                 ", ".join(filter(None, (code["version"], code.get("commit", "")[:12], changed))),

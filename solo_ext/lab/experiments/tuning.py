@@ -26,7 +26,9 @@ from solo_ext.lab.experiments.settings import (
 TUNED = "tuned.yaml"
 
 
-def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> BenchmarkSettings:
+def trial_settings(
+    settings: BenchmarkSettings, rows: Sequence[str] | None = None
+) -> BenchmarkSettings:
     """A benchmark whose rows are the trials, ``<row>.<number>``; number 0 is the unchanged row.
 
     Trial n of a row is the n-th point of a scrambled Sobol sequence, whatever earlier trials
@@ -34,11 +36,11 @@ def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> Benchmar
 
     Args:
         settings: what to tune.
-        rows: names of rows that train.
+        rows: names of rows that train; null: all of them but the teacher.
 
     Raises:
-        ConfigError: no section ``tuning``, several data sets or budgets, a measure that the
-            evaluation does not give, or a space that cannot be drawn from.
+        ConfigError: no section ``tuning``, several data sets or budgets, a row that does not train,
+            a measure that the evaluation does not give, or nothing to draw.
     """
     tuning = _tuning(settings)
     if len(settings.datasets) * len(settings.budgets) > 1:
@@ -49,8 +51,16 @@ def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> Benchmar
             "tune them one by one, with overrides such as '~budgets.800'",
         )
     check_measure("tuning.measure", tuning.measure, settings)
+    trainable = [
+        name
+        for name, row in settings.rows.items()
+        if row.baseline is None and name != settings.teacher
+    ]
     trials: dict[str, Row] = {}
-    for name in rows:
+    for name in rows or trainable:
+        if name not in trainable:
+            listed = ", ".join(trainable)
+            raise ConfigError("--rows", name, "not a row to tune", f"allowed: {listed}")
         row = settings.rows[name]
         for number, drawn in enumerate(_draws(tuning, name, row)):
             changes = [*row.changes, *(f"{key}={json.dumps(v)}" for key, v in drawn.items())]
@@ -73,25 +83,8 @@ def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> Benchmar
     )
 
 
-def tunable(settings: BenchmarkSettings, rows: Sequence[str] | None = None) -> list[str]:
-    """Names of the rows that train, without the teacher.
-
-    Raises:
-        ConfigError: a named row that does not train.
-    """
-    found = [
-        name
-        for name, row in settings.rows.items()
-        if row.baseline is None and name != settings.teacher
-    ]
-    for name in rows or ():
-        if name not in found:
-            raise ConfigError("--rows", name, "not a row to tune", f"allowed: {', '.join(found)}")
-    return list(rows) if rows else found
-
-
 def write_tuned(
-    settings: BenchmarkSettings, rows: Sequence[str], records: Sequence[Record], out: Path
+    settings: BenchmarkSettings, trials: BenchmarkSettings, records: Sequence[Record], out: Path
 ) -> Path:
     """Writes ``tuned.yaml``: the benchmark with the settings of each row's best trial.
 
@@ -99,28 +92,28 @@ def write_tuned(
 
     Args:
         settings: what was tuned.
-        rows: those given to :func:`trial_settings`.
-        records: of all their trials.
+        trials: from :func:`trial_settings`.
+        records: of all trials.
         out: folder.
 
     Raises:
         ConfigError: the measure is not among the scores.
     """
-    tuning, trials = _tuning(settings), trial_settings(settings, rows).rows
+    measure = _tuning(settings).measure
     scores = {record["row"]: record["scores"] for record in records}
-    tuned = dict(settings.rows)
-    for name in rows:
-        mine = [f"{name}.{number}" for number in range(tuning.trials)]
-        for trial in mine:
-            if tuning.measure not in scores[trial]:
-                raise ConfigError(
-                    "tuning.measure",
-                    tuning.measure,
-                    "the evaluation does not give it",
-                    f"allowed: {', '.join(scores[trial])}",
-                )
-        best = max(mine, key=lambda trial: scores[trial][tuning.measure])
-        tuned[name] = settings.rows[name].model_copy(update={"changes": trials[best].changes})
+    tuned, best = dict(settings.rows), dict[str, float]()
+    for trial, row in trials.rows.items():
+        name = trial.rpartition(".")[0]
+        if trial == trials.teacher:
+            continue
+        if measure not in scores[trial]:
+            listed = ", ".join(scores[trial])
+            raise ConfigError(
+                "tuning.measure", measure, "the evaluation does not give it", f"allowed: {listed}"
+            )
+        if name not in best or scores[trial][measure] > best[name]:
+            best[name] = scores[trial][measure]
+            tuned[name] = settings.rows[name].model_copy(update={"changes": row.changes})
     of_best = settings.model_copy(
         update={"title": f"{settings.title}, tuned", "rows": tuned, "tuning": None}
     )

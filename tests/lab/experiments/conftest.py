@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,9 @@ def tiny_file(tmp_path: Path) -> Path:
     return file
 
 
-def in_this_process(
-    folders: Sequence[Path], needs: Mapping[Path, Path], tick: Callable[[], None]
-) -> dict[Path, str]:
+def in_this_process(folders: Sequence[Path], tick: Callable[[], None]) -> dict[Path, str]:
     """A launcher that runs one after another, without the imports of a process each."""
-    for folder in sorted(folders, key=lambda f: f in needs):
+    for folder in folders:
         work(folder)
     tick()
     return {}

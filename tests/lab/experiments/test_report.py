@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.lab.experiments.figures import MOST_LINES, families
+from solo_ext.core.errors import UserError
+from solo_ext.lab.experiments.figures import families
 from solo_ext.lab.experiments.report import benchmark_sections, write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.pages import Bullets, Figures, Paragraph, Section, Table
@@ -96,12 +96,8 @@ def test_scores_have_known_answers() -> None:
     assert table(found, "Scores").bold == {(0, 3), (0, 4)}
 
 
-@pytest.mark.parametrize("rows", [{"a": {}, "b": {}}, {"a": {"reference": True}, "b": {}}])
-def test_bold_needs_the_most_seeds_and_no_labels(rows: dict[str, Any]) -> None:
-    scores = A if rows["a"] else [70.0]
-    found = results({"a": scores, "b": B}, rows=rows)
-    assert table(found, "Scores").bold == {(1, 3), (1, 4)}
-    assert ("For reference, never bold: a." in said(found)) == bool(rows["a"])
+def test_bold_needs_the_most_seeds() -> None:
+    assert table(results({"a": [70.0], "b": B}), "Scores").bold == {(1, 3), (1, 4)}
 
 
 def test_differences_have_known_answers() -> None:
@@ -136,53 +132,38 @@ def test_one_seed_has_no_deviation() -> None:
     assert line == ["a minus b", "1", "+2.00", "+2.00"]
 
 
-def test_reported_numbers_have_a_table_of_their_own(tmp_path: Path) -> None:
-    both = [{"dataset": "CIFAR-10", "backbone": "ResNet18"}, {"dataset": "CIFAR-10", "epochs": 200}]
-    records = rows_of({"b": B})
-    markdown, _ = written(tmp_path, records, datasets={"digits": {"reported": both}})
-    assert "vturrisi/solo-learn@9187ea3:README.md" in markdown.partition("## Reported numbers")[2]
-    with pytest.raises(ConfigError, match=r"datasets\.digits\.reported\.dataset='x'"):
-        written(tmp_path, records, datasets={"digits": {"reported": [{"dataset": "x"}]}})
-
-
-def test_says_whether_solo_learns_methods_are_as_it_has_them() -> None:
-    records = rows_of({"a": A, "b": B})
-    assert "before solo-learn's methods were left as it has them" in said(
-        Results(settings(), records)
-    )
-    for one in records:
-        host = {**ENVIRONMENT["host"], "patches": []}
-        one["environment"] = {**ENVIRONMENT, "host": host}
-    text = "solo-learn's methods train as it has them"
-    assert f"{text}, without patches." in said(Results(settings(), records))
-    records[0]["environment"]["host"]["patches"] = ["momentum-update"]
-    label = Results(settings(), records).label(records[0]["row"])
-    assert f"{text}, but for patches" in said(Results(settings(), records))
-    assert f": momentum-update ({label})." in said(Results(settings(), records))
-
-
 def test_every_environment_is_listed_with_its_runs() -> None:
     gpu = {**ENVIRONMENT, "gpus": ["NVIDIA H200"], "cuda": "12.8"}
     records = rows_of({"a": A, "b": B})
     records[0]["environment"] = gpu
     records[1]["threads"] = 2
+    records[3]["environment"] = {
+        **ENVIRONMENT,
+        "host": {**ENVIRONMENT["host"], "patches": ["momentum-update"]},
+    }
     records[2]["code"] = {"version": "0.1.0", "commit": "0" * 40, "changed": True}
     found = Results(settings(), records)
     lines = table(found, "What ran where").rows
-    assert sorted(line[0] for line in lines) == ["1", "1", "1", "3"]
+    assert sorted(line[0] for line in lines) == ["1", "1", "1", "1", "2"]
     text = "\n".join(" ".join(line) for line in lines)
-    for part in ("NVIDIA H200", "CUDA 12.8", "a processor, 2 cores, no GPU", "abcdef012345"):
+    for part in (
+        "NVIDIA H200",
+        "CUDA 12.8",
+        "patches: momentum-update",
+        "a processor, 2 cores, no GPU",
+        "abcdef012345",
+    ):
         assert part in text
     assert "0.1.0, 000000000000, with changes that are not committed" in text
     assert "torch 2.15.0" in text
     assert "timm" not in text
 
 
-def test_protocols_are_shown_with_their_defaults() -> None:
+def test_protocols_are_shown_with_their_settings() -> None:
     line = by_row(results({"a": A}), "How each number is measured")
-    assert line["knn"]["Settings"] == "k [1, 5, 20, 200], temperature [0.07, 0.1]"
+    assert line["knn"]["Settings"] == "defaults"
     assert line["knn"]["What"] == "Weighted cosine kNN"
-    assert "holdout 0.2" in line["linear"]["Settings"]
+    assert line["linear"]["Settings"] == "holdout 0.2"
     assert line["knn"]["Runs"] == "3"
 
 
@@ -300,8 +281,6 @@ def grouped(**bases: list[str]) -> list[list[str]]:
 
 def test_rows_share_a_chart_with_what_they_are_compared_with() -> None:
     assert grouped(a=["b"], b=[], c=["b"], d=[]) == [["b", "a", "c"], ["d"]]
-    assert grouped(a=[], b=["a"], c=["a", "b"]) == [["a", "b", "c"]]
     found = grouped(x=[], **{f"a{i}": ["x"] for i in range(10)})
-    assert [len(family) for family in found] == [8, 4]
-    assert all(family[0] == "x" and len(family) <= MOST_LINES for family in found)
+    assert [len(family) for family in found] == [8, 3]
     assert [len(family) for family in grouped(**{f"a{i}": [] for i in range(10)})] == [8, 2]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import locked, read_jsonl
 from solo_ext.lab.cli import benchmark
 from solo_ext.lab.cli.main import main
-from solo_ext.lab.experiments import launchers
 from solo_ext.lab.experiments.launchers import LocalLauncher, SlurmLauncher
 from solo_ext.lab.experiments.plan import make_plan
 from solo_ext.lab.experiments.records import read_records
@@ -282,40 +282,33 @@ def test_wrong_slurm_options(tmp_path: Path) -> None:
         SlurmLauncher(None, 1, tmp_path, {"slurm_patition": "gpu"}, cluster="local")
 
 
-@pytest.mark.parametrize("leaves", [True, False])
-def test_students_wait_for_their_teacher_and_others_do_not(
-    leaves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    places = {name: tmp_path / name for name in ("teacher", "student", "other")}
-    for place in places.values():
-        place.mkdir()
-        (place / "work.log").write_text("first\nsolo-ext: its last line\n\n")
+def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Those of a teacher that failed are not started."""
+    tiny["rows"] = {"teacher": {"config": "teacher"}, "seed": {"config": "seed"}}
+    settings = checked_benchmark(tiny | {"teacher": "teacher", "seeds": [1]})
+    plan = make_plan(settings)
     started: list[str] = []
 
-    class Process:
-        """Ends at the second look; the teacher leaves a record, or does not."""
+    def launcher(folders: Sequence[Path], *_: Any) -> dict[Path, str]:
+        started.extend(folder.name for folder in folders)
+        return {folder: "out of memory" for folder in folders if fails}
 
-        returncode = 0
+    fails = True
+    records, failed = run_benchmark(settings, plan, tmp_path, launcher)
+    teacher, student = (run.folder for run in plan)
+    assert started == [teacher]
+    assert failed == {teacher: "out of memory", student: f"its teacher {teacher} failed"}
+    assert records == []
+    fails = False
+    run_benchmark(settings, plan, tmp_path, launcher)
+    assert started[1:] == [teacher, student]
 
-        def __init__(self, folder: Path) -> None:
-            self.folder, self.looks = folder, 0
 
-        def poll(self) -> int | None:
-            self.looks += 1
-            if self.looks < 2:
-                return None
-            if leaves or self.folder.name != "teacher":
-                (self.folder / "record.json").write_text("{}")
-            return 0
-
-    def start(self: LocalLauncher, folder: Path, place: int) -> Any:
-        started.append(folder.name)
-        return Process(folder)
-
-    monkeypatch.setattr(LocalLauncher, "_start", start)
-    monkeypatch.setattr(launchers, "TICK", 0.0)
-    needs = {places["student"]: places["teacher"]}
-    failed = LocalLauncher(2, 1)(list(places.values()), needs, lambda: None)
-    assert started == ["teacher", "other", *(["student"] if leaves else [])]
-    reasons = {"teacher": "its last line", "student": "its teacher teacher failed"}
-    assert {folder.name: why for folder, why in failed.items()} == ({} if leaves else reasons)
+def test_a_process_that_fails(tmp_path: Path) -> None:
+    """Its reason is the last line that it printed."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "planned.json").write_text("{}")
+    failed = LocalLauncher(1, 1)([tmp_path / "a", tmp_path / "b"], lambda: None)
+    assert [folder.name for folder in failed] == ["a", "b"]
+    assert all("missing" in reason for reason in failed.values())

@@ -1,4 +1,4 @@
-"""Reading a benchmark, what is refused of it, and the published numbers beside it."""
+"""Reading a benchmark, and what is refused of it."""
 
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,11 @@ import yaml
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.experiments.settings import (
-    Reported,
     checked_benchmark,
     read_benchmark,
     shipped_benchmarks,
     suite_settings,
 )
-from solo_ext.lab.experiments.tables import published, selected
 
 
 @pytest.mark.parametrize("name", shipped_benchmarks())
@@ -104,41 +102,3 @@ def test_settings_survive_a_file(tiny: dict[str, Any]) -> None:
     settings = checked_benchmark(tiny)
     text = yaml.safe_dump(settings.model_dump(exclude_defaults=True))
     assert checked_benchmark(yaml.safe_load(text)) == settings
-
-
-@pytest.mark.parametrize("name", shipped_benchmarks())
-def test_published_numbers_beside_shipped_benchmarks_are_there(name: str) -> None:
-    for entry in read_benchmark(name).datasets.values():
-        for reported in entry.reported:
-            assert selected(reported, name)
-
-
-def test_every_published_number_has_a_source_and_a_protocol() -> None:
-    for number in published():
-        for field in ("library", "dataset", "method", "backbone", "protocol"):
-            assert number[field], number
-        scores = [number[k] for k in ("knn_top1", "linear_top1", "finetune_top1")]
-        assert any(scores), number
-        assert all(0 < float(s) < 100 for s in scores if s), number
-        assert "@" in number["source"], number
-
-
-def test_selection_is_exact() -> None:
-    found = selected(Reported(dataset="CIFAR-10", backbone="ResNet18", epochs=1000))
-    assert len(found) == 16
-    (simclr,) = (n for n in found if n["registered"] == "simclr")
-    assert (simclr["linear_top1"], simclr["library"]) == ("90.74", "solo-learn")
-    assert len(selected(Reported(dataset="CIFAR-10"))) > len(found)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "problem"),
-    [
-        (Reported(dataset="CIFAR10"), r"x.dataset='CIFAR10'.*did you mean 'CIFAR-10'"),
-        (Reported(dataset="CIFAR-10", backbone="ResNet50"), r"x.backbone='ResNet50'.*'ResNet18'"),
-        (Reported(dataset="CIFAR-10", epochs=7), r"x.epochs=7.*allowed: 1000"),
-    ],
-)
-def test_selecting_nothing_is_an_error(wanted: Reported, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        selected(wanted, "x")
