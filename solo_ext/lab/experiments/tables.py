@@ -20,6 +20,8 @@ WHOSE = {
     "teacher": "teacher",
 }
 DASH = "\N{EN DASH}"
+_BEFORE_PATCHES = "momentum networks averaged in place, LARS and schedules of timm and torch"
+"""What records of before patches were a choice ran with."""
 
 
 def mean_and_deviation(found: Estimate | None, of: int | None = None) -> str:
@@ -166,8 +168,7 @@ def environments_table(records: Sequence[Record]) -> Table:
         changed = "with changes that are not committed" if code.get("changed") else ""
         hardware = [found["processor"], f"{found['cores']} cores", *(found["gpus"] or ["no GPU"])]
         versions = {"python": found["python"], **found["packages"], "CUDA": found["cuda"]}
-        # Records of before patches were a choice: all of them were applied.
-        patches = ", ".join(host.get("patches", ["all of 2025"])) or "none"
+        patches = ", ".join(host.get("patches", [_BEFORE_PATCHES])) or "none"
         generations = dict.fromkeys(str(host[k]) for k in ("generation", "version") if host.get(k))
         lines.append(
             [
