@@ -22,7 +22,7 @@ from solo_ext.lab.experiments.report import write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.experiments.run import run_benchmark
 from solo_ext.lab.experiments.settings import BenchmarkSettings, read_benchmark
-from solo_ext.lab.experiments.statistics import Estimate, differences, estimate
+from solo_ext.lab.experiments.statistics import Estimate, differences, estimate, mean_of
 from solo_ext.lab.experiments.tables import mean_and_deviation, mean_and_interval
 from solo_ext.lab.experiments.tuning import trial_settings, write_tuned
 
@@ -105,23 +105,24 @@ def demo(args: argparse.Namespace) -> dict[str, Any]:
     records, failed = run_benchmark(settings, make_plan(settings), out, launcher, _progress)
     failures = _failures(failed)
     results = Results(settings, records)
-    scores: dict[str, dict[str, Estimate]] = {}
-    compared: dict[str, dict[str, Estimate]] = {}
+    scores: dict[str, dict[str, Estimate | None]] = {}
+    compared: dict[str, dict[str, Estimate | None]] = {}
     for place in results.places():
         for row in results.rows(place):
-            values = {m: list(results.scores(place, row, m).values()) for m in results.measures}
-            scores[results.label(row)] = _known(values)
+            label, measures = results.label(row), results.measures
+            scores[label] = {m: mean_of(results, place, row, m) for m in measures}
             for base in settings.rows[row].bases:
-                values = {m: differences(results, place, row, base, m) for m in results.measures}
-                compared[f"{results.label(row)} minus {results.label(base)}"] = _known(values)
+                compared[f"{label} minus {results.label(base)}"] = {
+                    m: estimate(differences(results, place, row, base, m)) for m in measures
+                }
     page = str(write_report(out)[-1]) if records else None
     seconds = round(time.monotonic() - begin, 1)
     if not args.json:
         table = Table("", "n", *(measure.replace("_", " ") for measure in results.measures))
         for lines, write in ((scores, mean_and_deviation), (compared, mean_and_interval)):
             for name, held in lines.items():
-                count = max((one.count for one in held.values()), default=0)
-                cells = [write(held.get(m)).replace(" (", "\n(") for m in results.measures]
+                count = max((one.count for one in held.values() if one), default=0)
+                cells = [write(one).replace(" (", "\n(") for one in held.values()]
                 table.add_row(Text(name), str(count), *cells)
             table.add_section()
         Console(highlight=False).print(table)
@@ -129,16 +130,16 @@ def demo(args: argparse.Namespace) -> dict[str, Any]:
     _say(args, f"{seconds:.0f} s; report: {page}")
     return {
         "about": settings.about,
-        "scores": {n: {m: asdict(e) for m, e in held.items()} for n, held in scores.items()},
-        "differences": {n: {m: asdict(e) for m, e in held.items()} for n, held in compared.items()},
+        "scores": _plain(scores),
+        "differences": _plain(compared),
         "report": page,
         "seconds": seconds,
         "failed": failures,
     }
 
 
-def _known(values: dict[str, list[float]]) -> dict[str, Estimate]:
-    return {m: found for m, held in values.items() if (found := estimate(held)) is not None}
+def _plain(lines: dict[str, dict[str, Estimate | None]]) -> dict[str, dict[str, Any]]:
+    return {name: {m: e and asdict(e) for m, e in held.items()} for name, held in lines.items()}
 
 
 def _failures(failed: dict[str, str]) -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from solo_ext.lab.experiments.results import Place, Results
-from solo_ext.lab.experiments.statistics import estimate
+from solo_ext.lab.experiments.statistics import estimate, mean_of
 from solo_ext.lab.experiments.tables import WHOSE
 from solo_ext.lab.pages import Figure, chart_style, colour, figure_svg
 
@@ -67,7 +67,7 @@ def curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
         row: found.mean
         for row in results.rows(place)
         if results.kind(place, row) == "baseline"
-        and (found := estimate(list(results.scores(place, row, measure).values()))) is not None
+        and (found := mean_of(results, place, row, measure)) is not None
     }
     figures = []
     for family in families(results, drawn):

@@ -14,7 +14,7 @@ import torch
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link, write_text
-from solo_ext.lab.experiments.work import LOG, PARENT, RECORD, work
+from solo_ext.lab.experiments.work import LOG, RECORD, work
 
 Launcher = Callable[[Sequence[Path], Callable[[], None]], dict[Path, str]]
 """``launcher(folders, tick)`` runs every folder that holds ``planned.json``, in that order.
@@ -75,7 +75,7 @@ class LocalLauncher:
         return failed
 
     def _start(self, folder: Path, place: int) -> subprocess.Popen[bytes]:
-        own = {PARENT: str(os.getpid()), "OMP_NUM_THREADS": str(self.threads)}
+        own = {"OMP_NUM_THREADS": str(self.threads)}
         if present := torch.cuda.device_count():
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             ids = visible.split(",") if visible else [str(i) for i in range(present)]
@@ -85,7 +85,8 @@ class LocalLauncher:
         with refuse_link(folder / LOG).open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "solo_ext.lab.experiments.work", str(folder)],
-                stdin=subprocess.DEVNULL,
+                # It ends with this process, however that ends.
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **own},

@@ -48,6 +48,11 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     return Estimate(mean, deviation, mean - half, mean + half, count)
 
 
+def mean_of(results: Results, place: Place, row: str, measure: str) -> Estimate | None:
+    """Estimate of a row's score over its seeds."""
+    return estimate(list(results.scores(place, row, measure).values()))
+
+
 def differences(results: Results, place: Place, row: str, base: str, measure: str) -> list[float]:
     """``row - base`` for every seed for which both have the score."""
     above, below = (results.scores(place, name, measure) for name in (row, base))

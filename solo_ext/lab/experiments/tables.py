@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.results import Place, Results
 from solo_ext.lab.experiments.settings import Hypothesis
-from solo_ext.lab.experiments.statistics import Estimate, Verdict, differences, estimate
+from solo_ext.lab.experiments.statistics import Estimate, Verdict, differences, estimate, mean_of
 from solo_ext.lab.pages import Table
 
 WHOSE = {
@@ -60,37 +60,28 @@ def scores_table(results: Results, place: Place) -> Table:
     """A line for each row: its scores and its cost."""
     rows, measures = results.rows(place), results.measures
     absent = {row: len(seeds) for row, seeds in results.missing(place).items()}
-    best = {measure: results.best(place, measure) for measure in measures}
-    peaks = {row: [_peak(results, place, row, of) for of in ("resident", "cuda")] for row in rows}
-    cuda = any(peak != DASH for _, peak in peaks.values())
     lines = []
     for row in rows:
         held = results.runs(place, row).values()
         count = len(held)
-        found = (estimate(list(results.scores(place, row, m).values())) for m in measures)
         lines.append(
             [
                 results.label(row),
                 WHOSE[results.kind(place, row)],
                 f"{count} of {count + absent[row]}" if row in absent else str(count),
-                *(mean_and_deviation(one, count) for one in found),
+                *(mean_and_deviation(mean_of(results, place, row, m), count) for m in measures),
                 _mean(r["seconds"] for r in held),
                 _mean(r["images_per_second"] for r in held),
-                *peaks[row][: 1 + cuda],
+                _peaks(held),
             ]
         )
-    costs = ["Seconds", "Images/s", "Peak memory", "Peak GPU memory"][: 3 + cuda]
-    head = ["Row", "Whose", "Seeds", *measures, *costs]
-    return Table(
-        head,
-        lines,
-        numeric=frozenset(range(2, len(head))),
-        bold=frozenset(
-            (rows.index(row), column)
-            for column, measure in enumerate(measures, 3)
-            for row in best[measure]
-        ),
-    )
+    head = ["Row", "Whose", "Seeds", *measures, "Seconds", "Images/s", "Peak memory"]
+    bold = {
+        (rows.index(row), column)
+        for column, measure in enumerate(measures, 3)
+        for row in results.best(place, measure)
+    }
+    return Table(head, lines, numeric=frozenset(range(2, len(head))), bold=frozenset(bold))
 
 
 def _mean(values: Iterable[float | None]) -> str:
@@ -101,10 +92,13 @@ def _mean(values: Iterable[float | None]) -> str:
     return f"{mean:,.0f}" if mean >= 10 else f"{mean:.1f}"
 
 
-def _peak(results: Results, place: Place, row: str, where: str) -> str:
-    """The highest peak of a row's runs."""
-    held = [(r["memory"] or {}).get(where) or 0 for r in results.runs(place, row).values()]
-    return f"{max(held) / 2**30:.2f} GiB" if any(held) else DASH
+def _peaks(records: Collection[Record]) -> str:
+    """The highest peaks of main memory and of the GPU's."""
+    shown = []
+    for kind, name in (("resident", ""), ("cuda", "GPU ")):
+        held = [(record["memory"] or {}).get(kind) or 0 for record in records]
+        shown += [f"{name}{max(held) / 2**30:.2f} GiB"] if any(held) else []
+    return ", ".join(shown) or DASH
 
 
 def differences_table(results: Results, place: Place) -> Table:

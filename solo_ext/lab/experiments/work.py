@@ -38,8 +38,6 @@ from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, environment
 
 PLANNED, RECORD, LOG, _LOCK = "planned.json", "record.json", "work.log", ".work.lock"
 EPOCHS, CODE = "epochs.jsonl", "code.jsonl"
-PARENT = "SOLO_EXT_BENCHMARK_PARENT"
-"""Environment variable with the id of the process that started this one."""
 _WAIT = 30.0
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 # Built-in methods log by step and by epoch; Lightning appends `_epoch` to the latter.
@@ -243,25 +241,14 @@ def _losses(folder: Path) -> dict[str, list[float | None]]:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the one that started it has ended for any reason."""
-    if PARENT not in os.environ:
-        return
-    parent = os.getppid()
-    # Lightning starts further ranks from the first one, which is then their parent.
-    if "LOCAL_RANK" not in os.environ and parent != int(os.environ[PARENT]):
-        os._exit(1)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """Ends this process when standard input ends: with the process that holds its other end."""
+    os.read(0, 1)
+    os._exit(1)
 
 
 def main() -> int:
     """Does the run of the folder that the command line names."""
-    _end_with_parent()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     show_messages()
 
     def command() -> int:
