@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from typing import Any
 
@@ -40,11 +40,16 @@ def diagnose() -> dict[str, Any]:
     """Examines the installation; a missing solo-learn is a finding and not an error."""
     import torch
 
+    try:
+        requirements = requires("solo-ext") or []
+    except PackageNotFoundError:
+        # The package is used from a checkout that is not installed.
+        requirements = []
     return {
         "solo_ext": __version__,
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},
-        "unmet": unmet(requires("solo-ext") or []),
+        "unmet": unmet(requirements),
         "host": _host(),
         "devices": {
             "cuda_build": torch.version.cuda,

@@ -51,6 +51,8 @@ class LocalLauncher:
         waiting = list(folders)
         running: dict[int, tuple[Path, subprocess.Popen[bytes]]] = {}
         failed: dict[Path, str] = {}
+        # Runs end when this pipe does: with this process, however that ends.
+        stdin, held = os.pipe()
         try:
             while waiting or running:
                 for place in range(self.places):
@@ -58,7 +60,7 @@ class LocalLauncher:
                         failed |= _ended(*running.pop(place))
                     if waiting and place not in running:
                         folder = waiting.pop(0)
-                        running[place] = folder, self._start(folder, place)
+                        running[place] = folder, self._start(folder, place, stdin)
                 tick()
                 time.sleep(TICK)
         finally:
@@ -71,10 +73,12 @@ class LocalLauncher:
                     # A killed run continues from its last checkpoint in the next call.
                     process.kill()
                     process.wait()
+            os.close(stdin)
+            os.close(held)
         tick()
         return failed
 
-    def _start(self, folder: Path, place: int) -> subprocess.Popen[bytes]:
+    def _start(self, folder: Path, place: int, stdin: int) -> subprocess.Popen[bytes]:
         own = {"OMP_NUM_THREADS": str(self.threads)}
         if present := torch.cuda.device_count():
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -85,8 +89,7 @@ class LocalLauncher:
         with refuse_link(folder / LOG).open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "solo_ext.lab.experiments.work", str(folder)],
-                # It ends with this process, however that ends.
-                stdin=subprocess.PIPE,
+                stdin=stdin,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **own},

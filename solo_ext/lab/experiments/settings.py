@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Lt, MinLen
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field, TypeAdapter, model_validator
+from pydantic_core import PydanticCustomError
 
 from solo_ext.config.check import validated
 from solo_ext.config.compose import apply_overrides, parse
@@ -38,13 +39,8 @@ class Dimension(Section):
         low, high = self.low, self.high
         ranged = low is not None and high is not None and low < high and (low > 0 or not self.log)
         if self.choices is None and not ranged:
-            raise ValueError("not a range")
+            raise PydanticCustomError("range", "choices, or low < high, above 0 if log is true")
         return self
-
-
-Range = Annotated[
-    Dimension, Field(description="choices, or low and high with low < high, above 0 if log is true")
-]
 
 
 class Row(Section):
@@ -61,7 +57,7 @@ class Row(Section):
     changes: list[str] = []
     bases: list[Name] = []
     baseline: Literal["random-backbone", "raw-pixels"] | None = None
-    space: dict[str, Range] = {}
+    space: dict[str, Dimension] = {}
     label: str | None = None
 
 
@@ -78,7 +74,7 @@ class Tuning(Section):
     trials: PositiveInt = 8
     holdout: Annotated[float, Gt(0), Lt(1)] = 0.1
     measure: str = "knn"
-    space: dict[str, Range] = {}
+    space: dict[str, Dimension] = {}
 
 
 class Hypothesis(Section):

@@ -36,14 +36,11 @@ def test_one_seed_of_everything_comes_first(tiny: dict[str, Any]) -> None:
 
 def test_kinds_and_configs(tiny: dict[str, Any]) -> None:
     runs = {run.row: run for run in planned(tiny, seeds=[3])}
-    assert {name: run.kind for name, run in runs.items()} == {
-        "simclr": "host",
-        "debiased": "plugin",
-        "random-backbone": "baseline",
-        "raw-pixels": "baseline",
-    }
+    kinds = ["host", "plugin", "baseline", "baseline"]
+    assert {name: run.kind for name, run in runs.items()} == dict(
+        zip(tiny["rows"], kinds, strict=True)
+    )
     assert runs["debiased"].config["seed"] == 3
-    assert runs["debiased"].config["max_epochs"] == 3
     assert runs["random-backbone"].config["method"] == "simclr"
 
 

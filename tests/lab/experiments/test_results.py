@@ -26,7 +26,8 @@ DIGITS = Place("digits", "default")
 
 
 def test_scores_by_seed() -> None:
-    found = results({"a": [50.0, 51.0, 52.0], "b": [40.0]})
+    broken = record("b", 2, scores={"knn": float("nan")})
+    found = Results(settings(), [*rows_of({"a": [50.0, 51.0, 52.0], "b": [40.0]}), broken])
     assert found.places() == [DIGITS]
     assert found.rows(DIGITS) == ["a", "b"]
     assert found.scores(DIGITS, "a", "knn") == {1: 50.0, 2: 51.0, 3: 52.0}
@@ -75,13 +76,6 @@ def test_of_two_runs_of_a_place_the_later_one_counts() -> None:
     assert found.left_out == ["Left out, because a later run had other settings: a 1."]
 
 
-def test_scores_that_are_no_numbers_are_no_scores() -> None:
-    broken = record("a", 2, scores={"knn": float("nan"), "linear": 60.0})
-    found = Results(settings(), [record("a", 1), broken])
-    assert found.scores(DIGITS, "a", "knn") == {1: 50.0}
-    assert found.scores(DIGITS, "a", "linear") == {1: 60.0, 2: 60.0}
-
-
 def test_measures_without_a_headline_follow_the_protocols() -> None:
     evaluation = {"linear": None, "knn": None}
     found = Results(settings(headline=None, evaluation=evaluation), rows_of({"a": [1.0]}))
@@ -107,24 +101,11 @@ def test_curve_is_of_epochs_that_all_seeds_measured() -> None:
     assert Results(settings(), [third]).curve(DIGITS, "a", "knn") == []
 
 
-def test_seeds_of_different_settings_are_noticed() -> None:
-    other = record("a", 2)
-    other["config"] = {**other["config"], "max_epochs": 8, "name": "other"}
-    found = Results(settings(), [record("a", 1), other])
-    assert found.differing(DIGITS, "a") == ["max_epochs"]
-    assert results({"a": [1.0, 2.0]}).differing(DIGITS, "a") == []
-
-
 def test_folder_is_read(tmp_path: Path) -> None:
-    made = settings(
-        hypotheses={"h": {"claim": "c", "source": "s", "row": "a", "base": "b", "measure": "knn"}},
-        rows={"a": {"space": {"optimizer.lr": {"low": 0.1, "high": 1.0}}}, "b": {}},
-        tuning={"trials": 2},
-    )
-    folder = write_folder(tmp_path / "one", made, rows_of({"a": [1.0, 2.0, 3.0]}))
-    found = read_results(folder)
+    made = settings(rows={"a": {"space": {"optimizer.lr": {"low": 0.1, "high": 1.0}}}}, tuning={})
+    found = read_results(write_folder(tmp_path / "one", made, rows_of({"a": [1.0, 2.0]})))
     assert found.settings == made
-    assert found.scores(DIGITS, "a", "knn") == {1: 1.0, 2: 2.0, 3: 3.0}
+    assert found.scores(DIGITS, "a", "knn") == {1: 1.0, 2: 2.0}
 
 
 @pytest.mark.parametrize(
