@@ -21,35 +21,25 @@ from solo_ext.core.errors import UserError
 _NUMBERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID")
 
 
-class _NotWritten(UserError):
-    """The result was shown but could not be written to its file.
-
-    Args:
-        message: why, and what to do.
-        document: what ``--json`` prints.
-    """
-
-    def __init__(self, message: str, document: Any) -> None:
-        self.document = document
-        super().__init__(message)
-
-
 def run(args: argparse.Namespace) -> int:
-    """Dispatches a parsed command line."""
-    if not getattr(args, "json", False):
-        return _exit_code(_COMMANDS[args.command](args))
-    failure = None
-    # Standard output holds only the document; what Lightning or a method prints goes to stderr.
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            document = _COMMANDS[args.command](args)
-        except _NotWritten as error:
-            failure, document = error, error.document
-    if _first_process():
+    """Runs a parsed command line.
+
+    Returns:
+        0, or 1 if a part of the work failed; the other parts were done.
+
+    Raises:
+        UserError: the command cannot run, or its result was shown but could not be written.
+    """
+    # With --json standard output holds only the document; what Lightning prints goes to stderr.
+    with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
+        document = _COMMANDS[args.command](args)
+    if args.json and _first_process():
         print(json.dumps(document, indent=1))
-    if failure is not None:
-        raise failure
-    return _exit_code(document)
+    if not isinstance(document, dict):
+        return 0
+    if "not_written" in document:
+        raise UserError(document["not_written"])
+    return 1 if document.get("failed") else 0
 
 
 def _first_process() -> bool:
@@ -59,11 +49,6 @@ def _first_process() -> bool:
     that SLURM gave their parent.
     """
     return all(os.environ.get(name, "0") == "0" for name in _NUMBERS)
-
-
-def _exit_code(document: Any) -> int:
-    """1 if a part of the work failed; the other parts were done."""
-    return 1 if isinstance(document, dict) and document.get("failed") else 0
 
 
 def _say(args: argparse.Namespace, line: str) -> None:
@@ -235,11 +220,8 @@ def _keep_record(args: argparse.Namespace, title: str, record: dict[str, Any]) -
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / f"eval_{args.protocol}.json", json.dumps(record, indent=1))
     except OSError as error:
-        raise _NotWritten(
-            f"the record was not written to {str(folder)!r}: {error}; the numbers are those shown, "
-            "out=FOLDER names another place",
-            record,
-        ) from error
+        why = f"the record was not written to {str(folder)!r}: {error}; the numbers are those shown"
+        return {**record, "not_written": f"{why}, out=FOLDER names another place"}
     return record
 
 

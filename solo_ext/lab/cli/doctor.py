@@ -18,22 +18,16 @@ from solo_ext.host.patches import PATCHES
 from solo_ext.lab.training.run_dir import PACKAGES, package_version
 
 _EXTRAS = {
-    "faiss": ("faiss", "k-means by faiss", "pip install 'solo-ext[faiss]'"),
-    "flash-kmeans": (
-        "flash_kmeans",
-        "k-means on one CUDA device",
-        "pip install 'solo-ext[flash-kmeans]'",
-    ),
-    "dali": ("nvidia.dali", "data.format: dali", INSTALL),
-    "h5": ("h5py", "data.format: h5", "pip install 'solo-ext[h5]'"),
-    "hf": ("datasets", "data.format: huggingface", "pip install 'solo-ext[hf]'"),
-    "tensorboard": (
-        "tensorboard",
-        "loggers: [tensorboard]",
-        "pip install 'solo-ext[tensorboard]'",
-    ),
-    "wandb": ("wandb", "wandb.enabled: true", "pip install wandb"),
+    "faiss": ("faiss", "k-means by faiss"),
+    "flash-kmeans": ("flash_kmeans", "k-means on one CUDA device"),
+    "dali": ("nvidia.dali", "data.format: dali"),
+    "h5": ("h5py", "data.format: h5"),
+    "hf": ("datasets", "data.format: huggingface"),
+    "tensorboard": ("tensorboard", "loggers: [tensorboard]"),
+    "wandb": ("wandb", "wandb.enabled: true"),
 }
+"""Modules that are imported where a setting asks for them."""
+_GET = {"dali": INSTALL, "wandb": "pip install wandb"}
 
 
 def diagnose() -> dict[str, Any]:
@@ -56,8 +50,12 @@ def diagnose() -> dict[str, Any]:
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
         "extras": {
-            name: {"installed": _importable(module), "for": purpose, "get": remedy}
-            for name, (module, purpose, remedy) in _EXTRAS.items()
+            name: {
+                "installed": _importable(module),
+                "for": purpose,
+                "get": _GET.get(name, f"pip install 'solo-ext[{name}]'"),
+            }
+            for name, (module, purpose) in _EXTRAS.items()
         },
     }
 
