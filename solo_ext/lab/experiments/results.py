@@ -114,7 +114,7 @@ class Results:
         found = {
             row: list(self.scores(place, row, measure).values())
             for row in self.rows(place)
-            if self.kind(place, row) in ("plugin", "host") and not self.settings.rows[row].reference
+            if self.kind(place, row) in ("plugin", "host")
         }
         most = max(map(len, found.values()), default=0)
         shown = {

@@ -109,7 +109,8 @@ def run_benchmark(
         failed = launcher([places[run.folder] for run in alone], tick)
         students = [run for run in missing.values() if run.teacher in missing]
         taught = [run for run in students if places[str(run.teacher)] not in failed]
-        failed |= launcher([places[run.folder] for run in taught], tick)
+        if taught:
+            failed |= launcher([places[run.folder] for run in taught], tick)
         reasons = {folder.name: reason for folder, reason in failed.items()}
         reasons |= {
             run.folder: f"its teacher {run.teacher} failed" for run in students if run not in taught
