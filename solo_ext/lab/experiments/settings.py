@@ -9,16 +9,16 @@ from typing import Annotated, Any, Literal, Self
 from annotated_types import Ge, Gt, Lt, MinLen
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from solo_ext.config.check import validated
 from solo_ext.config.compose import apply_overrides, parse
-from solo_ext.config.schema import Free, Section, Seed
+from solo_ext.config.schema import Free, Seed
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.core.files import config_root, is_file
-from solo_ext.core.types import NonNegativeFloat, PositiveInt
+from solo_ext.core.types import NonNegativeFloat, PositiveInt, Section
 from solo_ext.data.digits import add_resolvers
 
 Name = Annotated[
@@ -223,7 +223,7 @@ def settings_of(given: Mapping[str, Any]) -> BenchmarkSettings:
     Raises:
         ConfigError: an unknown key, a value out of range, or an unknown row.
     """
-    settings: BenchmarkSettings = validated(TypeAdapter(BenchmarkSettings), dict(given))
+    settings = validated(BenchmarkSettings, given)
     check_rows(settings, "default_rows", settings.default_rows or [])
     check_rows(settings, "teacher", [settings.teacher] if settings.teacher else [])
     for name, row in settings.rows.items():

@@ -19,7 +19,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
-from omegaconf import OmegaConf
 
 from solo_ext import host
 from solo_ext.core.errors import UserError, in_one_line, show_messages
@@ -112,7 +111,7 @@ def read_epochs(file: Path) -> list[dict[str, Any]]:
 
 
 def _train(prepared: Prepared, folder: Path) -> Path:
-    times = EpochLog(folder / EPOCHS, prepared.given["optimizer"]["batch_size"])
+    times = EpochLog(folder / EPOCHS, prepared.run.optimizer.batch_size)
     result = pretrain(prepared, run_dir=folder, callbacks=[times], show_progress=False)
     if result.checkpoint is None:
         raise UserError("checkpoint.enabled=false: a benchmark evaluates the last checkpoint")
@@ -120,7 +119,7 @@ def _train(prepared: Prepared, folder: Path) -> Path:
 
 
 def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
-    on_cpu = prepared.given["accelerator"] == "cpu" or not torch.cuda.is_available()
+    on_cpu = prepared.run.accelerator == "cpu" or not torch.cuda.is_available()
     device = "cpu" if on_cpu else "cuda"
     shared, chosen = read_suite_settings({**suite_settings(planned.evaluation), "device": device})
     trained = planned.baseline is None
@@ -149,7 +148,7 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
         "seed": planned.seed,
         "evaluation": planned.evaluation,
         "threads": planned.threads,
-        "config": _without_paths(prepared.given, planned),
+        "config": _without_paths(prepared.run.model_dump(), planned),
         # The code of the first start counts as changed if a later one ran other code.
         "code": codes[0] | ({"changed": True} if codes != codes[:1] * len(codes) else {}),
         "environment": where,
@@ -168,9 +167,9 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
 
 
 def _baseline(planned: PlannedRun, prepared: Prepared, folder: Path) -> Model:
-    cfg: Any = OmegaConf.to_container(prepared.cfg, resolve=True)
+    cfg = prepared.run
     if planned.baseline == "raw-pixels":
-        size = cfg["augmentations"][0]["crop_size"]
+        size = cfg.augmentations[0].crop_size
         return Model(PIXELS, RawPixels(), 3 * size * size, cfg, PIXELS, PIXELS, None, folder)
     pl.seed_everything(planned.seed, verbose=False)
     method = prepared.method(prepared.cfg)
