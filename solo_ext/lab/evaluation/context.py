@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from solo_ext.core import distributed
@@ -23,7 +23,7 @@ from solo_ext.data.images import class_names, images_fingerprint, open_images, t
 from solo_ext.data.loaders import FixedLoader, fixed_loader
 from solo_ext.data.reading import Images, Skipping, name_of
 from solo_ext.data.transforms import STATISTICS, statistics
-from solo_ext.lab.evaluation.features import Features, extract_features, feature_batches
+from solo_ext.lab.evaluation.features import Features, Rows, extract_features, feature_batches
 from solo_ext.lab.evaluation.models import DTYPES, EvalData, EvalRun, Model, open_model
 from solo_ext.lab.evaluation.store import ALONE, FeatureStore, Ranks
 
@@ -40,7 +40,7 @@ _OF_FILES = ("image_folder", "dali")
 """Formats that read the same image files."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class EvalContext:
     """Model, images and features for a protocol.
 
@@ -49,7 +49,7 @@ class EvalContext:
         settings: shared by all protocols.
         cfg: solo-learn main's config for this evaluation; ``data`` and the one entry of
             ``augmentations`` are those of the fixed view.
-        train: training images that have a label.
+        train: training images, all with a label.
         test: labelled test images; classes are numbered as in ``train``.
         device: where to compute.
         out: folder for pictures; it may not exist yet.
@@ -72,18 +72,13 @@ class EvalContext:
 
     @cached_property
     def class_names(self) -> list[str]:
-        """Names of the classes by their number."""
+        """Names of the C classes by their number."""
         return class_names(self.train)
 
     @property
-    def num_classes(self) -> int:
-        """C."""
-        return len(self.class_names)
-
-    @property
-    def features_dim(self) -> int:
-        """D."""
-        return self.model.features_dim
+    def title(self) -> str:
+        """The method, or the name of a model without one, for pictures."""
+        return str(self.cfg.get("method") or self.model.name)
 
     def backbone(self) -> nn.Module:
         """A copy of the backbone with its weights, on the CPU, that may be trained."""
@@ -106,19 +101,26 @@ class EvalContext:
 
         Processes other than the first get no rows.
         """
-        return Features(
-            *self._features("train", self.train),
-            *self._features("val", self.test),
-            num_classes=self.num_classes,
-            device=self.device,
-            class_names=self.class_names,
-        )
+        train, test = self._features("train", self.train), self._features("val", self.test)
+        return Features(train, test, self.class_names, self.device)
 
-    def left_out(self) -> dict[str, list[str]]:
-        """By split, names of images without features, found by extracting features."""
-        skips = self.cfg["data"].get("unreadable") == "skip" and not self.ranks.rank
-        features = self.features if skips else None
-        return {} if features is None else self.unreadable
+    def refuse_unreadable(self) -> None:
+        """Refuses data sets in which images are skipped.
+
+        Raises:
+            ConfigError: features were found to be missing.
+        """
+        if self.cfg["data"].get("unreadable") != "skip":
+            return
+        _ = self.features
+        for split, names in self.unreadable.items():
+            raise ConfigError(
+                "data.unreadable",
+                "skip",
+                f"{len(names)} images of {split} cannot be read, the first {names[0]!r}, and this "
+                "protocol needs every image",
+                "remove them; protocols on features, such as knn and linear, go without",
+            )
 
     def about(self) -> dict[str, Any]:
         """Model and data of the evaluation, for a record."""
@@ -145,7 +147,7 @@ class EvalContext:
             "unreadable": unreadable,
         }
 
-    def on(self, data: EvalData) -> EvalContext:
+    def on(self, data: EvalData, out: Path) -> EvalContext:
         """The same backbone on other images.
 
         Raises:
@@ -154,34 +156,19 @@ class EvalContext:
         settings = self.settings.model_copy(update={"data": data})
         cfg = evaluation_config(self.model.cfg, settings)
         train, test = _images(cfg)
-        return replace(self, settings=settings, cfg=cfg, train=train, test=test, unreadable={})
+        changed = {"settings": settings, "cfg": cfg, "train": train, "test": test}
+        return replace(self, **changed, out=out, unreadable={})
 
     def alone(self) -> EvalContext:
-        """The same in this process only, without the others; features already extracted stay."""
+        """The same, with its features if they are there, without waiting for other processes."""
         if self.ranks == ALONE:
             return self
-        found = replace(self, ranks=ALONE)
-        held = None if self.ranks.rank else self.__dict__.get("features")
-        return found if held is None else found.with_features(held)
-
-    def with_features(self, features: Features) -> EvalContext:
-        """The same with given features, which are then neither extracted nor stored."""
-        found = replace(self)
-        # functools.cached_property looks up its value here.
-        found.__dict__["features"] = features
+        found = copy.copy(self)
+        found.ranks = ALONE
         return found
 
-    def _features(self, split: str, images: Images) -> tuple[Tensor, Tensor]:
-        def batches(indices: Sequence[int]) -> Generator[tuple[Tensor, Tensor]]:
-            every = len(indices) == len(images)
-            part = images if every else Subset(cast(Dataset[Any], images), indices)
-            return feature_batches(
-                self.model.backbone,
-                self.loader(cast(Images, part)),
-                device=self.device,
-                progress=self.report(split),
-            )
-
+    def _features(self, split: str, images: Images) -> Rows:
+        backbone, report, device = self.model.backbone, self.report(split), self.device
         dtype = DTYPES[self.settings.features_dtype]
         found = images_fingerprint(images)
         if found is None:
@@ -189,15 +176,16 @@ class EvalContext:
                 # Features are shared by the store, and these images have no key in it.
                 return torch.empty(0, 0, dtype=dtype), torch.empty(0, dtype=torch.int64)
             loader = self.loader(images)
-            extracted = extract_features(
-                self.model.backbone,
-                loader,
-                device=self.device,
-                progress=self.report(split),
-                dtype=dtype,
-            )
+            rows = extract_features(backbone, loader, device=device, progress=report, dtype=dtype)
             self._note_unreadable(split, images, loader.skipped)
-            return extracted
+            return rows
+
+        def batches(indices: Sequence[int]) -> Generator[Rows]:
+            part = images
+            if len(indices) < len(images):
+                part = cast(Images, Subset(cast(Dataset[Any], images), indices))
+            return feature_batches(backbone, self.loader(part), device=device, progress=report)
+
         first = self.cfg["augmentations"][0]
         mean, std = statistics(self.cfg["data"]["dataset"], first)
         key = {
@@ -221,8 +209,8 @@ class EvalContext:
         return store.features(key, len(images), batches, self.ranks)
 
     def _note_unreadable(self, split: str, images: Images, indices: Sequence[int]) -> None:
-        names = [name_of(images, index) for index in indices]
-        if names:
+        if indices:
+            names = [name_of(images, index) for index in indices]
             self.unreadable[split] = names
             logger.warning(
                 f"{len(names)} of {len(images)} images of {split} cannot be read and are left "
@@ -331,16 +319,12 @@ def labelled_images(images: Images, key: str, path: str | None) -> Images:
         key: config key that they come from, such as ``data.train_path``.
         path: its value.
 
-    Returns:
-        The same object if all have one.
-
     Raises:
         ConfigError: no image has a label.
     """
-    targets = targets_of(images)
-    if all(target >= 0 for target in targets):
+    kept = [index for index, target in enumerate(targets_of(images)) if target >= 0]
+    if len(kept) == len(images):
         return images
-    kept = [index for index, target in enumerate(targets) if target >= 0]
     if not kept:
         raise ConfigError(
             key,

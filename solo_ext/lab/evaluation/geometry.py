@@ -24,9 +24,7 @@ _DEAD = 1e-4
 
 @torch.no_grad()
 def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
-    """Measures the spread of features.
-
-    Takes n^2 D operations, and memory for one copy of the features and a bounded table.
+    """Measures the spread of features, by n^2 D operations.
 
     Args:
         features: (n, D), n at least 2, finite.
@@ -73,11 +71,9 @@ def _uniformity(unit: Tensor, t: float = 2.0) -> float:
     size = max(1, _MAX_ELEMENTS // count)
     masses = []
     for start in range(0, count, size):
-        block = cosines(unit[start : start + size], unit, scale)
         # Unit rows: |x - y|^2 = 2 - 2 x.y.
-        potentials = block.mul_(2 * t).sub_(2 * t)
-        own = torch.arange(len(block), device=block.device)
-        potentials[own, start + own] = float("-inf")
+        potentials = cosines(unit[start : start + size], unit, scale).mul_(2 * t).sub_(2 * t)
+        potentials.diagonal(start).fill_(float("-inf"))
         masses.append(potentials.logsumexp(1))
     mass = torch.cat(masses).double().logsumexp(0)
     return float(mass) - math.log(count * (count - 1))
@@ -110,7 +106,7 @@ class FeatureSpace(FeatureProtocol):
 
     def measure(self, features: Features) -> list[Row]:
         """One row: the numbers of :func:`feature_geometry`, with ``None`` instead of nan."""
-        rows, targets = features.split(self.split)
+        rows, targets = features.test if self.split == "test" else features.train
         if len(rows) < 2:
             other = "train" if self.split == "test" else "test"
             raise ConfigError(

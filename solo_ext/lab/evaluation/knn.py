@@ -28,7 +28,7 @@ class KNN(FeatureProtocol):
 
     def measure(self, features: Features) -> list[Row]:
         """One row per k and temperature: ``k``, ``temperature``, ``acc1``, ``acc5``."""
-        (bank, labels), (queries, targets) = features.split("train"), features.split("test")
+        (bank, labels), (queries, targets) = features.train, features.test
         scores = knn_accuracy(
             queries.to(features.device),
             targets,
@@ -57,11 +57,10 @@ def retrieval_scores(
     ks: Sequence[int],
     device: str | torch.device = "cpu",
 ) -> Row:
-    """Ranks a gallery for every query; rows of the query's class are relevant.
+    """Ranks a gallery by cosine for every query; rows of the query's class are relevant.
 
     Average precision is ``mean_{relevant r} |{relevant up to rank r}| / rank(r)`` over the whole
-    ranking. Equal similarities keep the order of the gallery. Queries are processed in blocks, so
-    memory holds only a bounded table besides the features.
+    ranking. Equal similarities keep the order of the gallery. Queries are processed in blocks.
 
     Args:
         queries: (n, D).
@@ -72,9 +71,9 @@ def retrieval_scores(
         device: where to compute.
 
     Returns:
-        ``map``, mean average precision in percent over the full ranking; for each k
-        ``recall_<k>``, the percentage of queries with a relevant row among the first k;
-        ``queries``, the number of queries that have a relevant row: the others are left out.
+        In percent ``map``, the mean average precision, and for each k ``recall_<k>``, the queries
+        with a relevant row among the first k; ``queries``, the number of those that have one at
+        all: the others are left out.
 
     Raises:
         ValueError: no query has a relevant row.
@@ -85,22 +84,17 @@ def retrieval_scores(
     """
     alone = gallery is None
     rows, labels = (t.to(device) for t in ((queries, targets) if gallery is None else gallery))
-    scale = inverse_norms(rows)
-    size = max(1, _MAX_ELEMENTS // len(rows))
+    scale, size = inverse_norms(rows), max(1, _MAX_ELEMENTS // len(rows))
     precision = torch.zeros((), dtype=torch.float64, device=device)
     hits = {k: torch.zeros((), dtype=torch.int64, device=device) for k in ks}
     count = torch.zeros((), dtype=torch.int64, device=device)
     for start in range(0, len(queries), size):
-        block = queries[start : start + size].to(device)
-        similarity = cosines(block, rows, scale)
+        similarity = cosines(queries[start : start + size].to(device), rows, scale)
         if alone:
-            own = torch.arange(len(block), device=device)
             # Mask the query itself: it sorts last and is sliced off.
-            similarity[own, start + own] = float("-inf")
-        order = similarity.argsort(dim=1, descending=True, stable=True)
-        order = order[:, : len(rows) - alone]
-        truth = targets[start : start + size].to(device)
-        relevant = labels[order] == truth[:, None]
+            similarity.diagonal(start).fill_(float("-inf"))
+        order = similarity.argsort(dim=1, descending=True, stable=True)[:, : len(rows) - alone]
+        relevant = labels[order] == targets[start : start + size].to(device)[:, None]
         ranks = torch.arange(1, order.shape[1] + 1, device=device)
         share = relevant.cumsum(1) / ranks
         average = (share * relevant).sum(1, dtype=torch.float64) / relevant.sum(1).clamp_min(1)
@@ -128,9 +122,9 @@ class Retrieval(FeatureProtocol):
 
     def measure(self, features: Features) -> list[Row]:
         """One row: ``map`` and ``recall_<k>`` in percent, and the number of ``queries``."""
-        gallery = None if self.gallery == "test" else features.split("train")
+        gallery = None if self.gallery == "test" else features.train
         try:
-            found = retrieval_scores(*features.split("test"), gallery, self.k, features.device)
+            found = retrieval_scores(*features.test, gallery, self.k, features.device)
         except ValueError as error:
             other = "train" if self.gallery == "test" else "test"
             raise ConfigError(

@@ -11,19 +11,17 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
-from pydantic import TypeAdapter
 from rich.console import Console
 
-from solo_ext.config.check import validated
 from solo_ext.core.distributed import on_first, propagate_rank_errors
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.reading import Images
 from solo_ext.lab.evaluation.context import EvalContext, evaluation_config, labelled_images
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, headline
 from solo_ext.lab.evaluation.features import Features, extract_features
 from solo_ext.lab.evaluation.models import EvalRun, Model
-from solo_ext.lab.evaluation.protocol import BackboneProtocol, Protocol, measure
+from solo_ext.lab.evaluation.protocol import BackboneProtocol, Protocol, measure, protocols_of
 from solo_ext.pretrained.files import state_digest
 
 
@@ -38,20 +36,9 @@ def online_protocols(cfg: Mapping[str, Any]) -> dict[str, Protocol]:
             images although unreadable ones are skipped.
     """
     given = cfg["online_eval"]
-    names = list(dict.fromkeys(given["protocols"]))
-    for name in given["settings"]:
-        if name not in names:
-            raise ConfigError(
-                f"online_eval.settings.{name}",
-                given["settings"][name],
-                "not among online_eval.protocols",
-                nearest(name, names),
-            )
-    chosen: dict[str, Protocol] = {}
-    for name in names:
-        prefix, own = f"online_eval.settings.{name}", given["settings"].get(name, {})
-        chosen[name] = validated(TypeAdapter(PROTOCOLS[name]), own, prefix=prefix)
-        if isinstance(chosen[name], BackboneProtocol) and cfg["data"]["unreadable"] == "skip":
+    chosen = protocols_of(PROTOCOLS, given["protocols"], given["settings"], "online_eval.settings")
+    for name, protocol in chosen.items():
+        if isinstance(protocol, BackboneProtocol) and cfg["data"]["unreadable"] == "skip":
             raise ConfigError(
                 "online_eval.protocols",
                 name,
@@ -62,12 +49,11 @@ def online_protocols(cfg: Mapping[str, Any]) -> dict[str, Protocol]:
 
 
 class OnlineEvaluation(Callback):
-    """Logs the headline numbers of protocols, ``online_<protocol>_<number>``.
+    """Logs the headline numbers of protocols, such as ``online_knn_acc1``.
 
-    It measures before training, every n epochs and after the last one; a metric is for example
-    ``online_knn_acc1``. Code, transform and splits are those of ``solo-ext eval``; the state of
-    training, random generators included, is not changed. Rank 0 measures alone. Pictures and
-    weights of protocols go to ``<out>/epoch-<n>``.
+    It measures before training, every n epochs and after the last one, as ``solo-ext eval`` does;
+    the state of training, random generators included, is not changed. Rank 0 measures alone.
+    Pictures and weights of protocols go to ``<out>/epoch-<n>``.
 
     Args:
         cfg: the checked config.
@@ -134,8 +120,8 @@ class OnlineEvaluation(Callback):
         cfg = evaluation_config(self.cfg, settings)
         context = EvalContext(model, settings, cfg, self.train, self.val, device, out)
         train, test = (extract_features(backbone, part, device=device) for part in self.loaders)
-        names = context.class_names
-        return context.with_features(Features(*train, *test, len(names), device, names))
+        context.features = Features(train, test, context.class_names, device)
+        return context
 
     def _log(self, trainer: pl.Trainer, accuracies: dict[str, float], epoch: int) -> None:
         if accuracies:
