@@ -221,11 +221,6 @@ class EvalContext:
 def open_context(name: str, settings: EvalRun, progress: Progress | None = None) -> EvalContext:
     """Loads a model and opens the images that it is evaluated on.
 
-    Args:
-        name: as :func:`solo_ext.lab.evaluation.models.open_model` takes it.
-        settings: shared by all protocols.
-        progress: called during the extraction of features.
-
     Raises:
         UserError: no such model, no such device, or images that cannot be evaluated on.
     """
@@ -284,15 +279,6 @@ def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str
 
 
 def _images(cfg: Mapping[str, Any]) -> tuple[Images, Images]:
-    for key in ("train_path", "val_path"):
-        given = cfg["data"].get(key)
-        if "${" in str(given):
-            raise ConfigError(
-                f"data.{key}",
-                given,
-                "an interpolation, which is not resolved out of a run's file",
-                f"give the path with data.{key}=...",
-            )
     if cfg["data"].get("no_labels"):
         raise ConfigError(
             "data.train_path",

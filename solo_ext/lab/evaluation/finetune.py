@@ -34,7 +34,6 @@ from solo_ext.lab.evaluation.protocol import Row, accuracies
 from solo_ext.lab.evaluation.supervised import (
     BASE_BATCH,
     Diverged,
-    EvalCheckpoint,
     SupervisedProtocol,
     seeded,
 )
@@ -142,7 +141,7 @@ class Finetune(SupervisedProtocol):
     drop_path: ProbabilityBelowOne = 0.0
     random_erasing: Probability = 0.0
 
-    def trained(self, context: EvalContext, checkpoint: EvalCheckpoint) -> tuple[Row, nn.Module]:
+    def trained(self, context: EvalContext) -> tuple[Row, nn.Module]:
         warmup = self.epochs / 10 if self.warmup_epochs is None else self.warmup_epochs
         if warmup >= self.epochs:
             raise ConfigError(
@@ -180,7 +179,7 @@ class Finetune(SupervisedProtocol):
                 logits.float(), targets, label_smoothing=0.0 if mixes else smoothing
             )
 
-        mean = self.train(context, checkpoint, loader, model, optimizer, loss, warmup_epochs=warmup)
+        mean = self.train(context, loader, model, optimizer, loss, warmup_epochs=warmup)
         logits, targets = self.predicted(model, context.loader(context.test), context.device)
         if not bool(logits.isfinite().all()):
             raise Diverged("the answers after the last epoch are not finite; take a smaller lr")

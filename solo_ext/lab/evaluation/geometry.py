@@ -35,11 +35,10 @@ def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
         - ``uniformity``, ``log mean_{i != j} exp(-2 |x_i - x_j|^2)`` of unit rows, at most 0;
         - ``class_alignment``, the mean ``|x_i - x_j|^2`` of unit rows over pairs of the same class,
           in [0, 4]; nan if no class has two rows;
-        - ``mean_cosine`` over pairs of rows; 1 if all have the same direction;
+        - ``mean_cosine`` over pairs of rows;
         - ``std``, the mean deviation of the dimensions of unit rows, times ``sqrt(D)``: about 1 for
           an isotropic cloud, 0 for a collapsed one;
-        - ``dead``, the share of dimensions that hardly vary, in percent;
-        - ``mean_norm``, the mean length of the rows.
+        - ``dead``, the percentage of dimensions that hardly vary, and the rows' ``mean_norm``.
 
     Source:
         Effective rank: Garrido et al., ICML 2023, arXiv 2210.02885. Alignment and uniformity: Wang

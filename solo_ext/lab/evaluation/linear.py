@@ -47,24 +47,20 @@ def linear_probe(
     """Accuracy of a multinomial logistic regression fitted to frozen features.
 
     Minimises ``mean_i CE(W x_i + b, y_i) + weight_decay / 2 * ||W||^2`` over the n train rows
-    (scikit-learn's ``C = 1 / (n * weight_decay)``), x standardised by the mean and standard
-    deviation of the train features, in float64 by L-BFGS with strong Wolfe line search, on the
-    device of the train features. The penalty is the one with the best top-1 on a stratified
-    hold-out of the train rows, the stronger one on a tie; the grid is walked from the strongest
-    penalty to the weakest, each fit starting at the previous one, and the chosen one is refitted
-    on all train rows. The test rows are used for nothing but the reported accuracies. Repeated
-    calls return the same numbers.
+    (scikit-learn's ``C = 1 / (n * weight_decay)``), x standardised by the mean and deviation of the
+    train rows, in float64 by L-BFGS with strong Wolfe line search, on their device. The penalty is
+    the one with the best top-1 on a stratified hold-out of the train rows, the stronger one on a
+    tie; each fit starts at that of the next stronger penalty, and the chosen one is refitted on all
+    train rows. The test rows choose nothing.
 
-    If a train class has fewer than 2 rows there is no stratified hold-out, and the middle of the
-    sorted grid is used (the stronger of two middles). Classes without train rows are never
-    predicted: their test rows count as errors.
+    If a train class has one row there is no hold-out, and the middle of the sorted grid is used
+    (the stronger of two middles). Classes without train rows are never predicted.
 
     Args:
         train: features (n, D), finite, and their classes (n,).
         test: features (m, D), finite, and their classes (m,).
         weight_decays: penalties to choose from, each at least 0.
-        holdout: share of every class's train rows held out, in (0, 1); at least one row of each
-            class is held out and at least one is fitted.
+        holdout: share of every class's train rows held out, in (0, 1).
         max_iterations: cap of the L-BFGS iterations of every fit, at least 1.
         seed: of the hold-out, at least 0.
 
@@ -183,21 +179,18 @@ class Linear(FeatureProtocol):
 def labelled_draw(
     labels: npt.NDArray[np.int64], classes: Sequence[int], amount: int | float, seed: int, draw: int
 ) -> Tensor:
-    """Draws rows of every class.
+    """Indices of drawn rows, class by class.
 
     A draw depends only on the labels and on (seed, draw), so models whose features are in the same
     order are compared on the same rows. Within a draw, larger amounts contain the smaller ones.
 
     Args:
         labels: (n,).
-        classes: classes that must be present.
+        classes: to draw from.
         amount: rows per class, at most as many as exist; a float is a share of every class, at
             least one row.
-        seed: at least 0.
+        seed: of all draws.
         draw: number of the draw.
-
-    Returns:
-        Indices of the rows, class by class.
 
     >>> labels = np.array([0, 1, 0, 1, 0])
     >>> labels[labelled_draw(labels, [0, 1], 2, seed=0, draw=0)].tolist()
@@ -321,9 +314,8 @@ def sweep_linear_probes(
     with momentum 0.9 and a cosine schedule, on the same batches: one matrix product gives the
     logits of all. The pair with the best top-1 on a stratified hold-out of the train rows is
     chosen, on a tie the smaller rate and the larger penalty, and trained again on all train rows.
-    If no class has two train rows there is no hold-out, and the middle of both lists is taken. The
-    test rows are used only for the accuracies that are returned. x is standardised by mean and
-    deviation of the train rows, batch by batch, so features on ``device`` are not copied.
+    If no class has two train rows, the middle of both lists is taken. Rows are standardised by mean
+    and deviation of the train rows, batch by batch: features on ``device`` are not copied.
 
     Args:
         train: features (n, D), finite, and their classes (n,).

@@ -19,56 +19,10 @@ from solo_ext.lab.evaluation.protocol import Row, accuracies
 from solo_ext.lab.evaluation.supervised import (
     BASE_BATCH,
     Diverged,
-    EvalCheckpoint,
     SupervisedProtocol,
     seeded,
 )
 from solo_ext.memory.state import eval_mode
-
-
-class LinearHeadSweep(nn.Module):
-    """Linear classifiers for several rates, to choose a rate by held-out images.
-
-    For every rate one classifier is trained on all images; if a rate is to be chosen, a second one
-    is trained without the held-out images. All start at zero: cross-entropy is convex in them.
-
-    Args:
-        features_dim: D.
-        num_classes: C.
-        rates: number of learning rates.
-        choosing: whether to train the second classifiers.
-
-    >>> heads = LinearHeadSweep(8, 3, rates=2, choosing=True)
-    >>> loss = heads.loss(torch.ones(4, 8), torch.tensor([0, 1, 2, 0]), torch.tensor([1, 1, 0, 1]))
-    >>> round(loss.item(), 4)
-    4.3944
-    """
-
-    def __init__(self, features_dim: int, num_classes: int, rates: int, choosing: bool) -> None:
-        super().__init__()
-        self.final, self.choosing = (
-            nn.ModuleList(nn.Linear(features_dim, num_classes) for _ in range(count))
-            for count in (rates, rates * choosing)
-        )
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
-
-    def loss(self, features: Tensor, targets: Tensor, seen: Tensor) -> Tensor:
-        """Sum over the classifiers of their mean cross-entropies.
-
-        Args:
-            features: (B, D).
-            targets: (B,).
-            seen: (B,), 1 for the rows that are not held out, else 0.
-        """
-        total = features.new_zeros(())
-        for head in self.final:
-            total = total + F.cross_entropy(head(features), targets)
-        rows = seen.sum().clamp_min(1)
-        for head in self.choosing:
-            own = F.cross_entropy(head(features), targets, reduction="none")
-            total = total + (own * seen).sum() / rows
-        return total
 
 
 class LinearAugmented(SupervisedProtocol):
@@ -88,53 +42,58 @@ class LinearAugmented(SupervisedProtocol):
     weight_decay: NonNegativeFloat = 0.0
     holdout: Annotated[float, Gt(0), Lt(1)] = 0.1
 
-    def trained(self, context: EvalContext, checkpoint: EvalCheckpoint) -> tuple[Row, nn.Module]:
-        rates, choosing = sorted(self.lr), len(self.lr) > 1
+    def trained(self, context: EvalContext) -> tuple[Row, nn.Module]:
+        rates, width = sorted(self.lr), context.model.features_dim
         targets = torch.as_tensor(targets_of(context.train))
         held = holdout_mask(targets.numpy(), self.holdout, self.seed)
-        if choosing and not bool(held.any()):
+        if len(rates) > 1 and not bool(held.any()):
             raise ConfigError(
                 "lr",
                 self.lr,
                 "no class has two training images, so none can be held out to choose a rate",
                 "give one rate",
             )
-        loader, width = self.loader(context), context.model.features_dim
-        backbone = context.backbone().requires_grad_(False).to(context.device)
-        with seeded(self.seed):
-            heads = LinearHeadSweep(width, len(context.class_names), len(rates), choosing)
-        heads.to(context.device)
+        loader, backbone = self.loader(context), context.backbone().to(context.device)
         scaled = [rate * self.batch_size / BASE_BATCH for rate in rates]
-        pairs = zip((*heads.final, *heads.choosing), 2 * scaled, strict=False)
-        groups = [{"params": list(head.parameters()), "lr": rate} for head, rate in pairs]
+        if len(rates) > 1:
+            scaled *= 2
+        with seeded(self.seed):
+            heads = nn.ModuleList(nn.Linear(width, len(context.class_names)) for _ in scaled)
+        for parameter in heads.parameters():
+            # Cross-entropy is convex in a linear classifier, so all may start at zero.
+            nn.init.zeros_(parameter)
+        heads.to(context.device)
+        final, choosing = heads[: len(rates)], heads[len(rates) :]
+        groups = [{"params": h.parameters(), "lr": r} for h, r in zip(heads, scaled, strict=True)]
         optimizer = torch.optim.SGD(groups, momentum=0.9, weight_decay=self.weight_decay)
 
         def loss(indices: Tensor, views: Tensor, targets: Tensor) -> Tensor:
             with torch.no_grad(), eval_mode(backbone), self.autocast(views.device):
                 features = pooled(backbone(views), len(views))
-            return heads.loss(features, targets, (~held[indices]).to(features))
+            total = features.new_zeros(())
+            for head in final:
+                total = total + F.cross_entropy(head(features), targets)
+            seen = (~held[indices]).to(features)
+            for head in choosing:
+                own = F.cross_entropy(head(features), targets, reduction="none")
+                total = total + (own * seen).sum() / seen.sum().clamp_min(1)
+            return total
 
-        self.train(context, checkpoint, loader, heads, optimizer, loss, heads_only=True)
-        return self._measured(context, heads.cpu(), held, rates)
-
-    @torch.no_grad()
-    def _measured(
-        self, context: EvalContext, heads: LinearHeadSweep, held: Tensor, rates: list[float]
-    ) -> tuple[Row, nn.Module]:
-        """The row of the chosen rate, and its classifier."""
+        self.train(context, loader, heads, optimizer, loss, heads_only=True)
+        heads.cpu()
         (x, y), (x_test, y_test) = context.features.train, context.features.test
         chosen, about = 0, {}
-        if heads.choosing:
-            rows = x[held].float()
-            scores = [accuracies(head(rows), y[held])["acc1"] for head in heads.choosing]
-            chosen = scores.index(max(scores))
-            shown = ", ".join(f"{r:g}: {s:.2f}" for r, s in zip(rates, scores, strict=True))
-            about = {"held_out": shown}
-        logits = heads.final[chosen](x_test.float())
+        with torch.no_grad():
+            if choosing:
+                rows = x[held].float()
+                scores = [accuracies(head(rows), y[held])["acc1"] for head in choosing]
+                chosen = scores.index(max(scores))
+                shown = (f"{r:g}: {s:.2f}" for r, s in zip(rates, scores, strict=True))
+                about = {"held_out": ", ".join(shown)}
+            logits = final[chosen](x_test.float())
         if not bool(logits.isfinite().all()):
             raise Diverged(
                 f"lr={self.lr}: the answers of the classifiers are not finite; take smaller ones"
             )
         found = accuracies(logits, y_test)
-        row = {**found, "lr": rates[chosen], "epochs": self.epochs, **about}
-        return row, heads.final[chosen]
+        return {**found, "lr": rates[chosen], "epochs": self.epochs, **about}, final[chosen]

@@ -20,7 +20,6 @@ from solo_ext.pretrained.libraries import image_side
 from solo_ext.pretrained.runs import load_pretrained
 
 PIXELS = "pixels"
-_PIXELS_SIZE = 32
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -115,7 +114,7 @@ def open_model(name: str, settings: EvalRun) -> Model:
         if value != EvalRun.model_fields[key].default:
             raise ConfigError(key, value, f"{name!r} is no model of timm", "leave it out")
     if name == PIXELS:
-        size = settings.crop_size or _PIXELS_SIZE
+        size = settings.crop_size or 32
         cfg, folder = _config(PIXELS, {}, size), _folder(settings, PIXELS)
         return Model(name, RawPixels(), 3 * size * size, cfg, PIXELS, PIXELS, None, folder)
     found = load_pretrained(Path(name))

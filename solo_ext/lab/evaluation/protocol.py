@@ -48,11 +48,7 @@ class FeatureProtocol(Protocol):
 
     @abstractmethod
     def measure(self, features: Features) -> list[Row]:
-        """Measures features.
-
-        Raises:
-            UserError: these features cannot be measured with the settings.
-        """
+        """Measures features; a setting that they do not allow is a ``UserError``."""
 
 
 class BackboneProtocol(Protocol):
@@ -66,11 +62,7 @@ class BackboneProtocol(Protocol):
 
     @abstractmethod
     def run(self, context: EvalContext) -> list[Row]:
-        """Measures a backbone on a data set.
-
-        Raises:
-            UserError: the settings or images do not allow it.
-        """
+        """Measures a backbone on a data set; what these do not allow is a ``UserError``."""
 
 
 def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
@@ -106,13 +98,7 @@ def protocols_of(
     settings: Mapping[str, Mapping[str, Any]],
     prefix: str,
 ) -> dict[str, Protocol]:
-    """Protocols by name, with the settings that are given for them.
-
-    Args:
-        kinds: that may be named.
-        names: of those wanted.
-        settings: by protocol and name.
-        prefix: key of ``settings``; beside it ``protocols`` has the names.
+    """The named protocols, with the ``settings`` (a config's key ``prefix``) given for them.
 
     Raises:
         ConfigError: an unknown protocol, a wrong setting, or settings of one that is not named.
@@ -141,13 +127,10 @@ def files_of(rows: Iterable[Row]) -> list[str]:
 
 
 def first_and_five(logits: Tensor, targets: Tensor) -> Tensor:
-    """(..., 2) bool: whether the class is the first guess, and among the first five.
+    """Whether the class is the first guess, and among the first five: (..., 2) bool.
 
-    A row of NaN or infinities is an error of the model.
-
-    Args:
-        logits: (..., C).
-        targets: of a shape that broadcasts to the others of ``logits``; -1 is never guessed.
+    Logits are (..., C), targets broadcast to the axes before C; -1 is never guessed, and a row
+    without finite logits is wrong.
     """
     # topk would rank NaN first.
     logits = logits.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
@@ -157,11 +140,7 @@ def first_and_five(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def accuracies(logits: Tensor, targets: Tensor) -> dict[str, float]:
-    """Percentages of rows whose class is the first guess, and among the first five.
-
-    Args:
-        logits: (n, C).
-        targets: (n,).
+    """Percentages of rows whose class is the first guess of logits (n, C), and of the first five.
 
     >>> accuracies(torch.eye(8), torch.arange(8))
     {'acc1': 100.0, 'acc5': 100.0}

@@ -39,17 +39,12 @@ ALONE = Ranks()
 
 
 class FeatureStore:
-    """A folder of features; each set of features is found by a digest of its origin.
+    """A folder of features of one dtype; each set of features is found by a digest of its origin.
 
     A set lies in files of ``rows_per_file`` rows each, such as
     ``<digest>/00000-of-00007.safetensors``, beside ``key.json``. Each file is written atomically
     and contains its own SHA-256: a stopped extraction continues after the last file, and only
     damaged files are made again.
-
-    Args:
-        folder: created on first use.
-        dtype: of the features, on disk and in memory.
-        rows_per_file: at least 1.
     """
 
     def __init__(

@@ -46,15 +46,15 @@ def evaluate_suite(
     settings are reused, unless a file that it wrote is missing.
 
     Args:
-        path: as :func:`solo_ext.lab.evaluation.models.open_model` takes it.
+        path: as for :func:`~solo_ext.lab.evaluation.evaluate.evaluate`, like ``progress``.
         settings: fields of :class:`~solo_ext.lab.evaluation.models.EvalRun`; ``protocols``,
             names; and the settings of each protocol under its name.
-        progress: called with the name of a task, its batches done and its batches in all.
+        progress: called as work goes on.
 
     Returns:
         The record: what was evaluated, on what, ``entries``, one for each protocol of this and of
-        earlier calls, and ``failed``, those of this call. If there are several processes, all but
-        the first only extract features and have no entries.
+        earlier calls, and ``failed``, those of this call. Of several processes, all but the first
+        only extract features and have no entries.
 
     Raises:
         UserError: wrong settings, a path that is no run, or a folder that cannot be written.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from safetensors.torch import save_file
 from timm.scheduler import CosineLRScheduler  # type: ignore[attr-defined]
 from torch import Tensor, nn
@@ -61,7 +63,7 @@ class SupervisedProtocol(BackboneProtocol):
     save: bool = False
 
     @abstractmethod
-    def trained(self, context: EvalContext, checkpoint: EvalCheckpoint) -> tuple[Row, nn.Module]:
+    def trained(self, context: EvalContext) -> tuple[Row, nn.Module]:
         """Trains; returns the row, and the module to save."""
 
     def run(self, context: EvalContext) -> list[Row]:
@@ -70,11 +72,11 @@ class SupervisedProtocol(BackboneProtocol):
         Raises:
             UserError: settings that do not fit, or the training diverged.
         """
-        checkpoint = EvalCheckpoint(context, self)
+        checkpoint = self.checkpoint(context)
         try:
-            row, module = self.trained(context, checkpoint)
+            row, module = self.trained(context)
         except Diverged:
-            checkpoint.file.unlink(missing_ok=True)
+            checkpoint.unlink(missing_ok=True)
             raise
         if self.save:
             tensors = {k: v.cpu().contiguous() for k, v in module.state_dict().items()}
@@ -83,8 +85,28 @@ class SupervisedProtocol(BackboneProtocol):
             metadata = {k: json.dumps(v) for k, v in about.items()}
             save_file(tensors, refuse_link(context.out / self.file), metadata)
             row["saved"] = self.file
-        checkpoint.file.unlink(missing_ok=True)
+        checkpoint.unlink(missing_ok=True)
         return [row]
+
+    def checkpoint(self, context: EvalContext) -> Path:
+        """The file that is written after every epoch, and removed at the end.
+
+        Its name is a digest of everything that the numbers depend on, so another model, setting or
+        data set starts anew.
+        """
+        first = context.cfg["augmentations"][0]
+        key = {
+            "solo_ext": __version__,
+            "model": context.model.digest,
+            "backbone": context.cfg["backbone"],
+            "protocol": type(self).__name__,
+            "settings": self.model_dump(exclude={"save"}),
+            "images": [images_fingerprint(i) for i in (context.train, context.test)],
+            "paths": [str(context.cfg["data"][f"{s}_path"]) for s in ("train", "val")],
+            "view": [first["crop_size"], first.get("mean"), first.get("std")],
+        }
+        text = json.dumps(key, sort_keys=True, default=str)
+        return context.out / f".unfinished-{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt"
 
     def loader(self, context: EvalContext, random_erasing: float = 0.0) -> ResumableLoader:
         """Batches ``(indices, [views], targets)``; the last, incomplete one of an epoch is dropped.
@@ -126,7 +148,6 @@ class SupervisedProtocol(BackboneProtocol):
     def train(
         self,
         context: EvalContext,
-        checkpoint: EvalCheckpoint,
         loader: ResumableLoader,
         module: nn.Module,
         optimizer: Optimizer,
@@ -141,9 +162,8 @@ class SupervisedProtocol(BackboneProtocol):
         in one go.
 
         Args:
-            context: gives the device.
-            checkpoint: of this training.
-            loader: gives the batches.
+            context: of the evaluation.
+            loader: of :meth:`loader`.
             module: what the optimizer trains.
             optimizer: its rates are multiplied by :func:`cosine_schedule`.
             loss: of a batch.
@@ -160,8 +180,8 @@ class SupervisedProtocol(BackboneProtocol):
         schedule = cosine_schedule(optimizer, steps * self.epochs, round(steps * warmup_epochs))
         scaled = self.precision == "16-mixed" and not heads_only
         scaler = torch.amp.GradScaler(torch.device(device).type, enabled=scaled)
-        first, mean = 0, float("nan")
-        state = checkpoint.load()
+        first, mean, checkpoint = 0, float("nan"), self.checkpoint(context)
+        state = _loaded(checkpoint)
         if state is not None:
             module.load_state_dict(state["module"])
             optimizer.load_state_dict(state["optimizer"])
@@ -171,7 +191,7 @@ class SupervisedProtocol(BackboneProtocol):
             loader.order.set_epoch(epoch)
             module.train()
             total = torch.zeros((), device=device)
-            with seeded(mix(self.seed, epoch), device):
+            with seeded(mix(self.seed, epoch)):
                 for step, (indices, (views,), targets) in enumerate(loader, start=epoch * steps):
                     schedule.step_update(step)
                     optimizer.zero_grad()
@@ -191,9 +211,20 @@ class SupervisedProtocol(BackboneProtocol):
                     "lr, or longer warmup_epochs"
                 )
             held = {"module": module, "optimizer": optimizer, "scaler": scaler}
-            states = {name: part.state_dict() for name, part in held.items()}
-            checkpoint.save({"epochs": epoch + 1, "loss": mean, **states})
+            state = {name: part.state_dict() for name, part in held.items()}
+            state |= {"epochs": epoch + 1, "loss": mean}
+            context.out.mkdir(parents=True, exist_ok=True)
+            atomic_write(checkpoint, functools.partial(torch.save, state))
         return mean
+
+
+def _loaded(checkpoint: Path) -> dict[str, Any] | None:
+    try:
+        state: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception:
+        # torch raises many types of error for a damaged file; the training then starts anew.
+        return None
+    return state
 
 
 def cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
@@ -217,54 +248,9 @@ def cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
 
 
 @contextmanager
-def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Seeds torch and numpy, which timm's Mixup uses, and restores both afterwards."""
-    kind = torch.device(device)
-    gpus = [kind.index or 0] if kind.type == "cuda" else []
-    # timm draws from numpy's global generator.
-    state = np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=gpus):
+    with isolate_rng(include_cuda=torch.cuda.is_initialized()):
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            np.random.set_state(state)  # noqa: NPY002
-
-
-class EvalCheckpoint:
-    """A file in the folder of the records, written after every epoch and removed at the end.
-
-    Its name is a digest of everything that the numbers depend on, so another model, setting or data
-    set starts anew.
-    """
-
-    def __init__(self, context: EvalContext, settings: SupervisedProtocol) -> None:
-        first = context.cfg["augmentations"][0]
-        key = {
-            "solo_ext": __version__,
-            "model": context.model.digest,
-            "backbone": context.cfg["backbone"],
-            "protocol": type(settings).__name__,
-            "settings": settings.model_dump(exclude={"save"}),
-            "images": [images_fingerprint(i) for i in (context.train, context.test)],
-            "paths": [str(context.cfg["data"][f"{s}_path"]) for s in ("train", "val")],
-            "view": [first["crop_size"], first.get("mean"), first.get("std")],
-        }
-        text = json.dumps(key, sort_keys=True, default=str)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.file: Path = context.out / f".unfinished-{digest}.pt"
-
-    def load(self) -> dict[str, Any] | None:
-        """The last state given to :meth:`save`, on the CPU; ``None`` if there is none."""
-        try:
-            state: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True)
-        except Exception:
-            # torch raises many types of error for a damaged file; the training then starts anew.
-            return None
-        return state
-
-    def save(self, state: Mapping[str, Any]) -> None:
-        """Writes the file atomically."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(self.file, lambda path: torch.save(state, path))
+        yield

@@ -51,12 +51,8 @@ def test_a_cluster_each_is_pure_and_still_wrong() -> None:
 
 
 def test_one_class_is_no_clustering(digits: Features) -> None:
-    one = replace(
-        digits,
-        train_targets=torch.zeros_like(digits.train_targets),
-        test_targets=torch.zeros_like(digits.test_targets),
-        num_classes=1,
-    )
+    x, y = digits.test
+    one = replace(digits, test=(x, torch.zeros_like(y)), class_names=["0"])
     with pytest.raises(ConfigError, match="k=null: there is one class"):
         Clusters().measure(one)
     (row,) = Clusters(k=[2]).measure(one)

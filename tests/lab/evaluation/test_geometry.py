@@ -74,7 +74,7 @@ def test_classes_of_one_row_have_no_pairs() -> None:
 
 def test_protocol_draws_of_many_and_has_no_nan() -> None:
     x, y = cloud()
-    features = Features(x, y, x, torch.arange(60))
+    features = Features((x, y), (x, torch.arange(60)), [str(c) for c in range(60)])
     (row,) = FeatureSpace(samples=20).measure(features)
     assert (row["images"], row["class_alignment"]) == (20, None)
     (again,) = FeatureSpace(samples=20, seed=1).measure(features)
@@ -82,6 +82,6 @@ def test_protocol_draws_of_many_and_has_no_nan() -> None:
 
 
 def test_spread_of_one_image_is_a_line(digits: Features) -> None:
-    one = replace(digits, test=digits.test[:1], test_targets=digits.test_targets[:1])
+    one = replace(digits, test=(digits.test[0][:1], digits.test[1][:1]))
     with pytest.raises(ConfigError, match=r"split='test': it has one labelled image.*=train"):
         FeatureSpace().measure(one)

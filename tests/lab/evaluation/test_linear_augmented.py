@@ -12,15 +12,14 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-from solo_ext.config.schema import View
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.images import targets_of
 from solo_ext.lab.evaluation.context import EvalContext, open_context
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.linear import holdout_mask
 from solo_ext.lab.evaluation.linear_augmented import LinearAugmented
-from solo_ext.lab.evaluation.models import EvalRun, Model
-from solo_ext.lab.evaluation.supervised import EvalCheckpoint, cosine_schedule, training_loader
+from solo_ext.lab.evaluation.models import EvalRun
+from solo_ext.lab.evaluation.supervised import EvalCheckpoint, cosine_schedule
 from tests.lab.evaluation.conftest import PLAIN, RESNET, shared
 
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 50, "augmentation": PLAIN}
@@ -47,8 +46,8 @@ def test_without_augmentation_is_a_plain_probe(
     """SGD with momentum 0.9 and a cosine by hand, over stored features, in the same order."""
     context = opened(digit_images, tmp_path)
     found = head(context, tmp_path, lr=[0.05])
-    x, y = context.features.train, context.features.train_targets
-    order = training_loader(context, View.model_validate(PLAIN), batch_size=50, seed=0).order
+    x, y = context.features.train
+    order = LinearAugmented.model_validate(QUICK).loader(context).order
     weight, bias = torch.zeros(10, x.shape[1]), torch.zeros(10)
     moved, moved_bias = torch.zeros_like(weight), torch.zeros_like(bias)
     done, total = 0, 3 * 6
@@ -78,14 +77,14 @@ def test_classifiers_side_by_side_are_those_trained_alone(
 
 
 def test_rate_is_chosen_on_training_images_alone(
-    digit_images: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digit_images: dict[str, str], tmp_path: Path
 ) -> None:
     """Each rate's accuracy on the images held out, by one that is trained without them."""
     context = opened(digit_images, tmp_path)
     targets = torch.tensor(list(targets_of(context.train)))
     held = holdout_mask(targets.numpy(), 0.2, 4)
-    x, y = context.features.train, context.features.train_targets
-    loader = training_loader(context, View.model_validate(PLAIN), batch_size=50, seed=4)
+    x, y = context.features.train
+    loader = LinearAugmented.model_validate({**QUICK, "seed": 4}).loader(context)
     scores = {}
     for rate in (0.001, 0.03):
         probe = nn.Linear(x.shape[1], 10)
@@ -126,7 +125,6 @@ def test_backbone_is_left_as_it_is(digit_images: dict[str, str], tmp_path: Path)
     for model in (trained, context.model.backbone):
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, before[name]), name
-    assert isinstance(context.model, Model)
 
 
 def test_learns_is_repeatable_and_the_seed_counts(
@@ -167,8 +165,9 @@ def test_goes_on_behind_the_last_finished_epoch(
     ("settings", "line"),
     [
         ({"lr": []}, "lr=[]: not a valid value; allowed: a list of 1 or more"),
-        ({"lr": 0.1}, "lr=0.1: not a valid value; allowed: a list of 1 or more"),
         ({"lr": [0.0]}, "lr.0=0.0: not a valid value"),
+        # Beyond single precision.
+        ({"lr": [1e300]}, "lr.0=1e+300: not a valid value"),
         ({"holdout": 1.0}, "holdout=1.0: not a valid value"),
         ({"learning_rate": [1.0]}, "learning_rate=[1.0]: unknown key"),
         ({"batch_size": 301}, "batch_size=301: the training set has 300 images"),
@@ -189,9 +188,3 @@ def test_rates_that_all_diverge_are_a_line(digit_images: dict[str, str], tmp_pat
         run(context, lr=[1e30], weight_decay=1.0)
     assert not list(tmp_path.glob(".unfinished-*"))
     assert run(context, lr=[1e30, 0.01], weight_decay=1.0)["lr"] == 0.01
-
-
-def test_rate_beyond_single_precision_is_refused(digit_images: dict[str, str]) -> None:
-    given = {"data": digit_images, "num_workers": 0, "device": "cpu", "lr": [1e300]}
-    with pytest.raises(ConfigError, match=r"lr\.0=1e\+300: not a valid value"):
-        evaluate("pixels", "linear_augmented", given)

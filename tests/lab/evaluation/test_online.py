@@ -85,7 +85,7 @@ def test_every_protocol_runs_while_training_and_leaves_it_alone(
         ({"settings": {"knn": {"kk": [1]}}}, "online_eval.settings.knn.kk"),
         ({"settings": {"knn": {"k": [0]}}}, "online_eval.settings.knn.k"),
         ({"settings": {"knn": {"device": "cpu"}}}, "online_eval.settings.knn.device"),
-        ({"settings": {"linear": {}}}, "not among online_eval.protocols"),
+        ({"settings": {"linear": {}}}, "online_eval.settings.linear={}: not among the protocols"),
         ({"protocols": ["transfer"]}, "online_eval.settings.transfer.datasets"),
     ],
 )

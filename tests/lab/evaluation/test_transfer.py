@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import shutil
 import weakref
 from pathlib import Path
@@ -53,13 +52,6 @@ def test_numbers_are_those_of_the_protocols_alone(
     assert headline("transfer", found) == {"knn_acc1": found[2]["knn_acc1"]}
 
 
-def test_pictures_of_data_sets_lie_apart(given: dict[str, Any], tmp_path: Path) -> None:
-    settings = {"protocols": ["neighbors"], "settings": {"neighbors": {"queries": 2, "k": 2}}}
-    evaluate("pixels", "transfer", {**given, **settings})
-    for name in ("digits", "noise"):
-        assert (tmp_path / "transfer" / name / "neighbors.png").is_file()
-
-
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
@@ -68,7 +60,7 @@ def test_pictures_of_data_sets_lie_apart(given: dict[str, Any], tmp_path: Path) 
         ({"datasets": {"../a": {"train_path": "x", "val_path": "x"}}}, "datasets"),
         ({"protocols": ["knnn"]}, "protocols='knnn': not possible here; did you mean 'knn'?"),
         ({"protocols": ["transfer"]}, "protocols='transfer': not possible here"),
-        ({"settings": {"linear": {}}}, "settings.linear=null: not among the protocols"),
+        ({"settings": {"linear": {}}}, "settings.linear={}: not among the protocols"),
         ({"settings": {"knn": {"kk": 1}}}, "settings.knn.kk=1: unknown key; did you mean 'k'?"),
     ],
 )
@@ -133,6 +125,7 @@ def test_gaps_in_the_images_of_the_run_are_no_matter(
     settings = {"protocols": ["neighbors"], "settings": {"neighbors": {"queries": 2, "k": 2}}}
     (row,) = evaluate("pixels", "transfer", {**given, **settings})["results"]
     assert (row["train"], row["test"]) == (80, 80)
+    assert (tmp_path / "transfer" / "whole" / "neighbors.png").is_file()
 
 
 def h5(root: Path, folders: str, name: str) -> str:
@@ -153,22 +146,13 @@ def test_format_follows_the_images(
     """Class folders beside images in HDF5, and HDF5 as a data set to transfer to."""
     packed = {key: h5(tmp_path, path, key) for key, path in digit_images.items()}
     expected = evaluate("pixels", "transfer", {**given, **KNN})["results"][0]
-    given["datasets"] = {"digits": digit_images}
+    given["datasets"] = {"digits": {**digit_images, "format": "image_folder"}}
     given["data"] = {**packed, "format": "h5"}
     (row,) = evaluate("pixels", "transfer", {**given, **KNN})["results"]
     assert row == expected
     given |= {"data": digit_images, "datasets": {"digits": {**packed, "format": "h5"}}}
     (row,) = evaluate("pixels", "transfer", {**given, **KNN})["results"]
     assert row == expected
-
-
-def test_loads_as_the_images_of_the_run(given: dict[str, Any], tmp_path: Path) -> None:
-    """With ``data.format=dali`` too, which the key of stored features tells."""
-    pytest.importorskip("nvidia.dali")
-    given["data"] |= {"format": "dali"}
-    evaluate("pixels", "transfer", {**given, **KNN, "dali": {"device": "cpu"}})
-    keys = [json.loads(p.read_text()) for p in (tmp_path / "features").glob("*/key.json")]
-    assert {key["view"]["dali"] for key in keys} == {True}
 
 
 def test_features_of_one_data_set_at_a_time(
