@@ -21,7 +21,6 @@ from solo_ext.lab.evaluation.context import EvalContext, open_context
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.finetune import Classifier, Finetune
 from solo_ext.lab.evaluation.models import EvalRun
-from solo_ext.lab.evaluation.supervised import EvalCheckpoint
 from tests.lab.evaluation.conftest import PLAIN, RESNET, shared
 
 QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 50, "augmentation": PLAIN, "lr": 0.01}
@@ -145,25 +144,40 @@ def test_mixing_is_timms(
 
 
 def test_goes_on_behind_the_last_finished_epoch(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, tmp_path: Path, interrupt: Callable[[int], list[Path]]
 ) -> None:
     settings = {"epochs": 3, "mixup": 0.8, "drop_path": 0.2}
     whole = call(out=tmp_path / "whole", **settings)
-    saved = EvalCheckpoint.save
-    calls = 0
-
-    def stop(self: EvalCheckpoint, state: dict[str, Any]) -> None:
-        nonlocal calls
-        calls += 1
-        saved(self, state)
-        if calls == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(EvalCheckpoint, "save", stop)
+    written = interrupt(2)
     with pytest.raises(KeyboardInterrupt):
         call(out=tmp_path / "parts", **settings)
     assert call(out=tmp_path / "parts", **settings) == whole
-    assert calls == 3
+    assert len(written) == 3
+
+
+@pytest.mark.fault
+def test_damaged_file_of_an_unfinished_training_counts_for_nothing(
+    call: Call, tmp_path: Path, interrupt: Callable[[int], list[Path]]
+) -> None:
+    whole = call(out=tmp_path / "whole")
+    written = interrupt(1)
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    written[0].write_bytes(written[0].read_bytes()[:40])
+    assert call() == whole
+
+
+def test_accuracy_is_of_the_last_epoch_alone(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    predicted = Finetune.predicted
+
+    def once(*args: Any) -> Any:
+        seen.append(1)
+        return predicted(*args)
+
+    monkeypatch.setattr(Finetune, "predicted", once)
+    call()
+    assert seen == [1]
 
 
 def test_stochastic_depth_and_precision_matter(call: Call, tmp_path: Path) -> None:
@@ -287,19 +301,13 @@ def test_unknown_layers_are_refused_unless_they_learn_alike() -> None:
     assert sum(len(g["params"]) for g in model.param_groups(0.05, 1.0)) == 4
 
 
-@pytest.mark.fault
-def test_checkpoint_is_found_by_the_same_call_alone(
+def test_unfinished_training_is_found_by_the_same_call_alone(
     digit_images: dict[str, str], tmp_path: Path
 ) -> None:
-    def made(crop: int = 8, **settings: Any) -> EvalCheckpoint:
+    def file(crop: int = 8, **settings: Any) -> Path:
         given = {**shared(digit_images, tmp_path), "crop_size": crop}
         context = open_context("pixels", EvalRun.model_validate(given))
-        return EvalCheckpoint(context, Finetune(**settings))
+        return Finetune(**settings).checkpoint(context)
 
-    first = made()
-    assert first.load() is None
-    first.save({"epochs": 3})
-    assert made().load() == made(save=True).load() == {"epochs": 3}
-    assert made(seed=1).load() is made(crop=16).load() is None
-    first.file.write_bytes(first.file.read_bytes()[:40])
-    assert made().load() is None
+    assert file() == file(save=True)
+    assert len({file(), file(seed=1), file(crop=16)}) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.linear import holdout_mask
 from solo_ext.lab.evaluation.linear_augmented import LinearAugmented
 from solo_ext.lab.evaluation.models import EvalRun
-from solo_ext.lab.evaluation.supervised import EvalCheckpoint, cosine_schedule
+from solo_ext.lab.evaluation.supervised import cosine_schedule
 from tests.lab.evaluation.conftest import PLAIN, RESNET, shared
 
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 50, "augmentation": PLAIN}
@@ -141,24 +142,17 @@ def test_learns_is_repeatable_and_the_seed_counts(
 
 
 def test_goes_on_behind_the_last_finished_epoch(
-    digit_images: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digit_images: dict[str, str], tmp_path: Path, interrupt: Callable[[int], list[Path]]
 ) -> None:
     whole = run(opened(digit_images, tmp_path / "whole"))
-    saved = EvalCheckpoint.save
-
-    def stop(self: EvalCheckpoint, state: dict[str, Any]) -> None:
-        saved(self, state)
-        if state["epochs"] == 2:
-            monkeypatch.setattr(EvalCheckpoint, "save", saved)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(EvalCheckpoint, "save", stop)
+    written = interrupt(2)
     parts = opened(digit_images, tmp_path / "parts")
     with pytest.raises(KeyboardInterrupt):
         run(parts)
-    assert list((tmp_path / "parts").glob(".unfinished*"))
+    assert written[0].is_file()
     assert run(parts) == whole
-    assert not list((tmp_path / "parts").glob(".unfinished*"))
+    assert len(written) == 3
+    assert not written[0].exists()
 
 
 @pytest.mark.parametrize(
