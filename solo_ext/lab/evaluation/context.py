@@ -75,6 +75,11 @@ class EvalContext:
         """Names of the C classes by their number."""
         return class_names(self.train)
 
+    @cached_property
+    def fingerprints(self) -> tuple[str | None, str | None]:
+        """Digests of the images of both splits; computed once, because they list every file."""
+        return images_fingerprint(self.train), images_fingerprint(self.test)
+
     @property
     def title(self) -> str:
         """The method, or the name of a model without one, for pictures."""
@@ -170,7 +175,7 @@ class EvalContext:
     def _features(self, split: str, images: Images) -> Rows:
         backbone, report, device = self.model.backbone, self.report(split), self.device
         dtype = DTYPES[self.settings.features_dtype]
-        found = images_fingerprint(images)
+        found = self.fingerprints[split != "train"]
         if found is None:
             if self.ranks.rank:
                 # Features are shared by the store, and these images have no key in it.

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,6 @@ from solo_ext import __version__
 from solo_ext.config.check import validated
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import write_text
-from solo_ext.data.images import images_fingerprint
 from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, headline
 from solo_ext.lab.evaluation.models import EvalRun
@@ -100,14 +99,12 @@ class _Suite:
         self.folder = context.model.folder
         # A folder of its own: a single protocol writes pictures under the same names.
         self.context = replace(context, out=self.folder / PICTURES)
-        # Once per call, because it lists every file. Unknown images equal those of no other call.
-        prints = [images_fingerprint(i) or uuid.uuid4().hex for i in (context.train, context.test)]
         self.base = _digest(
             {
                 "solo_ext": __version__,
                 "model": context.model.digest,
                 "backbone": context.cfg["backbone"],
-                "images": prints,
+                "images": _known(context.fingerprints),
                 "view": context.cfg["augmentations"][0],
                 "data": [context.cfg["data"][key] for key in ("dataset", "format")],
                 "dtype": context.settings.features_dtype,
@@ -138,7 +135,7 @@ class _Suite:
         entry["settings"] = protocol.model_dump()
         begin = time.monotonic()
         try:
-            further = [found or uuid.uuid4().hex for found in protocol.depends_on(self.context)]
+            further = _known(protocol.depends_on(self.context))
             entry["key"] = _digest([self.base, entry["settings"], further])
             held = self._earlier().get(name)
             if held is not None and self._complete(held, entry["key"]):
@@ -197,6 +194,11 @@ class _Suite:
         write_text(self.folder / RECORD, json.dumps(record, indent=1))
         write_text(self.folder / PAGE, render_suite(record, self.context.out))
         return record
+
+
+def _known(fingerprints: Sequence[str | None]) -> list[str]:
+    """The same, where images that cannot be identified equal those of no other call."""
+    return [found or uuid.uuid4().hex for found in fingerprints]
 
 
 def _digest(content: Any) -> str:

@@ -26,7 +26,6 @@ from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import atomic_write, refuse_link
 from solo_ext.core.types import PositiveInt
-from solo_ext.data.images import images_fingerprint
 from solo_ext.data.loaders import ResumableLoader
 from solo_ext.data.sampler import EpochSampler
 from solo_ext.data.transforms import pretrain_transform
@@ -101,7 +100,7 @@ class SupervisedProtocol(BackboneProtocol):
             "backbone": context.cfg["backbone"],
             "protocol": type(self).__name__,
             "settings": self.model_dump(exclude={"save"}),
-            "images": [images_fingerprint(i) for i in (context.train, context.test)],
+            "images": context.fingerprints,
             "paths": [str(context.cfg["data"][f"{s}_path"]) for s in ("train", "val")],
             "view": [first["crop_size"], first.get("mean"), first.get("std")],
         }

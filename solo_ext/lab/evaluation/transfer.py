@@ -9,7 +9,6 @@ from annotated_types import MinLen
 from pydantic import Field
 
 from solo_ext.config.schema import Free, HuggingFace, Section
-from solo_ext.data.images import images_fingerprint
 from solo_ext.lab.evaluation.clustering import Clusters
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.finetune import Finetune
@@ -72,8 +71,7 @@ class Transfer(BackboneProtocol):
     settings: dict[str, Free] = {}
 
     def depends_on(self, context: EvalContext) -> list[str | None]:
-        others = self._contexts(context).values()
-        return [images_fingerprint(images) for o in others for images in (o.train, o.test)]
+        return [found for o in self._contexts(context).values() for found in o.fingerprints]
 
     def run(self, context: EvalContext) -> list[Row]:
         """A row per data set: ``dataset``, ``classes``, ``train``, ``test``, numbers of protocols.

@@ -242,7 +242,7 @@ def test_transfer_is_measured_again_when_its_images_change(
 def test_transfer_to_what_nothing_tells_apart_is_always_measured(
     run: Path, images: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solo_ext.lab.evaluation.transfer.images_fingerprint", lambda _: None)
+    monkeypatch.setattr("solo_ext.lab.evaluation.context.images_fingerprint", lambda _: None)
     for _ in range(2):
         evaluate_suite(run, transfer_to(images, "knn"))
     assert asked == ["Transfer", "Transfer"]
