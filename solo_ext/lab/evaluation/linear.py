@@ -7,6 +7,7 @@ runs :func:`sweep_linear_probes`.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import statistics
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from solo_ext.core.types import LearningRate, NonNegativeFloat, NonNegativeInt, 
 from solo_ext.lab.evaluation.features import Features, Rows, refuse_non_finite
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row, accuracies, first_and_five
 
+logger = logging.getLogger(__name__)
 Holdout = Annotated[float, Gt(0), Lt(1)]
 Head = tuple[Tensor, Tensor]
 """Weight (C, D) and bias (C,)."""
@@ -229,15 +231,15 @@ class LowShot(FeatureProtocol):
 
         ``std`` is their sample deviation, ``ci95`` half the 95 % interval of the mean by Student's
         t: over draws of labels, not over training seeds. Amounts that exceed the images of a class
-        have no numbers, and ``note`` names the class.
+        are left out, with a warning.
 
         Raises:
             UserError: all amounts exceed them, or a class has no training image at all.
         """
-        amounts: list[tuple[str, int | float, str]] = [
-            *((f"{shots} per class", shots, f"shots.{i}") for i, shots in enumerate(self.shots)),
-            *((f"{100 * f:g} %", f, f"fractions.{i}") for i, f in enumerate(self.fractions)),
-        ]
+        amounts: dict[str, int | float] = {
+            **{f"{shots} per class": shots for shots in self.shots},
+            **{f"{100 * fraction:g} %": fraction for fraction in self.fractions},
+        }
         if not amounts:
             raise ConfigError("shots", [], "nothing to measure", "give shots or fractions")
         counts = features.train[1].bincount(minlength=features.num_classes)
@@ -249,26 +251,19 @@ class LowShot(FeatureProtocol):
             )
         short = f"class {name!r} has {count} training images"
         # A fraction never exceeds the images of a class.
-        possible = [not isinstance(amount, int) or amount <= count for _, amount, _ in amounts]
-        if not any(possible):
-            raise ConfigError(amounts[0][2], amounts[0][1], short, "lower it")
-        rows = []
-        for (label, amount, _), fits in zip(amounts, possible, strict=True):
-            row = self._row(features, amount) if fits else dict.fromkeys(_OF_DRAWS)
-            note = {} if all(possible) else {"note": "" if fits else short}
-            rows.append({"labels": label, **row, **note})
-        return rows
+        possible = {k: v for k, v in amounts.items() if isinstance(v, float) or v <= count}
+        if not possible:
+            raise ConfigError("shots", self.shots, short, "lower them")
+        if len(possible) < len(amounts):
+            left_out = ", ".join(label for label in amounts if label not in possible)
+            logger.warning(f"few labels: {short}, so {left_out} cannot be measured")
+        return [{"labels": k, **self._row(features, v)} for k, v in possible.items()]
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """Accuracy by amount, such as ``acc1_10_per_class``, for amounts that every class has."""
-        found = {row["labels"]: row["acc1"] for row in rows if row["acc1"] is not None}
-        return {
-            "acc1_" + name.replace(" per class", "_per_class").replace(" %", "_percent"): float(
-                acc1
-            )
-            for name, acc1 in found.items()
-        }
+        """Accuracy by amount, such as ``acc1_10_per_class`` and ``acc1_1_percent``."""
+        names = [r["labels"].replace(" per ", "_per_").replace(" %", "_percent") for r in rows]
+        return {f"acc1_{n}": float(r["acc1"]) for n, r in zip(names, rows, strict=True)}
 
     def _row(self, features: Features, amount: int | float) -> Row:
         x, y = features.train
@@ -288,11 +283,8 @@ class LowShot(FeatureProtocol):
         if self.draws > 1:
             std = statistics.stdev(scores)
             half = float(student_t.ppf(0.975, self.draws - 1)) * std / self.draws**0.5
-        numbers = (count, statistics.fmean(scores), std, half, self.draws)
-        return dict(zip(_OF_DRAWS, numbers, strict=True))
-
-
-_OF_DRAWS = ("images", "acc1", "std", "ci95", "draws")
+        mean = statistics.fmean(scores)
+        return {"images": count, "acc1": mean, "std": std, "ci95": half, "draws": self.draws}
 
 
 @torch.no_grad()

@@ -100,8 +100,9 @@ class Transfer(BackboneProtocol):
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
         """Numbers of the last row: the means, or those of the only data set."""
-        numbers = {k: v for k, v in rows[-1].items() if k not in _ABOUT}
-        return {k: float(v) for k, v in numbers.items() if v is not None}
+        # A table has empty cells where one data set cannot be measured like the others.
+        given = {k: v for k, v in rows[-1].items() if k not in _ABOUT and v is not None}
+        return {k: float(v) for k, v in given.items()}
 
     def _contexts(self, context: EvalContext) -> dict[str, EvalContext]:
         """By data set; each has a folder, so that pictures and weights are not overwritten."""
