@@ -92,22 +92,16 @@ def test_record(run: Path, images: Path, val: Path) -> None:
 
 
 def test_is_repeatable_and_leaves_nothing_but_features(run: Path, tmp_path: Path) -> None:
+    """Progress is that of what is not stored yet."""
     copy = Path(shutil.copytree(run, tmp_path / "run", ignore=lambda *_: ["features"]))
-    names = {p.name for p in copy.iterdir()}
-    first = evaluate(copy, "knn", KNN)
+    names, seen = {p.name for p in copy.iterdir()}, list[tuple[str, int, int]]()
+    first = evaluate(copy, "knn", {**KNN, "batch_size": 16}, lambda *step: seen.append(step))
+    assert seen == [*(("train", n, 3) for n in (1, 2, 3)), *(("val", n, 2) for n in (1, 2))]
+    again = evaluate(copy, "knn", KNN, lambda *step: seen.append(step))
+    assert (len(seen), again["results"]) == (5, first["results"])
     other = {**KNN, "batch_size": 5, "features_dir": str(tmp_path / "other")}
     assert evaluate(copy, "knn", other)["results"] == first["results"]
     assert {p.name for p in copy.iterdir()} == names | {"features"}
-
-
-def test_progress_of_what_is_not_stored_yet(run: Path, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
-    settings = {**KNN, "batch_size": 16, "features_dir": str(tmp_path)}
-    first = evaluate(run, "knn", settings, lambda *step: seen.append(step))
-    assert seen == [*(("train", n, 3) for n in (1, 2, 3)), *(("val", n, 2) for n in (1, 2))]
-    seen.clear()
-    again = evaluate(run, "knn", settings, lambda *step: seen.append(step))
-    assert (seen, again["results"]) == ([], first["results"])
 
 
 def test_other_images_of_another_size(run: Path, images: Path) -> None:

@@ -13,8 +13,10 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
+from solo_ext.lab.evaluation import knn
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.knn import KNN, Retrieval, retrieval_scores
+from solo_ext.memory.knn import cosines
 
 
 def by_loop(
@@ -53,7 +55,15 @@ def rows(count: int, seed: int, classes: int = 4) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("block", [1, 200, 2**20])
 @pytest.mark.parametrize("alone", [True, False])
 def test_equals_a_loop(alone: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solo_ext.lab.evaluation.knn._MAX_ELEMENTS", block)
+    """And no table has more elements than a block, or than one query needs."""
+
+    def spy(*given: Tensor) -> Tensor:
+        table = cosines(*given)
+        assert table.numel() <= max(block, table.shape[1])
+        return table
+
+    monkeypatch.setattr(knn, "_MAX_ELEMENTS", block)
+    monkeypatch.setattr(knn, "cosines", spy)
     (x, y), (gallery, labels) = rows(30, 0), rows(41, 1)
     gallery = gallery * torch.rand(41, 1)
     ks = [1, 3, 100]
