@@ -24,7 +24,7 @@ from solo_ext.data.loaders import FixedLoader, fixed_loader
 from solo_ext.data.reading import Images, Skipping, name_of
 from solo_ext.data.transforms import STATISTICS, statistics
 from solo_ext.lab.evaluation.features import Features, Rows, extract_features, feature_batches
-from solo_ext.lab.evaluation.models import DTYPES, EvalData, EvalRun, Model, open_model
+from solo_ext.lab.evaluation.models import EvalData, EvalRun, Model, open_model
 from solo_ext.lab.evaluation.store import ALONE, FeatureStore, Ranks
 
 logger = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class EvalContext:
 
     def _features(self, split: str, images: Images) -> Rows:
         backbone, report, device = self.model.backbone, self.report(split), self.device
-        dtype = DTYPES[self.settings.features_dtype]
+        dtype = getattr(torch, self.settings.features_dtype)
         found = self.fingerprints[split != "train"]
         if found is None:
             if self.ranks.rank:

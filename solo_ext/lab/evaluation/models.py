@@ -20,7 +20,6 @@ from solo_ext.pretrained.libraries import image_side
 from solo_ext.pretrained.runs import load_pretrained
 
 PIXELS = "pixels"
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class EvalData(Section):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +21,6 @@ from solo_ext.lab.evaluation.features import Rows, refuse_non_finite
 Batches = Callable[[Sequence[int]], Generator[Rows]]
 """Returns features and targets of some images, batch by batch, in the order of their indices."""
 VERSION = 1
-_WAIT = 0.2
-_STALLED = 120.0
-"""Seconds without a new file of another process, after which this one takes over its share; longer
-if a file takes longer here too."""
 
 
 class Ranks(NamedTuple):
@@ -58,7 +53,8 @@ class FeatureStore:
         """Reads the features of ``key``; missing ones are extracted and stored.
 
         Memory for all rows is allocated once. Several processes take the files in turns, and the
-        first of them reads what the others wrote: they share the folder and nothing else.
+        first of them reads what the others wrote, or does what they have not done by then: they
+        share the folder and nothing else.
 
         Args:
             key: everything that the features depend on, as JSON values.
@@ -85,11 +81,11 @@ class FeatureStore:
             for _ in found.extracted([file for file in own if found.read(file) is None], batches):
                 pass
             return torch.empty(0, 0, dtype=self.dtype), torch.empty(0, dtype=torch.int64)
-        begin = time.monotonic()
-        found.fill([file for file in own if not found.take(file)], batches)
-        patience = max(_STALLED, 3 * (time.monotonic() - begin) / max(1, len(own)))
-        others = [file for file in found.shards if file not in own]
-        found.fill(found.waited_for(others, patience), batches)
+        found.fill(own, batches)
+        for file in reversed(found.shards):
+            # The others are still at the first of their files, unless they are lost.
+            if file not in own:
+                found.fill([file], batches)
         return found.features, found.targets
 
 
@@ -106,7 +102,7 @@ class _FeatureSet:
             )
             for i in range(files)
         }
-        self.count, self.writable = count, True
+        self.count = count
         self.features, self.targets = torch.empty(0, 0), torch.empty(0, dtype=torch.int64)
 
     def keep(self, file: Path, rows: Rows) -> None:
@@ -116,30 +112,17 @@ class _FeatureSet:
         part = self.shards[file]
         self.features[part], self.targets[part] = rows
 
-    def take(self, file: Path) -> bool:
-        """Reads a file into the table; returns whether it was intact."""
-        rows = self.read(file)
-        if rows is not None:
-            self.keep(file, rows)
-        return rows is not None
-
     def fill(self, files: Sequence[Path], batches: Batches) -> None:
-        for file, rows in self.extracted(files, batches):
-            self.keep(file, rows)
-
-    def waited_for(self, files: list[Path], patience: float) -> list[Path]:
-        """Reads what other processes write; returns the files that none of them wrote."""
-        last = time.monotonic()
-        while files:
-            left = [file for file in files if not self.take(file)]
-            if len(left) < len(files):
-                files, last = left, time.monotonic()
-            elif not self.writable or time.monotonic() - last > patience:
-                # If this process cannot write, the others cannot either.
-                break
+        """Reads files into the table; those that are missing or damaged are extracted."""
+        missing = []
+        for file in files:
+            rows = self.read(file)
+            if rows is None:
+                missing.append(file)
             else:
-                time.sleep(_WAIT)
-        return files
+                self.keep(file, rows)
+        for file, rows in self.extracted(missing, batches):
+            self.keep(file, rows)
 
     def extracted(self, files: Sequence[Path], batches: Batches) -> Iterator[tuple[Path, Rows]]:
         """Extracts the rows of files in one pass; writes each file when it is complete."""
@@ -170,8 +153,7 @@ class _FeatureSet:
         try:
             _write(file, lambda path: save_file(tensors, path, about))
         except OSError as error:
-            self.writable = False
-            # Every rank warns: rank 0 may be waiting for a file that only this rank cannot write.
+            # Every rank warns: rank 0 does again what only this rank could not write.
             said = f"features are not stored in {str(self.place)!r}: {error}"
             warnings.warn(said, stacklevel=2)
 

@@ -141,8 +141,7 @@ def test_missing_rows_are_refused(tmp_path: Path) -> None:
 def test_folder_that_cannot_be_written(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every process says so; the others, which cannot write either, are not waited for."""
-    monkeypatch.setattr("solo_ext.lab.evaluation.store._STALLED", 1e9)
+    """Every process says so."""
     # Lightning would keep back the warnings of the second process.
     monkeypatch.setattr(rank_zero_only, "rank", ranks.rank)
     (tmp_path / "file").write_text("")
@@ -171,14 +170,13 @@ def test_processes_share_the_work(done: int, tmp_path: Path) -> None:
         thread.join()
     check(found[0])
     assert [len(found[rank][0]) for rank in (1, 2)] == [0, 0]
-    asked = [set(p.asked) for p in parts]
-    assert set.union(*asked) == set(range(5 * done, COUNT))
-    assert sum(map(len, asked)) == COUNT - 5 * done
+    # The first may have done what was not there yet when it was ready.
+    assert {index for part in parts for index in part.asked} == set(range(5 * done, COUNT))
+    assert set(parts[1].asked).isdisjoint(parts[2].asked)
 
 
 @pytest.mark.fault
-def test_share_of_a_lost_process_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solo_ext.lab.evaluation.store._STALLED", 0.0)
+def test_share_of_a_lost_process_is_done(tmp_path: Path) -> None:
     alone = Extraction()
     check(store(tmp_path).features(KEY, COUNT, alone, Ranks(0, 2)))
     assert sorted(alone.asked) == list(range(COUNT))

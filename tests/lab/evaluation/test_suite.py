@@ -127,7 +127,6 @@ def test_process_that_only_helps_never_fails_the_others(
         return original(self, part)
 
     monkeypatch.setattr(EvalContext, "loader", loader)
-    monkeypatch.setattr("solo_ext.lab.evaluation.store._STALLED", 0.0)
     given = {**QUICK, "data": {"val_path": str(broken)}}
     for rank, failed in ((1, []), (0, ["knn", "geometry"])):
         monkeypatch.setenv("RANK", str(rank))
