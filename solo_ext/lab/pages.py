@@ -189,9 +189,9 @@ def figure_svg(figure: Drawing) -> str:
     # matplotlib's style rule is for all elements and would apply to the whole page; the template
     # has the same rule for figures only.
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
-    # One unit of the drawing is a point: text of 11 points shows as 10 to 15 pixels.
+    # One unit of the drawing is a point: text of 11 points shows as 10 to 12 pixels.
     width = 72 * figure.get_figwidth()
-    style = f'style="min-width: {0.9 * width:.0f}px; max-width: {1.4 * width:.0f}px"'
+    style = f'style="min-width: {0.9 * width:.0f}px; max-width: {1.1 * width:.0f}px"'
     svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', style, svg, count=1)
     for name, (light, _) in COLOURS.items():
         svg = re.sub(rf"(?<=: ){light}\b", f"var(--{name})", svg)
