@@ -161,8 +161,9 @@ class EvalContext:
         settings = self.settings.model_copy(update={"data": data})
         cfg = evaluation_config(self.model.cfg, settings)
         train, test = _images(cfg)
-        changed = {"settings": settings, "cfg": cfg, "train": train, "test": test}
-        return replace(self, **changed, out=out, unreadable={})
+        return replace(
+            self, settings=settings, cfg=cfg, train=train, test=test, out=out, unreadable={}
+        )
 
     def alone(self) -> EvalContext:
         """The same, with its features if they are there, without waiting for other processes."""

@@ -103,17 +103,17 @@ def protocols_of(
     Raises:
         ConfigError: an unknown protocol, a wrong setting, or settings of one that is not named.
     """
+    for name in names:
+        if name not in kinds:
+            raise ConfigError("protocols", name, "not possible here", nearest(name, kinds))
     for name in settings:
         if name not in names:
             problem = "not among the protocols"
             raise ConfigError(f"{prefix}.{name}", settings[name], problem, nearest(name, names))
-    found: dict[str, Protocol] = {}
-    for name in dict.fromkeys(names):
-        if name not in kinds:
-            raise ConfigError("protocols", name, "not possible here", nearest(name, kinds))
-        own = settings.get(name, {})
-        found[name] = validated(TypeAdapter(kinds[name]), own, prefix=f"{prefix}.{name}")
-    return found
+    return {
+        name: validated(TypeAdapter(kinds[name]), settings.get(name, {}), prefix=f"{prefix}.{name}")
+        for name in dict.fromkeys(names)
+    }
 
 
 def files_of(rows: Iterable[Row]) -> list[str]:

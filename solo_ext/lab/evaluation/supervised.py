@@ -209,7 +209,7 @@ class SupervisedProtocol(BackboneProtocol):
                     f"the loss or the weights of epoch {epoch + 1} are not finite; take a smaller "
                     "lr, or longer warmup_epochs"
                 )
-            held = {"module": module, "optimizer": optimizer, "scaler": scaler}
+            held: dict[str, Any] = {"module": module, "optimizer": optimizer, "scaler": scaler}
             state = {name: part.state_dict() for name, part in held.items()}
             state |= {"epochs": epoch + 1, "loss": mean}
             context.out.mkdir(parents=True, exist_ok=True)
@@ -249,7 +249,7 @@ def cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seeds torch and numpy, which timm's Mixup uses, and restores both afterwards."""
-    with isolate_rng(include_cuda=torch.cuda.is_initialized()):
+    with isolate_rng(include_cuda=torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         yield
