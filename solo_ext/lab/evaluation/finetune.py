@@ -43,15 +43,9 @@ _RESNET = {"stem": r"^conv1|bn1", "blocks": r"^layer(\d+)\.(\d+)"}
 
 
 class Classifier(nn.Module):
-    """Logits ``W pool(backbone(x)) + b``, (B, C), fp32 features.
+    """Logits ``W pool(backbone(x)) + b``, (B, C), of images (B, 3, H, W), with fp32 features.
 
-    The classifier starts at normal weights of deviation 0.01 and zero bias, drawn from torch's
-    generator.
-
-    Args:
-        backbone: images (B, 3, H, W) to (B, D) or (B, D, H, W).
-        features_dim: D.
-        num_classes: C.
+    W starts at normal weights of deviation 0.01, b at zero.
 
     >>> model = Classifier(nn.Conv2d(3, 16, 3), 16, 10)
     >>> model(torch.ones(4, 3, 8, 8)).shape

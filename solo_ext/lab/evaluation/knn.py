@@ -67,7 +67,7 @@ def retrieval_scores(
         targets: (n,) classes.
         gallery: features (m, D) and classes (m,); ``None``: the queries, where each one is left out
             of its own ranking.
-        ks: ranks for recall; one beyond the gallery's size means the whole ranking.
+        ks: ranks for recall.
         device: where to compute.
 
     Returns:

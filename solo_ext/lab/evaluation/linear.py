@@ -41,7 +41,7 @@ def linear_probe(
     train: Rows,
     test: Rows,
     *,
-    weight_decays: Sequence[float] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0),
+    weight_decay: Sequence[float] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0),
     holdout: float = 0.2,
     max_iterations: int = 200,
     seed: int = 0,
@@ -61,10 +61,10 @@ def linear_probe(
     Args:
         train: features (n, D), finite, and their classes (n,).
         test: features (m, D), finite, and their classes (m,).
-        weight_decays: penalties to choose from, each at least 0.
+        weight_decay: penalties to choose from, each at least 0.
         holdout: share of every class's train rows held out, in (0, 1).
-        max_iterations: cap of the L-BFGS iterations of every fit, at least 1.
-        seed: of the hold-out, at least 0.
+        max_iterations: cap of the L-BFGS iterations of every fit.
+        seed: of the hold-out.
 
     Returns:
         ``acc1``, ``acc5`` and ``train_acc1`` in percent, and the chosen ``weight_decay``.
@@ -91,16 +91,16 @@ def linear_probe(
     std = std.clamp_min(max(1e-6 * float(std.max()), 1e-30))
     x, x_test = (x - mean) / std, (x_test - mean) / std
 
-    grid, best = sorted(weight_decays), -1.0
+    grid, best = sorted(weight_decay), -1.0
     chosen = grid[len(grid) // 2]
     head = start = x.new_zeros(len(classes), x.shape[1]), x.new_zeros(len(classes))
     if len(grid) > 1 and int(y.bincount().min()) > 1:
         held = holdout_mask(y.cpu().numpy(), holdout, seed).to(x.device)
-        for weight_decay in reversed(grid):
-            head = _fit(x[~held], y[~held], head, weight_decay, max_iterations)
+        for penalty in reversed(grid):
+            head = _fit(x[~held], y[~held], head, penalty, max_iterations)
             accuracy = _accuracies(head, x[held], y[held])["acc1"]
             if accuracy > best:
-                best, chosen, start = accuracy, weight_decay, head
+                best, chosen, start = accuracy, penalty, head
     head = _fit(x, y, start, chosen, max_iterations)
     train_acc1 = _accuracies(head, x, y)["acc1"]
     return {**_accuracies(head, x_test, y_test), "train_acc1": train_acc1, "weight_decay": chosen}
@@ -167,15 +167,7 @@ class Linear(FeatureProtocol):
     def measure(self, features: Features) -> list[Row]:
         """One row: ``acc1``, ``acc5``, ``train_acc1``, the chosen ``weight_decay``."""
         x, y = features.train
-        row = linear_probe(
-            (x.to(features.device), y),
-            features.test,
-            weight_decays=self.weight_decay,
-            holdout=self.holdout,
-            max_iterations=self.max_iterations,
-            seed=self.seed,
-        )
-        return [row]
+        return [linear_probe((x.to(features.device), y), features.test, **self.model_dump())]
 
 
 def labelled_draw(
@@ -274,7 +266,7 @@ class LowShot(FeatureProtocol):
             found = linear_probe(
                 (x[rows].to(features.device), y[rows]),
                 features.test,
-                weight_decays=self.weight_decay,
+                weight_decay=self.weight_decay,
                 max_iterations=self.max_iterations,
                 seed=self.seed,
             )
@@ -292,10 +284,10 @@ def sweep_linear_probes(
     train: Rows,
     test: Rows,
     *,
-    learning_rates: Sequence[float],
-    weight_decays: Sequence[float] = (0.0,),
+    learning_rate: Sequence[float],
+    weight_decay: Sequence[float] = (0.0,),
     epochs: int = 30,
-    batch_size: int = 256,
+    sgd_batch_size: int = 256,
     holdout: float = 0.2,
     seed: int = 0,
     device: str | torch.device = "cpu",
@@ -312,10 +304,10 @@ def sweep_linear_probes(
     Args:
         train: features (n, D), finite, and their classes (n,).
         test: features (m, D), finite, and their classes (m,).
-        learning_rates: each above 0; not scaled by the batch.
-        weight_decays: each 0 or more.
+        learning_rate: each above 0; not scaled by the batch.
+        weight_decay: each 0 or more.
         epochs: passes over the rows.
-        batch_size: rows of a batch.
+        sgd_batch_size: rows of a batch.
         holdout: share of each class's rows that is held out to choose.
         seed: of the hold-out and the order.
         device: where the classifiers are.
@@ -329,7 +321,7 @@ def sweep_linear_probes(
 
     >>> y = torch.arange(3).repeat(10)
     >>> x = torch.eye(3)[y]
-    >>> sweep_linear_probes((x, y), (x, y), learning_rates=[0.1, 1.0])["acc1"]
+    >>> sweep_linear_probes((x, y), (x, y), learning_rate=[0.1, 1.0])["acc1"]
     100.0
     """
     features = train[0].to(device)
@@ -338,19 +330,19 @@ def sweep_linear_probes(
     held, every = holdout_mask(targets.numpy(), holdout, seed), torch.arange(len(targets))
     targets = targets.to(device)
     # max() returns the first of equals: the smallest rate, then the largest penalty.
-    rates, decays = sorted(set(learning_rates)), sorted(set(weight_decays), reverse=True)
+    rates, decays = sorted(set(learning_rate)), sorted(set(weight_decay), reverse=True)
     grid = list(itertools.product(rates, decays))
     # Without a hold-out, use the middle of both lists.
     chosen = (rates[(len(rates) - 1) // 2], decays[(len(decays) - 1) // 2])
     best: float | None = None
     if len(grid) > 1 and bool(held.any()):
         fit = _Standardised(features, targets, *_statistics(features, every[~held]))
-        heads = _trained(fit, every[~held], len(classes), grid, epochs, batch_size, seed)
+        heads = _trained(fit, every[~held], len(classes), grid, epochs, sgd_batch_size, seed)
         scores = [first for first, _ in _sweep_accuracies(fit, every[held], heads)]
         best = max(scores)
         chosen = grid[scores.index(best)]
     whole = _Standardised(features, targets, *_statistics(features, every))
-    head = _trained(whole, every, len(classes), [chosen], epochs, batch_size, seed)
+    head = _trained(whole, every, len(classes), [chosen], epochs, sgd_batch_size, seed)
     tested = _Standardised(test[0].to(device), known, whole.mean, whole.std)
     ((first, five),) = _sweep_accuracies(tested, torch.arange(len(known)), head)
     return {
@@ -456,15 +448,7 @@ class LinearSGD(FeatureProtocol):
         widened; ``None`` if no class has two training images to hold one out.
         """
         row: Row = sweep_linear_probes(
-            features.train,
-            features.test,
-            learning_rates=self.learning_rate,
-            weight_decays=self.weight_decay,
-            epochs=self.epochs,
-            batch_size=self.sgd_batch_size,
-            holdout=self.holdout,
-            seed=self.seed,
-            device=features.device,
+            features.train, features.test, device=features.device, **self.model_dump()
         )
         edges = {min(self.learning_rate), max(self.learning_rate)}
         at_edge: bool | None = len(edges) > 1 and row["learning_rate"] in edges

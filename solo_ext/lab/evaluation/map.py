@@ -97,7 +97,7 @@ class FeatureMap(BackboneProtocol):
 
         Args:
             x: (n, D), n above 3.
-            method: name of the method.
+            method: of the layout.
 
         Returns:
             (n, 2), and names of the axes, empty if they have no meaning.
@@ -143,14 +143,7 @@ def draw_map(
     title: str,
     axes: tuple[str, str] = ("", ""),
 ) -> Figure:
-    """The picture of a map: a colour and shape per class, and their names in a legend.
-
-    Args:
-        points: (n, 2).
-        targets: (n,) class numbers.
-        classes: names by number.
-        title: above the map.
-        axes: names of the axes.
+    """The picture of points (n, 2): a colour and shape per class, and their names in a legend.
 
     >>> corners = np.array([[0, 0], [0, 1], [1, 0], [1, 1.0]])
     >>> figure = draw_map(corners, np.array([0, 0, 1, 1]), ["cat", "dog"], "PCA")

@@ -90,15 +90,9 @@ def nearest(queries: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def queries_of_all_classes(targets: Tensor, count: int, seed: int) -> Tensor:
-    """Draws rows from one class after another, so that as many classes as possible are seen.
+    """Draws up to ``count`` rows from one class after another; indices, ordered by class.
 
-    Args:
-        targets: (n,).
-        count: number of rows; fewer are returned if there are not as many.
-        seed: of the draw; it also decides which classes are seen if there are more than ``count``.
-
-    Returns:
-        Indices, ordered by class.
+    If there are more classes than ``count``, the seed decides which are seen.
 
     >>> targets = torch.tensor([0, 0, 0, 1, 2])
     >>> targets[queries_of_all_classes(targets, 3, seed=0)].tolist()
@@ -116,14 +110,7 @@ def queries_of_all_classes(targets: Tensor, count: int, seed: int) -> Tensor:
 
 
 class Shown(NamedTuple):
-    """An image of the grid.
-
-    Attributes:
-        image: a PIL image.
-        name: name of its class.
-        similarity: to the query; ``None`` for the query itself.
-        right: whether its class is the query's.
-    """
+    """An image, its class's name, similarity to the query, and whether it has the query's class."""
 
     image: Image.Image
     name: str
@@ -132,13 +119,9 @@ class Shown(NamedTuple):
 
 
 def draw_grid(rows: Sequence[Sequence[Shown]], title: str) -> Figure:
-    """Draws one row per query: the query, then its neighbours.
+    """Draws a row for each query, which comes first, with as many neighbours in all rows.
 
     Neighbours of the query's class have a green frame, the others none and a red name.
-
-    Args:
-        rows: each a query and its neighbours, equally many in all rows.
-        title: above the grid.
 
     >>> grey = Image.new("RGB", (8, 8))
     >>> figure = draw_grid([[Shown(grey, "cat"), Shown(grey, "dog", 0.5, False)]], "PCL")

@@ -110,12 +110,9 @@ class SupervisedProtocol(BackboneProtocol):
     def loader(self, context: EvalContext, random_erasing: float = 0.0) -> ResumableLoader:
         """Batches ``(indices, [views], targets)``; the last, incomplete one of an epoch is dropped.
 
-        Order and views depend only on (seed, epoch, index), not on the number of workers.
-
-        Args:
-            context: images, size and normalisation.
-            random_erasing: probability that a box of the view is blanked (Zhong et al., 2017, arXiv
-                1708.04896).
+        Order and views depend only on (seed, epoch, index), not on the number of workers. With
+        probability ``random_erasing`` a box of the view is blanked (Zhong et al., 2017, arXiv
+        1708.04896).
 
         Raises:
             ConfigError: fewer images than ``batch_size``.
@@ -160,14 +157,8 @@ class SupervisedProtocol(BackboneProtocol):
         Random numbers come from (seed, epoch), so that training in parts gives the same result as
         in one go.
 
-        Args:
-            context: of the evaluation.
-            loader: of :meth:`loader`.
-            module: what the optimizer trains.
-            optimizer: its rates are multiplied by :func:`cosine_schedule`.
-            loss: of a batch.
-            warmup_epochs: of the schedule.
-            heads_only: only linear classifiers are trained, some of which may diverge.
+        The rates of the optimizer follow :func:`cosine_schedule`. With ``heads_only`` the module
+        has linear classifiers alone, some of which may diverge.
 
         Returns:
             The mean loss of the last epoch.

@@ -50,7 +50,7 @@ def make_data(
 @pytest.mark.parametrize("classes", [2, 4, 9])
 def test_equals_scikit_learn(weight_decay: float, classes: int) -> None:
     x, y, x_test, y_test = make_data(classes=classes)
-    found = probe(x, y, x_test, y_test, weight_decays=[weight_decay], max_iterations=500)
+    found = probe(x, y, x_test, y_test, weight_decay=[weight_decay], max_iterations=500)
     scaler = StandardScaler().fit(x.double())
     inputs = torch.from_numpy(scaler.transform(x.double()))
     # scikit-learn's binary model is a sigmoid, whose weight is the difference of the two rows.
@@ -116,9 +116,9 @@ def test_penalty_is_the_best_on_the_holdout(
         reference = LogisticRegression(C=2 / (128 * weight_decay), tol=1e-10, max_iter=5000)
         scores[weight_decay] = reference.fit(inputs[~held], y[~held]).score(inputs[held], y[held])
     assert max(scores, key=scores.__getitem__) == best, "the data must need this penalty"
-    found = probe(x, y, x_test, y_test, weight_decays=grid)
+    found = probe(x, y, x_test, y_test, weight_decay=grid)
     assert found["weight_decay"] == best
-    alone = probe(x, y, x_test, y_test, weight_decays=[best])
+    alone = probe(x, y, x_test, y_test, weight_decay=[best])
     assert found == alone, "the chosen penalty was not refitted on all rows"
 
 
@@ -151,7 +151,7 @@ def test_a_class_with_one_row_falls_back_to_the_middle(
 ) -> None:
     x, y, x_test, y_test = make_data()
     y = torch.where(torch.arange(len(y)) == 7, 4, y)
-    assert probe(x, y, x_test, y_test, weight_decays=grid)["weight_decay"] == middle
+    assert probe(x, y, x_test, y_test, weight_decay=grid)["weight_decay"] == middle
 
 
 @pytest.mark.parametrize("missing", [0, 2, 3])
@@ -168,10 +168,10 @@ def test_a_class_missing_in_train_only_costs_its_own_rows(missing: int) -> None:
 def test_constant_columns_and_a_large_offset_do_no_harm() -> None:
     x, y, x_test, y_test = make_data()
     x, x_test = x.double(), x_test.double()
-    expected = probe(x, y, x_test, y_test, weight_decays=[0.01])
-    assert probe(x + 1e6, y, x_test + 1e6, y_test, weight_decays=[0.01]) == expected
+    expected = probe(x, y, x_test, y_test, weight_decay=[0.01])
+    assert probe(x + 1e6, y, x_test + 1e6, y_test, weight_decay=[0.01]) == expected
     padded = [F.pad(rows, (0, 1), value=0.1) for rows in (x, x_test)]
-    found = probe(padded[0], y, padded[1], y_test, weight_decays=[0.01])
+    found = probe(padded[0], y, padded[1], y_test, weight_decay=[0.01])
     assert found["acc1"] == expected["acc1"]
     collapsed = probe(torch.ones_like(x), y, torch.ones_like(x_test), y_test)
     assert collapsed["acc1"] == 25.0
@@ -179,11 +179,11 @@ def test_constant_columns_and_a_large_offset_do_no_harm() -> None:
 
 def test_works_on_inference_tensors_inside_inference_mode() -> None:
     data = make_data()
-    expected = probe(*data, weight_decays=[0.01])
+    expected = probe(*data, weight_decay=[0.01])
     with torch.inference_mode():
         rows = tuple(part.double() if part.is_floating_point() else part + 0 for part in data)
         assert rows[0].is_inference()
-        assert probe(*rows, weight_decays=[0.01]) == expected
+        assert probe(*rows, weight_decay=[0.01]) == expected
         assert torch.is_inference_mode_enabled()
 
 
@@ -230,7 +230,7 @@ def test_sweep_at_once_is_each_by_itself(digits: Features) -> None:
 
 
 def test_sweep_chooses_by_training_rows_alone(digits: Features) -> None:
-    grid = {"learning_rates": [1e-5, 0.3, 1e-4], "weight_decays": [0.0, 0.01]}
+    grid = {"learning_rate": [1e-5, 0.3, 1e-4], "weight_decay": [0.0, 0.01]}
     found = sweep(digits.train, digits.test, **grid)
     assert found["learning_rate"] == 0.3
     x, y = digits.test
@@ -242,7 +242,7 @@ def test_sweep_chooses_by_training_rows_alone(digits: Features) -> None:
 
 def test_sweep_takes_the_smaller_rate_and_larger_penalty_on_a_tie() -> None:
     rows = torch.tensor([[1.0], [-1.0]]).repeat(20, 1), torch.tensor([0, 1]).repeat(20)
-    grid = {"learning_rates": [0.5, 0.1], "weight_decays": [0.0, 1e-3]}
+    grid = {"learning_rate": [0.5, 0.1], "weight_decay": [0.0, 1e-3]}
     found = sweep(rows, rows, holdout=0.3, **grid)
     assert (found["acc1"], found["learning_rate"], found["weight_decay"]) == (100, 0.1, 1e-3)
 
@@ -250,17 +250,17 @@ def test_sweep_takes_the_smaller_rate_and_larger_penalty_on_a_tie() -> None:
 def test_classes_of_a_sweep_are_what_training_has(digits: Features) -> None:
     """Numbers may have gaps; a class of the test rows alone is never right."""
     (x, y), (x_test, y_test) = digits.train, digits.test
-    expected = sweep(digits.train, digits.test, learning_rates=[0.03])
+    expected = sweep(digits.train, digits.test, learning_rate=[0.03])
     assert expected["held_out_acc1"] is None
-    assert sweep((x, y * 7), (x_test, y_test * 7), learning_rates=[0.03]) == expected
-    partial = sweep((x[y != 3], y[y != 3]), digits.test, learning_rates=[0.03])
+    assert sweep((x, y * 7), (x_test, y_test * 7), learning_rate=[0.03]) == expected
+    partial = sweep((x[y != 3], y[y != 3]), digits.test, learning_rate=[0.03])
     assert partial["acc5"] <= 100 * float((y_test != 3).float().mean())
 
 
 def test_sweep_with_a_dimension_that_never_moves(digits: Features) -> None:
     padded = [(F.pad(x, (0, 2), value=3.0), y) for x, y in (digits.train, digits.test)]
-    expected = sweep(digits.train, digits.test, learning_rates=[0.03])
-    assert sweep(*padded, learning_rates=[0.03]) == expected
+    expected = sweep(digits.train, digits.test, learning_rate=[0.03])
+    assert sweep(*padded, learning_rate=[0.03]) == expected
 
 
 def test_sweep_comes_close_to_the_exact_probe(digits: Features) -> None:
@@ -309,7 +309,7 @@ def test_lowshot_is_the_probe_over_draws(digits: Features) -> None:
     (x, y), scores = digits.train, []
     for draw in range(4):
         rows = labelled_draw(y.numpy(), range(10), 3, 2, draw)
-        found = linear_probe((x[rows], y[rows]), digits.test, weight_decays=[0.01])
+        found = linear_probe((x[rows], y[rows]), digits.test, weight_decay=[0.01])
         scores.append(found["acc1"])
     (row,) = LowShot(shots=[3], fractions=[], draws=4, seed=2).measure(digits)
     assert row["acc1"] == pytest.approx(np.mean(scores))
