@@ -69,7 +69,7 @@ class Clusters(FeatureProtocol):
         if self.k is None and features.num_classes < 2:
             problem = "there is one class, which any clusters agree with"
             raise ConfigError("k", None, problem, "give k")
-        unit = F.normalize(rows.to(features.device).float(), dim=1)
+        unit = F.normalize(rows.float(), dim=1)
         found = []
         for place, k in enumerate([features.num_classes] if self.k is None else self.k):
             if k > len(unit):

@@ -50,13 +50,12 @@ class EvalContext:
         cfg: solo-learn main's config for this evaluation; ``data`` and the one entry of
             ``augmentations`` are those of the fixed view.
         train: training images, all with a label.
-        test: labelled test images; classes are numbered as in ``train``.
+        test: likewise; classes are numbered as in ``train``.
         device: where to compute.
         out: folder for pictures; it may not exist yet.
-        progress: called as work goes on; ``None`` without display.
+        progress: called as work goes on.
         ranks: this process among several.
-        unreadable: by split, names of unreadable images that were left out of the features because
-            ``data.unreadable`` is ``skip``; features of such data are not stored.
+        unreadable: by split, names of images without features, if ``data.unreadable`` is ``skip``.
     """
 
     model: Model
@@ -102,12 +101,12 @@ class EvalContext:
 
     @cached_property
     def features(self) -> Features:
-        """Frozen features of both splits, read from disk if they are stored already.
+        """Frozen features of both splits, on the CPU, read from disk if they are stored already.
 
         Processes other than the first get no rows.
         """
         train, test = self._features("train", self.train), self._features("val", self.test)
-        return Features(train, test, self.class_names, self.device)
+        return Features(train, test, self.class_names)
 
     def refuse_unreadable(self) -> None:
         """Refuses data sets in which images are skipped.
@@ -183,7 +182,12 @@ class EvalContext:
                 return torch.empty(0, 0, dtype=dtype), torch.empty(0, dtype=torch.int64)
             loader = self.loader(images)
             rows = extract_features(backbone, loader, device=device, progress=report, dtype=dtype)
-            self._note_unreadable(split, images, loader.skipped)
+            if loader.skipped:
+                names = self.unreadable[split] = [name_of(images, i) for i in loader.skipped]
+                logger.warning(
+                    f"{len(names)} of {len(images)} images of {split} cannot be read and are left "
+                    f"out, the first {names[0]!r}"
+                )
             return rows
 
         def batches(indices: Sequence[int]) -> Generator[Rows]:
@@ -213,15 +217,6 @@ class EvalContext:
         folder = self.settings.features_dir or self.model.folder / "features"
         store = FeatureStore(Path(folder).expanduser(), dtype)
         return store.features(key, len(images), batches, self.ranks)
-
-    def _note_unreadable(self, split: str, images: Images, indices: Sequence[int]) -> None:
-        if indices:
-            names = [name_of(images, index) for index in indices]
-            self.unreadable[split] = names
-            logger.warning(
-                f"{len(names)} of {len(images)} images of {split} cannot be read and are left "
-                f"out, the first {names[0]!r}"
-            )
 
 
 def open_context(name: str, settings: EvalRun, progress: Progress | None = None) -> EvalContext:
@@ -306,13 +301,8 @@ def _images(cfg: Mapping[str, Any]) -> tuple[Images, Images]:
 def labelled_images(images: Images, key: str, path: str | None) -> Images:
     """Leaves out images without a label, such as the unlabelled part of STL-10's training images.
 
-    Args:
-        images: as :func:`solo_ext.data.images.open_images` gives them.
-        key: config key that they come from, such as ``data.train_path``.
-        path: its value.
-
     Raises:
-        ConfigError: no image has a label.
+        ConfigError: no image of the config's ``key``, whose value is ``path``, has a label.
     """
     kept = [index for index, target in enumerate(targets_of(images)) if target >= 0]
     if len(kept) == len(images):

@@ -18,24 +18,27 @@ Rows = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Features:
-    """Frozen features of both splits, on the CPU, finite, in float32 or half precision.
+    """Frozen features of both splits, finite, in float32 or half precision.
 
     Attributes:
         train: features (n, D) and classes (n,).
         test: features (m, D) and classes (m,).
         class_names: of all C classes, by number.
-        device: where to compute.
     """
 
     train: Rows
     test: Rows
     class_names: Sequence[str]
-    device: str = "cpu"
 
     @property
     def num_classes(self) -> int:
         """C."""
         return len(self.class_names)
+
+    def to(self, device: str) -> Features:
+        """The same on a device."""
+        train, test = ((x.to(device), y.to(device)) for x, y in (self.train, self.test))
+        return Features(train, test, self.class_names)
 
 
 def extract_features(
@@ -48,13 +51,12 @@ def extract_features(
 ) -> Rows:
     """Runs a backbone in eval mode over a loader and collects its outputs and the targets.
 
-    The mode of every submodule is restored afterwards, also after an error. The backbone stays on
-    ``device``.
+    The mode of every submodule is restored afterwards, also after an error.
 
     Args:
         backbone: images (B, C, H, W) to (B, D), or to (B, D, H, W), of which the mean is taken.
         loader: sized; yields ``(images, targets)``.
-        device: where the backbone runs.
+        device: where the backbone runs, and stays.
         progress: called after every batch with the number of batches done and in all.
         dtype: of the features that are returned.
 

@@ -57,7 +57,7 @@ def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
     return {
         "effective_rank": float(effective_rank(x)),
         "uniformity": _uniformity(unit),
-        "class_alignment": _class_alignment(unit, targets.to(x.device)),
+        "class_alignment": _class_alignment(unit, targets),
         "mean_cosine": pairs / (count * (count - 1)),
         "std": float(unit.std(dim=0, correction=0).mean()) * math.sqrt(x.shape[1]),
         "dead": 100 * float((deviations <= _DEAD * deviations.max()).float().mean()),
@@ -118,7 +118,7 @@ class FeatureSpace(FeatureProtocol):
             generator = torch.Generator().manual_seed(self.seed)
             drawn = torch.randperm(len(rows), generator=generator)[: self.samples]
             rows, targets = rows[drawn], targets[drawn]
-        found = feature_geometry(rows.to(features.device), targets)
+        found = feature_geometry(rows, targets)
         plain = {k: None if math.isnan(v) else v for k, v in found.items()}
         return [{"images": len(rows), "dimensions": rows.shape[1], **plain}]
 

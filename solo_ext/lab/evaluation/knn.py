@@ -11,7 +11,7 @@ from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import PositiveFloat, PositiveInt
-from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.evaluation.features import Features, Rows
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
 from solo_ext.memory.knn import cosines, inverse_norms, knn_accuracy
 
@@ -30,12 +30,7 @@ class KNN(FeatureProtocol):
         """One row per k and temperature: ``k``, ``temperature``, ``acc1``, ``acc5``."""
         (bank, labels), (queries, targets) = features.train, features.test
         scores = knn_accuracy(
-            queries.to(features.device),
-            targets,
-            bank.to(features.device),
-            labels,
-            ks=self.k,
-            temperatures=self.temperature,
+            queries, targets, bank, labels, ks=self.k, temperatures=self.temperature
         )
         return [
             {"k": k, "temperature": t, "acc1": tops[1], "acc5": tops[5]}
@@ -51,11 +46,7 @@ class KNN(FeatureProtocol):
 
 @torch.no_grad()
 def retrieval_scores(
-    queries: Tensor,
-    targets: Tensor,
-    gallery: tuple[Tensor, Tensor] | None,
-    ks: Sequence[int],
-    device: str | torch.device = "cpu",
+    queries: Tensor, targets: Tensor, gallery: Rows | None, ks: Sequence[int]
 ) -> Row:
     """Ranks a gallery by cosine for every query; rows of the query's class are relevant.
 
@@ -68,7 +59,6 @@ def retrieval_scores(
         gallery: features (m, D) and classes (m,); ``None``: the queries, where each one is left out
             of its own ranking.
         ks: ranks for recall.
-        device: where to compute.
 
     Returns:
         In percent ``map``, the mean average precision, and for each k ``recall_<k>``, the queries
@@ -83,19 +73,19 @@ def retrieval_scores(
     {'map': 100.0, 'recall_1': 100.0, 'queries': 6}
     """
     alone = gallery is None
-    rows, labels = (t.to(device) for t in ((queries, targets) if gallery is None else gallery))
+    rows, labels = (queries, targets) if gallery is None else gallery
     scale, size = inverse_norms(rows), max(1, _MAX_ELEMENTS // len(rows))
-    precision = torch.zeros((), dtype=torch.float64, device=device)
-    hits = {k: torch.zeros((), dtype=torch.int64, device=device) for k in ks}
-    count = torch.zeros((), dtype=torch.int64, device=device)
+    precision = torch.zeros((), dtype=torch.float64, device=rows.device)
+    hits = {k: torch.zeros((), dtype=torch.int64, device=rows.device) for k in ks}
+    count = torch.zeros((), dtype=torch.int64, device=rows.device)
     for start in range(0, len(queries), size):
-        similarity = cosines(queries[start : start + size].to(device), rows, scale)
+        similarity = cosines(queries[start : start + size], rows, scale)
         if alone:
             # Mask the query itself: it sorts last and is sliced off.
             similarity.diagonal(start).fill_(float("-inf"))
         order = similarity.argsort(dim=1, descending=True, stable=True)[:, : len(rows) - alone]
-        relevant = labels[order] == targets[start : start + size].to(device)[:, None]
-        ranks = torch.arange(1, order.shape[1] + 1, device=device)
+        relevant = labels[order] == targets[start : start + size, None]
+        ranks = torch.arange(1, order.shape[1] + 1, device=rows.device)
         share = relevant.cumsum(1) / ranks
         average = (share * relevant).sum(1, dtype=torch.float64) / relevant.sum(1).clamp_min(1)
         precision += average.sum()
@@ -124,7 +114,7 @@ class Retrieval(FeatureProtocol):
         """One row: ``map`` and ``recall_<k>`` in percent, and the number of ``queries``."""
         gallery = None if self.gallery == "test" else features.train
         try:
-            found = retrieval_scores(*features.test, gallery, self.k, features.device)
+            found = retrieval_scores(*features.test, gallery, self.k)
         except ValueError as error:
             other = "train" if self.gallery == "test" else "test"
             raise ConfigError(

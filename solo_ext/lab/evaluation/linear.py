@@ -50,7 +50,7 @@ def linear_probe(
 
     Minimises ``mean_i CE(W x_i + b, y_i) + weight_decay / 2 * ||W||^2`` over the n train rows
     (scikit-learn's ``C = 1 / (n * weight_decay)``), x standardised by the mean and deviation of the
-    train rows, in float64 by L-BFGS with strong Wolfe line search, on their device. The penalty is
+    train rows, in float64 by L-BFGS with strong Wolfe line search. The penalty is
     the one with the best top-1 on a stratified hold-out of the train rows, the stronger one on a
     tie; each fit starts at that of the next stronger penalty, and the chosen one is refitted on all
     train rows. The test rows choose nothing.
@@ -82,10 +82,10 @@ def linear_probe(
     """
     for features, _ in (train, test):
         refuse_non_finite(features)
-    x, x_test = train[0].double(), test[0].double().to(train[0].device)
+    x, x_test = train[0].double(), test[0].double()
     # Leave out classes without train rows: their biases would go to minus infinity.
-    classes, y = torch.unique(train[1].to(x.device), return_inverse=True)
-    y_test = _numbered(test[1].to(x.device), classes)
+    classes, y = torch.unique(train[1], return_inverse=True)
+    y_test = _numbered(test[1], classes)
 
     std, mean = torch.std_mean(x, dim=0, correction=0)
     std = std.clamp_min(max(1e-6 * float(std.max()), 1e-30))
@@ -166,8 +166,7 @@ class Linear(FeatureProtocol):
 
     def measure(self, features: Features) -> list[Row]:
         """One row: ``acc1``, ``acc5``, ``train_acc1``, the chosen ``weight_decay``."""
-        x, y = features.train
-        return [linear_probe((x.to(features.device), y), features.test, **self.model_dump())]
+        return [linear_probe(features.train, features.test, **self.model_dump())]
 
 
 def labelled_draw(
@@ -259,12 +258,12 @@ class LowShot(FeatureProtocol):
 
     def _row(self, features: Features, amount: int | float) -> Row:
         x, y = features.train
-        scores, count = [], 0
+        scores, count, labels = [], 0, y.cpu().numpy()
         for draw in range(self.draws):
-            rows = labelled_draw(y.numpy(), range(features.num_classes), amount, self.seed, draw)
+            rows = labelled_draw(labels, range(features.num_classes), amount, self.seed, draw)
             count = len(rows)
             found = linear_probe(
-                (x[rows].to(features.device), y[rows]),
+                (x[rows], y[rows]),
                 features.test,
                 weight_decay=self.weight_decay,
                 max_iterations=self.max_iterations,
@@ -290,7 +289,6 @@ def sweep_linear_probes(
     sgd_batch_size: int = 256,
     holdout: float = 0.2,
     seed: int = 0,
-    device: str | torch.device = "cpu",
 ) -> dict[str, float | None]:
     """Trains one linear classifier for each rate and penalty at once, and keeps the best.
 
@@ -299,7 +297,7 @@ def sweep_linear_probes(
     logits of all. The pair with the best top-1 on a stratified hold-out of the train rows is
     chosen, on a tie the smaller rate and the larger penalty, and trained again on all train rows.
     If no class has two train rows, the middle of both lists is taken. Rows are standardised by mean
-    and deviation of the train rows, batch by batch: features on ``device`` are not copied.
+    and deviation of the train rows, batch by batch: features are not copied.
 
     Args:
         train: features (n, D), finite, and their classes (n,).
@@ -310,7 +308,6 @@ def sweep_linear_probes(
         sgd_batch_size: rows of a batch.
         holdout: share of each class's rows that is held out to choose.
         seed: of the hold-out and the order.
-        device: where the classifiers are.
 
     Returns:
         ``acc1``, ``acc5``, ``train_acc1`` and ``held_out_acc1``, the best on the hold-out, in
@@ -324,11 +321,8 @@ def sweep_linear_probes(
     >>> sweep_linear_probes((x, y), (x, y), learning_rate=[0.1, 1.0])["acc1"]
     100.0
     """
-    features = train[0].to(device)
-    classes, targets = torch.unique(train[1], return_inverse=True)
-    known = _numbered(test[1], classes).to(device)
-    held, every = holdout_mask(targets.numpy(), holdout, seed), torch.arange(len(targets))
-    targets = targets.to(device)
+    features, (classes, targets) = train[0], torch.unique(train[1], return_inverse=True)
+    held, every = holdout_mask(targets.cpu().numpy(), holdout, seed), torch.arange(len(targets))
     # max() returns the first of equals: the smallest rate, then the largest penalty.
     rates, decays = sorted(set(learning_rate)), sorted(set(weight_decay), reverse=True)
     grid = list(itertools.product(rates, decays))
@@ -343,8 +337,8 @@ def sweep_linear_probes(
         chosen = grid[scores.index(best)]
     whole = _Standardised(features, targets, *_statistics(features, every))
     head = _trained(whole, every, len(classes), [chosen], epochs, sgd_batch_size, seed)
-    tested = _Standardised(test[0].to(device), known, whole.mean, whole.std)
-    ((first, five),) = _sweep_accuracies(tested, torch.arange(len(known)), head)
+    tested = _Standardised(test[0], _numbered(test[1], classes), whole.mean, whole.std)
+    ((first, five),) = _sweep_accuracies(tested, torch.arange(len(test[1])), head)
     return {
         "acc1": first,
         "acc5": five,
@@ -447,9 +441,7 @@ class LinearSGD(FeatureProtocol):
         It says that the chosen rate is the largest or smallest of several, so the grid should be
         widened; ``None`` if no class has two training images to hold one out.
         """
-        row: Row = sweep_linear_probes(
-            features.train, features.test, device=features.device, **self.model_dump()
-        )
+        row: Row = sweep_linear_probes(features.train, features.test, **self.model_dump())
         edges = {min(self.learning_rate), max(self.learning_rate)}
         at_edge: bool | None = len(edges) > 1 and row["learning_rate"] in edges
         if len(edges) > 1 and row["held_out_acc1"] is None:

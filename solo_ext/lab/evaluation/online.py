@@ -26,10 +26,7 @@ from solo_ext.pretrained.files import state_digest
 
 
 def online_protocols(cfg: Mapping[str, Any]) -> dict[str, Protocol]:
-    """The protocols that ``online_eval`` names, with their settings.
-
-    Args:
-        cfg: the checked config.
+    """The protocols that ``online_eval`` of a checked config names, with their settings.
 
     Raises:
         ConfigError: a setting that a protocol does not have or lacks, or a protocol that needs all
@@ -60,8 +57,8 @@ class OnlineEvaluation(Callback):
         train: training images; those without a label are left out.
         val: validation images, likewise.
         every_n_epochs: above 0.
-        protocols: by name, as :func:`online_protocols` gives them.
-        out: folder, created when something is written.
+        protocols: of :func:`online_protocols`.
+        out: folder.
     """
 
     def __init__(
@@ -120,7 +117,7 @@ class OnlineEvaluation(Callback):
         cfg = evaluation_config(self.cfg, settings)
         context = EvalContext(model, settings, cfg, self.train, self.val, device, out)
         train, test = (extract_features(backbone, part, device=device) for part in self.loaders)
-        context.features = Features(train, test, context.class_names, device)
+        context.features = Features(train, test, context.class_names)
         return context
 
     def _log(self, trainer: pl.Trainer, accuracies: dict[str, float], epoch: int) -> None:

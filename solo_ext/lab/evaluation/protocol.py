@@ -48,7 +48,7 @@ class FeatureProtocol(Protocol):
 
     @abstractmethod
     def measure(self, features: Features) -> list[Row]:
-        """Measures features; a setting that they do not allow is a ``UserError``."""
+        """Measures features; settings that they do not allow are a ``UserError``."""
 
 
 class BackboneProtocol(Protocol):
@@ -69,7 +69,7 @@ def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
     """Runs one protocol; if there are several processes, only the first gets rows."""
     if isinstance(protocol, FeatureProtocol):
         features = context.features
-        return [] if context.ranks.rank else protocol.measure(features)
+        return [] if context.ranks.rank else protocol.measure(features.to(context.device))
     assert isinstance(protocol, BackboneProtocol)
     if context.ranks.rank:
         return []

@@ -71,10 +71,7 @@ def evaluate_suite(
 
 
 def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str, Protocol]]:
-    """Checks the settings of a suite.
-
-    Returns:
-        The shared ones, and those of the protocols to run, in the order of the registry.
+    """Settings that all protocols share, and those of the ones to run, in the registry's order.
 
     Raises:
         ConfigError: unknown protocol or key, a missing key, or an invalid value.
