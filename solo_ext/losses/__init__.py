@@ -7,13 +7,16 @@ two runs; elsewhere the loss itself is the formula. Start with ``info_nce`` (a q
 ``proto_nce`` is PCL's loss; ``protocpc`` and ``seed`` are for distillation. ``nce`` (and CLIP),
 ``metric``, ``margin`` and ``alignment`` hold the classical ones. Every loss is registered in
 ``LOSSES``.
+
+What holds for all: they compute in fp32, or fp64 for fp64 input, also under autocast, and wait for
+no device. Without a negative, or a positive, a loss is zero that carries the graph. ValueError says
+which shape does not fit, or which setting is out of range.
 """
 
 from solo_ext.kernels.mixed_logsumexp import MixDraws
 from solo_ext.losses.alignment import alignment_loss_func, uniformity_loss_func
 from solo_ext.losses.common import LOSSES
 from solo_ext.losses.contrastive import (
-    ContrastiveTerms,
     NegativeEstimator,
     batch_of_views,
     contrastive,
@@ -34,17 +37,14 @@ from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
 from solo_ext.losses.nce import bilinear_info_nce_loss_func, clip_loss_func, nce_loss_func
 from solo_ext.losses.nnclr import nnclr_symmetric_loss_func
 from solo_ext.losses.proto_nce import proto_nce_loss_func
-from solo_ext.losses.protocpc import ProtoCPCTerms, protocpc_loss_func, protocpc_step
-from solo_ext.losses.seed import SEEDTerms, seed_loss_func, seed_terms
+from solo_ext.losses.protocpc import protocpc_loss_func, protocpc_step
+from solo_ext.losses.seed import seed_loss_func, seed_terms
 
 __all__ = [
     "LOSSES",
-    "ContrastiveTerms",
     "MixDraws",
     "Mixing",
     "NegativeEstimator",
-    "ProtoCPCTerms",
-    "SEEDTerms",
     "alignment_loss_func",
     "arcface_loss_func",
     "batch_of_views",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from solo_ext.core.distributed import sum_over_ranks
 from solo_ext.core.precision import full_precision_products
-from solo_ext.kernels.sinkhorn import probabilities_, scale
+from solo_ext.kernels.sinkhorn import assign
 from solo_ext.losses.protocpc import moved_prior
 from solo_ext.memory.state import State
 
@@ -308,4 +308,5 @@ def sinkhorn(
         shape = scores.shape[0], scores.shape[1]
         bound = 1 / epsilon if unit else None
         like = scores.new_empty(0, dtype=dtype)
-        return probabilities_(*scale(logits, shape, like, iterations, bound=bound))
+        found = assign(logits, shape, like, iterations, bound=bound)
+        return found.matrix.mul_(found.columns).mul_(found.rows.unsqueeze(1))

@@ -11,10 +11,19 @@ import torch
 from torch import Tensor
 
 from benchmarks.interleaved import Work
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.operation import EXACT, NARROW, Case, Goal, Operation, Setup
-from benchmarks.speed.peers import compiled
-from benchmarks.speed.rows.inputs import across, relative, unit
+from benchmarks.speed.operation import (
+    EXACT,
+    NARROW,
+    Case,
+    Goal,
+    Operation,
+    Setup,
+    across,
+    compiled,
+    relative,
+    unit,
+)
+from benchmarks.speed.target import Effort
 from solo_ext.losses.proto_nce import plain_proto_nce, proto_nce_loss_func
 
 BATCH, DIM = 256, 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +16,15 @@ from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from torch import nn
 from torch.utils.data import Dataset, Subset
 
+from solo_ext.config.schema import DALI, CommonConfig, Crop
+from solo_ext.config.schema import Images as ImagesSection
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.dali import DALIViews
-from solo_ext.data.images import class_names, images_fingerprint, open_images, targets_of
+from solo_ext.data.images import Split, class_names, images_fingerprint, open_images
 from solo_ext.data.loaders import FixedLoader, fixed_loader
-from solo_ext.data.reading import Images, Skipping, name_of
-from solo_ext.data.transforms import STATISTICS, statistics
+from solo_ext.data.reading import Images, Skipping, name_of, targets_of
+from solo_ext.data.transforms import STATISTICS, fixed_view
 from solo_ext.lab.evaluation.features import Features, Rows, extract_features, feature_batches
 from solo_ext.lab.evaluation.models import EvalData, EvalRun, Model, open_model
 from solo_ext.lab.evaluation.store import ALONE, FeatureStore, Ranks
@@ -36,6 +38,7 @@ _TORCHVISION = {
     "stl10": "stl10_binary",
 }
 """Folder that identifies each of torchvision's data sets."""
+SPLITS: tuple[Split, Split] = ("train", "val")
 _OF_FILES = ("image_folder", "dali")
 """Formats that read the same image files."""
 
@@ -47,8 +50,7 @@ class EvalContext:
     Attributes:
         model: the backbone; :meth:`backbone` gives a copy.
         settings: shared by all protocols.
-        cfg: solo-learn main's config for this evaluation; ``data`` and the one entry of
-            ``augmentations`` are those of the fixed view.
+        cfg: for this evaluation; the one entry of ``augmentations`` is the fixed view.
         train: training images, all with a label.
         test: likewise; classes are numbered as in ``train``.
         device: where to compute.
@@ -60,7 +62,7 @@ class EvalContext:
 
     model: Model
     settings: EvalRun
-    cfg: dict[str, Any]
+    cfg: CommonConfig
     train: Images
     test: Images
     device: str
@@ -82,7 +84,7 @@ class EvalContext:
     @property
     def title(self) -> str:
         """The method, or the name of a model without one, for pictures."""
-        return str(self.cfg.get("method") or self.model.name)
+        return self.cfg.method or self.model.name
 
     def backbone(self) -> nn.Module:
         """A copy of the backbone with its weights, on the CPU, that may be trained."""
@@ -114,7 +116,7 @@ class EvalContext:
         Raises:
             ConfigError: features were found to be missing.
         """
-        if self.cfg["data"].get("unreadable") != "skip":
+        if self.cfg.data.unreadable != "skip":
             return
         _ = self.features
         for split, names in self.unreadable.items():
@@ -133,20 +135,19 @@ class EvalContext:
             "folder": str(self.model.folder),
             "checkpoint": self.model.checkpoint,
             "checkpoint_sha256": self.model.digest,
-            "method": self.cfg.get("method"),
-            "backbone": self.cfg["backbone"],
+            "method": self.cfg.method,
+            "backbone": self.cfg.backbone.model_dump(),
             "epoch": self.model.epoch,
-            "image_size": self.cfg["augmentations"][0]["crop_size"],
+            "image_size": self.cfg.augmentations[0].crop_size,
             "train": self._about_split("train", self.train),
             "test": self._about_split("val", self.test),
         }
 
-    def _about_split(self, split: str, images: Images) -> dict[str, Any]:
-        unreadable, data = self.unreadable.get(split, []), self.cfg["data"]
+    def _about_split(self, split: Split, images: Images) -> dict[str, Any]:
+        unreadable, data = self.unreadable.get(split, []), self.cfg.data
         # With data.holdout both splits are parts of the training images.
-        name = split if data.get("holdout") is None else "train"
         return {
-            "path": str(data[f"{name}_path"]),
+            "path": str(data.path(split) if data.holdout is None else data.train_path),
             "images": len(images) - len(unreadable),
             "unreadable": unreadable,
         }
@@ -172,7 +173,7 @@ class EvalContext:
         found.ranks = ALONE
         return found
 
-    def _features(self, split: str, images: Images) -> Rows:
+    def _features(self, split: Split, images: Images) -> Rows:
         backbone, report, device = self.model.backbone, self.report(split), self.device
         dtype = getattr(torch, self.settings.features_dtype)
         found = self.fingerprints[split != "train"]
@@ -196,22 +197,21 @@ class EvalContext:
                 part = cast(Images, Subset(cast(Dataset[Any], images), indices))
             return feature_batches(backbone, self.loader(part), device=device, progress=report)
 
-        first = self.cfg["augmentations"][0]
-        mean, std = statistics(self.cfg["data"]["dataset"], first)
+        size, (mean, std) = fixed_view(self.cfg)
         key = {
             "model": self.model.digest,
-            "backbone": self.cfg["backbone"],
+            "backbone": self.cfg.backbone.model_dump(),
             "data": {
-                "path": str(self.cfg["data"][f"{split}_path"]),
+                "path": str(self.cfg.data.path(split)),
                 "split": split,
                 "fingerprint": found,
             },
             "view": {
-                "size": first["crop_size"],
+                "size": size,
                 "mean": list(mean),
                 "std": list(std),
                 # DALI's pixels differ from Pillow's by rounding.
-                "dali": self.cfg["data"]["format"] == "dali",
+                "dali": self.cfg.data.format == "dali",
             },
         }
         folder = self.settings.features_dir or self.model.folder / "features"
@@ -247,9 +247,9 @@ def context_of(
     return EvalContext(model, settings, cfg, train, test, device, model.folder, progress, ranks)
 
 
-def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str, Any]:
+def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
     """The config of pretraining with the images and the view of an evaluation."""
-    data = {"fraction": -1, "format": "image_folder", "num_workers": 0, **trained["data"]}
+    data = trained.data.model_dump()
     given = {k: v for k, v in settings.data.model_dump().items() if v is not None}
     # These two do not say where the images are, so with them alone the rest stays as in training.
     if "unreadable" in given:
@@ -269,32 +269,28 @@ def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str
         data |= {"dataset": dataset, **whole} | given
     if settings.num_workers is not None:
         data["num_workers"] = settings.num_workers
-    first = dict(trained["augmentations"][0])
-    if data["dataset"] == "custom" and trained["data"]["dataset"] in STATISTICS:
-        mean, std = STATISTICS[trained["data"]["dataset"]]
-        first |= {"mean": list(mean), "std": list(std)}
-    if settings.crop_size is not None:
-        first["crop_size"] = settings.crop_size
-    device = settings.dali.device or (trained.get("dali") or {}).get("device")
-    return {**trained, "data": data, "augmentations": [first], "dali": {"device": device}}
+    size, (mean, std) = fixed_view(trained)
+    view = Crop(crop_size=settings.crop_size or size, mean=list(mean), std=list(std))
+    dali = DALI(device=settings.dali.device or (trained.dali or DALI()).device)
+    update = {"data": ImagesSection(**data), "augmentations": [view], "dali": dali}
+    return trained.model_copy(update=update)
 
 
-def _images(cfg: Mapping[str, Any]) -> tuple[Images, Images]:
-    if cfg["data"].get("no_labels"):
+def _images(cfg: CommonConfig) -> tuple[Images, Images]:
+    data = cfg.data
+    if data.no_labels:
         raise ConfigError(
             "data.train_path",
-            cfg["data"]["train_path"],
+            data.train_path,
             "the run was trained without labels, and an evaluation needs some",
             "give class folders with data.train_path=... data.val_path=...",
         )
     train, test = (
-        labelled_images(
-            open_images(cfg["data"], split), f"data.{split}_path", str(cfg["data"][f"{split}_path"])
-        )
-        for split in ("train", "val")
+        labelled_images(open_images(data, split), f"data.{split}_path", data.path(split))
+        for split in SPLITS
     )
-    if cfg["data"]["dataset"] not in STATISTICS:
-        same_classes(train, test, str(cfg["data"]["val_path"]))
+    if data.dataset not in STATISTICS:
+        same_classes(train, test, str(data.val_path))
     return train, test
 
 

@@ -203,17 +203,17 @@ def with_drop_path(context: EvalContext, rate: float) -> nn.Module:
     own = context.backbone()
     if not rate:
         return own
-    about = context.cfg["backbone"]
-    kwargs = {k: v for k, v in (about.get("kwargs") or {}).items() if k != "pretrained"}
-    problem = f"the backbone {about['name']!r} has no stochastic depth"
+    about = context.cfg.backbone
+    kwargs = {k: v for k, v in about.kwargs.items() if k != "pretrained"}
+    problem = f"the backbone {about.name!r} has no stochastic depth"
     none = ConfigError("drop_path", rate, problem, "leave it at 0")
     try:
         built, _ = build_backbone(
             host.load().backbones,
-            about["name"],
+            about.name,
             {**kwargs, "drop_path_rate": rate},
-            method=context.cfg.get("method"),
-            dataset=context.model.cfg["data"]["dataset"],
+            method=context.cfg.method,
+            dataset=context.model.cfg.data.dataset,
         )
     except (ConfigError, TypeError) as error:
         raise none from error

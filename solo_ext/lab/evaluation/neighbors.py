@@ -51,7 +51,7 @@ class Neighbors(BackboneProtocol):
         places, similarities = nearest(x.to(context.device), bank.to(context.device), self.k)
         right = labels[places] == targets[:, None]
         precision = 100.0 * float(right.float().mean())
-        view, names = FixedView(context.cfg["augmentations"][0]["crop_size"]), context.class_names
+        view, names = FixedView(context.cfg.augmentations[0].crop_size), context.class_names
         grid = []
         for query in queries_of_all_classes(targets, self.queries, self.seed).tolist():
             image, own = context.test[query]

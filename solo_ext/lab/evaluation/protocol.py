@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from pydantic import TypeAdapter, create_model
+from pydantic import create_model
 from torch import Tensor
 
 from solo_ext.config.check import validated
-from solo_ext.config.schema import Section
 from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.types import Section
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.models import EvalRun
@@ -87,7 +87,7 @@ def read_settings(kind: type[Protocol], settings: Mapping[str, Any]) -> tuple[Ev
     """
     # Use one model with all fields, so that a misspelt key is compared with all valid ones.
     joint = create_model("Evaluation", __base__=(kind, EvalRun))
-    values = validated(TypeAdapter(joint), settings).model_dump()
+    values = validated(joint, settings).model_dump()
     own = kind.model_validate({k: values[k] for k in kind.model_fields})
     return EvalRun.model_validate({k: values[k] for k in EvalRun.model_fields}), own
 
@@ -111,7 +111,7 @@ def protocols_of(
             problem = "not among the protocols"
             raise ConfigError(f"{prefix}.{name}", settings[name], problem, nearest(name, names))
     return {
-        name: validated(TypeAdapter(kinds[name]), settings.get(name, {}), prefix=f"{prefix}.{name}")
+        name: validated(kinds[name], settings.get(name, {}), prefix=f"{prefix}.{name}")
         for name in dict.fromkeys(names)
     }
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import MinLen
-from pydantic import TypeAdapter, create_model
+from pydantic import create_model
 
 from solo_ext import __version__
 from solo_ext.config.check import validated
@@ -80,9 +80,9 @@ def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str,
     default = [name for name, kind in PROTOCOLS.items() if kind.by_default]
     fields: dict[str, Any] = {name: (kind | None, None) for name, kind in PROTOCOLS.items()}
     fields["protocols"] = (Annotated[list[names], MinLen(1)], default)
-    checked = validated(TypeAdapter(create_model("Suite", __base__=EvalRun, **fields)), settings)
+    checked: Any = validated(create_model("Suite", __base__=EvalRun, **fields), settings)
     chosen = {
-        name: getattr(checked, name) or validated(TypeAdapter(kind), {}, prefix=name)
+        name: getattr(checked, name) or validated(kind, {}, prefix=name)
         for name, kind in PROTOCOLS.items()
         if name in checked.protocols
     }
@@ -100,10 +100,10 @@ class _Suite:
             {
                 "solo_ext": __version__,
                 "model": context.model.digest,
-                "backbone": context.cfg["backbone"],
+                "backbone": context.cfg.backbone.model_dump(),
                 "images": _known(context.fingerprints),
-                "view": context.cfg["augmentations"][0],
-                "data": [context.cfg["data"][key] for key in ("dataset", "format")],
+                "view": context.cfg.augmentations[0].model_dump(),
+                "data": [context.cfg.data.dataset, context.cfg.data.format],
                 "dtype": context.settings.features_dtype,
                 "features": VERSION,
             }

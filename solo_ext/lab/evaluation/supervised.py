@@ -21,15 +21,14 @@ from torch.optim import Optimizer
 from torchvision import transforms as T
 
 from solo_ext import __version__
-from solo_ext.config.schema import Chance, Seed, View
+from solo_ext.config.schema import Augmentation, Chance, Seed, View
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import atomic_write, refuse_link
 from solo_ext.core.types import PositiveInt
 from solo_ext.data.loaders import ResumableLoader
-from solo_ext.data.sampler import EpochSampler
 from solo_ext.data.transforms import pretrain_transform
-from solo_ext.data.views import TrainingViews
+from solo_ext.data.views import EpochSampler, TrainingViews
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row
 
@@ -79,7 +78,10 @@ class SupervisedProtocol(BackboneProtocol):
             raise
         if self.save:
             tensors = {k: v.cpu().contiguous() for k, v in module.state_dict().items()}
-            about = {"backbone": context.cfg["backbone"], "classes": context.class_names}
+            about = {
+                "backbone": context.cfg.backbone.model_dump(),
+                "classes": context.class_names,
+            }
             context.out.mkdir(parents=True, exist_ok=True)
             metadata = {k: json.dumps(v) for k, v in about.items()}
             save_file(tensors, refuse_link(context.out / self.file), metadata)
@@ -93,16 +95,16 @@ class SupervisedProtocol(BackboneProtocol):
         Its name is a digest of everything that the numbers depend on, so another model, setting or
         data set starts anew.
         """
-        first = context.cfg["augmentations"][0]
+        data, first = context.cfg.data, context.cfg.augmentations[0]
         key = {
             "solo_ext": __version__,
             "model": context.model.digest,
-            "backbone": context.cfg["backbone"],
+            "backbone": context.cfg.backbone.model_dump(),
             "protocol": type(self).__name__,
             "settings": self.model_dump(exclude={"save"}),
             "images": context.fingerprints,
-            "paths": [str(context.cfg["data"][f"{s}_path"]) for s in ("train", "val")],
-            "view": [first["crop_size"], first.get("mean"), first.get("std")],
+            "paths": [str(data.train_path), str(data.val_path)],
+            "view": [first.crop_size, first.mean, first.std],
         }
         text = json.dumps(key, sort_keys=True, default=str)
         return context.out / f".unfinished-{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt"
@@ -121,10 +123,9 @@ class SupervisedProtocol(BackboneProtocol):
         if self.batch_size > count:
             problem = f"the training set has {count} images"
             raise ConfigError("batch_size", self.batch_size, problem, "take a smaller batch")
-        fixed = context.cfg["augmentations"][0]
-        own: dict[str, Any] = {k: fixed.get(k) for k in ("crop_size", "mean", "std")}
-        augmentation = {**self.augmentation.model_dump(), **own, "num_crops": 1}
-        transform = pretrain_transform(context.cfg["data"]["dataset"], [augmentation])
+        view = {**self.augmentation.model_dump(), **context.cfg.augmentations[0].model_dump()}
+        augmentation = Augmentation(**view, num_crops=1)
+        transform = pretrain_transform(context.cfg.data.dataset, [augmentation])
         if random_erasing:
             pipeline: Any = transform.transforms[0]
             pipeline.transforms.append(T.RandomErasing(p=random_erasing))
@@ -133,7 +134,7 @@ class SupervisedProtocol(BackboneProtocol):
             # One process trains, even if several have extracted the features.
             EpochSampler(count, self.seed, num_replicas=1, rank=0),
             self.batch_size,
-            context.cfg["data"]["num_workers"],
+            context.cfg.data.num_workers,
         )
 
     def autocast(self, device: torch.device) -> torch.autocast:

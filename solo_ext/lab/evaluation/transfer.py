@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import MinLen
 from pydantic import Field
 
-from solo_ext.config.schema import Free, HuggingFace, Section
+from solo_ext.config.schema import Free, HuggingFace
+from solo_ext.core.types import Section
 from solo_ext.lab.evaluation.clustering import Clusters
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.finetune import Finetune
@@ -41,9 +42,7 @@ ON_ONE_DATA_SET: dict[str, type[Protocol]] = {
     "neighbors": Neighbors,
 }
 """Protocols that can measure each data set, in the order of the report."""
-Name = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$", description="a folder's name")
-]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$")]
 
 
 class TransferData(Section):
