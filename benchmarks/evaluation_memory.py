@@ -72,13 +72,11 @@ def work(task: str, folder: Path) -> None:
 
 def list_bytes(folder: Path) -> int:
     """What a list of files takes in memory."""
+    from solo_ext.config.schema import Images
     from solo_ext.data.images import open_images
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    held = open_images(
-        {"dataset": "custom", "format": "image_folder", "train_path": str(folder / "train")},
-        "train",
-    )
+    held = open_images(Images(dataset="custom", train_path=str(folder / "train")), "train")
     assert len(held)
     return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 

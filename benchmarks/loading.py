@@ -106,11 +106,12 @@ def work(source: Source, data: Path, size: int, blur: float) -> Any:
             ],
         )
     )
-    loader = train_loader(prepared.given, prepared.train)
+    loader = train_loader(prepared.run, prepared.train)
     if isinstance(loader.dataset, RawBatches):
-        given, pixels = prepared.given, loader.dataset.pixels
-        named = given["data"]["dataset"], given["augmentations"]
-        augment = BatchAugment(*named, pixels.height, pixels.width, given["seed"])
+        run, pixels = prepared.run, loader.dataset.pixels
+        augment = BatchAugment(
+            run.data.dataset, run.augmentations, pixels.height, pixels.width, run.seed
+        )
         return len(loader) * BATCH, lambda: source.consume(augmented(loader, augment))
     return len(loader) * BATCH, lambda: source.consume(loader)
 

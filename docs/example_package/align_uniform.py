@@ -1,11 +1,9 @@
 """Alignment and uniformity (Wang and Isola, ICML 2020, arXiv 2005.10242) as a method."""
 
-from dataclasses import dataclass
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solo_ext.core.types import PositiveFloat, PositiveInt
+from solo_ext.core.types import PositiveFloat, PositiveInt, Section
 from solo_ext.host import BaseMethod
 from solo_ext.losses import alignment_loss_func, uniformity_loss_func
 from solo_ext.methods.metric_criteria import PairCriterion, trains
@@ -22,8 +20,7 @@ def align_uniform_loss_func(z1: Tensor, z2: Tensor, weight: float = 0.5) -> Tens
 trains("align_uniform_loss_func")(PairCriterion)
 
 
-@dataclass
-class AlignUniformKwargs:
+class AlignUniformKwargs(Section):
     """``method_kwargs``: a key that is not here, or a value out of range, is refused."""
 
     proj_output_dim: PositiveInt = 128

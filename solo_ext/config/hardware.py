@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import ConfigError, nearest
 
 
-def check_hardware(config: Mapping[str, Any]) -> None:
+def check_hardware(run: RunConfig) -> None:
     """Refuses an accelerator or strategy that Lightning does not know or the machine lacks.
 
     Raises:
@@ -21,7 +21,7 @@ def check_hardware(config: Mapping[str, Any]) -> None:
     there = sorted(n for n, accelerator in known.items() if accelerator.is_available())
     if {"cuda", "mps"} & set(there):
         there.append("gpu")
-    name = config["accelerator"]
+    name = run.accelerator
     if name not in (*known, "auto", "gpu"):
         raise ConfigError(
             "accelerator", name, "unknown accelerator", nearest(name, [*known, "auto", "gpu"])
@@ -34,31 +34,31 @@ def check_hardware(config: Mapping[str, Any]) -> None:
             f"allowed here: auto, {', '.join(there)}; `solo-ext doctor` says what torch sees",
         )
     strategies = [*StrategyRegistry.available_strategies(), "auto"]
-    if config["strategy"] not in strategies:
+    if run.strategy not in strategies:
         raise ConfigError(
             "strategy",
-            config["strategy"],
+            run.strategy,
             "unknown strategy",
-            nearest(config["strategy"], strategies),
+            nearest(run.strategy, strategies),
         )
-    world_size(config)
+    world_size(run)
     on_cpu = name == "cpu" or (name == "auto" and set(there) == {"cpu"})
-    if on_cpu and isinstance(config["devices"], str) and "," in config["devices"]:
+    if on_cpu and isinstance(run.devices, str) and "," in run.devices:
         raise ConfigError(
-            "devices", config["devices"], "the CPU has no numbered devices", "give their number"
+            "devices", run.devices, "the CPU has no numbered devices", "give their number"
         )
 
 
-def world_size(config: Mapping[str, Any]) -> int:
+def world_size(run: RunConfig) -> int:
     """Number of processes that a config asks for; ``auto`` counts the machine's accelerators.
 
     Raises:
         ConfigError: text that is not a number or list of devices.
 
-    >>> world_size({"devices": "0,1", "accelerator": "gpu", "num_nodes": 2})
+    >>> world_size(RunConfig.model_construct(devices="0,1", accelerator="gpu", num_nodes=2))
     4
     """
-    devices = config["devices"]
+    devices = run.devices
     if isinstance(devices, list):
         count = len(devices)
     elif isinstance(devices, int):
@@ -66,7 +66,7 @@ def world_size(config: Mapping[str, Any]) -> int:
     elif devices.strip() in ("auto", "-1"):
         import torch
 
-        count = max(torch.cuda.device_count(), 1) if config["accelerator"] != "cpu" else 1
+        count = max(torch.cuda.device_count(), 1) if run.accelerator != "cpu" else 1
     else:
         # "2" means two devices; "0,1" and "3," are lists of devices.
         words = [w.strip() for w in devices.split(",") if w.strip()]
@@ -76,4 +76,4 @@ def world_size(config: Mapping[str, Any]) -> int:
                 "devices", devices, "not a number of devices", "give a number, a list, or auto"
             )
         count = len(words) if listed else int(words[0])
-    return count * int(config["num_nodes"])
+    return count * int(run.num_nodes)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
 from solo_ext.core.types import (
     NonNegativeFloat,
@@ -14,13 +15,15 @@ from solo_ext.core.types import (
     PositiveInt,
     Probability,
     ProbabilityBelowOne,
+    Section,
 )
 
 DATASETS = ("cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom")
 Free = dict[str, Any]
 Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
 Share = Annotated[float, Gt(0), Le(1)]
-Duration = Annotated[str, Field(pattern=r"^\d+:\d\d:\d\d:\d\d$", description="a time DD:HH:MM:SS")]
+Duration = Annotated[str, Field(pattern=r"^\d+:\d\d:\d\d:\d\d$")]
+"""A time DD:HH:MM:SS."""
 OnlineProtocol = Literal[
     "knn",
     "linear",
@@ -37,12 +40,6 @@ OnlineProtocol = Literal[
 ]
 """Names of the protocols in ``solo_ext.lab``, which this package must not import."""
 Batches = NonNegativeInt | Probability | None
-
-
-class Section(BaseModel):
-    """A mapping without unknown keys, whose values have the types that YAML gives them."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Backbone(Section):
@@ -72,11 +69,11 @@ class Mix(Section):
     prob: Probability = 1.0
 
 
-class Data(Section):
-    """``data``: where the images are. ``num_*`` are filled in and not written by hand."""
+class Images(Section):
+    """``data``, as far as solo-learn's own runs have it too. ``num_*`` are filled in."""
 
-    dataset: Literal["cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom"]
-    train_path: str
+    dataset: str
+    train_path: str | None = None
     val_path: str | None = None
     format: Literal["image_folder", "h5", "huggingface", "dali"] = "image_folder"
     huggingface: HuggingFace | None = None
@@ -92,6 +89,17 @@ class Data(Section):
     num_classes: PositiveInt | None = None
     num_large_crops: NonNegativeInt | None = None
     num_small_crops: NonNegativeInt | None = None
+
+    def path(self, split: str) -> str | None:
+        """``train_path`` or ``val_path``, for the split ``train`` or ``val``."""
+        return self.train_path if split == "train" else self.val_path
+
+
+class Data(Images):
+    """``data``: where the images are. ``num_*`` are filled in and not written by hand."""
+
+    dataset: Literal["cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom"]
+    train_path: str
 
 
 class DALI(Section):
@@ -138,6 +146,11 @@ class ColorJitter(Chance):
     saturation: NonNegativeFloat = 0.0
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
 
+    @property
+    def strengths(self) -> tuple[float, float, float, float]:
+        """In the order of torchvision's arguments; hue is the last."""
+        return self.brightness, self.contrast, self.saturation, self.hue
+
 
 class RandAugment(Section):
     """``rand_augment``: operations per view, and their strength from 0 to 30."""
@@ -166,20 +179,30 @@ class View(Section):
     horizontal_flip: Chance = Chance()
 
 
-class Augmentation(View):
-    """One entry of ``augmentations``: a pipeline, and how many crops it makes."""
+class Crop(Section):
+    """The fixed view of an evaluation: its side in pixels and its normalisation."""
 
     crop_size: PositiveInt
-    num_crops: PositiveInt
     mean: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
     std: Annotated[list[PositiveFloat], Field(min_length=3, max_length=3)] | None = None
 
 
-class Optimizer(Section):
+class Augmentation(View, Crop):
+    """One entry of ``augmentations``: a pipeline, and how many crops it makes."""
+
+    num_crops: PositiveInt
+
+
+class Batch(Section):
+    """``optimizer``, as far as loaders read it."""
+
+    batch_size: PositiveInt
+
+
+class Optimizer(Batch):
     """``optimizer``: ``lr`` and ``classifier_lr`` are for batch 256, and scaled by batch / 256."""
 
     name: str
-    batch_size: PositiveInt
     lr: PositiveFloat
     weight_decay: NonNegativeFloat = 0.0
     classifier_lr: PositiveFloat = 0.1
@@ -320,13 +343,32 @@ TRAINER: dict[str, Any] = {
 """Types for arguments of the ``Trainer`` whose own annotations allow values that it refuses."""
 
 
-class RunConfig(Section):
-    """A pretraining run. Any other key must be an argument of Lightning's ``Trainer``."""
+class CommonConfig(Section):
+    """What solo-learn's own runs have in common with ours: a model, its images, their fixed view.
+
+    :func:`solo_ext.config.check.common_config` reads it from a host's config or a saved run.
+    """
+
+    name: str | None = None
+    method: str | None = None
+    backbone: Backbone
+    method_kwargs: Free | SerializeAsAny[Section] = {}
+    data: Images
+    augmentations: Annotated[Sequence[Crop], MinLen(1)]
+    optimizer: Batch
+    dali: DALI | None = None
+
+
+class RunConfig(CommonConfig):
+    """A pretraining run, as :func:`solo_ext.config.check.check_run` gives it.
+
+    Any other key is an argument of Lightning's ``Trainer``.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     name: str
     method: str
-    backbone: Backbone
-    method_kwargs: Free = {}
     momentum: Momentum | None = None
     data: Data
     augmentations: Annotated[list[Augmentation], MinLen(1)]
@@ -354,5 +396,4 @@ class RunConfig(Section):
     # One of solo-learn's configs has these two keys of an earlier version; nothing reads them.
     augmentations_cfg: str | None = None
     wandb_cfg: str | None = None
-    dali: DALI | None = None
     auto_umap: Free | None = None

@@ -1,13 +1,12 @@
-"""Value types of configuration fields; pydantic enforces them when a config is checked."""
+"""Value types of configuration fields, and the class of a config's sections."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, TypeVar, dataclass_transform
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
-
-C = TypeVar("C")
+from pydantic import BaseModel, ConfigDict, model_validator
 
 PositiveInt = Annotated[int, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
@@ -19,11 +18,38 @@ Probability = Annotated[float, Ge(0), Le(1)]
 ProbabilityBelowOne = Annotated[float, Ge(0), Lt(1)]
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-def method_kwargs(cls: type[C]) -> type[C]:
-    """Class decorator for the typed ``method_kwargs`` of a method; unknown keys are refused.
+class Section(BaseModel):
+    """A mapping without unknown keys, whose values have the types that YAML gives them.
 
-    The class becomes a frozen, keyword-only dataclass; annotate its fields with the types of this
-    module. :func:`solo_ext.config.check.check_method_kwargs` checks values against it.
+    The settings of a method are a subclass, its attribute ``kwargs_type``. Keys that a config
+    leaves out of a section within a section keep the values of the outer section's default.
+
+    >>> class Head(Section):
+    ...     layers: PositiveInt = 2
+    ...     width: PositiveInt = 128
+    >>> class Kwargs(Section):
+    ...     temperature: PositiveFloat = 0.2
+    ...     head: Head = Head(layers=3)
+    >>> Kwargs(head={"width": 64})
+    Kwargs(temperature=0.2, head=Head(layers=3, width=64))
     """
-    return dataclass(frozen=True, kw_only=True)(cls)
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        protected_namespaces=(),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_sections(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        presets = {
+            name: field.default.model_dump(exclude_unset=True)
+            for name, field in cls.model_fields.items()
+            if isinstance(field.default, Section) and isinstance(given.get(name), Mapping)
+        }
+        return {**given, **{name: {**preset, **given[name]} for name, preset in presets.items()}}

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from solo_ext.config.schema import CommonConfig
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.dali import dali_views
-from solo_ext.data.images import files_of, open_images, targets_of
-from solo_ext.data.reading import read_sample
+from solo_ext.data.dali import DALIViews
+from solo_ext.data.images import files_of, open_images
+from solo_ext.data.reading import read_sample, targets_of
 from solo_ext.data.transforms import MultiCrop, Transform, eval_transform, fixed_view
 from solo_ext.data.views import TrainingViews
 from solo_ext.data.workers import WorkerLoader
 
 
-def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
+def training_set(trainer: Any, cfg: CommonConfig) -> Any:
     """The training set that the indices in a trainer's batches refer to.
 
     Args:
@@ -31,19 +32,18 @@ def training_set(trainer: Any, cfg: Mapping[str, Any]) -> Any:
     """
     loader = trainer.train_dataloader
     if hasattr(loader, "dataset"):
-        if not isinstance(loader.dataset, TrainingViews) and not hasattr(
-            loader.dataset, "transform"
-        ):
+        held = loader.dataset
+        if not isinstance(held, TrainingViews) and not hasattr(held, "transform"):
             raise ConfigError(
                 "data",
-                type(loader.dataset).__name__,
+                type(held).__name__,
                 "a data set without the attribute `transform` cannot be read under another one",
                 "use image folders or one of torchvision's data sets",
             )
-        return loader.dataset
+        return held
     # solo-learn's own scripts do not read these two keys.
     unread = {"holdout": None, "unreadable": "refuse"}
-    data = {**cfg["data"], "format": "dali", "dataset": "custom", **unread}
+    data = cfg.data.model_copy(update={"format": "dali", "dataset": "custom", **unread})
     return TrainingViews(open_images(data, "train"), MultiCrop([], []), 0)
 
 
@@ -87,38 +87,29 @@ class IndexedViews(Dataset[tuple[int, Tensor]]):
 
 
 def indexed_eval_loader(
-    cfg: Mapping[str, Any], dataset: Any, indices: Sequence[int], batch_size: int
+    cfg: CommonConfig, dataset: Any, indices: Sequence[int], batch_size: int
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Batches ``(indices, views)`` of some samples at the size of pretraining, each once.
 
-    They come through DALI if the training batches do.
-
-    Args:
-        cfg: a config with ``augmentations`` and ``data``.
-        dataset: the training set, as :class:`IndexedViews` takes it.
-        indices: the samples.
-        batch_size: images per batch.
+    They come through DALI if the training batches do. ``dataset`` is a :func:`training_set`.
     """
-    if cfg["data"].get("format") == "dali":
+    if cfg.data.format == "dali":
         files = files_of(dataset.images)
-        views = dali_views(cfg, [files[index] for index in indices], indices, batch_size)
+        views = DALIViews(cfg, [files[i] for i in indices], indices, batch_size)
         return ((numbers, images) for images, numbers in views)
     size, normal = fixed_view(cfg)
     return WorkerLoader(
         Subset(IndexedViews(dataset, eval_transform(size, *normal)), indices),
         batch_size=batch_size,
-        num_workers=cfg["data"]["num_workers"],
-        start_method=cfg["data"].get("start_method"),
+        num_workers=cfg.data.num_workers,
+        start_method=cfg.data.start_method,
         # A loader without its own generator draws from the global one.
         generator=torch.Generator(),
     )
 
 
 def labels_of(dataset: Any) -> Tensor | None:
-    """Labels of a training set by sample index; ``None`` if it has none.
-
-    Args:
-        dataset: as :class:`IndexedViews` takes it.
+    """Labels of a :func:`training_set` by sample index; ``None`` if it has none.
 
     >>> labels_of(TrainingViews([("an image", 2), ("another", 0)], MultiCrop([], []), 0))
     tensor([2, 0])

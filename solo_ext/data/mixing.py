@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from solo_ext.config.schema import Mix
 from solo_ext.core.draws import sample_keys, uniforms
 
 _FIRST, _PER_VIEW, _DRAWS = 1 << 32, 8, 5
@@ -46,26 +47,26 @@ class ViewMixer:
         settings: the section ``data.mix``.
         seed: seed of the run.
 
-    >>> mixer = ViewMixer({"name": "mixup", "min_share": 0.9, "prob": 1.0}, seed=5)
+    >>> mixer = ViewMixer(Mix(name="mixup"), seed=5)
     >>> draws = mixer.draw(epoch=0, indices=np.arange(4), views=2)
     >>> [view.shape for view in mixer([torch.ones(4, 3, 8, 8)] * 2, draws)]
     [torch.Size([4, 3, 8, 8]), torch.Size([4, 3, 8, 8])]
     """
 
-    def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, settings: Mix, seed: int) -> None:
         self.settings, self.seed = settings, seed
 
     def draw(self, epoch: int, indices: NDArray[np.int64], views: int) -> list[MixDraws]:
         """Draws the parameters of some samples (N,), one entry per view."""
         keys = sample_keys(self.seed, epoch, indices)
-        low = self.settings["min_share"]
+        low = self.settings.min_share
         drawn = []
         for view in range(views):
             chance, share, place, *centre = uniforms(keys, _FIRST + view * _PER_VIEW, _DRAWS).T
             order = np.argsort(place)
             partner = np.empty_like(order)
             partner[order] = np.roll(order, -1)
-            kept = np.where(chance < self.settings["prob"], low + (1 - low) * share, 1.0)
+            kept = np.where(chance < self.settings.prob, low + (1 - low) * share, 1.0)
             drawn.append(
                 MixDraws(
                     torch.from_numpy(partner),
@@ -77,7 +78,7 @@ class ViewMixer:
 
     def __call__(self, views: Sequence[Tensor], draws: Sequence[MixDraws]) -> list[Tensor]:
         """The mixed views (N, 3, S, S), in new tensors."""
-        mix = mixup if self.settings["name"] == "mixup" else cutmix
+        mix = mixup if self.settings.name == "mixup" else cutmix
         return [mix(view, drawn) for view, drawn in zip(views, draws, strict=True)]
 
 

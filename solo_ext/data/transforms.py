@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from PIL import Image, ImageFilter, ImageOps
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision import transforms as T
+
+from solo_ext.config.schema import Augmentation, CommonConfig, Crop, Mix
 
 Transform = Callable[[Image.Image], Tensor]
 Statistics = tuple[Sequence[float], Sequence[float]]
@@ -23,8 +25,6 @@ STATISTICS: dict[str, Statistics] = {
 
 BLUR_RADIUS = (0.1, 2.0)
 """Smallest and largest radius in pixels."""
-STRENGTHS = ("brightness", "contrast", "saturation", "hue")
-_FIXED_IF_CERTAIN = ("grayscale", "solarization", "equalization", "horizontal_flip")
 
 
 class GaussianBlur:
@@ -36,12 +36,7 @@ class GaussianBlur:
 
 
 class MultiCrop:
-    """All crops of one image, in the order of the config's ``augmentations``.
-
-    Args:
-        transforms: one transform per entry.
-        counts: number of crops that each gives.
-    """
+    """All crops of one image: as many by each of ``transforms`` as ``counts`` says."""
 
     def __init__(self, transforms: Sequence[Transform], counts: Sequence[int]) -> None:
         self.transforms, self.counts = list(transforms), list(counts)
@@ -58,71 +53,62 @@ class MultiCrop:
         ]
 
 
-def statistics(dataset: str, augmentation: Mapping[str, Any]) -> Statistics:
+def statistics(dataset: str, crop: Crop) -> Statistics:
     """Mean and standard deviation for the normalisation in pretraining and evaluation.
 
-    Args:
-        dataset: ``data.dataset``.
-        augmentation: entry of ``augmentations``; its ``mean`` and ``std`` are used for ``custom``.
+    Those of ``crop``, an entry of ``augmentations``, are for data sets without their own.
 
-    >>> statistics("custom", {"mean": [0.5] * 3, "std": [0.2] * 3})
+    >>> statistics("custom", Crop(crop_size=8, mean=[0.5] * 3, std=[0.2] * 3))
     ([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
     """
     if dataset in STATISTICS:
         return STATISTICS[dataset]
-    mean = augmentation.get("mean") or IMAGENET_DEFAULT_MEAN
-    return mean, augmentation.get("std") or IMAGENET_DEFAULT_STD
+    return crop.mean or IMAGENET_DEFAULT_MEAN, crop.std or IMAGENET_DEFAULT_STD
 
 
-def fixed_view(cfg: Mapping[str, Any]) -> tuple[int, Statistics]:
+def fixed_view(cfg: CommonConfig) -> tuple[int, Statistics]:
     """Side and statistics of the fixed views of a config: those of its first pipeline."""
-    first = cfg["augmentations"][0]
-    return first["crop_size"], statistics(cfg["data"]["dataset"], first)
+    first = cfg.augmentations[0]
+    return first.crop_size, statistics(cfg.data.dataset, first)
 
 
-def pretrain_transform(dataset: str, augmentations: Sequence[Mapping[str, Any]]) -> MultiCrop:
-    """The transform of a config.
+def pretrain_transform(dataset: str, augmentations: Sequence[Augmentation]) -> MultiCrop:
+    """The transform of a config, from ``data.dataset`` and ``augmentations``.
 
-    Args:
-        dataset: ``data.dataset``.
-        augmentations: the config's list of pipelines.
-
-    >>> from solo_ext.config.schema import Augmentation
-    >>> pipeline = Augmentation(crop_size=8, num_crops=2).model_dump()
+    >>> pipeline = Augmentation(crop_size=8, num_crops=2)
     >>> crops = pretrain_transform("custom", [pipeline])(Image.new("RGB", (12, 12)))
     >>> [tuple(crop.shape) for crop in crops]
     [(3, 8, 8), (3, 8, 8)]
     """
     pipelines = [_pipeline(a, *statistics(dataset, a)) for a in augmentations]
-    return MultiCrop(pipelines, [a["num_crops"] for a in augmentations])
+    return MultiCrop(pipelines, [a.num_crops for a in augmentations])
 
 
-def _pipeline(a: Mapping[str, Any], mean: Sequence[float], std: Sequence[float]) -> Transform:
-    size, bicubic = a["crop_size"], T.InterpolationMode.BICUBIC
-    rrc, jitter = a["rrc"], a["color_jitter"]
-    if rrc["enabled"]:
-        scale = (rrc["crop_min_scale"], rrc["crop_max_scale"])
+def _pipeline(a: Augmentation, mean: Sequence[float], std: Sequence[float]) -> Transform:
+    size, bicubic = a.crop_size, T.InterpolationMode.BICUBIC
+    if a.rrc.enabled:
+        scale = (a.rrc.crop_min_scale, a.rrc.crop_max_scale)
         steps: list[Any] = [T.RandomResizedCrop(size, scale=scale, interpolation=bicubic)]
     else:
         steps = [T.Resize(size, interpolation=bicubic), T.CenterCrop(size)]
-    if a.get("rand_augment"):
-        steps.append(T.RandAugment(**a["rand_augment"]))
-    if a.get("auto_augment"):
-        steps.append(T.AutoAugment(T.AutoAugmentPolicy(a["auto_augment"]["policy"])))
-    if jitter["prob"]:
-        strengths = [jitter[name] for name in STRENGTHS]
-        steps.append(T.RandomApply([T.ColorJitter(*strengths)], p=jitter["prob"]))
-    if a["grayscale"]["prob"]:
-        steps.append(T.RandomGrayscale(p=a["grayscale"]["prob"]))
-    for name, transform in (
-        ("gaussian_blur", GaussianBlur()),
-        ("solarization", ImageOps.solarize),
-        ("equalization", ImageOps.equalize),
+    if a.rand_augment:
+        steps.append(T.RandAugment(a.rand_augment.num_ops, a.rand_augment.magnitude))
+    if a.auto_augment:
+        steps.append(T.AutoAugment(T.AutoAugmentPolicy(a.auto_augment.policy)))
+    if a.color_jitter.prob:
+        jitter = T.ColorJitter(*a.color_jitter.strengths)
+        steps.append(T.RandomApply([jitter], p=a.color_jitter.prob))
+    if a.grayscale.prob:
+        steps.append(T.RandomGrayscale(p=a.grayscale.prob))
+    for chance, transform in (
+        (a.gaussian_blur, GaussianBlur()),
+        (a.solarization, ImageOps.solarize),
+        (a.equalization, ImageOps.equalize),
     ):
-        if a[name]["prob"]:
-            steps.append(T.RandomApply([transform], p=a[name]["prob"]))
-    if a["horizontal_flip"]["prob"]:
-        steps.append(T.RandomHorizontalFlip(p=a["horizontal_flip"]["prob"]))
+        if chance.prob:
+            steps.append(T.RandomApply([transform], p=chance.prob))
+    if a.horizontal_flip.prob:
+        steps.append(T.RandomHorizontalFlip(p=a.horizontal_flip.prob))
     return T.Compose([*steps, T.ToTensor(), T.Normalize(mean, std)])  # type: ignore[no-any-return]
 
 
@@ -133,17 +119,11 @@ def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Tr
     of ``size`` keeps 7/8 of the shorter side, as is usual for 256 and 224. Images smaller than
     ``size`` are scaled up to it.
 
-    Args:
-        size: side of the large crops in pixels.
-        mean: per channel.
-        std: per channel.
-
     >>> eval_transform(32, (0.5,) * 3, (0.5,) * 3)(Image.new("RGB", (50, 40))).shape
     torch.Size([3, 32, 32])
     """
-    return T.Compose(  # type: ignore[no-any-return]
-        [FixedView(size), T.ToTensor(), T.Normalize(mean, std)]
-    )
+    steps = [FixedView(size), T.ToTensor(), T.Normalize(mean, std)]
+    return T.Compose(steps)  # type: ignore[no-any-return]
 
 
 class FixedView:
@@ -165,46 +145,25 @@ class FixedView:
 
 
 def first_random_setting(
-    augmentations: Sequence[Mapping[str, Any]], mix: Mapping[str, Any] | None = None
+    augmentations: Sequence[Augmentation], mix: Mix | None = None
 ) -> str | None:
-    """The first setting that makes views random, or ``None``.
+    """The first setting that makes views random, as ``key=value``; ``None`` if every view is fixed.
 
     A teacher's features can be cached only if views are the same in every epoch.
 
-    Args:
-        augmentations: the config's list of pipelines, defaults filled in.
-        mix: the section ``data.mix``.
-
-    Returns:
-        Its dotted key and value, for example ``augmentations.0.rrc.enabled=true``; ``None`` if
-        every view is fixed.
-
-    >>> from solo_ext.config.schema import Augmentation
-    >>> first_random_setting([Augmentation(crop_size=8, num_crops=1).model_dump()])
+    >>> first_random_setting([Augmentation(crop_size=8, num_crops=1)])
     'augmentations.0.rrc.enabled=true'
     """
-    for place, pipeline in enumerate(augmentations):
-        setting = _random_setting(pipeline)
-        if setting is not None:
-            return f"augmentations.{place}.{setting}"
-    if mix is not None and mix["prob"]:
-        return f"data.mix.prob={mix['prob']}"
-    return None
-
-
-def _random_setting(a: Mapping[str, Any]) -> str | None:
-    # Even a crop of the whole area may lose a line of pixels to rounding.
-    if a["rrc"]["enabled"]:
-        return "rrc.enabled=true"
-    for name in ("rand_augment", "auto_augment"):
-        if a.get(name):
-            return f"{name}={a[name]}"
-    jitter, blur = a["color_jitter"], a["gaussian_blur"]
-    if jitter["prob"] and any(jitter[k] for k in STRENGTHS):
-        return f"color_jitter.prob={jitter['prob']}"
-    if blur["prob"]:
-        return f"gaussian_blur.prob={blur['prob']}"
-    for name in _FIXED_IF_CERTAIN:
-        if a[name]["prob"] not in (0, 1):
-            return f"{name}.prob={a[name]['prob']}"
-    return None
+    for place, a in enumerate(augmentations):
+        # Even a crop of the whole area may lose a line of pixels to rounding.
+        random: dict[str, Any] = {"rrc.enabled": "true" if a.rrc.enabled else None}
+        random |= {name: getattr(a, name) for name in ("rand_augment", "auto_augment")}
+        random["color_jitter.prob"] = any(a.color_jitter.strengths) and a.color_jitter.prob
+        random["gaussian_blur.prob"] = a.gaussian_blur.prob
+        for name in ("grayscale", "solarization", "equalization", "horizontal_flip"):
+            # What is done to every view or to none leaves nothing to chance.
+            random[f"{name}.prob"] = getattr(a, name).prob % 1
+        for key, value in random.items():
+            if value:
+                return f"augmentations.{place}.{key}={value}"
+    return f"data.mix.prob={mix.prob}" if mix is not None and mix.prob else None

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from solo_ext.config.schema import DALI, Augmentation, RunConfig
 from solo_ext.core import distributed
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.dali import cannot_skip, device_of, nvidia_dali, unreadable
-from solo_ext.data.images import files_of, targets_of
-from solo_ext.data.loaders import epoch_sampler
-from solo_ext.data.reading import Images
-from solo_ext.data.sampler import StatefulLoader
+from solo_ext.data.dali import device_of, nvidia_dali, unreadable
+from solo_ext.data.images import files_of
+from solo_ext.data.loaders import StatefulLoader, epoch_sampler
+from solo_ext.data.reading import Images, targets_of
 from solo_ext.data.transforms import MultiCrop
 from solo_ext.data.views import TrainingViews
 
@@ -30,28 +30,18 @@ _DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
 
 @dataclass(frozen=True)
 class DALIPass:
-    """Arguments of a host's pipeline for one pass.
+    """Arguments of a host's pipeline for one pass over ``files``, in order.
 
-    Attributes:
-        files: to read, in order.
-        numbers: one integer per file: its sample index, or its target.
-        targets: target of every sample index; ``None`` if ``numbers`` are targets.
-        dataset: ``data.dataset``.
-        augmentations: the config's list of pipelines.
-        large: crops of the first entry's size; small: the others.
-        batch_size: files per batch.
-        num_threads: at least 1.
-        device: ``cpu`` or ``gpu``.
-        device_id: the GPU, ``None`` on the CPU.
-        rank: of this process.
-        seed: of the augmentation.
+    ``numbers`` are the files' sample indices, whose targets are ``targets``, or, where that is
+    ``None``, their targets. ``large`` and ``small`` count crops; ``device_id`` is ``None`` on the
+    CPU; ``seed`` is that of the augmentation.
     """
 
     files: Sequence[str]
     numbers: Sequence[int]
     targets: Sequence[int] | None
     dataset: str
-    augmentations: Sequence[Mapping[str, Any]]
+    augmentations: Sequence[Augmentation]
     large: int
     small: int
     batch_size: int
@@ -89,14 +79,7 @@ def open_reader(
     """Sets ``reader``, ``decode`` and ``to_int64``, which the graphs of both hosts use.
 
     The hosts' own readers open every file in the folders, image or not, and number the files
-    differently if only a fraction is used.
-
-    Args:
-        pipeline: a host's pipeline, or its builder.
-        files: to read.
-        numbers: one integer per file.
-        device: ``cpu`` or ``gpu``.
-        reader: further arguments of ``readers.File``.
+    differently if only a fraction is used. ``reader`` are further arguments of ``readers.File``.
     """
     ops, types = nvidia_dali().ops, nvidia_dali().types
     on_gpu = device == "gpu"
@@ -122,7 +105,7 @@ class DALILoader(StatefulLoader):
     within an epoch are decoded nevertheless.
 
     Args:
-        cfg: a config that :func:`check_dali` has passed.
+        run: a config that :func:`check_dali` has passed.
         images: the training images.
 
     Attributes:
@@ -134,13 +117,13 @@ class DALILoader(StatefulLoader):
         UserError: while iterating, a file that cannot be read.
     """
 
-    def __init__(self, cfg: Mapping[str, Any], images: Images) -> None:
-        self.cfg = cfg
-        self.batch_size: int = cfg["optimizer"]["batch_size"]
-        self.sampler = epoch_sampler(cfg, images)
+    def __init__(self, run: RunConfig, images: Images) -> None:
+        self.run = run
+        self.batch_size = run.optimizer.batch_size
+        self.sampler = epoch_sampler(run, images)
         self.start_at(self.sampler, self.batch_size)
         self.files, self.targets = files_of(images), [int(t) for t in targets_of(images)]
-        self.dataset = TrainingViews(images, MultiCrop([], []), cfg["seed"])
+        self.dataset = TrainingViews(images, MultiCrop([], []), run.seed)
 
     def __repr__(self) -> str:
         return str(_pipelines().transforms(self._pass([])))
@@ -165,53 +148,50 @@ class DALILoader(StatefulLoader):
             raise unreadable(error, [self.files[index] for index in near]) from error
 
     def _pass(self, indices: list[int]) -> DALIPass:
-        data, dali = self.cfg["data"], self.cfg["dali"]
-        encoded = dali["encode_indexes_into_labels"]
+        data, dali = self.run.data, self.run.dali or DALI()
+        encoded = dali.encode_indexes_into_labels
         rank = distributed.rank()
-        on_gpu = dali["device"] == "gpu"
         return DALIPass(
             files=[self.files[index] for index in indices],
             numbers=indices if encoded else [self.targets[index] for index in indices],
             targets=self.targets if encoded else None,
-            dataset=data["dataset"],
-            augmentations=self.cfg["augmentations"],
-            large=data["num_large_crops"],
-            small=data["num_small_crops"],
+            dataset=data.dataset,
+            augmentations=self.run.augmentations,
+            large=data.num_large_crops or 0,
+            small=data.num_small_crops or 0,
             batch_size=self.batch_size,
-            num_threads=max(data["num_workers"], 1),
-            device=dali["device"],
-            device_id=torch.cuda.current_device() if on_gpu else None,
+            num_threads=max(data.num_workers, 1),
+            device=dali.device,
+            device_id=torch.cuda.current_device() if dali.device == "gpu" else None,
             rank=rank,
-            seed=mix(self.cfg["seed"], self.order.epoch, rank) % 2**31,
+            seed=mix(self.run.seed, self.order.epoch, rank) % 2**31,
         )
 
 
-def check_dali(given: Mapping[str, Any]) -> None:
+def check_dali(run: RunConfig) -> None:
     """Refuses settings that the DALI pipelines of the hosts do not support.
 
     Args:
-        given: the checked config.
+        run: the checked config.
 
     Raises:
         ConfigError: DALI is not installed, or the config asks for a data set of torchvision's, for
             equalisation, or to skip unreadable images.
     """
-    if given["data"]["unreadable"] == "skip":
-        raise cannot_skip()
-    device_of(given)
-    if given["data"]["dataset"] not in FILES_ONLY:
+    device_of(run)
+    if run.data.dataset not in FILES_ONLY:
         raise ConfigError(
             "data.dataset",
-            given["data"]["dataset"],
+            run.data.dataset,
             "DALI reads image files, not torchvision's archives",
             "unpack it into class folders with data.dataset=custom, or use "
             "data.format=image_folder",
         )
-    for place, augmentation in enumerate(given["augmentations"]):
-        if augmentation["equalization"]["prob"]:
+    for place, augmentation in enumerate(run.augmentations):
+        if augmentation.equalization.prob:
             raise ConfigError(
                 f"augmentations.{place}.equalization.prob",
-                augmentation["equalization"]["prob"],
+                augmentation.equalization.prob,
                 "DALI has no equalisation",
                 "set it to 0, or use data.format=image_folder",
             )

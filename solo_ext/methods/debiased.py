@@ -13,13 +13,12 @@ over all other crops of the image for ``exp(s_p)``, M of the paper.
 
 from __future__ import annotations
 
-from solo_ext.core.types import PositiveFloat, PositiveInt, ProbabilityBelowOne, method_kwargs
+from solo_ext.core.types import PositiveFloat, PositiveInt, ProbabilityBelowOne
 from solo_ext.methods.contrastive import Preset
 from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
 from solo_ext.methods.registry import METHODS
 
 
-@method_kwargs
 class DebiasedKwargs(ContrastiveKwargs):
     """``method_kwargs`` of ``debiased``; defaults of the official code.
 

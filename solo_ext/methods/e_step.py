@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import torch
 import torch.nn.functional as F
 from annotated_types import MinLen
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
 from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, method_kwargs
+from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import eval_mode
@@ -33,6 +33,7 @@ from solo_ext.methods.registry import logger
 
 if TYPE_CHECKING:
     from solo_ext.clustering import Features, Granularity
+    from solo_ext.config.schema import CommonConfig
 
 PUBLISHED_CLUSTERS = 25000, 50000, 100000
 """Numbers of clusters in PCL's ImageNet runs."""
@@ -41,8 +42,7 @@ _BATCHES_AT_ONCE = 4
 _BARRIER_EVERY = 16
 
 
-@method_kwargs
-class KMeansKwargs:
+class KMeansKwargs(Section):
     """How the prototypes are found.
 
     Attributes:
@@ -58,8 +58,7 @@ class KMeansKwargs:
     restarts: PositiveInt = 1
 
 
-@method_kwargs
-class EStepKwargs:
+class EStepKwargs(Section):
     """When the embeddings of the training set are clustered, and into what.
 
     Attributes:
@@ -200,9 +199,11 @@ class EStep:
                 embeddings.
             UserError: a checkpoint of another training set.
         """
+        from solo_ext.config.check import common_config
         from solo_ext.data.indexed import training_set
 
-        size = len(training_set(method.trainer, method.cfg))
+        self.config = common_config(method.cfg)
+        size = len(training_set(method.trainer, self.config))
         # solo-learn's own script skips our checks of the data before the run.
         check_prototypes(self.settings, self.key, size)
         for held in (self.prototypes.assignments.T, () if self.bank is None else self.bank.value):
@@ -294,7 +295,7 @@ class EStep:
         state, settings, kmeans = self.prototypes, self.settings, self.settings.kmeans
         begin, epoch = time.monotonic(), method.current_epoch
         with propagate_rank_errors(method.device):
-            dataset = training_set(method.trainer, method.cfg)
+            dataset = training_set(method.trainer, self.config)
             ids = torch.arange(distributed.rank(), len(dataset), distributed.world_size())
             seed, warm = method.cfg.get("seed") or 0, state.epoch >= 0
             # V' = f'(X): momentum features of all training data.
@@ -342,7 +343,7 @@ class EStep:
             yield self._banked(method, self.bank, dataset, ids)
             return
         with self._table(method, len(ids)) as features:
-            _embed(method, dataset, ids, features)
+            _embed(method, self.config, dataset, ids, features)
             yield features
 
     def _banked(self, method: Clustered, bank: FeatureBank, dataset: Any, ids: Tensor) -> Tensor:
@@ -355,7 +356,7 @@ class EStep:
         # later those of a dropped last batch.
         missing = (~bank.filled[own]).nonzero().squeeze(1)
         embedded = features.new_zeros(len(missing), self._dim)
-        _embed(method, dataset, ids[missing.cpu()], embedded)
+        _embed(method, self.config, dataset, ids[missing.cpu()], embedded)
         features[missing] = embedded
         return features
 
@@ -413,13 +414,16 @@ def _resolved(name: str, device: torch.device | str, settings: Any, key: str) ->
 
 
 @torch.no_grad()
-def _embed(method: Clustered, dataset: Any, ids: Tensor, features: Features) -> None:
+def _embed(
+    method: Clustered, config: CommonConfig, dataset: Any, ids: Tensor, features: Features
+) -> None:
     """Embeds the samples ``ids`` into ``features``; barriers keep all ranks at about one pace."""
     from solo_ext.data.indexed import indexed_eval_loader
 
-    cfg: Any = OmegaConf.to_container(method.cfg, resolve=True)
-    batch_size = _BATCHES_AT_ONCE * cfg["optimizer"]["batch_size"]
-    loader = indexed_eval_loader(cfg, dataset, ids.tolist(), batch_size) if len(ids) else ()
+    batch_size = _BATCHES_AT_ONCE * config.optimizer.batch_size
+    loader: Any = ()
+    if len(ids):
+        loader = indexed_eval_loader(config, dataset, ids.tolist(), batch_size)
     place = torch.full((len(dataset),), -1)
     place[ids] = torch.arange(len(ids))
     rank_barrier(method.device)

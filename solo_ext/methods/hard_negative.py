@@ -14,19 +14,12 @@ The step is :class:`solo_ext.methods.contrastive.Contrastive`, the loss
 
 from __future__ import annotations
 
-from solo_ext.core.types import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    ProbabilityBelowOne,
-    method_kwargs,
-)
+from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt, ProbabilityBelowOne
 from solo_ext.methods.contrastive import Preset
 from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
 from solo_ext.methods.registry import METHODS
 
 
-@method_kwargs
 class HardNegativeKwargs(ContrastiveKwargs):
     """``method_kwargs`` of ``hard_negative``; defaults of the official code.
 

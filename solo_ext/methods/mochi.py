@@ -16,14 +16,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from solo_ext.core.types import method_kwargs
 from solo_ext.methods.contrastive import Preset
 from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
 from solo_ext.methods.negatives import MixingKwargs
 from solo_ext.methods.registry import METHODS
 
 
-@method_kwargs
 class MoCHiKwargs(ContrastiveKwargs):
     """``method_kwargs`` of ``mochi``; defaults of the paper's usual (1024, 1024, 128).
 

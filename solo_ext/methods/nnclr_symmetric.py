@@ -17,13 +17,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, method_kwargs
+from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt
 from solo_ext.methods.contrastive import Preset
 from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
 from solo_ext.methods.registry import METHODS
 
 
-@method_kwargs
 class NNCLRSymmetricKwargs(ContrastiveKwargs):
     """``method_kwargs`` of ``nnclr_symmetric``; defaults of the paper.
 

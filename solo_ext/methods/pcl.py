@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.core.draws import draw, mix
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt, method_kwargs
+from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from solo_ext.host import initialize_momentum_params
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.proto_nce import proto_nce_terms
@@ -53,7 +53,6 @@ RARE = 0.05
 """``collisions: auto`` keeps copies if at most this share of anchors has one in the batch."""
 
 
-@method_kwargs
 class PCLKwargs(EStepKwargs):
     """``method_kwargs`` of :class:`PCL`; defaults of the official ImageNet runs.
 

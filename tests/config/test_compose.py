@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from solo_ext.config.check import check_run
 from solo_ext.config.compose import apply_overrides, compose, parse, shipped_configs
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import config_root
@@ -81,11 +80,11 @@ def test_shipped_configs_are_ready(name: str, data_root: Path) -> None:
     config = compose(name, of_the_data_at_hand(name, data_root))
     assert "hydra" not in config
     prepared = prepare(config)
-    assert prepared.given["data"]["num_classes"] == 10
-    assert prepared.given["name"].startswith(config["method"])
+    assert prepared.run.data.num_classes == 10
+    assert prepared.run.name.startswith(config["method"])
     assert prepared.val is not None
     # What was checked and filled in is a config again, and the same.
-    assert prepare(check_run(prepared.given)).given == prepared.given
+    assert prepare(prepared.run.model_dump()).run == prepared.run
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,12 @@ def test_loads(name: str, many_images: Path) -> None:
     if "dali" in file.read_text():
         pytest.importorskip("nvidia.dali")
     prepared = prepare(compose(file.name, overrides, file.parent))
-    written, given = OmegaConf.load(file), prepared.given
-    assert given["name"].lower().startswith(given["method"])
-    assert given["name"] == written.name
-    assert given["max_epochs"] == written.max_epochs
+    written, given = OmegaConf.load(file), prepared.run
+    assert given.name.lower().startswith(given.method)
+    assert given.name == written.name
+    assert given.max_epochs == written.max_epochs
     for key in ("batch_size", "lr", "classifier_lr", "weight_decay"):
-        assert given["optimizer"][key] == written.optimizer[key]
+        assert getattr(given.optimizer, key) == written.optimizer[key]
     assert len(prepared.train) == IMAGES
 
 

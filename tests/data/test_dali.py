@@ -2,19 +2,20 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from solo_ext.config.schema import DALI, Backbone, Batch, CommonConfig, Crop
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data import dali
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.images import open_images
 from solo_ext.data.indexed import indexed_eval_loader, training_set
 from solo_ext.data.loaders import fixed_loader
+from tests.data.making import section
 
 pytest.importorskip("nvidia.dali")
 SIZES = [(20, 30), (37, 24), (16, 16), (12, 40), (55, 55), (31, 33), (9, 9)]
@@ -43,25 +44,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def config(folder: Path, form: str, size: int = 16) -> dict[str, Any]:
-    data = {
-        "dataset": "custom",
-        "format": form,
-        "train_path": str(folder),
-        "val_path": str(folder),
-        "num_workers": 0,
-    }
-    return {
-        "data": data,
-        "dali": {"device": "cpu"},
-        "optimizer": {"batch_size": 4},
-        "augmentations": [{"crop_size": size, "num_crops": 2}],
-    }
+def config(folder: Path, form: str, size: int = 16, workers: int = 0) -> CommonConfig:
+    return CommonConfig(
+        backbone=Backbone(name="resnet18"),
+        data=section(folder, format=form, num_workers=workers),
+        dali=DALI(device="cpu"),
+        optimizer=Batch(batch_size=4),
+        augmentations=[Crop(crop_size=size)],
+    )
 
 
 @pytest.mark.parametrize("size", [8, 16, 28, 40])
 def test_equals_the_transform_of_evaluation(folder: Path, size: int) -> None:
-    images = open_images(config(folder, "dali")["data"], "val")
+    images = open_images(config(folder, "dali").data, "val")
     ours = list(fixed_loader(config(folder, "dali", size), images))
     theirs = list(fixed_loader(config(folder, "image_folder", size), images))
     assert [len(t) for _, t in ours] == [len(t) for _, t in theirs] == [4, 4, 2]
@@ -110,15 +105,7 @@ def test_names_a_file_that_is_no_image(tmp_path: Path, name: str, threads: int) 
     for place in (13, 0, 20):
         listed = [str(file) for file in files]
         listed.insert(place, str(bad))
-        views = DALIViews(
-            listed,
-            range(21),
-            16,
-            ((0.5,) * 3, (0.5,) * 3),
-            batch_size=4,
-            num_threads=threads,
-            device="cpu",
-        )
+        views = DALIViews(config(tmp_path, "dali", workers=threads), listed, range(21), 4)
         begin = time.monotonic()
         with pytest.raises(UserError, match=name) as caught:
             list(views)
@@ -127,32 +114,31 @@ def test_names_a_file_that_is_no_image(tmp_path: Path, name: str, threads: int) 
         assert "data.format=image_folder" in str(caught.value)
 
 
-def test_another_error_is_passed_on() -> None:
-    error = RuntimeError("out of memory")
-    assert dali.unreadable(error, ["/no/file.jpg"]) is error
-
-
 def test_says_how_to_install_dali(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dali.importlib.util, "find_spec", lambda name: None)
-    images = open_images(config(folder, "dali")["data"], "val")
+    images = open_images(config(folder, "dali").data, "val")
+    skipping = config(folder, "dali")
+    skipping.data.unreadable = "skip"
+    with pytest.raises(ConfigError, match="DALI stops at an image"):
+        fixed_loader(skipping, images)
     with pytest.raises(ConfigError, match=r"not installed.*dali-cuda12.*dali-cuda13"):
         fixed_loader(config(folder, "dali"), images)
 
 
 def test_refuses_a_gpu_that_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    images = open_images(config(folder, "dali")["data"], "val")
-    for section in ({"device": "gpu"}, None, {}):
+    images = open_images(config(folder, "dali").data, "val")
+    for on_gpu in (DALI(), None):
         with pytest.raises(ConfigError, match=r"dali\.device='gpu'.*dali\.device=cpu"):
-            fixed_loader({**config(folder, "dali"), "dali": section}, images)
+            fixed_loader(config(folder, "dali").model_copy(update={"dali": on_gpu}), images)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_gpu_equals_the_cpu(folder: Path) -> None:
-    images = open_images(config(folder, "dali")["data"], "val")
+    images = open_images(config(folder, "dali").data, "val")
     cfg = config(folder, "dali")
-    on_gpu = fixed_loader({**cfg, "dali": {"device": "gpu"}}, images)
+    on_gpu = fixed_loader(cfg.model_copy(update={"dali": DALI(device="gpu")}), images)
     for (views, targets), (expected, labels) in zip(on_gpu, fixed_loader(cfg, images), strict=True):
         assert views.device.type == "cuda"
         assert torch.equal(targets.cpu(), labels)

@@ -142,7 +142,7 @@ def test_room_is_for_all_nodes_where_they_share_the_folder(
     place = {"e_step_features": "disk", "e_step_dir": "~/scratch" if own_disk else None}
     prepared = prepare(make_config("pcl", method_kwargs=place, max_epochs=1))
     pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
-    width = prepared.given["method_kwargs"]["proj_output_dim"]
+    width = prepared.run.method_kwargs.proj_output_dim
     ((folder, room),) = asked
     assert folder == (tmp_path / "home" / "scratch" if own_disk else tmp_path / "run")
     assert room == 4 * width * (IMAGES // 3 if own_disk else IMAGES)
@@ -154,7 +154,7 @@ def test_where_embeddings_are_changes_no_numbers() -> None:
         assert not changes_numbers(f"{section}.e_step_dir")
         assert changes_numbers(f"{section}.e_step_sample")
         assert changes_numbers(f"{section}.e_step")
-    assert check_method_kwargs(PCLKwargs, {"e_step_sample": 7})["e_step_sample"] == 7
+    assert check_method_kwargs(PCLKwargs, {"e_step_sample": 7}).e_step_sample == 7
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from solo_ext.config.compose import compose
-from solo_ext.data.sampler import EpochSampler
+from solo_ext.config.schema import RunConfig
+from solo_ext.data.views import EpochSampler
 from solo_ext.lab.training.prepare import prepare
 from tests.scripts import run_script
 
@@ -63,7 +64,7 @@ class Run(NamedTuple):
 
     ranks: list[list[dict[str, Any]]]
     state: dict[str, Any]
-    given: dict[str, Any]
+    config: RunConfig
 
 
 def run(folder: Path, devices: int, *overrides: str) -> Run:
@@ -79,7 +80,7 @@ def run(folder: Path, devices: int, *overrides: str) -> Run:
     state = torch.load(checkpoint, weights_only=True)["state_dict"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOLO_EXT_DATA", str(folder.parent))
-        return Run(notes, state, prepare(compose("digits/pcl", words)).given)
+        return Run(notes, state, prepare(compose("digits/pcl", words)).run)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def test_loss_of_two_ranks_is_that_of_one(exact: dict[int, Run]) -> None:
 
 @pytest.mark.slow
 def test_bank_and_queue_hold_the_keys_of_both_ranks(drawn_and_banked: Run) -> None:
-    state, seed = drawn_and_banked.state, drawn_and_banked.given["seed"]
+    state, seed = drawn_and_banked.state, drawn_and_banked.config.seed
     shares = [[s.sample for s in EpochSampler(SAMPLES, seed, 2, rank)][:60] for rank in (0, 1)]
     filled = state["bank.filled"].nonzero().squeeze(1).tolist()
     assert filled == sorted(shares[0] + shares[1])

@@ -55,7 +55,7 @@ def test_defaults_are_those_of_the_official_code() -> None:
 
 
 def prepare_kwargs(given: dict[str, Any]) -> dict[str, Any]:
-    return check_method_kwargs(PCLKwargs, given)
+    return check_method_kwargs(PCLKwargs, given).model_dump()
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"method_kwargs": {"num_prototypes": [3, 49]}},
         r"num_prototypes=\[3, 49\]: the training set has 48 images",
     ),
-    "no prototypes": ({"method_kwargs": {"num_prototypes": []}}, "num_prototypes.*a list of 1"),
-    "a number for a list": ({"method_kwargs": {"num_prototypes": 3}}, "num_prototypes=3.*a list"),
+    "no prototypes": ({"method_kwargs": {"num_prototypes": []}}, "num_prototypes.*at least 1 item"),
+    "a number for a list": (
+        {"method_kwargs": {"num_prototypes": 3}},
+        "num_prototypes=3.*a valid list",
+    ),
     "zero prototypes": (
         {"method_kwargs": {"num_prototypes": [3, 0]}},
         "num_prototypes.1=0.*above 0",
     ),
-    "broken prototypes": ({"method_kwargs": {"num_prototypes": [2.5]}}, "an integer above 0"),
+    "broken prototypes": ({"method_kwargs": {"num_prototypes": [2.5]}}, "a valid integer"),
     "too many negatives": (
         {"method_kwargs": {"num_prototypes": [30], "num_negatives": 7}},
         "num_negatives=7: of 30 prototypes up to 24 are positives of the batch; allowed: up to 6",

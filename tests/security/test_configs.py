@@ -178,7 +178,7 @@ def test_allowed_targets_are_values_like_others(
     """Nothing here calls them: this is for code that gets a config from here."""
     monkeypatch.setenv(ALLOW, "1")
     config = {**compose("run", (), mine), "method_kwargs": {"_target_": f"{package}.call"}}
-    assert check_run(config)["method_kwargs"] == {"_target_": f"{package}.call"}
+    assert check_run(config).method_kwargs == {"_target_": f"{package}.call"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from solo_ext.config.schema import Images
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link, write_text
 from solo_ext.data.images import open_images
@@ -41,7 +42,7 @@ def test_images_by_links(images: Path, tmp_path: Path) -> None:
     (tmp_path / "linked" / "one").mkdir(parents=True)
     (tmp_path / "linked" / "two").symlink_to(images / "0")
     (tmp_path / "linked" / "one" / "a.png").symlink_to(images / "1" / "0.png")
-    data = {"dataset": "custom", "format": "image_folder", "train_path": str(tmp_path / "linked")}
+    data = Images(dataset="custom", train_path=str(tmp_path / "linked"))
     assert len(open_images(data, "train")) == 17
 
 
@@ -103,8 +104,8 @@ def elsewhere(tmp_path: Path, images: Path) -> Path:
     return tmp_path
 
 
-def h5_data(file: Path) -> dict[str, Any]:
-    return {"dataset": "custom", "format": "h5", "train_path": str(file)}
+def h5_data(file: Path) -> Images:
+    return Images(dataset="custom", format="h5", train_path=str(file))
 
 
 @pytest.mark.skipif(find_spec("h5py") is None, reason="h5py is not installed")

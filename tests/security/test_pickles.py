@@ -23,6 +23,7 @@ import torch
 import yaml
 from PIL import Image
 
+from solo_ext.config.schema import HuggingFace, Images
 from solo_ext.core.errors import UserError
 from solo_ext.data.images import open_images
 from solo_ext.lab.cli.main import main
@@ -272,7 +273,7 @@ def test_torchvisions_archives(payload: Payload, tmp_path: Path) -> None:
         place.mkdir(parents=True)
         for name in files:
             (place / name).write_bytes(pickle.dumps(payload))
-        data = {"dataset": dataset, "format": "image_folder", "train_path": str(place.parent)}
+        data = Images(dataset=dataset, train_path=str(place.parent))
         with pytest.raises(UserError, match="is not there"):
             open_images(data, "train")
 
@@ -289,7 +290,7 @@ def test_hdf5(payload: Payload, tmp_path: Path) -> None:
         group.create_dataset(
             "2.png", data=[pickle.dumps(payload, protocol=0)], dtype=h5py.string_dtype()
         )
-    images = open_images({"dataset": "custom", "format": "h5", "train_path": str(file)}, "train")
+    images = open_images(Images(dataset="custom", format="h5", train_path=str(file)), "train")
     assert len(images) == 3
     for index in range(3):
         with pytest.raises(UserError):
@@ -328,9 +329,9 @@ def test_hugging_face(
 
 
 def _open_by_datasets(path: Path, tmp_path: Path) -> Any:
-    section = {"cache_dir": str(tmp_path / "cache")}
-    named = {"dataset": "custom", "format": "huggingface", "huggingface": section}
-    return open_images({**named, "train_path": str(path)}, "train")
+    section = HuggingFace(cache_dir=str(tmp_path / "cache"))
+    named = Images(dataset="custom", format="huggingface", huggingface=section)
+    return open_images(named.model_copy(update={"train_path": str(path)}), "train")
 
 
 def _png() -> bytes:

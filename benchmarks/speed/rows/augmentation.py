@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ CASES = (
 CIFAR = {"torchvision": 5.0, "kornia": 3.0}
 """Times faster than what, at CIFAR's size; the other cases have no target."""
 
-Pipelines = Sequence[Mapping[str, Any]]
+Pipelines = Sequence[Augmentation]
 
 
 class Batches:
@@ -77,23 +77,19 @@ def by_kornia(images: list[Image.Image], pipelines: Pipelines, batch: int) -> Wo
     pixels, batches = as_tensor(images), Batches(len(images), batch)
     made = []
     for p in pipelines:
-        jitter, size = p["color_jitter"], p["crop_size"]
-        amounts = [jitter[k] for k in ("brightness", "contrast", "saturation", "hue")]
-        scale = p["rrc"]["crop_min_scale"], p["rrc"]["crop_max_scale"]
+        size, scale = p.crop_size, (p.rrc.crop_min_scale, p.rrc.crop_max_scale)
         steps = [
             K.RandomResizedCrop((size, size), scale=scale, resample="bicubic"),
-            K.ColorJitter(*amounts, p=jitter["prob"]),
-            K.RandomGrayscale(p=p["grayscale"]["prob"]),
-            K.RandomGaussianBlur(
-                (size // 20 * 2 + 1,) * 2, (0.1, 2.0), p=p["gaussian_blur"]["prob"]
-            ),
-            K.RandomSolarize(p=p["solarization"]["prob"]),
-            K.RandomHorizontalFlip(p=p["horizontal_flip"]["prob"]),
+            K.ColorJitter(*p.color_jitter.strengths, p=p.color_jitter.prob),
+            K.RandomGrayscale(p=p.grayscale.prob),
+            K.RandomGaussianBlur((size // 20 * 2 + 1,) * 2, (0.1, 2.0), p=p.gaussian_blur.prob),
+            K.RandomSolarize(p=p.solarization.prob),
+            K.RandomHorizontalFlip(p=p.horizontal_flip.prob),
             K.Normalize(torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])),
         ]
         # One that is never taken would still cost its draws.
         taken = [step for step in steps if step.p > 0]
-        made += [K.AugmentationSequential(*taken, data_keys=["input"])] * p["num_crops"]
+        made += [K.AugmentationSequential(*taken, data_keys=["input"])] * p.num_crops
 
     @torch.no_grad()
     def work() -> list[torch.Tensor]:
@@ -114,7 +110,7 @@ def case(effort: Effort, side: int, name: str, size: int) -> Measured:
     """All sources on the same images, by the time of the process on its core."""
     augmentations = config_root() / "solo_ext" / "augmentations" / f"{name}.yaml"
     entries = yaml.safe_load(augmentations.read_text())
-    pipelines = [{**Augmentation(**e).model_dump(), "crop_size": size} for e in entries]
+    pipelines = [Augmentation(**e).model_copy(update={"crop_size": size}) for e in entries]
     batch = effort.size(BATCH)
     images = made_images(effort.size(IMAGES), side)
     given = images, pipelines, batch
@@ -124,7 +120,7 @@ def case(effort: Effort, side: int, name: str, size: int) -> Measured:
         works["kornia"] = by_kornia(*given)
     timer = by_clock(time.process_time)
     seconds = take_turns(works, effort.rounds, min(effort.warm, 2), timer)
-    views = batch * sum(p["num_crops"] for p in pipelines)
+    views = batch * sum(p.num_crops for p in pipelines)
     rates = {k: views / float(np.median(v)) for k, v in seconds.items()}
     label = f"augmentation {name}, {side} px to {size}"
     findings = []

@@ -7,9 +7,10 @@ augmentation and iterator are built from main's config, and the methods' classes
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from solo_ext.config.schema import Augmentation
 from solo_ext.data.transforms import statistics
 from solo_ext.host.dali_loader import DALIPass, open_reader
 
@@ -22,11 +23,7 @@ _Pipeline: Any = importlib.import_module("nvidia.dali.pipeline").Pipeline
 
 
 class PretrainPipeline(upstream.PretrainPipeline):  # type: ignore[misc]
-    """The release's graph with our reader, also for CPUs.
-
-    Args:
-        wanted: the pass.
-    """
+    """The release's graph with our reader, also for CPUs."""
 
     def __init__(self, wanted: DALIPass) -> None:
         # Skip the release's own constructor, which would open folders and ask for a GPU.
@@ -41,33 +38,33 @@ class PretrainPipeline(upstream.PretrainPipeline):  # type: ignore[misc]
 def transforms(wanted: DALIPass) -> Any:
     """The release's augmentation of all crops."""
     return _crops.FullTransformPipeline(
-        [
-            _crops.NCropAugmentation(_transform(wanted, a), a["num_crops"])
-            for a in wanted.augmentations
-        ]
+        [_crops.NCropAugmentation(_transform(wanted, a), a.num_crops) for a in wanted.augmentations]
     )
 
 
-def _transform(wanted: DALIPass, a: Mapping[str, Any]) -> Any:
+def _transform(wanted: DALIPass, a: Augmentation) -> Any:
     mean, std = statistics(wanted.dataset, a)
-    jitter = a["color_jitter"]
+    jitter = a.color_jitter
     made = upstream.CustomTransform(
         device=wanted.device,
-        **{name: jitter[name] for name in ("brightness", "contrast", "saturation", "hue")},
-        color_jitter_prob=jitter["prob"],
-        gray_scale_prob=a["grayscale"]["prob"],
-        horizontal_flip_prob=a["horizontal_flip"]["prob"],
-        gaussian_prob=a["gaussian_blur"]["prob"],
-        solarization_prob=a["solarization"]["prob"],
-        min_scale=a["rrc"]["crop_min_scale"],
-        max_scale=a["rrc"]["crop_max_scale"],
-        crop_size=a["crop_size"],
+        brightness=jitter.brightness,
+        contrast=jitter.contrast,
+        saturation=jitter.saturation,
+        hue=jitter.hue,
+        color_jitter_prob=jitter.prob,
+        gray_scale_prob=a.grayscale.prob,
+        horizontal_flip_prob=a.horizontal_flip.prob,
+        gaussian_prob=a.gaussian_blur.prob,
+        solarization_prob=a.solarization.prob,
+        min_scale=a.rrc.crop_min_scale,
+        max_scale=a.rrc.crop_max_scale,
+        crop_size=a.crop_size,
         mean=mean,
         std=std,
     )
-    if not a["rrc"]["enabled"]:
+    if not a.rrc.enabled:
         # As in main; the release has no such setting.
-        size = a["crop_size"], a["crop_size"]
+        size = a.crop_size, a.crop_size
         made.random_crop = _ops.Resize(
             device=wanted.device, size=size, interp_type=_types.INTERP_CUBIC
         )
@@ -77,7 +74,7 @@ def _transform(wanted: DALIPass, a: Mapping[str, Any]) -> Any:
         ("gaussian_blur", "random_gaussian_blur"),
         ("solarization", "random_solarization"),
     ):
-        if not a[setting]["prob"]:
+        if not getattr(a, setting).prob:
             # The release computes a step for every image even if its probability is 0: skip it.
             setattr(made, step, _unchanged)
     return made

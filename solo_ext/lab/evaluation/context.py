@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +16,20 @@ from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from solo_ext.config.schema import DALI, CommonConfig, Crop
+from solo_ext.config.schema import Images as ImagesSection
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.dali import DALIViews
-from solo_ext.data.images import class_names, images_fingerprint, open_images, targets_of
+from solo_ext.data.images import (
+    Split,
+    class_names,
+    images_fingerprint,
+    open_images,
+)
 from solo_ext.data.loaders import FixedLoader, fixed_loader
-from solo_ext.data.reading import Images, Skipping, name_of
-from solo_ext.data.transforms import STATISTICS, statistics
+from solo_ext.data.reading import Images, Skipping, name_of, targets_of
+from solo_ext.data.transforms import STATISTICS, fixed_view
 from solo_ext.lab.evaluation.features import Features, extract_features, feature_batches
 from solo_ext.lab.evaluation.models import DTYPES, EvalData, EvalRun, Model, open_model
 from solo_ext.lab.evaluation.store import ALONE, FeatureStore, Ranks
@@ -36,6 +43,7 @@ _TORCHVISION = {
     "stl10": "stl10_binary",
 }
 """Folder that identifies each of torchvision's data sets."""
+SPLITS: tuple[Split, Split] = ("train", "val")
 _OF_FILES = ("image_folder", "dali")
 """Formats that read the same image files."""
 
@@ -47,8 +55,7 @@ class EvalContext:
     Attributes:
         model: the backbone; :meth:`backbone` gives a copy.
         settings: shared by all protocols.
-        cfg: solo-learn main's config for this evaluation; ``data`` and the one entry of
-            ``augmentations`` are those of the fixed view.
+        cfg: for this evaluation; the one entry of ``augmentations`` is the fixed view.
         train: training images that have a label.
         test: labelled test images; classes are numbered as in ``train``.
         device: where to compute.
@@ -61,7 +68,7 @@ class EvalContext:
 
     model: Model
     settings: EvalRun
-    cfg: dict[str, Any]
+    cfg: CommonConfig
     train: Images
     test: Images
     device: str
@@ -116,7 +123,7 @@ class EvalContext:
 
     def left_out(self) -> dict[str, list[str]]:
         """By split, names of images without features, found by extracting features."""
-        skips = self.cfg["data"].get("unreadable") == "skip" and not self.ranks.rank
+        skips = self.cfg.data.unreadable == "skip" and not self.ranks.rank
         features = self.features if skips else None
         return {} if features is None else self.unreadable
 
@@ -127,20 +134,20 @@ class EvalContext:
             "folder": str(self.model.folder),
             "checkpoint": self.model.checkpoint,
             "checkpoint_sha256": self.model.digest,
-            "method": self.cfg.get("method"),
-            "backbone": self.cfg["backbone"],
+            "method": self.cfg.method,
+            "backbone": self.cfg.backbone.model_dump(),
             "epoch": self.model.epoch,
-            "image_size": self.cfg["augmentations"][0]["crop_size"],
+            "image_size": self.cfg.augmentations[0].crop_size,
             "train": self._about_split("train", self.train),
             "test": self._about_split("val", self.test),
         }
 
     def _about_split(self, split: str, images: Images) -> dict[str, Any]:
-        unreadable, data = self.unreadable.get(split, []), self.cfg["data"]
+        unreadable, data = self.unreadable.get(split, []), self.cfg.data
         # With data.holdout both splits are parts of the training images.
-        name = split if data.get("holdout") is None else "train"
+        held_out = data.holdout is not None
         return {
-            "path": str(data[f"{name}_path"]),
+            "path": str(data.train_path if held_out else data.path(split)),
             "images": len(images) - len(unreadable),
             "unreadable": unreadable,
         }
@@ -198,22 +205,21 @@ class EvalContext:
             )
             self._note_unreadable(split, images, loader.skipped)
             return extracted
-        first = self.cfg["augmentations"][0]
-        mean, std = statistics(self.cfg["data"]["dataset"], first)
+        size, (mean, std) = fixed_view(self.cfg)
         key = {
             "model": self.model.digest,
-            "backbone": self.cfg["backbone"],
+            "backbone": self.cfg.backbone.model_dump(),
             "data": {
-                "path": str(self.cfg["data"][f"{split}_path"]),
+                "path": str(self.cfg.data.path(split)),
                 "split": split,
                 "fingerprint": found,
             },
             "view": {
-                "size": first["crop_size"],
+                "size": size,
                 "mean": list(mean),
                 "std": list(std),
                 # DALI's pixels differ from Pillow's by rounding.
-                "dali": self.cfg["data"]["format"] == "dali",
+                "dali": self.cfg.data.format == "dali",
             },
         }
         folder = self.settings.features_dir or self.model.folder / "features"
@@ -263,9 +269,9 @@ def context_of(
     return EvalContext(model, settings, cfg, train, test, device, model.folder, progress, ranks)
 
 
-def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str, Any]:
+def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
     """The config of pretraining with the images and the view of an evaluation."""
-    data = {"fraction": -1, "format": "image_folder", "num_workers": 0, **trained["data"]}
+    data = trained.data.model_dump()
     given = {k: v for k, v in settings.data.model_dump().items() if v is not None}
     # These two do not say where the images are, so with them alone the rest stays as in training.
     if "unreadable" in given:
@@ -285,41 +291,43 @@ def evaluation_config(trained: Mapping[str, Any], settings: EvalRun) -> dict[str
         data |= {"dataset": dataset, **whole} | given
     if settings.num_workers is not None:
         data["num_workers"] = settings.num_workers
-    first = dict(trained["augmentations"][0])
-    if data["dataset"] == "custom" and trained["data"]["dataset"] in STATISTICS:
-        mean, std = STATISTICS[trained["data"]["dataset"]]
-        first |= {"mean": list(mean), "std": list(std)}
-    if settings.crop_size is not None:
-        first["crop_size"] = settings.crop_size
-    device = settings.dali.device or (trained.get("dali") or {}).get("device")
-    return {**trained, "data": data, "augmentations": [first], "dali": {"device": device}}
+    size, (mean, std) = fixed_view(trained)
+    return trained.model_copy(
+        update={
+            "data": ImagesSection(**data),
+            "augmentations": [
+                Crop(crop_size=settings.crop_size or size, mean=list(mean), std=list(std))
+            ],
+            "dali": DALI(device=settings.dali.device or (trained.dali or DALI()).device),
+        }
+    )
 
 
-def _images(cfg: Mapping[str, Any]) -> tuple[Images, Images]:
-    for key in ("train_path", "val_path"):
-        given = cfg["data"].get(key)
-        if "${" in str(given):
+def _images(cfg: CommonConfig) -> tuple[Images, Images]:
+    for split in SPLITS:
+        path = str(cfg.data.path(split))
+        if "${" in path:
             raise ConfigError(
-                f"data.{key}",
-                given,
+                f"data.{split}_path",
+                path,
                 "an interpolation, which is not resolved out of a run's file",
-                f"give the path with data.{key}=...",
+                f"give the path with data.{split}_path=...",
             )
-    if cfg["data"].get("no_labels"):
+    if cfg.data.no_labels:
         raise ConfigError(
             "data.train_path",
-            cfg["data"]["train_path"],
+            cfg.data.train_path,
             "the run was trained without labels, and an evaluation needs some",
             "give class folders with data.train_path=... data.val_path=...",
         )
     train, test = (
         labelled_images(
-            open_images(cfg["data"], split), f"data.{split}_path", str(cfg["data"][f"{split}_path"])
+            open_images(cfg.data, split), f"data.{split}_path", str(cfg.data.path(split))
         )
-        for split in ("train", "val")
+        for split in SPLITS
     )
-    if cfg["data"]["dataset"] not in STATISTICS:
-        same_classes(train, test, str(cfg["data"]["val_path"]))
+    if cfg.data.dataset not in STATISTICS:
+        same_classes(train, test, str(cfg.data.val_path))
     return train, test
 
 

@@ -182,7 +182,9 @@ class Finetune(BackboneProtocol):
             raise _diverged("answers after the last epoch are")
         row: Row = {**accuracies(logits, targets), "train_loss": loss, "epochs": self.epochs}
         if self.save:
-            save_weights(context, FILE, model.state_dict(), backbone=context.cfg["backbone"])
+            save_weights(
+                context, FILE, model.state_dict(), backbone=context.cfg.backbone.model_dump()
+            )
             row["saved"] = FILE
         checkpoint.remove()
         return [row]
@@ -288,21 +290,21 @@ def with_drop_path(context: EvalContext, rate: float) -> nn.Module:
     own = context.backbone()
     if not rate:
         return own
-    about = context.cfg["backbone"]
-    kwargs = {k: v for k, v in (about.get("kwargs") or {}).items() if k != "pretrained"}
+    about = context.cfg.backbone
+    kwargs = {k: v for k, v in about.kwargs.items() if k != "pretrained"}
     none = ConfigError(
         "drop_path",
         rate,
-        f"the backbone {about['name']!r} has no stochastic depth",
+        f"the backbone {about.name!r} has no stochastic depth",
         "leave it at 0",
     )
     try:
         built, _ = build_backbone(
             host.load().backbones,
-            about["name"],
+            about.name,
             {**kwargs, "drop_path_rate": rate},
-            method=context.cfg.get("method"),
-            dataset=context.model.cfg["data"]["dataset"],
+            method=context.cfg.method,
+            dataset=context.model.cfg.data.dataset,
         )
     except (ConfigError, TypeError) as error:
         raise none from error

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from solo_ext.config.schema import Seed, View
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.types import LearningRate, NonNegativeFloat, PositiveInt
-from solo_ext.data.images import targets_of
+from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import Features, pooled
 from solo_ext.lab.evaluation.linear import holdout_mask

@@ -67,7 +67,7 @@ class FeatureMap(BackboneProtocol):
             )
         x, targets = x[drawn].float(), targets[drawn]
         present = len(torch.unique(targets))
-        title = f"{context.cfg.get('method') or context.model.name}"
+        title = f"{context.cfg.method or context.model.name}"
         about = f"{len(drawn)} {self.split} images of {present} classes"
         if present < context.num_classes:
             about += f" (of {context.num_classes})"

@@ -11,9 +11,17 @@ from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 from torch import Tensor, nn
 
 from solo_ext import host
-from solo_ext.config.schema import Free, HuggingFace, Section
+from solo_ext.config.schema import (
+    Backbone,
+    Batch,
+    CommonConfig,
+    Crop,
+    Free,
+    HuggingFace,
+    Images,
+)
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.types import NonNegativeInt, PositiveInt
+from solo_ext.core.types import NonNegativeInt, PositiveInt, Section
 from solo_ext.host.backbones import PREFIX, build_backbone
 from solo_ext.pretrained.files import state_digest
 from solo_ext.pretrained.libraries import image_side
@@ -69,7 +77,7 @@ class Model:
         name: the name that was given.
         backbone: on the CPU; images (B, 3, H, W) to features.
         features_dim: D.
-        cfg: solo-learn main's config as a plain mapping; without paths for untrained models.
+        cfg: the config that it was trained with; without paths for untrained models.
         checkpoint: name of the file, or a text instead.
         digest: of the weights.
         epoch: epochs trained, ``None`` if unknown.
@@ -79,7 +87,7 @@ class Model:
     name: str
     backbone: nn.Module
     features_dim: int
-    cfg: dict[str, Any]
+    cfg: CommonConfig
     checkpoint: str
     digest: str
     epoch: int | None
@@ -166,8 +174,7 @@ def _timm(name: str, settings: EvalRun) -> Model:
             ) from error
     config = resolve_model_data_config(backbone)  # type: ignore[no-untyped-call]
     size = image_side(kwargs, config["input_size"][-1])
-    cfg = _config(name, kwargs, size)
-    cfg["augmentations"][0] |= {"mean": list(config["mean"]), "std": list(config["std"])}
+    cfg = _config(name, kwargs, size, mean=list(config["mean"]), std=list(config["std"]))
     tag = (getattr(backbone, "pretrained_cfg", None) or {}).get("tag")
     weights = (tag or "pretrained") if settings.pretrained else f"random-{settings.model_seed}"
     digest = state_digest(backbone.state_dict())
@@ -176,14 +183,13 @@ def _timm(name: str, settings: EvalRun) -> Model:
     )
 
 
-def _config(name: str, kwargs: dict[str, Any], size: int) -> dict[str, Any]:
-    return {
-        "method": None,
-        "backbone": {"name": name, "kwargs": kwargs},
-        "data": {"dataset": "custom", "train_path": None, "val_path": None, "num_workers": 4},
-        "augmentations": [{"crop_size": size, "num_crops": 1}],
-        "optimizer": {"batch_size": _BATCH_SIZE},
-    }
+def _config(name: str, kwargs: dict[str, Any], size: int, **normalization: Any) -> CommonConfig:
+    return CommonConfig(
+        backbone=Backbone(name=name, kwargs=kwargs),
+        data=Images(dataset="custom"),
+        augmentations=[Crop(crop_size=size, **normalization)],
+        optimizer=Batch(batch_size=_BATCH_SIZE),
+    )
 
 
 def _folder(name: str, settings: EvalRun, weights: str = "") -> Path:

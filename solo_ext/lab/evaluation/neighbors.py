@@ -62,7 +62,7 @@ class Neighbors(BackboneProtocol):
         places, similarities = bank[places.cpu()], similarities.cpu()
         right = found.train_targets[places] == found.test_targets[:, None]
         precision = 100.0 * float(right[found.test_targets >= 0].float().mean())
-        view = FixedView(context.cfg["augmentations"][0]["crop_size"])
+        view = FixedView(context.cfg.augmentations[0].crop_size)
         grid = []
         for query in rows.tolist():
             shown = [context.test[query], *(context.train[int(i)] for i in places[query])]
@@ -75,7 +75,7 @@ class Neighbors(BackboneProtocol):
                     )
                 ]
             )
-        title = context.cfg.get("method") or context.model.name
+        title = context.cfg.method or context.model.name
         about = f"{title}: precision at {self.k} over the test split {precision:.1f} %"
         context.out.mkdir(parents=True, exist_ok=True)
         draw_grid(grid, about).savefig(refuse_link(context.out / FILE), metadata={"Software": None})

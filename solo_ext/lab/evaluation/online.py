@@ -11,10 +11,10 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
-from pydantic import TypeAdapter
 from rich.console import Console
 
 from solo_ext.config.check import validated
+from solo_ext.config.schema import RunConfig
 from solo_ext.core.distributed import on_first, propagate_rank_errors
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.loaders import fixed_loader
@@ -27,31 +27,31 @@ from solo_ext.lab.evaluation.protocol import BackboneProtocol, Protocol, measure
 from solo_ext.pretrained.files import state_digest
 
 
-def online_protocols(cfg: Mapping[str, Any]) -> dict[str, Protocol]:
+def online_protocols(run: RunConfig) -> dict[str, Protocol]:
     """The protocols that ``online_eval`` names, with their settings.
 
     Args:
-        cfg: the checked config.
+        run: the checked config.
 
     Raises:
         ConfigError: a setting that a protocol does not have or lacks, or a protocol that needs all
             images although unreadable ones are skipped.
     """
-    given = cfg["online_eval"]
-    names = list(dict.fromkeys(given["protocols"]))
-    for name in given["settings"]:
+    given = run.online_eval
+    names = list(dict.fromkeys(given.protocols))
+    for name in given.settings:
         if name not in names:
             raise ConfigError(
                 f"online_eval.settings.{name}",
-                given["settings"][name],
+                given.settings[name],
                 "not among online_eval.protocols",
                 nearest(name, names),
             )
     chosen: dict[str, Protocol] = {}
     for name in names:
-        prefix, own = f"online_eval.settings.{name}", given["settings"].get(name, {})
-        chosen[name] = validated(TypeAdapter(PROTOCOLS[name]), own, prefix=prefix)
-        if isinstance(chosen[name], BackboneProtocol) and cfg["data"]["unreadable"] == "skip":
+        prefix, own = f"online_eval.settings.{name}", given.settings.get(name, {})
+        chosen[name] = validated(PROTOCOLS[name], own, prefix=prefix)
+        if isinstance(chosen[name], BackboneProtocol) and run.data.unreadable == "skip":
             raise ConfigError(
                 "online_eval.protocols",
                 name,
@@ -70,7 +70,7 @@ class OnlineEvaluation(Callback):
     weights of protocols go to ``<out>/epoch-<n>``.
 
     Args:
-        cfg: the checked config.
+        run: the checked config.
         train: training images; those without a label are left out.
         val: validation images, likewise.
         every_n_epochs: above 0.
@@ -80,19 +80,19 @@ class OnlineEvaluation(Callback):
 
     def __init__(
         self,
-        cfg: Mapping[str, Any],
+        run: RunConfig,
         train: Images,
         val: Images,
         every_n_epochs: int,
         protocols: Mapping[str, Protocol],
         out: Path,
     ) -> None:
-        self.cfg, self.out = dict(cfg), out
+        self.run, self.out = run, out
         self.train, self.val = (
-            labelled_images(images, key, cfg["data"].get(key.partition(".")[2]))
-            for images, key in ((train, "data.train_path"), (val, "data.val_path"))
+            labelled_images(images, f"data.{split}_path", run.data.path(split))
+            for images, split in ((train, "train"), (val, "val"))
         )
-        self.loaders = fixed_loader(cfg, self.train), fixed_loader(cfg, self.val)
+        self.loaders = fixed_loader(run, self.train), fixed_loader(run, self.val)
         self.every_n_epochs, self.protocols = every_n_epochs, protocols
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -130,8 +130,8 @@ class OnlineEvaluation(Callback):
         device, out = str(pl_module.device), self.out / f"epoch-{epoch}"
         settings = EvalRun(features_dir=str(out / "features"))
         digest = state_digest(backbone.state_dict())
-        model = Model("online", backbone, width, self.cfg, "online", digest, epoch, out)
-        cfg = evaluation_config(self.cfg, settings)
+        model = Model("online", backbone, width, self.run, "online", digest, epoch, out)
+        cfg = evaluation_config(self.run, settings)
         context = EvalContext(model, settings, cfg, self.train, self.val, device, out)
         train, test = (extract_features(backbone, part, device=device) for part in self.loaders)
         names = context.class_names

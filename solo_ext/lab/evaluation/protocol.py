@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import TypeAdapter, create_model
+from pydantic import create_model
 
 from solo_ext.config.check import validated
-from solo_ext.config.schema import Section
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.types import Section
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.models import EvalRun
@@ -106,7 +106,7 @@ def read_settings(kind: type[Protocol], settings: Mapping[str, Any]) -> tuple[Ev
     """
     # Use one model with all fields, so that a misspelt key is compared with all valid ones.
     joint = create_model("Evaluation", __base__=(kind, EvalRun))
-    values = validated(TypeAdapter(joint), settings).model_dump()
+    values = validated(joint, settings).model_dump()
     own = kind.model_validate({k: values[k] for k in kind.model_fields})
     return EvalRun.model_validate({k: values[k] for k in EvalRun.model_fields}), own
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import MinLen
-from pydantic import TypeAdapter, create_model
+from pydantic import create_model
 
 from solo_ext import __version__
 from solo_ext.config.check import validated
@@ -92,7 +92,7 @@ def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str,
     fields: dict[str, Any] = {name: (kind | None, None) for name, kind in PROTOCOLS.items()}
     fields["protocols"] = (Annotated[list[names], MinLen(1)], default)
     joint = create_model("Suite", __base__=EvalRun, **fields)
-    checked = validated(TypeAdapter(joint), settings)
+    checked: Any = validated(joint, settings)
     chosen: dict[str, Protocol | None] = {}
     for name, kind in PROTOCOLS.items():
         if name in checked.protocols:
@@ -114,10 +114,10 @@ class _Suite:
         self.base = _digest(
             {
                 "model": context.model.digest,
-                "backbone": context.cfg["backbone"],
+                "backbone": context.cfg.backbone.model_dump(),
                 "images": prints,
-                "view": context.cfg["augmentations"][0],
-                "data": [context.cfg["data"][key] for key in ("dataset", "format")],
+                "view": context.cfg.augmentations[0].model_dump(),
+                "data": [context.cfg.data.dataset, context.cfg.data.format],
                 "dtype": context.settings.features_dtype,
                 "features": VERSION,
             }

@@ -17,14 +17,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchvision import transforms as T
 
-from solo_ext.config.schema import Chance, View
+from solo_ext.config.schema import Augmentation, Chance, View
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import atomic_write, refuse_link
 from solo_ext.data.images import images_fingerprint
 from solo_ext.data.loaders import ResumableLoader
-from solo_ext.data.sampler import EpochSampler
 from solo_ext.data.transforms import MultiCrop, pretrain_transform
-from solo_ext.data.views import TrainingViews
+from solo_ext.data.views import EpochSampler, TrainingViews
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.protocol import Protocol
 
@@ -61,10 +60,9 @@ def training_loader(
             f"the training set has {len(context.train)} images",
             "take a smaller batch",
         )
-    fixed = context.cfg["augmentations"][0]
-    own: dict[str, Any] = {k: fixed.get(k) for k in ("crop_size", "mean", "std")}
-    augmentation = {**view.model_dump(), **own, "num_crops": 1}
-    transform = pretrain_transform(context.cfg["data"]["dataset"], [augmentation])
+    fixed = context.cfg.augmentations[0]
+    augmentation = Augmentation(**view.model_dump(), **fixed.model_dump(), num_crops=1)
+    transform = pretrain_transform(context.cfg.data.dataset, [augmentation])
     if random_erasing:
         erasing = T.RandomErasing(p=random_erasing)
         transform = MultiCrop([T.Compose([transform.transforms[0], erasing])], [1])
@@ -73,7 +71,7 @@ def training_loader(
         # One process trains, even if several have extracted the features.
         EpochSampler(len(context.train), seed, num_replicas=1, rank=0),
         batch_size,
-        context.cfg["data"]["num_workers"],
+        context.cfg.data.num_workers,
     )
 
 
@@ -168,16 +166,16 @@ class EvalCheckpoint:
     """
 
     def __init__(self, context: EvalContext, settings: Protocol) -> None:
-        first = context.cfg["augmentations"][0]
+        data, first = context.cfg.data, context.cfg.augmentations[0]
         key = {
             "model": context.model.digest,
-            "backbone": context.cfg["backbone"],
+            "backbone": context.cfg.backbone.model_dump(),
             "protocol": type(settings).__name__,
             "version": settings.version,
             "settings": settings.model_dump(exclude={"save"}),
             "images": [images_fingerprint(i) for i in (context.train, context.test)],
-            "paths": [str(context.cfg["data"][f"{s}_path"]) for s in ("train", "val")],
-            "view": [first["crop_size"], first.get("mean"), first.get("std")],
+            "paths": [str(data.train_path), str(data.val_path)],
+            "view": [first.crop_size, first.mean, first.std],
         }
         text = json.dumps(key, sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]

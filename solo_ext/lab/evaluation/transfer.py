@@ -11,8 +11,9 @@ from annotated_types import MinLen
 from pydantic import Field
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from solo_ext.config.schema import Free, HuggingFace, Section
+from solo_ext.config.schema import Free, HuggingFace
 from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.types import Section
 from solo_ext.data.images import images_fingerprint
 from solo_ext.lab.evaluation.clustering import Clusters
 from solo_ext.lab.evaluation.context import EvalContext
@@ -47,9 +48,7 @@ ON_ONE_DATA_SET: dict[str, type[Protocol]] = {
     "neighbors": Neighbors,
 }
 """Protocols that can measure each data set, in the order of the report."""
-Name = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$", description="a folder's name")
-]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$")]
 
 
 class TransferData(Section):
@@ -166,7 +165,7 @@ def _place(name: str) -> Path:
 
 def _data(context: EvalContext, data: TransferData) -> EvalData:
     given = {k: v for k, v in data.model_dump().items() if v is not None}
-    held_elsewhere = context.cfg["data"]["format"] in ("h5", "huggingface")
+    held_elsewhere = context.cfg.data.format in ("h5", "huggingface")
     if data.format is None and held_elsewhere and _has_class_folders(Path(data.train_path)):
         given["format"] = "image_folder"
     if data.huggingface is not None:

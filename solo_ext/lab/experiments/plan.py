@@ -14,6 +14,7 @@ from typing import Any
 from solo_ext import host
 from solo_ext.config.check import check_run
 from solo_ext.config.compose import compose
+from solo_ext.config.schema import Images
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.images import names_fingerprint, open_images
 from solo_ext.lab.experiments.records import Kind
@@ -198,7 +199,7 @@ def _key(
         relevant["method_kwargs"]["teacher"]["path"] = teacher
     content = {
         "config": relevant,
-        "images": _images(json.dumps(check_run(config)["data"], sort_keys=True)),
+        "images": _images(check_run(config).data.model_dump_json()),
         "baseline": row.baseline,
         "evaluation": settings.evaluation,
         "threads": settings.threads,
@@ -211,7 +212,7 @@ def _key(
 @functools.cache
 def _images(data: str) -> list[str | None]:
     """Digests that identify the training and validation images of a section ``data``."""
-    section = json.loads(data)
-    without = section["val_path"] is None and section["holdout"] is None
+    section = Images.model_validate_json(data)
+    without = section.val_path is None and section.holdout is None
     found = [names_fingerprint(open_images(section, "train"))]
     return found if without else [*found, names_fingerprint(open_images(section, "val"))]

@@ -9,15 +9,21 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Lt, MinLen
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, TypeAdapter, field_validator
+from pydantic import Field, field_validator
 
 from solo_ext.config.check import validated
 from solo_ext.config.compose import apply_overrides, parse
-from solo_ext.config.schema import Free, Section, Seed
+from solo_ext.config.schema import Free, Seed
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.core.files import config_root, is_file
-from solo_ext.core.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from solo_ext.core.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+)
 from solo_ext.data.digits import add_resolvers
 
 Name = Annotated[
@@ -251,7 +257,7 @@ def settings_of(given: Mapping[str, Any]) -> BenchmarkSettings:
     Raises:
         ConfigError: an unknown key, a value out of range, or a comparison with an unknown row.
     """
-    settings: BenchmarkSettings = validated(TypeAdapter(BenchmarkSettings), dict(given))
+    settings = validated(BenchmarkSettings, given)
     for name, row in settings.rows.items():
         _check_rows(settings, f"rows.{name}.bases", row.bases)
     for name, claim in settings.hypotheses.items():

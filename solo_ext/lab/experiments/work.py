@@ -22,7 +22,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
-from omegaconf import OmegaConf
 
 from solo_ext import host
 from solo_ext.core.errors import UserError, in_one_line, show_messages
@@ -130,7 +129,7 @@ def _config(planned: PlannedRun, folder: Path) -> dict[str, Any]:
 
 
 def _train(prepared: Prepared, folder: Path) -> Path:
-    times = EpochTimes(folder / EPOCHS, prepared.given["optimizer"]["batch_size"])
+    times = EpochTimes(folder / EPOCHS, prepared.run.optimizer.batch_size)
     result = pretrain(prepared, run_dir=folder, callbacks=[times], show_progress=False)
     if result.checkpoint is None:
         raise UserError("checkpoint.enabled=false: a benchmark evaluates the last checkpoint")
@@ -160,9 +159,9 @@ def _run(planned: PlannedRun, folder: Path) -> Record:
 
 
 def _baseline(planned: PlannedRun, prepared: Prepared, folder: Path) -> Model:
-    cfg: Any = OmegaConf.to_container(prepared.cfg, resolve=True)
+    cfg = prepared.run
     if planned.baseline == "raw-pixels":
-        size = cfg["augmentations"][0]["crop_size"]
+        size = cfg.augmentations[0].crop_size
         return Model(PIXELS, RawPixels(), 3 * size * size, cfg, PIXELS, PIXELS, None, folder)
     pl.seed_everything(planned.seed, verbose=False)
     method = prepared.method(prepared.cfg)
@@ -218,15 +217,15 @@ def _record(
     images: Images = prepared.train
     return {
         "key": planned.key,
-        "config_digest": run_digest(prepared.given),
+        "config_digest": run_digest(prepared.run),
         "benchmark": planned.benchmark,
         "dataset": planned.dataset,
         "budget": planned.budget,
         "row": planned.row,
         "kind": planned.kind,
-        "method": None if planned.baseline == "raw-pixels" else prepared.given["method"],
+        "method": None if planned.baseline == "raw-pixels" else prepared.run.method,
         "seed": planned.seed,
-        "config": _without_paths(prepared.given, planned),
+        "config": _without_paths(prepared.run.model_dump(), planned),
         "evaluation": planned.evaluation,
         "threads": planned.threads,
         "code": _code(starts),

@@ -7,11 +7,11 @@ arguments of its constructors. Both are checked here, with the defaults of main.
 from __future__ import annotations
 
 import logging
-from dataclasses import field
 from typing import Any
 
 from solo_ext import host
 from solo_ext.config.hardware import world_size
+from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import (
     NonNegativeFloat,
@@ -19,51 +19,43 @@ from solo_ext.core.types import (
     PositiveFloat,
     PositiveInt,
     Probability,
-    method_kwargs,
+    Section,
 )
 
 logger = logging.getLogger(__name__)
 _QUEUED = ("all4one", "mocov2plus", "nnbyol", "nnclr", "nnsiam", "ressl")
 
 
-@method_kwargs
-class Projected:
+class Projected(Section):
     proj_hidden_dim: PositiveInt
     proj_output_dim: PositiveInt
 
 
-@method_kwargs
 class Contrastive(Projected):
     temperature: PositiveFloat
 
 
-@method_kwargs
 class Predicted(Projected):
     pred_hidden_dim: PositiveInt
 
 
-@method_kwargs
 class SimSiam(Predicted):
     # Upstream's own config sets it, but its method never reads it.
     temperature: PositiveFloat = 0.2
 
 
-@method_kwargs
 class Queued(Contrastive):
     queue_size: PositiveInt = 65536
 
 
-@method_kwargs
 class NNCLR(Queued):
     pred_hidden_dim: PositiveInt
 
 
-@method_kwargs
 class NearestPredicted(Predicted):
     queue_size: PositiveInt = 65536
 
 
-@method_kwargs
 class ReSSL(Projected):
     temperature_q: PositiveFloat
     temperature_k: PositiveFloat
@@ -74,7 +66,6 @@ class ReSSL(Projected):
     momentum_classifier: bool | None = None
 
 
-@method_kwargs
 class SwAV(Contrastive):
     queue_size: NonNegativeInt = 65536
     num_prototypes: PositiveInt = 3000
@@ -84,14 +75,12 @@ class SwAV(Contrastive):
     epoch_queue_starts: NonNegativeInt = 15
 
 
-@method_kwargs
 class DeepClusterV2(Projected):
     temperature: PositiveFloat = 0.1
-    num_prototypes: list[PositiveInt] = field(default_factory=lambda: [3000, 3000, 3000])
+    num_prototypes: list[PositiveInt] = [3000, 3000, 3000]
     kmeans_iters: PositiveInt = 10
 
 
-@method_kwargs
 class DINO(Projected):
     num_prototypes: PositiveInt
     clip_grad: NonNegativeFloat = 0
@@ -104,20 +93,17 @@ class DINO(Projected):
     warmup_teacher_temperature_epochs: NonNegativeInt = 0
 
 
-@method_kwargs
 class BarlowTwins(Projected):
     lamb: PositiveFloat = 0.0051
     scale_loss: PositiveFloat = 0.024
 
 
-@method_kwargs
 class VICReg(Projected):
     sim_loss_weight: NonNegativeFloat = 25.0
     var_loss_weight: NonNegativeFloat = 25.0
     cov_loss_weight: NonNegativeFloat = 1.0
 
 
-@method_kwargs
 class VIbCReg(Projected):
     sim_loss_weight: NonNegativeFloat = 25.0
     var_loss_weight: NonNegativeFloat = 25.0
@@ -125,15 +111,13 @@ class VIbCReg(Projected):
     iternorm: bool = False
 
 
-@method_kwargs
 class WMSE(Projected):
     whitening_iters: PositiveInt = 1
     whitening_size: PositiveInt = 256
     whitening_eps: NonNegativeFloat = 0.0
 
 
-@method_kwargs
-class MAE:
+class MAE(Section):
     decoder_embed_dim: PositiveInt
     decoder_depth: PositiveInt
     decoder_num_heads: PositiveInt
@@ -141,12 +125,11 @@ class MAE:
     norm_pix_loss: bool = False
 
 
-@method_kwargs
 class MoCoV3(Contrastive):
     pred_hidden_dim: PositiveInt
 
 
-BUILTIN_KWARGS: dict[str, type] = {
+BUILTIN_KWARGS: dict[str, type[Section]] = {
     "all4one": NNCLR,
     "barlow_twins": BarlowTwins,
     "byol": Predicted,
@@ -173,50 +156,51 @@ _NO_SMALL_CROPS = {
 }
 
 
-def check_builtin(given: dict[str, Any], images: int) -> None:
+def check_builtin(run: RunConfig, images: int) -> None:
     """Refuses settings that would make a built-in method fail during training.
 
     Args:
-        given: the checked config; a queue that is not a multiple of the batch is shortened to one.
+        run: the checked config; a queue that is not a multiple of the batch is shortened to one.
         images: number of training images.
 
     Raises:
         ConfigError: for example a queue smaller than the batch.
     """
-    method, kwargs = given["method"], given["method_kwargs"]
-    _small_crops(method, given["data"]["num_small_crops"])
-    batch = given["optimizer"]["batch_size"]
-    joined = batch * world_size(given)
+    method: str = run.method
+    kwargs: Any = run.method_kwargs
+    _small_crops(method, run.data.num_small_crops or 0)
+    batch = run.optimizer.batch_size
+    joined = batch * world_size(run)
 
     def refuse(key: str, problem: str, remedy: str) -> None:
-        raise ConfigError(f"method_kwargs.{key}", kwargs[key], problem, remedy)
+        raise ConfigError(f"method_kwargs.{key}", getattr(kwargs, key), problem, remedy)
 
-    if method in _QUEUED and kwargs["queue_size"] % joined:
-        size = kwargs["queue_size"]
+    if method in _QUEUED and kwargs.queue_size % joined:
+        size = kwargs.queue_size
         if size < joined:
             refuse("queue_size", f"smaller than the batch, {joined} over all processes", "")
-        kwargs["queue_size"] -= size % joined
+        kwargs.queue_size -= size % joined
         logger.warning(
-            f"method_kwargs.queue_size: {kwargs['queue_size']} instead of {size}, since {method} "
+            f"method_kwargs.queue_size: {kwargs.queue_size} instead of {size}, since {method} "
             f"takes a multiple of the batch, {joined} over all processes"
         )
-    if method == "swav" and 0 < kwargs["queue_size"] < joined:
+    if method == "swav" and 0 < kwargs.queue_size < joined:
         refuse("queue_size", f"smaller than the batch, {joined} over all processes", "or take 0")
     if method == "wmse":
-        if given["data"]["num_large_crops"] < 2:
+        if (run.data.num_large_crops or 0) < 2:
             raise ConfigError("augmentations", "1 large crop", "wmse compares two or more", "")
-        size = kwargs["whitening_size"]
+        size = kwargs.whitening_size
         if batch % size:
             refuse("whitening_size", f"does not divide the batch of {batch}", "take a divisor")
-        if size <= kwargs["proj_output_dim"] and not kwargs["whitening_eps"]:
+        if size <= kwargs.proj_output_dim and not kwargs.whitening_eps:
             refuse(
                 "whitening_size",
-                f"too few to whiten {kwargs['proj_output_dim']} dimensions",
+                f"too few to whiten {kwargs.proj_output_dim} dimensions",
                 "take more than method_kwargs.proj_output_dim, or a whitening_eps above 0",
             )
     if method == "deepclusterv2":
-        dali = given["dali"] if given["data"]["format"] == "dali" else None
-        if dali and not dali["encode_indexes_into_labels"]:
+        dali = run.dali if run.data.format == "dali" else None
+        if dali and not dali.encode_indexes_into_labels:
             raise ConfigError(
                 "dali.encode_indexes_into_labels",
                 False,
@@ -224,26 +208,26 @@ def check_builtin(given: dict[str, Any], images: int) -> None:
                 "set it to true",
             )
         clustered = images // joined * batch
-        if not kwargs["num_prototypes"] or max(kwargs["num_prototypes"]) > clustered > 0:
+        if not kwargs.num_prototypes or max(kwargs.num_prototypes) > clustered > 0:
             refuse(
                 "num_prototypes",
                 f"{clustered} images of each process are clustered",
                 f"give a list of numbers up to {clustered}",
             )
-    if method == "dino" and kwargs["warmup_teacher_temperature_epochs"] > given["max_epochs"]:
+    if method == "dino" and kwargs.warmup_teacher_temperature_epochs > run.max_epochs:
         refuse(
             "warmup_teacher_temperature_epochs",
-            f"longer than the run, max_epochs={given['max_epochs']}",
-            f"allowed: up to {given['max_epochs']}",
+            f"longer than the run, max_epochs={run.max_epochs}",
+            f"allowed: up to {run.max_epochs}",
         )
-    if method == "mae" and not given["backbone"]["name"].startswith("vit_"):
+    if method == "mae" and not run.backbone.name.startswith("vit_"):
         raise ConfigError(
             "backbone.name",
-            given["backbone"]["name"],
+            run.backbone.name,
             "mae needs solo-learn's own vision transformers",
             "allowed: vit_tiny, vit_small, vit_base, vit_large",
         )
-    if method == "supcon" and given["data"]["no_labels"]:
+    if method == "supcon" and run.data.no_labels:
         raise ConfigError(
             "data.no_labels", True, "supcon learns from labels", "give class folders, or simclr"
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 
+from solo_ext.config.schema import Checkpoint as Settings
 from solo_ext.core.errors import OF_TORCH, ProcessLost, StoppedBySignal, UserError
 from solo_ext.core.files import atomic_write
 from solo_ext.lab.training.lightning_internals import (
@@ -34,10 +35,7 @@ class RunCheckpoint(Checkpoint):
     Args:
         run_dir: the run directory.
         stem: first part of the names.
-        frequency: epochs between checkpoints; the last epoch always has one.
-        keep_prev: whether to keep those of earlier epochs.
-        every_n_steps: optimiser steps between checkpoints within an epoch; 0 means none.
-        every_n_minutes: most minutes between two checkpoints; 0 means no limit.
+        settings: the section ``checkpoint``; the last epoch always has a checkpoint.
 
     Raises:
         StoppedBySignal: in training, after the checkpoint was written.
@@ -45,19 +43,8 @@ class RunCheckpoint(Checkpoint):
         UserError: in training, if a checkpoint cannot be written; earlier ones are kept.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        stem: str,
-        *,
-        frequency: int,
-        keep_prev: bool,
-        every_n_steps: int,
-        every_n_minutes: float,
-    ) -> None:
-        self.run_dir, self.stem = run_dir, stem
-        self.frequency, self.keep_prev = frequency, keep_prev
-        self.every_n_steps, self.every_n_minutes = every_n_steps, every_n_minutes
+    def __init__(self, run_dir: Path, stem: str, settings: Settings) -> None:
+        self.run_dir, self.stem, self.settings = run_dir, stem, settings
         self.signals = StopSignals(
             "Ctrl-C: what is at hand is finished and saved first, which may take a while"
         )
@@ -99,7 +86,8 @@ class RunCheckpoint(Checkpoint):
         if not stepped or batch_idx + 1 >= trainer.num_training_batches:
             return
         received, lost, due = self._agreed(trainer)
-        every = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
+        steps = self.settings.every_n_steps
+        every = steps and trainer.global_step % steps == 0
         if every or due or lost or received:
             self._save(trainer, f"-step={trainer.global_step}")
         self._stop_for(trainer, received, lost)
@@ -110,7 +98,7 @@ class RunCheckpoint(Checkpoint):
         whole = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         final = reached or trainer.should_stop or _last_epoch(trainer)
         received, lost, due = self._agreed(trainer, now=True)
-        if final or received or lost or due or trainer.current_epoch % self.frequency == 0:
+        if final or received or lost or due or trainer.current_epoch % self.settings.frequency == 0:
             self._save(trainer, "" if whole else f"-step={trainer.global_step}")
         if not final:
             self._stop_for(trainer, received, lost)
@@ -119,7 +107,7 @@ class RunCheckpoint(Checkpoint):
         """What the processes agree on: signal received (or 0), worker lost, checkpoint due."""
         assert self._agreement is not None
         waited = time.monotonic() - self._saved_at
-        due = 0 < 60 * self.every_n_minutes <= waited
+        due = 0 < 60 * self.settings.every_n_minutes <= waited
         wishes = [
             self.signals.received or 0,
             int(self._lost is not None),
@@ -174,7 +162,9 @@ class RunCheckpoint(Checkpoint):
             for held in checkpoints(self.run_dir)
             if held.path.name.startswith(f"{self.stem}-ep=") and held.path != newest
         ]
-        outdate(self.run_dir, [h for h in others if h.step is not None or not self.keep_prev])
+        outdate(
+            self.run_dir, [h for h in others if h.step is not None or not self.settings.keep_prev]
+        )
 
 
 def _is_denied(reason: str) -> bool:

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from pydantic import TypeAdapter
 from torch import nn
 
 from solo_ext import host
 from solo_ext.config.check import validated
 from solo_ext.config.hardware import world_size
-from solo_ext.config.schema import OPTIMIZER_KWARGS
+from solo_ext.config.schema import OPTIMIZER_KWARGS, Optimizer, RunConfig, Scheduler
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.host.backbones import (
     PREFIX,
@@ -35,9 +34,9 @@ _FIXED = {"device", "dtype", "num_classes"}
 _PER_IMAGE = ("rand_augment", "auto_augment")
 
 
-def check_supported(given: Mapping[str, Any]) -> None:
+def check_supported(run: RunConfig) -> None:
     """Refuses settings that only solo-learn's own scripts support."""
-    if (given["auto_umap"] or {}).get("enabled"):
+    if (run.auto_umap or {}).get("enabled"):
         raise ConfigError(
             "auto_umap.enabled",
             True,
@@ -59,16 +58,15 @@ def check_patches(names: Sequence[str]) -> None:
             )
 
 
-def checked_optimizer_kwargs(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+def checked_optimizer_kwargs(optimizer: Optimizer) -> dict[str, Any]:
     """``optimizer.kwargs``, checked and completed for the optimiser of that name."""
-    name, known = optimizer["name"], host.BaseMethod._OPTIMIZERS
+    name, known = optimizer.name, host.BaseMethod._OPTIMIZERS
     if name not in known:
         raise ConfigError("optimizer.name", name, "unknown optimiser", nearest(name, known))
     if name not in OPTIMIZER_KWARGS:
         # A fork of solo-learn has added this optimiser.
-        return dict(optimizer["kwargs"])
-    adapter = TypeAdapter(OPTIMIZER_KWARGS[name])
-    checked = validated(adapter, optimizer["kwargs"], prefix="optimizer.kwargs")
+        return optimizer.kwargs
+    checked = validated(OPTIMIZER_KWARGS[name], optimizer.kwargs, prefix="optimizer.kwargs")
     kwargs: dict[str, Any] = checked.model_dump(exclude_none=True)
     if kwargs.get("nesterov") and (not kwargs["momentum"] or kwargs.get("dampening")):
         raise ConfigError(
@@ -80,23 +78,23 @@ def checked_optimizer_kwargs(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-def check_scheduler(scheduler: Mapping[str, Any]) -> None:
+def check_scheduler(scheduler: Scheduler) -> None:
     """Refuses a stepwise schedule without steps."""
-    if scheduler["name"] == "step" and not scheduler["lr_decay_steps"]:
+    if scheduler.name == "step" and not scheduler.lr_decay_steps:
         raise ConfigError(
             "scheduler.lr_decay_steps",
-            scheduler["lr_decay_steps"],
+            scheduler.lr_decay_steps,
             "scheduler.name=step needs the epochs at which the rate decays",
             "give a list such as [60, 80]",
         )
 
 
-def check_augmentation(given: Mapping[str, Any]) -> None:
+def check_augmentation(run: RunConfig) -> None:
     """Refuses settings that contradict each other, or that the chosen pipeline would ignore."""
-    data = given["data"]
-    on_batch, dali = data["augmentation"] == "batch", data["format"] == "dali"
-    for place, pipeline in enumerate(given["augmentations"]):
-        low, high = pipeline["rrc"]["crop_min_scale"], pipeline["rrc"]["crop_max_scale"]
+    data = run.data
+    on_batch, dali = data.augmentation == "batch", data.format == "dali"
+    for place, pipeline in enumerate(run.augmentations):
+        low, high = pipeline.rrc.crop_min_scale, pipeline.rrc.crop_max_scale
         if low > high:
             raise ConfigError(
                 f"augmentations.{place}.rrc.crop_min_scale",
@@ -105,10 +103,11 @@ def check_augmentation(given: Mapping[str, Any]) -> None:
                 f"allowed: a number above 0, up to {high}",
             )
         for name in _PER_IMAGE:
-            if pipeline[name] and (on_batch or dali):
+            policy = getattr(pipeline, name)
+            if policy and (on_batch or dali):
                 raise ConfigError(
                     f"augmentations.{place}.{name}",
-                    pipeline[name],
+                    policy.model_dump(),
                     "it works on single images, through torchvision",
                     "remove it, or take data.augmentation=image and a data.format other than dali",
                 )
@@ -116,14 +115,14 @@ def check_augmentation(given: Mapping[str, Any]) -> None:
         raise ConfigError(
             "data.augmentation", "batch", "DALI makes the crops itself", "take image with dali"
         )
-    if dali and data["mix"]:
+    if dali and data.mix:
         raise ConfigError(
             "data.mix",
-            data["mix"],
+            data.mix.model_dump(),
             "DALI's batches are not mixed",
             "remove it, or take another data.format",
         )
-    if data["in_memory"] and not on_batch:
+    if data.in_memory and not on_batch:
         raise ConfigError(
             "data.in_memory",
             True,
@@ -132,12 +131,12 @@ def check_augmentation(given: Mapping[str, Any]) -> None:
         )
 
 
-def check_batch_size(given: Mapping[str, Any], images: int) -> None:
+def check_batch_size(run: RunConfig, images: int) -> None:
     """Refuses a batch larger than the images of a process.
 
     The loaders cannot check it: they are made before the other processes exist.
     """
-    processes, size = world_size(given), given["optimizer"]["batch_size"]
+    processes, size = world_size(run), run.optimizer.batch_size
     if images // processes < size:
         raise ConfigError(
             "optimizer.batch_size",
@@ -148,13 +147,14 @@ def check_batch_size(given: Mapping[str, Any], images: int) -> None:
         )
 
 
-def check_validation_interval(given: Mapping[str, Any], images: int) -> None:
+def check_validation_interval(run: RunConfig, images: int) -> None:
     """Refuses ``val_check_interval`` above the number of batches of an epoch."""
-    every, limit = given.get("val_check_interval"), given.get("limit_train_batches")
-    batches = images // world_size(given) // given["optimizer"]["batch_size"]
+    trainer = run.model_extra or {}
+    every, limit = trainer.get("val_check_interval"), trainer.get("limit_train_batches")
+    batches = images // world_size(run) // run.optimizer.batch_size
     if limit is not None:
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-    if isinstance(every, int) and every > batches and given.get("check_val_every_n_epoch", 1):
+    if isinstance(every, int) and every > batches and trainer.get("check_val_every_n_epoch", 1):
         raise ConfigError(
             "val_check_interval",
             every,
@@ -164,35 +164,35 @@ def check_validation_interval(given: Mapping[str, Any], images: int) -> None:
         )
 
 
-def check_backbone(loaded: host.Host, given: dict[str, Any]) -> None:
+def check_backbone(loaded: host.Host, run: RunConfig) -> None:
     """Builds the backbone on the meta device and runs it on every crop size.
 
     Args:
         loaded: the host.
-        given: the checked config; ``backbone.kwargs`` is completed for small images.
+        run: the checked config; ``backbone.kwargs`` is completed for small images.
 
     Raises:
         ConfigError: unknown name or argument, or a crop size that the backbone cannot take.
     """
-    name = given["backbone"]["name"]
+    name = run.backbone.name
     if name not in loaded.backbones:
         raise unknown_backbone(name, loaded.backbones)
-    sizes = [a["crop_size"] for a in given["augmentations"]]
-    given["backbone"]["kwargs"] = small_image_kwargs(name, given["backbone"]["kwargs"], sizes[0])
+    sizes = [a.crop_size for a in run.augmentations]
+    run.backbone.kwargs = small_image_kwargs(name, run.backbone.kwargs, sizes[0])
     # Without `pretrained`, so that weights are not downloaded twice.
-    kwargs = {k: v for k, v in given["backbone"]["kwargs"].items() if k != "pretrained"}
+    kwargs = {k: v for k, v in run.backbone.kwargs.items() if k != "pretrained"}
 
     def build(kwargs: Mapping[str, Any]) -> nn.Module:
         backbone, _ = build_backbone(
             loaded.backbones,
             name,
             kwargs,
-            method=given["method"],
-            dataset=given["data"]["dataset"],
+            method=run.method,
+            dataset=run.data.dataset,
         )
         return backbone.eval()
 
-    def run(size: int) -> None:
+    def forward(size: int) -> None:
         build(kwargs)(torch.zeros(2, 3, size, size))
 
     try:
@@ -205,7 +205,7 @@ def check_backbone(loaded: host.Host, given: dict[str, Any]) -> None:
             raise _unknown_argument(name, built, key, kwargs[key])
     for place, size in enumerate(sizes):
         try:
-            _dry(run, size)
+            _dry(forward, size)
         except Exception as error:
             raise ConfigError(
                 f"augmentations.{place}.crop_size",

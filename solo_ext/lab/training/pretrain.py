@@ -126,26 +126,26 @@ def pretrain(
         StoppedBySignal: a signal ended it, after a checkpoint was written.
         ProcessLost: another process of the run, or a data worker, died.
     """
-    given, cfg = prepared.given, prepared.cfg
+    run, cfg = prepared.run, prepared.cfg
     if run_dir is None:
-        run_dir = agreed_run_dir(given)
+        run_dir = agreed_run_dir(run)
     # Make the path absolute: checkpoints are named after the folder, which may be `.`.
     run_dir = Path(os.path.abspath(run_dir))
-    identity = Identity.of(given, prepared.train)
+    identity = Identity.of(run, prepared.train)
     held = checkpoints(run_dir)
-    resume = resume_point(run_dir, given["resume_from_checkpoint"], identity, force=force)
-    loader: Any = train_loader(given, prepared.train)
-    val_loader = None if prepared.val is None else fixed_loader(given, prepared.val)
-    data = run_data(given, loader, val_loader)
+    resume = resume_point(run_dir, run.resume_from_checkpoint, identity, force=force)
+    loader: Any = train_loader(run, prepared.train)
+    val_loader = None if prepared.val is None else fixed_loader(run, prepared.val)
+    data = run_data(run, loader, val_loader)
 
     quiet()
-    pl.seed_everything(given["seed"], workers=True, verbose=False)
-    patched = select_for_run(given["patches"], repairs_for(given["method"]))
+    pl.seed_everything(run.seed, workers=True, verbose=False)
+    patched = select_for_run(run.patches, repairs_for(run.method))
     model = prepared.method(cfg)
-    if not given["performance"]["disable_channel_last"]:
+    if not run.performance.disable_channel_last:
         model.to(memory_format=torch.channels_last)
     start = 0 if resume is None else resume.step
-    name = file_name(given["name"])
+    name = file_name(run.name)
     stem = run_dir.name if run_dir.name.startswith(f"{name}-") else f"{name}-{run_dir.name}"
     lines = JsonLines(run_dir / METRICS)
 
@@ -157,29 +157,21 @@ def pretrain(
     state = RunState(
         loader, identity, restored=go_on, begin=lambda: _write_records(run_dir, prepared, patched)
     )
-    watch = NonFiniteWatch(run_dir, loader.dataset.images, given["on_nonfinite"])
+    watch = NonFiniteWatch(run_dir, loader.dataset.images, run.on_nonfinite)
     own: list[Callback] = [state, watch, CollapseWatch(), *callbacks]
     own += _online(prepared, run_dir)
-    if given["data"]["unreadable"] == "skip":
+    if run.data.unreadable == "skip":
         loaders = [loader] if val_loader is None else [loader, val_loader]
         own.append(UnreadableReport(run_dir / UNREADABLE, loaders))
     if show_progress:
-        own.append(progress_callback(given["method"]))
-    if given["checkpoint"]["enabled"]:
-        save = given["checkpoint"]
-        saving = RunCheckpoint(
-            run_dir,
-            stem,
-            frequency=save["frequency"],
-            keep_prev=save["keep_prev"],
-            every_n_steps=save["every_n_steps"],
-            every_n_minutes=save["every_n_minutes"],
-        )
+        own.append(progress_callback(run.method))
+    if run.checkpoint.enabled:
+        saving = RunCheckpoint(run_dir, stem, run.checkpoint)
         own.append(saving)
         if isinstance(loader, ResumableLoader):
             loader.on_lost = saving.note_lost
-    trainer = make_trainer(given, run_dir, own, [lines, *make_loggers(given, run_dir, start)])
-    if given["debug_augmentations"]:
+    trainer = make_trainer(run, run_dir, own, [lines, *make_loggers(run, run_dir, start)])
+    if run.debug_augmentations:
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)
     begin = time.monotonic()
@@ -187,7 +179,7 @@ def pretrain(
 
     def timing() -> dict[str, float]:
         steps = trainer.global_step - start
-        images = steps * given["accumulate_grad_batches"] * given["optimizer"]["batch_size"]
+        images = steps * run.accumulate_grad_batches * run.optimizer.batch_size
         seconds = time.monotonic() - begin
         return _add_timing(run_dir, trainer, seconds, images * trainer.world_size)
 
@@ -372,23 +364,23 @@ def _read_timing(file: Path) -> dict[str, float]:
 
 
 def _online(prepared: Prepared, run_dir: Path) -> list[Callback]:
-    settings = prepared.given["online_eval"]
-    if not settings["every_n_epochs"]:
+    run, settings = prepared.run, prepared.run.online_eval
+    if not settings.every_n_epochs:
         return []
-    if prepared.val is None or prepared.given["data"]["no_labels"]:
+    if prepared.val is None or run.data.no_labels:
         raise ConfigError(
             "online_eval.every_n_epochs",
-            settings["every_n_epochs"],
+            settings.every_n_epochs,
             "there are no labelled images to evaluate on",
             "give data.val_path and class folders, or set it to 0",
         )
     return [
         OnlineEvaluation(
-            prepared.given,
+            run,
             prepared.train,
             prepared.val,
-            settings["every_n_epochs"],
-            online_protocols(prepared.given),
+            settings.every_n_epochs,
+            online_protocols(run),
             run_dir / "online",
         )
     ]
@@ -399,6 +391,6 @@ def _write_records(run_dir: Path, prepared: Prepared, patched: list[str]) -> Non
     run_dir.mkdir(parents=True, exist_ok=True)
     args = OmegaConf.to_container(prepared.cfg, resolve=True)
     write_text(run_dir / ARGS, json.dumps(args, indent=1))
-    write_text(run_dir / CONFIG, yaml.safe_dump(prepared.given, sort_keys=False))
+    write_text(run_dir / CONFIG, yaml.safe_dump(prepared.run.model_dump(), sort_keys=False))
     info = host.load().info
     write_text(run_dir / ENVIRONMENT, json.dumps(environment(info, patched), indent=1))

@@ -8,9 +8,8 @@ import lightning.pytorch as pl
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from solo_ext.core.errors import UserError
-from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.batch_augment.draws import ViewDraws
+from solo_ext.config.schema import RunConfig
+from solo_ext.data.batch_augment import BatchAugment, ViewDraws
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.loaders import FixedLoader, ResumableLoader, pretrain_loader
 from solo_ext.data.mixing import MixDraws, ViewMixer
@@ -19,19 +18,19 @@ from solo_ext.data.reading import Images
 from solo_ext.host.dali_loader import DALILoader
 
 
-def train_loader(given: dict[str, Any], images: Images) -> ResumableLoader | DALILoader:
+def train_loader(run: RunConfig, images: Images) -> ResumableLoader | DALILoader:
     """The loader that ``data.format`` names; see :func:`pretrain_loader`.
 
     Args:
-        given: the checked config.
+        run: the checked config.
         images: the training images.
     """
-    make = DALILoader if given["data"]["format"] == "dali" else pretrain_loader
-    return make(given, images)
+    make = DALILoader if run.data.format == "dali" else pretrain_loader
+    return make(run, images)
 
 
 def run_data(
-    given: dict[str, Any],
+    run: RunConfig,
     loader: ResumableLoader | DALILoader,
     val_loader: FixedLoader | DALIViews | None,
 ) -> RunData:
@@ -39,10 +38,8 @@ def run_data(
     views, augment = loader.dataset, None
     if isinstance(views, RawBatches):
         sides = views.pixels.height, views.pixels.width
-        named = given["data"]["dataset"], given["augmentations"]
-        augment = BatchAugment(*named, *sides, given["seed"])
-    mix = given["data"]["mix"]
-    mixer = None if mix is None else ViewMixer(mix, given["seed"])
+        augment = BatchAugment(run.data.dataset, run.augmentations, *sides, run.seed)
+    mixer = None if run.data.mix is None else ViewMixer(run.data.mix, run.seed)
     return RunData(loader, val_loader, augment, mixer)
 
 
@@ -94,8 +91,6 @@ class RunData(pl.LightningDataModule):
         return self.loader
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        if isinstance(batch, UserError):
-            raise batch
         assert self.trainer is not None
         if not self.trainer.training or (self.augment is None and self.mixer is None):
             return batch

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from solo_ext import __version__
+from solo_ext.config.schema import RunConfig
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import CHECKPOINT_NAME
@@ -95,13 +96,9 @@ def changes_numbers(key: str) -> bool:
     return not any(".".join(parts[:n]) in _NOT_OF_THE_RUN for n in range(1, len(parts) + 1))
 
 
-def run_digest(given: Mapping[str, Any]) -> str:
-    """Eight hex digits that change with everything that changes the run's numbers.
-
-    >>> run_digest({"seed": 1}) == run_digest({"seed": 1, "loggers": ["csv"]})
-    True
-    """
-    text = json.dumps(_relevant(given, ""), sort_keys=True, default=str)
+def run_digest(run: RunConfig) -> str:
+    """Eight hex digits that change with everything that changes the run's numbers."""
+    text = json.dumps(_relevant(run.model_dump(), ""), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -135,38 +132,38 @@ def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
 
 
-def numberless_run_dir(given: Mapping[str, Any]) -> Path:
+def numberless_run_dir(run: RunConfig) -> Path:
     """``<checkpoint.dir>/<method>/<name>-<digest>``, whether it exists or not.
 
     Args:
-        given: the checked config.
+        run: the checked config.
     """
-    parent = Path(given["checkpoint"]["dir"], given["method"])
-    return parent / f"{file_name(given['name'])}-{run_digest(given)}"
+    parent = Path(run.checkpoint.dir, run.method)
+    return parent / f"{file_name(run.name)}-{run_digest(run)}"
 
 
-def choose_run_dir(given: Mapping[str, Any]) -> Path:
+def choose_run_dir(run: RunConfig) -> Path:
     """Like :func:`numberless_run_dir`, with a number added if that directory is taken.
 
     With ``auto_resume.enabled`` the latest directory of the config is used again, unless its last
     checkpoint is older than ``auto_resume.max_hours``.
 
     Args:
-        given: the checked config.
+        run: the checked config.
     """
-    first = path = latest = numberless_run_dir(given)
+    first = path = latest = numberless_run_dir(run)
     number = 1
     while path.exists():
         number += 1
         latest, path = path, first.with_name(f"{first.name}-{number}")
-    automatic = given["auto_resume"]
-    found = checkpoints(latest) if automatic["enabled"] and latest.exists() else []
-    if found and time.time() - found[-1].path.stat().st_mtime < 3600 * automatic["max_hours"]:
+    automatic = run.auto_resume
+    found = checkpoints(latest) if automatic.enabled and latest.exists() else []
+    if found and time.time() - found[-1].path.stat().st_mtime < 3600 * automatic.max_hours:
         return latest
     return path
 
 
-def agreed_run_dir(given: Mapping[str, Any]) -> Path:
+def agreed_run_dir(run: RunConfig) -> Path:
     """The directory of a run for which none was given.
 
     It is that of :func:`choose_run_dir`, with three exceptions, so that all processes of a run and
@@ -177,20 +174,20 @@ def agreed_run_dir(given: Mapping[str, Any]) -> Path:
     - a batch job of SLURM adds its number, so that it continues when it is requeued.
 
     Args:
-        given: the checked config.
+        run: the checked config.
     """
     if RUN_DIR in os.environ:
         return Path(os.environ[RUN_DIR])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return _of_torchrun(given)
+        return _of_torchrun(run)
     job = slurm_job()
     if job is not None and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        path = numberless_run_dir(given)
+        path = numberless_run_dir(run)
         return path.with_name(f"{path.name}-job-{job}")
-    return choose_run_dir(given)
+    return choose_run_dir(run)
 
 
-def _of_torchrun(given: Mapping[str, Any]) -> Path:
+def _of_torchrun(run: RunConfig) -> Path:
     stores: Any = dist
     # The store belongs to the agent that started the processes, and outlives them.
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -199,7 +196,7 @@ def _of_torchrun(given: Mapping[str, Any]) -> Path:
     )
     key = f"run_dir/{next(_calls)}"
     if int(os.environ["RANK"]) == 0 and not store.check([key]):
-        store.set(key, os.fspath(choose_run_dir(given).absolute()))
+        store.set(key, os.fspath(choose_run_dir(run).absolute()))
     return Path(store.get(key).decode())
 
 

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from solo_ext.config.schema import RunConfig
 from solo_ext.core import distributed
 from solo_ext.core.distributed import gather_objects
 from solo_ext.data.images import names_fingerprint
+from solo_ext.data.loaders import StatefulLoader
 from solo_ext.data.reading import Images
-from solo_ext.data.sampler import StatefulLoader
 from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
 from solo_ext.lab.training.run_dir import changes_numbers, numbers_alike
 
@@ -45,9 +46,9 @@ class Identity:
     count: int
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], images: Images) -> Identity:
+    def of(cls, run: RunConfig, images: Images) -> Identity:
         """The identity of a run with this checked config and these training images."""
-        text = json.dumps(given, sort_keys=True, default=str)
+        text = json.dumps(run.model_dump(), sort_keys=True, default=str)
         return cls(text, names_fingerprint(images), len(images))
 
     @classmethod

@@ -27,6 +27,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
 from solo_ext.config.check import trainer_arguments
+from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import read_jsonl, refuse_link, write_text, writing
 from solo_ext.lab.training.run_dir import CSV, TENSORBOARD, package_version
@@ -35,12 +36,12 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def make_trainer(
-    given: dict[str, Any], run_dir: Path, callbacks: list[Callback], loggers: list[Any]
+    run: RunConfig, run_dir: Path, callbacks: list[Callback], loggers: list[Any]
 ) -> pl.Trainer:
     """Makes the Trainer that a config asks for.
 
     Args:
-        given: the checked config.
+        run: the checked config.
         run_dir: of the run.
         callbacks: of the run.
         loggers: of the run.
@@ -49,9 +50,9 @@ def make_trainer(
         UserError: Lightning refuses the settings.
     """
     valid = set(inspect.signature(pl.Trainer.__init__).parameters) & set(trainer_arguments())
-    arguments = {k: v for k, v in given.items() if k in valid}
-    on_cpu = given["accelerator"] == "cpu" or (
-        given["accelerator"] == "auto" and not torch.cuda.is_available()
+    arguments = {k: v for k, v in run.model_dump().items() if k in valid}
+    on_cpu = run.accelerator == "cpu" or (
+        run.accelerator == "auto" and not torch.cuda.is_available()
     )
     if on_cpu:
         # Upstream's configs list GPU ids and ask for synchronised batch norm, even for a CPU.
@@ -74,7 +75,7 @@ def make_trainer(
             callbacks=callbacks,
             default_root_dir=str(run_dir),
             plugins=[DirectCheckpointIO()],
-            enable_checkpointing=given["checkpoint"]["enabled"],
+            enable_checkpointing=run.checkpoint.enabled,
         )
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise UserError(f"the Trainer refuses the config: {str(error).splitlines()[0]}") from error
@@ -94,11 +95,11 @@ class DirectCheckpointIO(TorchCheckpointIO):
         torch.save(checkpoint, path)
 
 
-def make_loggers(given: dict[str, Any], run_dir: Path, start: int) -> list[Any]:
+def make_loggers(run: RunConfig, run_dir: Path, start: int) -> list[Any]:
     """Makes the loggers that a config asks for besides ``metrics.jsonl``.
 
     Args:
-        given: the checked config.
+        run: the checked config.
         run_dir: of the run, where they write.
         start: number of optimiser steps already done.
 
@@ -108,28 +109,28 @@ def make_loggers(given: dict[str, Any], run_dir: Path, start: int) -> list[Any]:
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 
     made: list[Any] = []
-    if "csv" in given["loggers"]:
+    if "csv" in run.loggers:
         made.append(CSVLogger(str(run_dir), name=CSV, version=f"from-step-{start}"))
-    if "tensorboard" in given["loggers"]:
+    if "tensorboard" in run.loggers:
         if package_version("tensorboard") is None:
             raise ConfigError(
                 "loggers",
-                given["loggers"],
+                run.loggers,
                 "tensorboard is not installed",
                 "pip install tensorboard",
             )
         made.append(TensorBoardLogger(str(run_dir), name=TENSORBOARD, version=""))
-    if given["wandb"]["enabled"]:
+    if run.wandb.enabled:
         if package_version("wandb") is None:
             raise ConfigError(
                 "wandb.enabled", True, "wandb is not installed", "pip install wandb, or turn it off"
             )
         made.append(
             WandbLogger(
-                name=given["name"],
-                project=given["wandb"]["project"],
-                entity=given["wandb"]["entity"],
-                offline=given["wandb"]["offline"],
+                name=run.name,
+                project=run.wandb.project,
+                entity=run.wandb.entity,
+                offline=run.wandb.offline,
                 save_dir=str(run_dir),
                 id=run_dir.name,
                 resume="allow",

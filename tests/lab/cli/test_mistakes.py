@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -96,7 +96,7 @@ def snapshot(*roots: Path) -> dict[Path, int]:
 def test_a_misspelt_setting_of_a_method(
     name: str, command: Callable[..., Any], places: dict[str, str]
 ) -> None:
-    key = max(get_type_hints(METHODS[name].target.kwargs_type), key=len)
+    key = max(METHODS[name].target.kwargs_type.model_fields, key=len)
     words = ("pretrain", "--config-name", f"digits/{name}", *TINY, f"method_kwargs.{key}x=1")
     result = command(*words)
     assert result.code == 2

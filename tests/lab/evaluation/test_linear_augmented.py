@@ -14,7 +14,7 @@ from torch import nn
 
 from solo_ext.config.schema import View
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.images import targets_of
+from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.context import EvalContext, open_context
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.linear import holdout_mask
@@ -166,8 +166,8 @@ def test_goes_on_behind_the_last_finished_epoch(
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"lr": []}, "lr=[]: not a valid value; allowed: a list of 1 or more"),
-        ({"lr": 0.1}, "lr=0.1: not a valid value; allowed: a list of 1 or more"),
+        ({"lr": []}, "lr=[]: not a valid value; allowed: List should have at least 1 item"),
+        ({"lr": 0.1}, "lr=0.1: not a valid value; allowed: a valid list"),
         ({"lr": [0.0]}, "lr.0=0.0: not a valid value"),
         ({"holdout": 1.0}, "holdout=1.0: not a valid value"),
         ({"learning_rate": [1.0]}, "learning_rate=[1.0]: unknown key"),

@@ -47,11 +47,11 @@ def test_view_is_that_of_the_weights(both: dict[str, Any]) -> None:
     """Inception's mean and size are not ImageNet's usual ones."""
     given = settings(both, pretrained=False, model_kwargs={"img_size": 48, "depth": 1})
     model = open_model("timm/vit_tiny_patch16_224.augreg_in21k", given)
-    (view,) = model.cfg["augmentations"]
-    assert (view["crop_size"], view["mean"], view["std"]) == (48, [0.5] * 3, [0.5] * 3)
+    (view,) = model.cfg.augmentations
+    assert (view.crop_size, view.mean, view.std) == (48, [0.5] * 3, [0.5] * 3)
     assert model.features_dim == 192
     plain = open_model("timm/resnet10t", settings(both, pretrained=False, model_kwargs=SMALL))
-    assert plain.cfg["augmentations"][0]["crop_size"] == 176
+    assert plain.cfg.augmentations[0].crop_size == 176
 
 
 def test_folder_without_one_given(both: dict[str, Any]) -> None:

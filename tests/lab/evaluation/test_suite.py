@@ -396,7 +396,7 @@ def test_damaged_record_is_begun_again(text: str, run: Path) -> None:
         ({"protocols": []}, "protocols=[]: not a valid value"),
         ({"knn": {"kk": [1]}}, "knn.kk=[1]: unknown key; did you mean 'k'?"),
         ({"lienar": {}}, "lienar={}: unknown key; did you mean 'linear'?"),
-        ({"knn": {"k": [0]}}, "k.0=0: not a valid value; allowed: an integer above 0"),
+        ({"knn": {"k": [0]}}, "k.0=0: not a valid value; allowed: greater than 0"),
     ],
 )
 def test_settings_are_refused(settings: dict[str, Any], line: str) -> None:

@@ -118,7 +118,7 @@ def results(record: dict[str, Any]) -> dict[str, Any]:
 def test_mistake_ends_both_processes(settings: dict[str, Any], tmp_path: Path) -> None:
     done = torchrun("knn", {**settings, "k": [0]}, tmp_path)
     assert done.returncode == 1, "torchrun's own exit code for a process that failed"
-    assert "solo-ext: k.0=0: not a valid value; allowed: an integer above 0" in done.stderr
+    assert "solo-ext: k.0=0: not a valid value; allowed: greater than 0" in done.stderr
     assert "exitcode  : 2" in done.stderr
     assert "solo_ext/lab/evaluation" not in done.stderr, "a traceback"
     assert done.stdout == ""

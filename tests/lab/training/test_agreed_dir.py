@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from solo_ext.config.check import check_run
+from solo_ext.config.schema import RunConfig
 from solo_ext.lab.training.run_dir import agreed_run_dir, choose_run_dir
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -38,15 +39,15 @@ sys.exit(0 if again else 1)
 
 
 @pytest.fixture
-def given(make_config: MakeConfig, tmp_path: Path) -> dict[str, Any]:
+def given(make_config: MakeConfig, tmp_path: Path) -> RunConfig:
     return check_run(make_config("simclr", checkpoint={"dir": str(tmp_path / "runs")}))
 
 
 @pytest.mark.slow
-def test_processes_of_torchrun(given: dict[str, Any], tmp_path: Path) -> None:
+def test_processes_of_torchrun(given: RunConfig, tmp_path: Path) -> None:
     """The same one, and again after a restart: the run goes on there."""
     (tmp_path / "late.py").write_text(LATE)
-    (tmp_path / "given.yaml").write_text(yaml.safe_dump(given))
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(given.model_dump()))
     words = ["--standalone", "--nproc_per_node=2", "--max_restarts=1"]
     done = subprocess.run(
         [
@@ -77,7 +78,7 @@ def test_processes_of_torchrun(given: dict[str, Any], tmp_path: Path) -> None:
     ids=["job", "array"],
 )
 def test_a_requeued_job_goes_on(
-    job: dict[str, str], ending: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    job: dict[str, str], ending: str, given: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = choose_run_dir(given)
     for key, value in job.items():
@@ -88,7 +89,7 @@ def test_a_requeued_job_goes_on(
     assert agreed_run_dir(given) == path
 
 
-def test_by_hand_within_a_job(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_hand_within_a_job(given: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call is another run."""
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_JOB_NAME", "interactive")

@@ -10,8 +10,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from solo_ext.data.images import files_of, open_images, targets_of
+from solo_ext.config.schema import CommonConfig, Images
+from solo_ext.data.images import files_of, open_images
 from solo_ext.data.indexed import training_set
+from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
@@ -42,14 +44,16 @@ def test_every_format_parts_the_same_way(kind: str, images: Path, tmp_path: Path
     elif kind == "huggingface":
         pytest.importorskip("datasets")
     form = {"list": "image_folder", "skip": "image_folder"}.get(kind, kind)
-    data = {"dataset": "custom", "format": form, "train_path": str(path), "holdout": 0.25}
-    if kind == "skip":
-        data["unreadable"] = "skip"
-    if kind == "huggingface":
-        data["huggingface"] = {"cache_dir": str(tmp_path / "cache")}
+    data = Images.model_validate(
+        {
+            **{"dataset": "custom", "format": form, "train_path": str(path), "holdout": 0.25},
+            "unreadable": "skip" if kind == "skip" else "refuse",
+            "huggingface": {"cache_dir": str(tmp_path / "cache")},
+        }
+    )
     parts = [open_images(data, split) for split in ("train", "val")]
-    plain = {"dataset": "custom", "format": "image_folder", "train_path": str(images)}
-    expected = [open_images({**plain, "holdout": 0.25}, split) for split in ("train", "val")]
+    plain = Images(dataset="custom", train_path=str(images), holdout=0.25)
+    expected = [open_images(plain, split) for split in ("train", "val")]
     for part, other, count in zip(parts, expected, (12, 4), strict=True):
         assert torch.tensor(targets_of(part)).bincount().tolist() == [count] * 3
         if kind == "huggingface":
@@ -105,6 +109,12 @@ def test_what_a_script_of_solo_learn_trains_on_is_whole(images: Path) -> None:
     class Trainer:
         train_dataloader = object()
 
-    data = {"dataset": "custom", "format": "dali", "train_path": str(images), "holdout": 0.25}
-    found = training_set(Trainer(), {"data": {**data, "unreadable": "skip"}})
+    data = Images(
+        dataset="custom",
+        format="dali",
+        train_path=str(images),
+        holdout=0.25,
+        unreadable="skip",
+    )
+    found = training_set(Trainer(), CommonConfig.model_construct(data=data))
     assert len(files_of(found.images)) == 48

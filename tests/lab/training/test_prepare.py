@@ -89,6 +89,6 @@ def test_a_queue_is_a_multiple_of_the_batch(
     make_config: MakeConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepared = prepare(make_config("nnclr", method_kwargs={"queue_size": 50}))
-    assert prepared.given["method_kwargs"]["queue_size"] == 48
+    assert prepared.run.method_kwargs.queue_size == 48
     assert prepared.cfg.method_kwargs.queue_size == 48
     assert "method_kwargs.queue_size: 48 instead of 50" in caplog.text

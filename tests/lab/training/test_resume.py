@@ -277,6 +277,6 @@ def test_config_of_the_run_is_complete(make_config: MakeConfig, tmp_path: Path) 
     prepared = prepare(config)
     pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
     again = prepare(read_config(tmp_path / "run"))
-    assert again.given == prepared.given
+    assert again.run == prepared.run
     assert again.cfg == prepared.cfg
     assert again.cfg.optimizer.lr == pytest.approx(0.05 * 8 / 256)

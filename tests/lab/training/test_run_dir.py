@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 
+from solo_ext.config.schema import AutoResume
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.cli.main import main
@@ -48,20 +49,22 @@ def test_checkpoints_are_ordered_by_progress(tmp_path: Path) -> None:
 
 
 def test_digest_follows_what_changes_the_numbers(make_config: MakeConfig) -> None:
-    given = prepare(make_config("simclr")).given
-    assert run_digest(given) == run_digest({**given, "auto_resume": {"enabled": True}})
-    epochs = given["max_epochs"]
-    assert run_digest(given) == run_digest({**given, "max_epochs": float(epochs)})
-    # So that the run that stopped can go on in its directory.
-    assert run_digest(given) == run_digest({**given, "on_nonfinite": "skip"})
-    assert run_digest(given) != run_digest({**given, "max_epochs": epochs + 1})
-    assert run_digest(given) != run_digest({**given, "seed": given["seed"] + 1})
-    assert run_digest(given) != run_digest({**given, "method_kwargs": {}})
+    run = prepare(make_config("simclr")).run
+
+    def changed(**changes: Any) -> str:
+        return run_digest(run.model_copy(update=changes))
+
+    # A run that stopped at a loss that is not finite can go on in its directory.
+    same = {"loggers": [], "max_epochs": float(run.max_epochs), "on_nonfinite": "skip"}
+    for key, value in same.items():
+        assert run_digest(run) == changed(**{key: value})
+    for key, value in {"max_epochs": 9, "seed": run.seed + 1, "method_kwargs": {}}.items():
+        assert run_digest(run) != changed(**{key: value})
 
 
 def test_run_dirs_do_not_collide(make_config: MakeConfig, tmp_path: Path) -> None:
-    given = prepare(make_config("simclr", checkpoint={"dir": str(tmp_path)})).given
-    automatic = {**given, "auto_resume": {"enabled": True, "max_hours": 2.0}}
+    given = prepare(make_config("simclr", checkpoint={"dir": str(tmp_path)})).run
+    automatic = given.model_copy(update={"auto_resume": AutoResume(enabled=True, max_hours=2.0)})
     first = choose_run_dir(given)
     assert choose_run_dir(automatic) == first
     first.mkdir(parents=True)
