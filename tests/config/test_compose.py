@@ -168,7 +168,7 @@ def test_a_list_loses_an_entry() -> None:
         ("optimizer.lr=${data.nothing}", "optimizer.lr='${data.nothing}': Interpolation key"),
         ("name=${oc.env:SOLO_EXT_NO_SUCH}", "'SOLO_EXT_NO_SUCH' not found"),
         ("name=${no_resolver:1}", "name='${no_resolver:1}': Unsupported interpolation type"),
-        ("data.val_path=${solo_ext.digits:vla}", "have the splits train and val, not 'vla'"),
+        ("data.val_path=${solo_ext.digits:vla}", "data.val_path='${solo_ext.digits:vla}': "),
         ("name=${name}", "name='${name}': Recursive interpolation"),
         ("name=???", "name='???': Missing mandatory value"),
         ("backbone.kwargs.channels=[8,${nothing}]", "backbone.kwargs.channels"),
