@@ -71,7 +71,7 @@ def make_trainer(
             plugins=[DirectCheckpointIO()],
             enable_checkpointing=run.checkpoint.enabled,
         )
-    except (MisconfigurationException, ValueError, TypeError) as error:
+    except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
         raise UserError(f"the Trainer refuses the config: {str(error).splitlines()[0]}") from error
 
 
