@@ -18,17 +18,12 @@ _told: set[str] = set()
 
 
 class Unavailable:
-    """Stands for a method or loss that could not be imported; using it raises an error.
-
-    Args:
-        message: what is wrong, and what to do.
-    """
+    """Stands for a method or loss that could not be imported; using it raises ``message``."""
 
     def __init__(self, message: str) -> None:
         self.message = message
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        """Raises the error that the import gave."""
         raise UserError(self.message)
 
 
@@ -56,8 +51,7 @@ def register() -> None:
         alias = f"{method.origin}/{method.name}"
         if not _put(loaded.methods, method, f"method {method.name!r}", alias):
             loaded.methods[alias] = method.target
-        if not any(method.target is known for known in PLUGIN_METHODS):
-            PLUGIN_METHODS.append(method.target)
+        PLUGIN_METHODS.add(method.target)
     losses = loaded.solo.losses
     for loss in LOSSES.entries():
         _put(vars(losses), loss, f"loss {loss.name!r}", f"{loss.target.__module__}.{loss.name}")
@@ -74,12 +68,7 @@ def _put(table: dict[str, Any], entry: Entry[Any], what: str, otherwise: str) ->
 
 
 def listed(entry: Entry[Any], table: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Row of ``solo-ext methods`` or ``solo-ext losses``.
-
-    Args:
-        entry: the method or loss.
-        table: the host's, where another method may have the name.
-    """
+    """Row of ``solo-ext methods`` or ``solo-ext losses``; ``table`` is the host's."""
     missing = entry.target.message if isinstance(entry.target, Unavailable) else ""
     own = table is None or table.get(entry.name) is entry.target
     return {
@@ -92,12 +81,7 @@ def listed(entry: Entry[Any], table: Mapping[str, Any] | None = None) -> dict[st
 
 
 def load_entry_points(group: str, registry: Registry[Any]) -> None:
-    """Adds what other distributions declare; warns of what cannot be loaded.
-
-    Args:
-        group: ``solo_ext.methods`` or ``solo_ext.losses``.
-        registry: the table to fill.
-    """
+    """Adds to a table what other distributions declare; warns of what cannot be loaded."""
     for point in entry_points(group=group):
         origin = point.dist.name if point.dist else point.module.partition(".")[0]
         try:

@@ -17,16 +17,7 @@ def run_script(
     environment: Mapping[str, str] | None = None,
     fails: bool = False,
 ) -> None:
-    """Runs ``script folder *words`` within the folder, on one thread a process.
-
-    Args:
-        script: a Python file.
-        folder: what it reads and writes.
-        words: what else it is given.
-        timeout: seconds.
-        environment: in place of this process's; null is this process's.
-        fails: whether it has to.
-    """
+    """Runs ``script folder *words`` within the folder, on one thread a process."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(script), str(folder), *words],
         env={**(os.environ if environment is None else environment), "OMP_NUM_THREADS": "1"},

@@ -46,11 +46,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return started
 
 
-def test_the_example_is_short() -> None:
-    lines = [line for file in SOURCE.iterdir() if file.is_file() for line in file.open()]
-    assert len(lines) < 65
-
-
 def test_their_names_are_listed_whole(run: Run) -> None:
     command = "from solo_ext.lab.cli.main import main; main(['methods']); main(['losses'])"
     printed = run("-c", command).stdout

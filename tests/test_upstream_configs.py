@@ -21,18 +21,9 @@ pytestmark = [
 ]
 CONFIGS = "scripts/pretrain/cifar"
 HERE = (
-    "data.dataset=custom",
-    "data.val_path=null",
-    "data.num_workers=0",
-    "optimizer.batch_size=16",
-    "max_epochs=1",
-    "+limit_train_batches=2",
-    'devices="1"',
-    "accelerator=cpu",
-    "strategy=auto",
-    "precision=32",
-    "sync_batchnorm=False",
-    "wandb.enabled=False",
+    *("data.dataset=custom", "data.val_path=null", "data.num_workers=0", "optimizer.batch_size=16"),
+    *("max_epochs=1", "+limit_train_batches=2", 'devices="1"', "accelerator=cpu", "strategy=auto"),
+    *("precision=32", "sync_batchnorm=False", "wandb.enabled=False"),
 )
 """48 images and no GPU; CIFAR is not fetched."""
 TEACHER = ("~method_kwargs.proj_output_dim", "+method_kwargs.teacher.path={teacher}")

@@ -23,12 +23,7 @@ class Done(NamedTuple):
 
 
 class Forks:
-    """Starts scripts at once instead of after ten seconds of imports.
-
-    Args:
-        environment: of all of them.
-        folder: where they begin.
-    """
+    """Starts scripts in a folder at once instead of after ten seconds of imports."""
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
         self.folder = folder

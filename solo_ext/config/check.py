@@ -213,7 +213,8 @@ def _first_mistake(
     alike = [p for p in problems if _path(given, p["loc"]) == path]
     if isinstance(value, str | int) and all(p["type"] == "literal_error" for p in alike):
         choices = ", ".join(p["ctx"]["expected"] for p in alike).replace("'", "")
-        remedy = nearest(str(value), choices.replace(" or ", ", ").split(", "), show=40)
+        names = dict.fromkeys(choices.replace(" or ", ", ").split(", "))
+        remedy = nearest(str(value), names, show=40)
         return ConfigError(key, value, "not a valid choice", remedy)
     allowed = (_allowed(p["msg"]) for p in alike)
     return ConfigError(

@@ -12,14 +12,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import importlib
-import importlib.metadata
 import importlib.util
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from solo_ext.core.errors import HostError
@@ -53,7 +51,7 @@ class HostInfo:
 
     Attributes:
         generation: ``main`` or ``1.0.2``.
-        version: version it reports; every commit of main says 1.0.6.
+        version: what it calls itself; every commit of main says 1.0.6.
         path: folder of the package ``solo``.
         fingerprint: first 12 hex digits of the SHA-256 of its Python files.
     """
@@ -95,9 +93,9 @@ def detect() -> HostInfo:
         raise HostError(f"solo-learn is not installed; {INSTALL}")
     path = Path(spec.origin).resolve().parent
     if (path / "backbones").is_dir() and (path / "data").is_dir():
-        return HostInfo("main", _version(path, "1.0.6"), path, fingerprint(path))
+        return HostInfo("main", "1.0.6", path, fingerprint(path))
     if (path / "utils" / "backbones.py").is_file():
-        return HostInfo("1.0.2", _version(path, "1.0.2"), path, fingerprint(path))
+        return HostInfo("1.0.2", "1.0.2", path, fingerprint(path))
     raise HostError(f"the package `solo` in {path} is no solo-learn that solo_ext knows; {INSTALL}")
 
 
@@ -110,17 +108,42 @@ def fingerprint(package: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def _version(package: Path, otherwise: str) -> str:
-    """Version of the distribution that owns ``package``; a checkout belongs to none."""
-    try:
-        found = importlib.metadata.distribution("solo-learn")
-    except importlib.metadata.PackageNotFoundError:
-        return otherwise
-    owned = Path(str(found.locate_file("solo"))).resolve()
-    return found.version if owned == package else otherwise
-
-
 _loaded: Host | None = None
+
+
+def load() -> Host:
+    """Imports the installed solo-learn once, and applies the patches that change no number.
+
+    Raises:
+        HostError: it is not installed, or cannot be imported.
+
+    >>> "simclr" in load().methods
+    True
+    """
+    global _loaded
+    if _loaded is not None:
+        return _loaded
+    info = detect()
+    try:
+        with _timm_registry_kept():
+            if info.generation == "1.0.2":
+                solo = import_module("solo_ext.host.release_1_0_2").load()
+            else:
+                solo = import_module("solo")
+                loaders = ("data.pretrain_dataloader", "data.classification_dataloader")
+                for name in ("methods", "losses", *loaders):
+                    import_module(f"solo.{name}")
+    except ImportError as error:
+        raise HostError(
+            f"solo-learn ({info.generation}) in {info.path} cannot be imported: {error}; install "
+            "what is missing, `solo-ext doctor` lists it"
+        ) from error
+    from solo_ext.host.patches import apply_all
+
+    apply_all()
+    backbones = solo.methods.base.BaseMethod._BACKBONES
+    _loaded = Host(info, solo.methods.METHODS, backbones, solo)
+    return _loaded
 
 
 @contextlib.contextmanager
@@ -142,49 +165,6 @@ def _timm_registry_kept() -> Iterator[None]:
         yield
     for table, own in zip(tables, held, strict=True):
         table.update(own)
-
-
-def load() -> Host:
-    """Imports the installed solo-learn once, and applies the patches that change no number.
-
-    Raises:
-        HostError: it is not installed, or cannot be imported.
-
-    >>> "simclr" in load().methods
-    True
-    """
-    global _loaded
-    if _loaded is not None:
-        return _loaded
-    info = detect()
-    try:
-        with _timm_registry_kept():
-            solo = _import_main() if info.generation == "main" else _import_release()
-    except ImportError as error:
-        raise HostError(
-            f"solo-learn ({info.generation}) in {info.path} cannot be imported: {error}; install "
-            "what is missing, `solo-ext doctor` lists it"
-        ) from error
-    from solo_ext.host.patches import apply_all
-
-    apply_all()
-    base = solo.methods.base
-    _loaded = Host(info, solo.methods.METHODS, base.BaseMethod._BACKBONES, solo)
-    return _loaded
-
-
-def _import_main() -> ModuleType:
-    """Imports ``solo`` and the submodules that the plugin uses."""
-    solo = importlib.import_module("solo")
-    for name in ("methods", "losses", "data.pretrain_dataloader", "data.classification_dataloader"):
-        importlib.import_module(f"solo.{name}")
-    return solo
-
-
-def _import_release() -> ModuleType:
-    from solo_ext.host import release_1_0_2
-
-    return release_1_0_2.load()
 
 
 def __getattr__(name: str) -> Any:

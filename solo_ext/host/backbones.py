@@ -79,10 +79,17 @@ def small_image_kwargs(name: str, kwargs: Mapping[str, Any], image_size: int) ->
     done = dict(kwargs)
     if not is_timm(name) or image_size > SMALL_SIDE:
         return done
-    if "patch_embed" not in str(_first_conv(name)):
+    config = timm.get_pretrained_cfg(name.removeprefix(PREFIX), allow_unregistered=True)
+    if "patch_embed" not in str(getattr(config, "first_conv", None)):
         return {"small_stem": True, **done}
     fitted = {"img_size": image_size, "patch_size": max(2, image_size // 8), **done}
-    return fitted if _builds(name, fitted) else done
+    try:
+        # On the meta device nothing is allocated, and nothing downloaded without ``pretrained``.
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            _create(name, **{k: v for k, v in fitted.items() if k != "pretrained"})
+    except Exception:
+        return done
+    return fitted
 
 
 def build_backbone(
@@ -93,7 +100,7 @@ def build_backbone(
     method: str | None,
     dataset: str,
 ) -> tuple[nn.Module, int]:
-    """Builds a backbone without classifier, as solo-learn's methods do.
+    """Builds a backbone (N, 3, H, W) -> (N, D) without classifier, as solo-learn's methods do.
 
     Args:
         table: constructors by name.
@@ -103,10 +110,17 @@ def build_backbone(
         dataset: ``cifar10`` and ``cifar100`` give solo-learn's own ResNets a 3 x 3 stem.
 
     Returns:
-        The backbone and the size of its features.
+        The backbone, and D.
 
     Raises:
         ConfigError: an unknown backbone, or arguments that it does not take.
+
+    >>> kwargs = {"small_stem": True}
+    >>> backbone, dim = build_backbone(
+    ...     BackboneTable(), "timm/resnet10t", kwargs, method=None, dataset="custom"
+    ... )
+    >>> backbone(torch.randn(2, 3, 32, 32)).shape, dim
+    (torch.Size([2, 512]), 512)
     """
     if name not in table:
         raise unknown_backbone(name, table)
@@ -128,15 +142,11 @@ def build_backbone(
 def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Module:
     name = full_name.removeprefix(PREFIX)
     small = bool(kwargs.pop("small_stem", False))
-    # timm takes plain lists and mappings, but a config holds OmegaConf's.
-    plain: dict[str, Any] = {
-        k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v
-        for k, v in kwargs.items()
-    }
-    arguments: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()
-    }
-    arguments.setdefault("num_classes", 0)
+    # timm takes plain tuples and mappings, but a config holds OmegaConf's.
+    arguments: dict[str, Any] = {"num_classes": 0}
+    for key, value in kwargs.items():
+        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        arguments[key] = tuple(plain) if isinstance(plain, list) else plain
     weights = arguments.pop("checkpoint_path", None)
     try:
         model = timm.create_model(name, **arguments)
@@ -150,23 +160,6 @@ def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Modu
     if small:
         _small_stem(model, name)
     return model
-
-
-def _builds(name: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the model takes these arguments; creates and downloads no weights."""
-    given = {k: v for k, v in kwargs.items() if k != "pretrained"}
-    try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            _create(name, **given)
-    except Exception:
-        return False
-    return True
-
-
-def _first_conv(full_name: str) -> str | None:
-    config = timm.get_pretrained_cfg(full_name.removeprefix(PREFIX), allow_unregistered=True)
-    found = getattr(config, "first_conv", None)
-    return found[0] if isinstance(found, tuple | list) else found
 
 
 def _small_stem(model: nn.Module, name: str) -> None:
@@ -183,9 +176,8 @@ def _small_stem(model: nn.Module, name: str) -> None:
     parent = model.get_submodule(path.rpartition(".")[0])
     old = model.get_submodule(path)
     assert isinstance(old, nn.Conv2d)
-    new = nn.Conv2d(
-        old.in_channels, old.out_channels, 3, stride=1, padding=1, bias=old.bias is not None
-    )
+    sizes = old.in_channels, old.out_channels
+    new = nn.Conv2d(*sizes, 3, stride=1, padding=1, bias=old.bias is not None)
     nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
     setattr(parent, path.rpartition(".")[2], new)
     if hasattr(model, "maxpool"):

@@ -14,11 +14,10 @@ from solo_ext.config.schema import DALI, Augmentation, RunConfig
 from solo_ext.core import distributed
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.dali import cannot_skip, device_of, nvidia_dali, unreadable
-from solo_ext.data.images import files_of, targets_of
-from solo_ext.data.loaders import epoch_sampler
-from solo_ext.data.reading import Images
-from solo_ext.data.sampler import StatefulLoader
+from solo_ext.data.dali import device_of, nvidia_dali, unreadable
+from solo_ext.data.images import files_of
+from solo_ext.data.loaders import StatefulLoader, epoch_sampler
+from solo_ext.data.reading import Images, targets_of
 from solo_ext.data.transforms import MultiCrop
 from solo_ext.data.views import TrainingViews
 
@@ -31,21 +30,11 @@ _DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
 
 @dataclass(frozen=True)
 class DALIPass:
-    """Arguments of a host's pipeline for one pass.
+    """Arguments of a host's pipeline for one pass over ``files``, in order.
 
-    Attributes:
-        files: to read, in order.
-        numbers: one integer per file: its sample index, or its target.
-        targets: target of every sample index; ``None`` if ``numbers`` are targets.
-        dataset: ``data.dataset``.
-        augmentations: the config's list of pipelines.
-        large: crops of the first entry's size; small: the others.
-        batch_size: files per batch.
-        num_threads: at least 1.
-        device: ``cpu`` or ``gpu``.
-        device_id: the GPU, ``None`` on the CPU.
-        rank: of this process.
-        seed: of the augmentation.
+    ``numbers`` are the files' sample indices, whose targets are ``targets``, or, where that is
+    ``None``, their targets. ``large`` and ``small`` count crops; ``device_id`` is ``None`` on the
+    CPU; ``seed`` is that of the augmentation.
     """
 
     files: Sequence[str]
@@ -90,14 +79,7 @@ def open_reader(
     """Sets ``reader``, ``decode`` and ``to_int64``, which the graphs of both hosts use.
 
     The hosts' own readers open every file in the folders, image or not, and number the files
-    differently if only a fraction is used.
-
-    Args:
-        pipeline: a host's pipeline, or its builder.
-        files: to read.
-        numbers: one integer per file.
-        device: ``cpu`` or ``gpu``.
-        reader: further arguments of ``readers.File``.
+    differently if only a fraction is used. ``reader`` are further arguments of ``readers.File``.
     """
     ops, types = nvidia_dali().ops, nvidia_dali().types
     on_gpu = device == "gpu"
@@ -196,8 +178,6 @@ def check_dali(run: RunConfig) -> None:
         ConfigError: DALI is not installed, or the config asks for a data set of torchvision's, for
             equalisation, or to skip unreadable images.
     """
-    if run.data.unreadable == "skip":
-        raise cannot_skip()
     device_of(run)
     if run.data.dataset not in FILES_ONLY:
         raise ConfigError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,33 +13,18 @@ from omegaconf import OmegaConf
 
 from solo_ext.config import schema
 from solo_ext.core.draws import mix
-from solo_ext.data.images import files_of, open_images, targets_of
+from solo_ext.data.images import files_of, open_images
+from solo_ext.data.reading import targets_of
 from solo_ext.host.dali_loader import DALIPass, open_reader
 
 upstream: Any = importlib.import_module("solo.data.dali_dataloader")
 _crops: Any = importlib.import_module("solo.data.pretrain_dataloader")
-# The patches have replaced upstream's own classes by functions of this module: unwrap them.
-_OwnPretrainPipelineBuilder: Any = inspect.unwrap(upstream.PretrainPipelineBuilder)
-_OwnPretrainWrapper: Any = inspect.unwrap(upstream.PretrainWrapper)
 
 
-class PretrainPipelineBuilder(_OwnPretrainPipelineBuilder):
+class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore[misc]
     """Upstream's graph with our reader: it also runs on CPUs, and with the run's seed.
 
-    Args:
-        data_path: class folders, or a list of files.
-        batch_size: per process.
-        device: ``cpu`` or ``gpu``.
-        transforms: all crops of one image.
-        random_shuffle: shuffle before and after every epoch.
-        device_id: the GPU; unused on the CPU.
-        shard_id: rank of the process.
-        num_shards: number of processes.
-        num_threads: at least 1 is used.
-        seed: used if ``seed_everything`` was not called.
-        no_labels: whether all targets are -1.
-        encode_indexes_into_labels: whether the reader's labels are the sample indices.
-        data_fraction: share of the images, in proportion to the classes; -1 is all.
+    Arguments are upstream's; ``seed`` counts if ``seed_everything`` was not called.
     """
 
     def __init__(
@@ -119,7 +103,7 @@ class PretrainPipelineBuilder(_OwnPretrainPipelineBuilder):
         return made
 
 
-class PretrainWrapper(_OwnPretrainWrapper):
+class PretrainWrapper(upstream.PretrainWrapper):  # type: ignore[misc]
     """Makes every epoch full length, also after an interrupted one."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -129,21 +113,6 @@ class PretrainWrapper(_OwnPretrainWrapper):
             except StopIteration:
                 batch = next(self)
             yield batch
-
-
-def _without_gpu(builder: type[Any]) -> type[Any]:
-    """Makes a builder whose pipeline does not ask for a GPU if it runs on the CPU."""
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        builder.__init__(self, *args, **kwargs)  # type: ignore[misc]
-        if self.device == "cpu":
-            self.device_id = None
-
-    return type(builder.__name__, (builder,), {"__init__": __init__})
-
-
-NormalPipelineBuilder = _without_gpu(inspect.unwrap(upstream.NormalPipelineBuilder))
-CustomNormalPipelineBuilder = _without_gpu(inspect.unwrap(upstream.CustomNormalPipelineBuilder))
 
 
 def transforms(wanted: DALIPass) -> Any:

@@ -1,7 +1,7 @@
-"""Patches: what is replaced in an installed solo-learn while the plugin is loaded, and when.
+"""Patches: what is replaced in an installed solo-learn while the plugin is loaded, and why.
 
-A patch names the symptom that it cures, and yields the attributes that it replaces, or nothing if
-the installed solo-learn does not have the defect. There are two kinds:
+A patch names the symptom that it cures, and yields (owner, attribute, value) for what it replaces,
+or nothing if the installed solo-learn does not have the defect. There are two kinds:
 
 - Patches that only make something work that used to raise are applied when the host is loaded. They
   change no number of a run that worked.
@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import importlib.util
 import logging
+import pickle
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import transforms
 
+from solo_ext import host
 from solo_ext.core.errors import ConfigError, UserError, nearest, show_messages
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,9 @@ OF_SCRIPTS = ("own-size", "dali")
 """Patches of parts that only solo-learn's own scripts use."""
 IN_LAUNCHER = False
 """Whether ``python -m solo_ext SCRIPT`` runs the program, which allows any number of crops."""
+PLUGIN_METHODS: set[Any] = set()
+"""Methods that were registered here. All others in the host's table, a fork's too, are its own."""
+_ABSENT = object()
 
 
 @dataclass
@@ -69,8 +74,6 @@ class Patch:
             for owner, attribute, value in list(self.replacements()):
                 self.undo.append((owner, attribute, vars(owner).get(attribute, _ABSENT)))
                 setattr(owner, attribute, value)
-        except UserError:
-            raise
         except Exception as error:
             self.remove()
             self.error = f"{type(error).__name__}: {error}"
@@ -86,18 +89,14 @@ class Patch:
         self.undo = []
 
 
-_ABSENT = object()
 PATCHES: dict[str, Patch] = {}
-PLUGIN_METHODS: list[Any] = []
-"""Methods that were registered here. All others in the host's table, a fork's too, are its own."""
+_Yields = Callable[[], Iterable[Replacement]]
 
 
 def _patch(
     name: str, symptom: str, *, changes_numbers: bool = False
-) -> Callable[[Callable[[], Iterable[Replacement]]], Callable[[], Iterable[Replacement]]]:
-    def add(
-        replacements: Callable[[], Iterable[Replacement]],
-    ) -> Callable[[], Iterable[Replacement]]:
+) -> Callable[[_Yields], _Yields]:
+    def add(replacements: _Yields) -> _Yields:
         PATCHES[name] = Patch(name, symptom, changes_numbers, replacements)
         return replacements
 
@@ -126,24 +125,32 @@ def check_names(names: Iterable[str]) -> None:
             raise ConfigError("patches", name, "unknown patch", nearest(name, optional))
 
 
-def select(names: Collection[str]) -> None:
-    """Applies the named patches that change numbers, and removes all others of that kind.
+def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[str]:
+    """Applies the patches of a run that change numbers, and removes all others of that kind.
+
+    Args:
+        given: the config's ``patches``.
+        repairs: from :func:`repairs_for`; those that do not fit this host are left out.
+
+    Returns:
+        The names of all patches applied, for the run's records and :func:`announce`.
 
     Raises:
-        ConfigError: an unknown name, or a patch that does not fit this host.
+        ConfigError: an unknown name in ``given``, or a patch that does not fit this host.
     """
-    check_names(names)
+    chosen = list(dict.fromkeys(given))
+    check_names(chosen)
     for patch in PATCHES.values():
-        if patch.changes_numbers and patch.name not in names:
+        if patch.changes_numbers and patch.name not in chosen:
             patch.remove()
-    for name in names:
-        PATCHES[name].apply()
-        if PATCHES[name].error:
-            problem = f"does not fit this solo-learn: {PATCHES[name].error}"
+    for name in dict.fromkeys([*chosen, *repairs]):
+        patch = PATCHES[name]
+        patch.apply()
+        if name in chosen and not patch.undo:
+            nothing = "this solo-learn has nothing that it would replace"
+            problem = f"does not fit this solo-learn: {patch.error}" if patch.error else nothing
             raise ConfigError("patches", name, problem, "leave it out")
-        if not PATCHES[name].undo:
-            problem = "this solo-learn has nothing that it would replace"
-            raise ConfigError("patches", name, problem, "leave it out")
+    return [name for name in dict.fromkeys([*chosen, *repairs]) if PATCHES[name].undo]
 
 
 def repairs_for(method: str, data_format: str | None = None) -> list[str]:
@@ -156,7 +163,7 @@ def repairs_for(method: str, data_format: str | None = None) -> list[str]:
         method: of the run.
         data_format: ``data.format`` if the host reads the images.
     """
-    target = _module("solo.methods").METHODS.get(method)
+    target = import_module("solo.methods").METHODS.get(method)
     momentum = _base().BaseMomentumMethod
     wanted = {
         "no-labels": True,
@@ -170,26 +177,6 @@ def repairs_for(method: str, data_format: str | None = None) -> list[str]:
     return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
-def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[str]:
-    """Applies the patches of a run.
-
-    Args:
-        given: the config's ``patches``.
-        repairs: from :func:`repairs_for`; those that do not fit this host are left out.
-
-    Returns:
-        The names of all patches applied, for the run's records and :func:`announce`.
-
-    Raises:
-        ConfigError: as :func:`select`.
-    """
-    select(chosen := list(dict.fromkeys(given)))
-    chosen += [name for name in repairs if name not in chosen]
-    for name in chosen:
-        PATCHES[name].apply()
-    return [name for name in chosen if PATCHES[name].undo]
-
-
 def announce(applied: Collection[str]) -> None:
     """Logs in one line which patches that change numbers a run has, if any."""
     if applied:
@@ -197,16 +184,11 @@ def announce(applied: Collection[str]) -> None:
 
 
 def _of_a_plugin(cfg: DictConfig) -> bool:
-    target = _module("solo.methods").METHODS.get(OmegaConf.select(cfg, "method"))
-    return any(target is known for known in PLUGIN_METHODS)
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(name)
+    return import_module("solo.methods").METHODS.get(cfg.get("method")) in PLUGIN_METHODS
 
 
 def _base() -> Any:
-    return _module("solo.methods.base")
+    return import_module("solo.methods.base")
 
 
 def _own_base() -> bool:
@@ -214,8 +196,37 @@ def _own_base() -> bool:
     return not _base().BaseMethod.__module__.startswith("solo_ext.")
 
 
-def _begin(cfg: DictConfig) -> list[str]:
-    """Applies the patches of a run of solo-learn's own script; refuses configs it cannot take."""
+# Runs of solo-learn's own scripts.
+
+
+@_patch("messages", "Hydra's `job_logging: disabled`, as in solo-learn's configs, silences loggers")
+def _messages() -> Iterator[Replacement]:
+    # Of all that reads the composed config, solo-learn's scripts call this function first.
+    owner = import_module("solo.utils.checkpointer").Checkpointer
+    original = getattr(owner, "add_and_assert_specific_cfg", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
+        show_messages()
+        try:
+            announce(applied := _select_for_script(cfg))
+            if applied:
+                # Without patches, a built-in method's recorded config stays exactly upstream's.
+                OmegaConf.set_struct(cfg, False)
+                cfg.patches = applied
+        except UserError as error:
+            print(f"solo_ext: {error}", file=sys.stderr)
+            raise SystemExit(error.exit_code) from None
+        filled: DictConfig = original(cfg)
+        return filled
+
+    yield owner, "add_and_assert_specific_cfg", staticmethod(add_and_assert_specific_cfg)
+
+
+def _select_for_script(cfg: DictConfig) -> list[str]:
+    """Applies the patches of a script's run; refuses a config that the script cannot take."""
     given = OmegaConf.select(cfg, "patches") or []
     if not OmegaConf.is_list(given) and not isinstance(given, list):
         raise ConfigError("patches", given, "not a list", "give one such as [own-size]")
@@ -233,38 +244,12 @@ def _begin(cfg: DictConfig) -> list[str]:
     return select_for_run(given, repairs_for(cfg.method, OmegaConf.select(cfg, "data.format")))
 
 
-@_patch("messages", "Hydra's `job_logging: disabled`, as in solo-learn's configs, silences loggers")
-def _messages() -> Iterator[Replacement]:
-    # Of all that reads the composed config, solo-learn's scripts call this function first.
-    owner = _module("solo.utils.checkpointer").Checkpointer
-    original = getattr(owner, "add_and_assert_specific_cfg", None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
-        show_messages()
-        try:
-            announce(applied := _begin(cfg))
-            if applied:
-                # Without patches, a built-in method's recorded config stays exactly upstream's.
-                OmegaConf.set_struct(cfg, False)
-                cfg.patches = applied
-        except UserError as error:
-            print(f"solo_ext: {error}", file=sys.stderr)
-            raise SystemExit(error.exit_code) from None
-        filled: DictConfig = original(cfg)
-        return filled
-
-    yield owner, "add_and_assert_specific_cfg", staticmethod(add_and_assert_specific_cfg)
-
-
 @_patch(
     "auto-resume",
     "auto_resume takes a run of other method_kwargs for the same, and trains nothing more",
 )
 def _auto_resume() -> Iterator[Replacement]:
-    owner = _module("solo.utils.auto_resumer").AutoResumer
+    owner = import_module("solo.utils.auto_resumer").AutoResumer
     original = owner.find_checkpoint
     if "cfg" not in original.__code__.co_varnames:
         return
@@ -284,52 +269,6 @@ def _auto_resume() -> Iterator[Replacement]:
 
 
 @_patch(
-    "online-knn",
-    "knn_eval.enabled fails with `Unexpected keyword arguments: compute_on_step`",
-)
-def _online_knn() -> Iterator[Replacement]:
-    from solo_ext.memory.knn import OnlineKNN
-
-    if not _own_base():
-        return
-    own = _module("solo.utils.knn").WeightedKNNClassifier
-    try:
-        own()
-    except ValueError:
-        yield _module("solo.utils.knn"), "WeightedKNNClassifier", OnlineKNN
-        yield _base(), "WeightedKNNClassifier", OnlineKNN
-
-
-@_patch("static-lr", "checkpoints of SimSiam and NNSiam hold a function: `UnpicklingError`")
-def _static_lr() -> Iterator[Replacement]:
-    if not _own_base():
-        return
-    owner = _base().BaseMethod
-    original = owner.configure_optimizers
-
-    @functools.wraps(original)
-    def configure_optimizers(self: Any) -> Any:
-        made = original(self)
-        for config in made[1] if isinstance(made, tuple) else ():
-            scheduler = config["scheduler"] if isinstance(config, dict) else config
-            if "get_lr" in vars(scheduler):
-                _save_without_function(scheduler)
-        return made
-
-    yield owner, "configure_optimizers", configure_optimizers
-
-
-def _save_without_function(scheduler: Any) -> None:
-    """Leaves ``get_lr``, which the host sets on the instance, out of the scheduler's state."""
-    own = type(scheduler)
-
-    def state_dict(self: Any) -> dict[str, Any]:
-        return {k: v for k, v in own.state_dict(self).items() if k != "get_lr"}
-
-    scheduler.__class__ = type(own.__name__, (own,), {"state_dict": state_dict})
-
-
-@_patch(
     "method-kwargs",
     "a misspelt key of a third party's method_kwargs is ignored, whatever type it declares",
 )
@@ -342,7 +281,7 @@ def _method_kwargs() -> Iterator[Replacement]:
     @functools.wraps(original)
     def checked(cfg: Any) -> Any:
         cfg = original(cfg)
-        target = _module("solo.methods").METHODS.get(OmegaConf.select(cfg, "method"))
+        target = import_module("solo.methods").METHODS.get(OmegaConf.select(cfg, "method"))
         kwargs_type = getattr(target, "kwargs_type", None)
         # Our methods check in a function of their own, after reading other sections.
         ours = str(getattr(target, "__module__", "")).startswith("solo_ext.")
@@ -354,6 +293,9 @@ def _method_kwargs() -> Iterator[Replacement]:
         return cfg
 
     yield base, "add_and_assert_specific_cfg", staticmethod(checked)
+
+
+# Networks, metrics and optimisers.
 
 
 @_patch("backbones", "timm models cannot be named as backbones")
@@ -378,13 +320,58 @@ def _backbones() -> Iterator[Replacement]:
     yield base, "add_and_assert_specific_cfg", staticmethod(with_small_images)
 
 
+@_patch(
+    "online-knn",
+    "knn_eval.enabled fails with `Unexpected keyword arguments: compute_on_step`",
+)
+def _online_knn() -> Iterator[Replacement]:
+    from solo_ext.memory.knn import OnlineKNN
+
+    if not _own_base():
+        return
+    own = import_module("solo.utils.knn").WeightedKNNClassifier
+    try:
+        own()
+    except ValueError:
+        yield import_module("solo.utils.knn"), "WeightedKNNClassifier", OnlineKNN
+        yield _base(), "WeightedKNNClassifier", OnlineKNN
+
+
+@_patch("static-lr", "checkpoints of SimSiam and NNSiam hold a function: `UnpicklingError`")
+def _static_lr() -> Iterator[Replacement]:
+    if not _own_base():
+        return
+    owner = _base().BaseMethod
+    original = owner.configure_optimizers
+
+    @functools.wraps(original)
+    def configure_optimizers(self: Any) -> Any:
+        made = original(self)
+        for config in made[1] if isinstance(made, tuple) else ():
+            scheduler = config["scheduler"] if isinstance(config, dict) else config
+            if "get_lr" in vars(scheduler):
+                save_without_function(scheduler)
+        return made
+
+    def save_without_function(scheduler: Any) -> None:
+        own = type(scheduler)
+
+        def state_dict(self: Any) -> dict[str, Any]:
+            # The host sets `get_lr` on the instance, and torch saves all of its attributes.
+            return {k: v for k, v in own.state_dict(self).items() if k != "get_lr"}
+
+        scheduler.__class__ = type(own.__name__, (own,), {"state_dict": state_dict})
+
+    yield owner, "configure_optimizers", configure_optimizers
+
+
 @_patch("few-classes", "fewer than five classes: `selected index k out of range`")
 def _few_classes() -> Iterator[Replacement]:
     from solo_ext.host.classifier import accuracy_at_k
 
     for name in ("solo.utils.metrics", "solo.methods.base", "solo.methods.linear"):
-        if hasattr(_module(name), "accuracy_at_k"):
-            yield _module(name), "accuracy_at_k", accuracy_at_k
+        if hasattr(import_module(name), "accuracy_at_k"):
+            yield import_module(name), "accuracy_at_k", accuracy_at_k
 
 
 @_patch(
@@ -407,12 +394,14 @@ def _no_labels() -> Iterator[Replacement]:
 
         return step
 
-    base = _base()
     for owner, name in (
-        (base.BaseMethod, "_base_shared_step"),
-        (base.BaseMomentumMethod, "_shared_step_momentum"),
+        (_base().BaseMethod, "_base_shared_step"),
+        (_base().BaseMomentumMethod, "_shared_step_momentum"),
     ):
         yield owner, name, repaired(vars(owner)[name])
+
+
+# Momentum networks.
 
 
 @_patch(
@@ -445,7 +434,7 @@ def _momentum_resume() -> Iterator[Replacement]:
     changes_numbers=True,
 )
 def _momentum_update() -> Iterator[Replacement]:
-    updater = _module("solo.utils.momentum").MomentumUpdater
+    updater = import_module("solo.utils.momentum").MomentumUpdater
 
     @functools.wraps(updater.update)
     @torch.no_grad()
@@ -457,6 +446,9 @@ def _momentum_update() -> Iterator[Replacement]:
             torch._foreach_lerp_(momentum, online, 1 - self.cur_tau)
 
     yield updater, "update", update
+
+
+# What single methods keep between batches.
 
 
 def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
@@ -499,13 +491,13 @@ def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
 
 @_patch("swav-queue", 'resuming SwAV fails: `Unexpected key(s) in state_dict: "queue"`')
 def _swav_queue() -> Iterator[Replacement]:
-    yield from _made_late(_module("solo.methods.swav").SwAV, ("queue",))
+    yield from _made_late(import_module("solo.methods.swav").SwAV, ("queue",))
 
 
 @_patch("deepcluster-memory", "resuming DeepCluster v2 fails: unexpected keys, lost assignments")
 def _deepcluster_memory() -> Iterator[Replacement]:
     yield from _made_late(
-        _module("solo.methods.deepclusterv2").DeepClusterV2,
+        import_module("solo.methods.deepclusterv2").DeepClusterV2,
         ("local_memory_index", "local_memory_embeddings"),
     )
 
@@ -522,7 +514,7 @@ def _all4one_encoding() -> Iterator[Replacement]:
         # The buffer's size is that of the last batch, and the next batch creates it anew.
         checkpoint["state_dict"].pop("pos_enc.penc.penc.cached_penc", None)
 
-    yield _module("solo.methods.all4one").All4One, "on_load_checkpoint", on_load_checkpoint
+    yield import_module("solo.methods.all4one").All4One, "on_load_checkpoint", on_load_checkpoint
 
 
 @_patch(
@@ -531,7 +523,7 @@ def _all4one_encoding() -> Iterator[Replacement]:
     changes_numbers=True,
 )
 def _deepcluster_first_epoch() -> Iterator[Replacement]:
-    module = _module("solo.methods.deepclusterv2")
+    module = import_module("solo.methods.deepclusterv2")
     original = module.deepclusterv2_loss_func
 
     @functools.wraps(original)
@@ -549,7 +541,7 @@ def _deepcluster_first_epoch() -> Iterator[Replacement]:
     changes_numbers=True,
 )
 def _dino_epoch() -> Iterator[Replacement]:
-    dino = _module("solo.methods.dino").DINO
+    dino = import_module("solo.methods.dino").DINO
     if "on_train_start" in vars(dino):
         raise TypeError("DINO has an on_train_start of its own")
 
@@ -560,11 +552,14 @@ def _dino_epoch() -> Iterator[Replacement]:
     yield dino, "on_train_start", on_train_start
 
 
+# Images.
+
+
 @_patch("index-dataset", "workers started by spawn or forkserver cannot pickle the data set")
 def _index_dataset() -> Iterator[Replacement]:
     for name in ("solo.data.pretrain_dataloader", "solo.utils.pretrain_dataloader"):
         with contextlib.suppress(ModuleNotFoundError):
-            yield _module(name), "dataset_with_index", dataset_with_index
+            yield import_module(name), "dataset_with_index", dataset_with_index
 
 
 def dataset_with_index(dataset_class: type[Dataset[Any]]) -> type[Dataset[Any]]:
@@ -581,51 +576,36 @@ def dataset_with_index(dataset_class: type[Dataset[Any]]) -> type[Dataset[Any]]:
         return (index, *dataset_class.__getitem__(self, index))
 
     def reduce(self: Any) -> tuple[Any, ...]:
-        return _rebuild, (_Release(), dataset_class), self.__dict__
+        return _rebuild, (pickle.dumps(dataset_class),), self.__dict__
 
     body = {"__getitem__": getitem, "__reduce__": reduce, "__module__": dataset_class.__module__}
     return type(f"{dataset_class.__name__}WithIndex", (dataset_class,), body)
 
 
-class _Release:
-    """Loads the release when it is unpickled: its classes cannot be imported before that."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _load_release, ()
-
-
-def _load_release() -> None:
-    host = importlib.import_module("solo_ext.host")
+def _rebuild(dataset_class: bytes) -> Any:
     if host.detect().generation == "1.0.2":
+        # A new process cannot import the release's classes before this.
         host.load()
-
-
-def _rebuild(_: None, dataset_class: type[Dataset[Any]]) -> Any:
-    indexed = dataset_with_index(dataset_class)
+    indexed = dataset_with_index(pickle.loads(dataset_class))
     return indexed.__new__(indexed)
 
 
-_LARGE = 224
-
-
-class UpToLarge:
-    """Applies ``large`` to images whose shorter side reaches 224 pixels, ``small`` to others.
+class OwnSizeCrop:
+    """Upstream's crop of 224 pixels; of images with a shorter side, a crop of that side.
 
     Args:
-        large: the host's transform.
-        small: makes a transform for an image of the given shorter side.
+        train: a random crop for training, else the centre.
     """
 
-    def __init__(self, large: Any, small: Any) -> None:
-        self.large, self.small = large, small
+    def __init__(self, train: bool) -> None:
+        self.train = train
 
     def __call__(self, image: Image.Image) -> Any:
-        side = min(image.size)
-        return self.large(image) if side >= _LARGE else self.small(side)(image)
-
-
-def _random_crop(side: int) -> Any:
-    return transforms.RandomResizedCrop(side, scale=(0.08, 1.0))
+        side = min(*image.size, 224)
+        if self.train:
+            return transforms.RandomResizedCrop(side, scale=(0.08, 1.0))(image)
+        resized = transforms.Resize(256)(image) if side == 224 else image
+        return transforms.CenterCrop(side)(resized)
 
 
 @_patch(
@@ -638,124 +618,47 @@ def _own_size() -> Iterator[Replacement]:
         return
     from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-    end = [
-        transforms.ToTensor(),
-        transforms.Normalize(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD),
-    ]
+    normalize = transforms.Normalize(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)
+    end = [transforms.ToTensor(), normalize]
 
     def build_custom_pipeline() -> dict[str, Any]:
-        resize = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(_LARGE)])
-        train = UpToLarge(_random_crop(_LARGE), _random_crop)
+        flip = transforms.RandomHorizontalFlip()
         return {
-            "T_train": transforms.Compose([train, transforms.RandomHorizontalFlip(), *end]),
-            "T_val": transforms.Compose([UpToLarge(resize, transforms.CenterCrop), *end]),
+            "T_train": transforms.Compose([OwnSizeCrop(train=True), flip, *end]),
+            "T_val": transforms.Compose([OwnSizeCrop(train=False), *end]),
         }
 
-    yield (
-        _module("solo.data.classification_dataloader"),
-        "build_custom_pipeline",
-        build_custom_pipeline,
-    )
-
-
-def _dali_of_the_host() -> Any | None:
-    # Upstream imports this module together with `solo.data` if DALI is installed.
-    return sys.modules.get("solo.data.dali_dataloader")
-
-
-def _ours(own: Any, name: str, *, on_gpu: bool) -> Any:
-    """Builds the object of this name from `dali_main`; on a GPU the host's, unless ``on_gpu``."""
-
-    def make(*args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device", kwargs.get("model_device", "gpu"))
-        if str(device) != "cpu" and not on_gpu:
-            return own(*args, **kwargs)
-        # Import it only when needed, because it imports the data sets.
-        return getattr(_module("solo_ext.host.dali_main"), name)(*args, **kwargs)
-
-    return functools.update_wrapper(make, own, updated=())
-
-
-def _with_indices(original: Any, *, on_gpu: bool) -> Any:
-    """Wraps ``PretrainDALIDataModule.add_and_assert_specific_cfg``: sample indices by default.
-
-    Args:
-        original: the host's function.
-        on_gpu: whether to do so also if DALI runs on a GPU.
-    """
-
-    def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
-        given = OmegaConf.select(cfg, "dali.encode_indexes_into_labels")
-        cfg = original(cfg)
-        if cfg.dali.device == "cpu" or on_gpu:
-            cfg.dali.encode_indexes_into_labels = True if given is None else given
-            if (
-                cfg.data.get("format") == "dali"
-                and given is False
-                and cfg.method == "deepclusterv2"
-            ):
-                raise ConfigError(
-                    "dali.encode_indexes_into_labels",
-                    False,
-                    f"{cfg.method} looks samples up by index, which DALI's batches then lack",
-                    "set it to true",
-                )
-        return cfg
-
-    return add_and_assert_specific_cfg
-
-
-def _validation(self: Any) -> Any:
-    from lightning.pytorch import LightningDataModule
-
-    return vars(self).get("val_dataloader") or LightningDataModule.val_dataloader.__get__(self)
-
-
-def _set_validation(self: Any, loader: Callable[[], Any]) -> None:
-    vars(self)["val_dataloader"] = None if loader() is None else loader
-
-
-@_patch(
-    "dali-cpu",
-    "data.format=dali on the CPU fails with `GPU DALI pipeline while CUDA is not available`",
-)
-def _dali_cpu() -> Iterator[Replacement]:
-    module = _dali_of_the_host()
-    if module is None:
-        return
-    for name in ("PretrainPipelineBuilder", "PretrainWrapper"):
-        yield module, name, _ours(vars(module)[name], name, on_gpu=False)
-    for name in ("NormalPipelineBuilder", "CustomNormalPipelineBuilder"):
-        yield module, name, _ours(vars(module)[name], name, on_gpu=True)
-    owner = module.PretrainDALIDataModule
-    section = _with_indices(owner.add_and_assert_specific_cfg, on_gpu=False)
-    yield owner, "add_and_assert_specific_cfg", staticmethod(section)
+    module = import_module("solo.data.classification_dataloader")
+    yield module, "build_custom_pipeline", build_custom_pipeline
 
 
 @_patch(
     "dali",
-    "DALI on a GPU: files that are no images are opened; the seed is 12; an epoch cut short "
-    "shortens the next; indices count the rows of the batch",
+    "data.format=dali: files that are no images are opened; the seed is 12; an epoch cut short "
+    "shortens the next; indices count the rows of the batch; data.val_path=null and CPUs fail",
     changes_numbers=True,
 )
 def _dali() -> Iterator[Replacement]:
-    module = _dali_of_the_host()
+    # Upstream imports this module together with `solo.data` if DALI is installed.
+    module = sys.modules.get("solo.data.dali_dataloader")
     if module is None:
         return
+    ours = import_module("solo_ext.host.dali_main")
     for name in ("PretrainPipelineBuilder", "PretrainWrapper"):
-        yield module, name, _ours(vars(module)[name], name, on_gpu=True)
+        yield module, name, getattr(ours, name)
     owner = module.PretrainDALIDataModule
-    section = _with_indices(owner.add_and_assert_specific_cfg, on_gpu=True)
-    yield owner, "add_and_assert_specific_cfg", staticmethod(section)
+    original = owner.add_and_assert_specific_cfg
 
+    def with_indices(cfg: DictConfig) -> DictConfig:
+        given = OmegaConf.select(cfg, "dali.encode_indexes_into_labels")
+        cfg = original(cfg)
+        cfg.dali.encode_indexes_into_labels = True if given is None else given
+        return cfg
 
-@_patch("dali-validation", "data.format=dali without data.val_path: `TypeError ... Found None`")
-def _dali_validation() -> Iterator[Replacement]:
-    module = _dali_of_the_host()
-    if module is not None:
-        replacement = property(
-            _validation,
-            _set_validation,
-            doc="Left undefined by ``lambda: None``, because Lightning takes no loader of None.",
-        )
-        yield module.PretrainDALIDataModule, "val_dataloader", replacement
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        # Without images the script sets `lambda: None`, and Lightning takes no loader of None.
+        if name != "val_dataloader" or value() is not None:
+            object.__setattr__(self, name, value)
+
+    yield owner, "add_and_assert_specific_cfg", staticmethod(with_indices)
+    yield owner, "__setattr__", set_attribute

@@ -212,7 +212,7 @@ def _student_head(
             batch_norm=bool(normalised),
             layers=kwargs.proj_layers,
         )
-    if loaded.head_spec is None:
+    if loaded.head is None:
         raise ConfigError(
             "method_kwargs.head",
             "teacher",
@@ -222,7 +222,7 @@ def _student_head(
     norms = nn.modules.batchnorm._BatchNorm
     if normalised is None and not any(isinstance(m, norms) for m in loaded.backbone.modules()):
         normalised = True
-    return build_head(loaded.head_spec, features_dim, batch_norm=normalised)
+    return build_head(loaded.head, features_dim, batch_norm=normalised)
 
 
 def _source(settings: TeacherKwargs) -> TeacherSource:

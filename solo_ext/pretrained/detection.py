@@ -12,16 +12,9 @@ from torch import Tensor, nn
 from torchvision import models
 
 ARCHITECTURES = (
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "wide_resnet50_2",
-    "wide_resnet101_2",
-    "resnext50_32x4d",
-    "resnext101_32x8d",
-    "resnext101_64x4d",
+    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
+    *("wide_resnet50_2", "wide_resnet101_2"),
+    *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
 )
 """Names of torchvision; detectron2 and mmdetection have the same networks."""
 _NEXT = {f"layer{stage}": f"res{stage + 1}" for stage in range(1, 5)}
@@ -30,12 +23,8 @@ _NEXT = {f"layer{stage}": f"res{stage + 1}" for stage in range(1, 5)}
 def torchvision_twins(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """ResNets of torchvision with a backbone's names and shapes of weights, holding its weights.
 
-    Args:
-        backbone: in eval mode.
-
-    Yields:
-        Name, and the network without its classifier. Equal names and shapes do not guarantee the
-        same network: compare features.
+    Yields name, and the network without its classifier. Equal names and shapes do not guarantee the
+    same network: compare features.
     """
     weights = backbone.state_dict()
     shapes = {name: value.shape for name, value in weights.items()}
@@ -53,14 +42,10 @@ def torchvision_twins(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def detectron2_settings(architecture: str, mean: Sequence[float], std: Sequence[float]) -> str:
     """Settings that tell detectron2 the ResNet and its images, in its command line's format.
 
-    Args:
-        architecture: one of :data:`ARCHITECTURES`.
-        mean: per channel, of images in [0, 1].
-        std: per channel.
+    ``mean`` and ``std`` are per channel, of images in [0, 1].
 
-    Example:
-        >>> detectron2_settings("resnet50", [0.5] * 3, [0.25] * 3).split(" MODEL.")[3]
-        'RESNETS.DEPTH 50'
+    >>> detectron2_settings("resnet50", [0.5] * 3, [0.25] * 3).split(" MODEL.")[3]
+    'RESNETS.DEPTH 50'
     """
     # detectron2's images have values up to 255.
     shift, scale = ([round(255 * v, 3) for v in values] for values in (mean, std))
@@ -84,12 +69,9 @@ def detectron2_settings(architecture: str, mean: Sequence[float], std: Sequence[
 
 
 def save_weights(backbone: nn.Module, file: Path, *, detectron2: bool) -> None:
-    """Writes weights in the format of torchvision and mmdetection, or of detectron2.
+    """Writes a ResNet's weights in the format of torchvision and mmdetection, or of detectron2.
 
-    Args:
-        backbone: a ResNet.
-        file: to write.
-        detectron2: whether for detectron2, which reads a pickle of arrays with names of its own.
+    detectron2 reads a pickle of arrays with names of its own.
     """
     weights = {name: value.clone() for name, value in backbone.state_dict().items()}
     if not detectron2:
@@ -104,23 +86,16 @@ def save_weights(backbone: nn.Module, file: Path, *, detectron2: bool) -> None:
 def detectron2_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights under detectron2's names: stages ``res2`` to ``res5``, norms inside convolutions.
 
-    Args:
-        weights: under torchvision's names, without a classifier. Numbers of batches are dropped,
-            because detectron2 has none.
+    Numbers of batches are dropped, because detectron2 has none.
 
-    Example:
-        >>> [*detectron2_names({"layer1.0.bn3.bias": torch.zeros(1)})]
-        ['res2.0.conv3.norm.bias']
+    >>> [*detectron2_names({"layer1.0.bn3.bias": torch.zeros(1)})]
+    ['res2.0.conv3.norm.bias']
     """
-    return {
-        _detectron2_name(name): value
-        for name, value in weights.items()
-        if not name.endswith("num_batches_tracked")
-    }
-
-
-def _detectron2_name(name: str) -> str:
-    stage, dot, rest = name.partition(".")
-    place = f"{_NEXT[stage]}{dot}{rest}" if stage in _NEXT else f"stem.{name}"
-    place = place.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")
-    return re.sub(r"\bbn(\d)\b", r"conv\1.norm", place)
+    renamed = {}
+    for name, value in weights.items():
+        stage, dot, rest = name.partition(".")
+        place = f"{_NEXT[stage]}{dot}{rest}" if stage in _NEXT else f"stem.{name}"
+        place = place.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")
+        if not name.endswith("num_batches_tracked"):
+            renamed[re.sub(r"\bbn(\d)\b", r"conv\1.norm", place)] = value
+    return renamed

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,14 @@ from solo_ext.core.files import writing
 from solo_ext.data.transforms import statistics
 from solo_ext.host.backbones import PREFIX
 from solo_ext.pretrained.detection import detectron2_settings, save_weights, torchvision_twins
-from solo_ext.pretrained.exported import FETCHING, KEY, WEIGHTS, Metadata, load_exported
+from solo_ext.pretrained.exported import (
+    FETCHING,
+    KEY,
+    WEIGHTS,
+    BackboneOf,
+    Metadata,
+    load_exported,
+)
 from solo_ext.pretrained.runs import Pretrained, load_pretrained
 
 Format = Literal["timm", "safetensors", "torchvision", "detectron2"]
@@ -108,22 +115,37 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
 
     Raises:
         UserError: no run, a backbone that the format cannot hold, or a path that is taken.
+
+    >>> export(Path("nowhere"), "timm")
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
     """
     run = load_pretrained(path)
     target = run.checkpoint.parent / DEFAULT_NAMES[form] if out is None else out
     _check_place(target, form)
     metadata = _metadata(run)
-    proof = _Proof(run.backbone, metadata.input_size)
+    difference_of = _comparison(run.backbone, metadata.input_size)
     architecture = None
     try:
         with _placed(target) as scratch:
             if form == "timm":
-                metadata, difference = _write_for_timm(scratch, run, metadata, proof)
+                metadata, difference = _write_for_timm(
+                    scratch, run.backbone, metadata, difference_of
+                )
             elif form in ("torchvision", "detectron2"):
-                architecture, difference = _write_for_detection(scratch, run, form, metadata, proof)
+                compared = ((n, difference_of(twin)) for n, twin in torchvision_twins(run.backbone))
+                found = next((pair for pair in compared if pair[1] <= TOLERANCE), None)
+                if found is None:
+                    raise UserError(
+                        f"backbone {metadata.backbone.name!r} with {metadata.backbone.kwargs} on "
+                        f"{metadata.dataset} is none of the ResNets that detection libraries "
+                        "share; take --format timm or safetensors"
+                    )
+                architecture, difference = found
+                save_weights(run.backbone, scratch, detectron2=form == "detectron2")
             else:
                 _write_weights(scratch, run.backbone, metadata)
-                difference = proof.difference(load_exported(scratch).backbone)
+                difference = difference_of(load_exported(scratch).backbone)
                 if not difference <= TOLERANCE:
                     raise UserError(
                         f"{str(run.checkpoint)!r} cannot be exported: rebuilt from its config, the "
@@ -136,15 +158,11 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
 
 
 def _check_place(target: Path, form: Format) -> None:
-    suffix = Path(DEFAULT_NAMES[form]).suffix
+    suffix, named = Path(DEFAULT_NAMES[form]).suffix, str(target)
     if suffix and target.suffix != suffix:
-        raise ConfigError(
-            "--out", str(target), f"no name for a file of {form}", f"let it end in {suffix}"
-        )
+        raise ConfigError("--out", named, f"no file of {form}", f"let it end in {suffix}")
     if not target.parent.is_dir():
-        raise ConfigError(
-            "--out", str(target), f"no folder {str(target.parent)!r}", "make it first"
-        )
+        raise ConfigError("--out", named, f"no folder {str(target.parent)!r}", "make it first")
 
 
 def _metadata(run: Pretrained) -> Metadata:
@@ -172,59 +190,55 @@ def _metadata(run: Pretrained) -> Metadata:
     return checked
 
 
-class _Proof:
-    """Features of two random images, to compare with those of a copy.
+def _comparison(backbone: nn.Module, size: int) -> Callable[[nn.Module], float]:
+    """A function that gives the largest difference of a copy's features on two random images.
 
-    Args:
-        backbone: the original.
-        size: side of the images.
+    It is relative to the largest feature or to 1.
     """
+    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
 
-    def __init__(self, backbone: nn.Module, size: int) -> None:
-        self.images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-        try:
-            self.features = self._of(backbone)
-        except Exception as error:
-            reason = textwrap.shorten(str(error), 160)
-            raise UserError(f"the backbone takes no images of {size} x {size}: {reason}") from error
-        if not self.features.isfinite().all():
-            raise UserError("the features of the backbone are not finite: its training diverged")
-
-    def _of(self, backbone: nn.Module) -> Tensor:
+    def features_of(network: nn.Module) -> Tensor:
         with torch.inference_mode():
-            features: Tensor = backbone.eval()(self.images)
+            features: Tensor = network.eval()(images)
         return features
 
-    def difference(self, copy: nn.Module) -> float:
-        """Largest difference of a copy's features, relative to the largest feature or to 1."""
-        features = self._of(copy)
-        if features.shape != self.features.shape:
+    try:
+        expected = features_of(backbone)
+    except Exception as error:
+        reason = textwrap.shorten(str(error), 160)
+        raise UserError(f"the backbone takes no images of {size} x {size}: {reason}") from error
+    if not expected.isfinite().all():
+        raise UserError("the features of the backbone are not finite: its training diverged")
+
+    def difference_of(copy: nn.Module) -> float:
+        found = features_of(copy)
+        if found.shape != expected.shape:
             return float("inf")
-        largest = self.features.abs().max().clamp(min=1)
-        return float((features - self.features).abs().max() / largest)
+        return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+
+    return difference_of
 
 
 def _write_for_timm(
-    folder: Path, run: Pretrained, metadata: Metadata, proof: _Proof
+    folder: Path,
+    backbone: nn.Module,
+    metadata: Metadata,
+    difference_of: Callable[[nn.Module], float],
 ) -> tuple[Metadata, float]:
     """Writes the first of timm's candidates that is the same network."""
     name, kwargs = metadata.backbone.name, metadata.backbone.kwargs
     reason = "it has no model of that kind"
     folder.mkdir()
-    for twin in timm_twins(name, kwargs):
-        about = metadata.model_copy(
-            update={
-                "backbone": metadata.backbone.model_copy(
-                    update={"name": f"timm/{twin.architecture}", "kwargs": twin.args}
-                )
-            }
-        )
-        _write_weights(folder / WEIGHTS, run.backbone, about)
-        (folder / CONFIG).write_text(json.dumps(_timm_config(twin, about), indent=1))
+    for model, args in timm_twins(name, kwargs):
+        architecture = model.partition(".")[0]
+        twin = BackboneOf(name=PREFIX + architecture, kwargs=args)
+        about = metadata.model_copy(update={"backbone": twin})
+        _write_weights(folder / WEIGHTS, backbone, about)
+        (folder / CONFIG).write_text(json.dumps(_timm_config(model, about), indent=1))
         try:
             difference = max(
-                proof.difference(timm.create_model(f"local-dir:{folder}", pretrained=True)),
-                proof.difference(load_exported(folder).backbone),
+                difference_of(timm.create_model(f"local-dir:{folder}", pretrained=True)),
+                difference_of(load_exported(folder).backbone),
             )
         except Exception as error:
             # timm has no common type of error for unsuitable weights and arguments.
@@ -232,57 +246,25 @@ def _write_for_timm(
             continue
         if difference <= TOLERANCE:
             return about, difference
-        reason = f"the features of its {twin.architecture} differ by {difference:.1e}"
+        reason = f"the features of its {architecture} differ by {difference:.1e}"
     raise UserError(
         f"timm does not build backbone {name!r} with {kwargs} on {metadata.dataset}: {reason}; "
         "take --format safetensors, which solo_ext.load_exported reads"
     )
 
 
-def _write_for_detection(
-    file: Path, run: Pretrained, form: Format, metadata: Metadata, proof: _Proof
-) -> tuple[str, float]:
-    """Writes the weights under the names of a detection library."""
-    compared = ((name, proof.difference(twin)) for name, twin in torchvision_twins(run.backbone))
-    found = next((pair for pair in compared if pair[1] <= TOLERANCE), None)
-    if found is None:
-        raise UserError(
-            f"backbone {metadata.backbone.name!r} with {metadata.backbone.kwargs} on "
-            f"{metadata.dataset} is none of the ResNets that detection libraries share; take "
-            "--format timm or safetensors"
-        )
-    save_weights(run.backbone, file, detectron2=form == "detectron2")
-    return found
-
-
-@dataclass(frozen=True)
-class TimmModel:
-    """A model of timm.
-
-    Attributes:
-        architecture: timm's name, without tag.
-        args: arguments of ``timm.create_model``, as in JSON.
-        pretrained_cfg: what timm needs to adapt the model to other images or classes.
-    """
-
-    architecture: str
-    args: dict[str, Any]
-    pretrained_cfg: dict[str, Any]
-
-
-def timm_twins(name: str, kwargs: Mapping[str, Any]) -> list[TimmModel]:
-    """Models of timm that may have a backbone's state dict and features, most likely first.
+def timm_twins(name: str, kwargs: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Models of timm, with arguments, that may have a backbone's features; most likely first.
 
     Args:
         name: ``backbone.name``.
         kwargs: ``backbone.kwargs``, without those that fetch weights.
 
-    Example:
-        >>> [twin.architecture for twin in timm_twins("swin_tiny", {})]
-        ['swin_tiny_patch4_window7_224']
+    >>> timm_twins("swin_tiny", {})
+    [('swin_tiny_patch4_window7_224', {'num_classes': 0, 'img_size': [224, 224]})]
     """
-    full_name = name.removeprefix(PREFIX) if name.startswith(PREFIX) else _TWINS.get(name)
-    if full_name is None:
+    model = name.removeprefix(PREFIX) if name.startswith(PREFIX) else _TWINS.get(name)
+    if model is None:
         return []
     given = {k: v for k, v in kwargs.items() if k not in _ONLY_OURS}
     if name.startswith("resnet"):
@@ -290,29 +272,29 @@ def timm_twins(name: str, kwargs: Mapping[str, Any]) -> list[TimmModel]:
     variants = [given]
     if name.startswith("vit"):
         variants.append({**given, "num_heads": _SOLO_HEADS})
-    cfg = timm.get_pretrained_cfg(full_name, allow_unregistered=True) or PretrainedCfg()
-    found = []
-    for variant in variants:
-        args: dict[str, Any] = {"num_classes": 0, **variant}
-        if cfg.fixed_input_size:
-            # Otherwise timm would use the size of the exported images.
-            args.setdefault("img_size", list(cfg.input_size[-2:]))
-        kept = ("fixed_input_size", "first_conv", "classifier")
-        facts = {"num_classes": args["num_classes"], **{key: getattr(cfg, key) for key in kept}}
-        found.append(TimmModel(full_name.partition(".")[0], args, facts))
-    return found
+    cfg = _pretrained_cfg(model)
+    # Otherwise timm would use the size of the exported images.
+    size = {"img_size": list(cfg.input_size[-2:])} if cfg.fixed_input_size else {}
+    return [(model, {"num_classes": 0, **size, **variant}) for variant in variants]
 
 
-def _timm_config(twin: TimmModel, metadata: Metadata) -> dict[str, Any]:
+def _pretrained_cfg(model: str) -> PretrainedCfg:
+    return timm.get_pretrained_cfg(model, allow_unregistered=True) or PretrainedCfg()
+
+
+def _timm_config(model: str, metadata: Metadata) -> dict[str, Any]:
     """``config.json`` in the format of timm's folders."""
-    size = metadata.input_size
+    size, args, cfg = metadata.input_size, metadata.backbone.kwargs, _pretrained_cfg(model)
     return {
-        "architecture": twin.architecture,
-        "num_classes": twin.args["num_classes"],
+        "architecture": model.partition(".")[0],
+        "num_classes": args["num_classes"],
         "num_features": metadata.features_dim,
-        "model_args": twin.args,
+        "model_args": args,
         "pretrained_cfg": {
-            **twin.pretrained_cfg,
+            "num_classes": args["num_classes"],
+            "fixed_input_size": cfg.fixed_input_size,
+            "first_conv": cfg.first_conv,
+            "classifier": cfg.classifier,
             "input_size": [3, size, size],
             "interpolation": "bicubic",
             # In evaluation the shorter side is scaled to 8/7 of the crop.
@@ -332,13 +314,9 @@ def _write_weights(file: Path, backbone: nn.Module, metadata: Metadata) -> None:
 
 @contextlib.contextmanager
 def _placed(target: Path) -> Iterator[Path]:
-    """Context manager: a path to write to, which becomes ``target`` if the block succeeds.
+    """A path to write to, which becomes ``target`` if the block succeeds.
 
-    Args:
-        target: its folder exists. An existing ``target`` stays; equal content is no error.
-
-    Raises:
-        UserError: ``target`` holds something else.
+    An existing ``target`` stays; other content in it is a ``UserError``.
     """
     scratch = target.parent / f".{target.name}.saving"
     _remove(scratch)
@@ -348,19 +326,14 @@ def _placed(target: Path) -> Iterator[Path]:
         if not target.exists():
             os.replace(scratch, target)
         elif not _same(scratch, target):
-            raise UserError(
-                f"{str(target)!r} is there already with other content; remove it, or write "
-                "elsewhere"
-            )
+            raise UserError(f"{str(target)!r} is there already with other content; remove it")
     finally:
         _remove(scratch)
 
 
 def _remove(place: Path) -> None:
-    if place.is_dir():
-        shutil.rmtree(place)
-    else:
-        place.unlink(missing_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
+    place.unlink(missing_ok=True)
 
 
 def _same(new: Path, old: Path) -> bool:

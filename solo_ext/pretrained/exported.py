@@ -24,11 +24,7 @@ KEY = "solo_ext"
 WEIGHTS = "model.safetensors"
 """The file of weights in a folder for timm; the name is timm's."""
 FETCHING = (
-    "cache_dir",
-    "checkpoint_path",
-    "pretrained",
-    "pretrained_cfg",
-    "pretrained_cfg_overlay",
+    *("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"),
     "weights",
 )
 """Arguments that read other files or the network; the export already contains the weights."""
@@ -65,8 +61,7 @@ class Exported:
         backbone: on the CPU, in eval mode; images (N, 3, S, S) to features (N, D).
         features_dim: D.
         input_size: S, the side of the large crops of pretraining, in pixels.
-        mean: per channel, of images in [0, 1].
-        std: per channel.
+        mean: per channel, of images in [0, 1], as ``std``.
         metadata: everything the file says, also method, data set, epoch and source.
     """
 
@@ -83,7 +78,7 @@ class Exported:
 
 
 def load_exported(path: str | Path) -> Exported:
-    """Loads an export of ``solo-ext export``, in either format.
+    """Loads an export of ``solo-ext export --format timm`` or ``safetensors``.
 
     No code in the file is run, and nothing else is read or downloaded. Backbones of timm do not
     need solo-learn.
@@ -94,6 +89,10 @@ def load_exported(path: str | Path) -> Exported:
     Raises:
         UserError: no export, a damaged or changed one, or one that cannot be rebuilt here.
         HostError: the backbone is solo-learn's, which is missing.
+
+    >>> load_exported("nothing.safetensors")
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: 'nothing.safetensors': no such file; give what `solo-ext expo...
     """
     path = Path(path)
     file = path / WEIGHTS if path.is_dir() else path
@@ -106,14 +105,8 @@ def load_exported(path: str | Path) -> Exported:
             file, f"features_dim={metadata.features_dim}, and {name!r} has {features_dim}"
         )
     backbone.load_state_dict(weights)
-    return Exported(
-        backbone.eval(),
-        features_dim,
-        metadata.input_size,
-        tuple(metadata.mean),
-        tuple(metadata.std),
-        metadata,
-    )
+    mean, std = tuple(metadata.mean), tuple(metadata.std)
+    return Exported(backbone.eval(), features_dim, metadata.input_size, mean, std, metadata)
 
 
 def _read(file: Path) -> tuple[Metadata, dict[str, Tensor]]:
@@ -126,10 +119,7 @@ def _read(file: Path) -> tuple[Metadata, dict[str, Tensor]]:
     except (SafetensorError, OSError) as error:
         raise UserError(f"export {str(file)!r} cannot be read: {error}") from error
     if said is None:
-        raise UserError(
-            f"{str(file)!r} is no export: its metadata has no {KEY!r}; give what `solo-ext export` "
-            "wrote"
-        )
+        raise UserError(f"{str(file)!r} is no export: its metadata has no {KEY!r}")
     try:
         held = from_json(said)
         if not isinstance(held, dict):

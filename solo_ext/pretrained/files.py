@@ -16,10 +16,6 @@ from torch import Tensor, nn
 from solo_ext.core.errors import UserError
 
 _PARALLEL = "module."
-_SOLVER = (
-    *("amp", "arch", "args", "best_acc1", "epoch", "fp16_scaler"),
-    *("lr_scheduler", "optimizer", "scaler", "scheduler", "step"),
-)
 _REFUSED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 
 
@@ -32,6 +28,12 @@ def read_checkpoint(path: Path, allowed: tuple[type, ...] = ()) -> dict[str, Any
 
     Raises:
         UserError: it cannot be read, or holds no mapping.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "file.pth"
+    >>> torch.save({"weight": torch.ones(2)}, file)
+    >>> read_checkpoint(file)
+    {'weight': tensor([1., 1.])}
     """
     check_archive(path)
     try:
@@ -94,9 +96,8 @@ def file_digest(path: Path) -> str:
 def state_digest(state: Mapping[str, Tensor]) -> str:
     """First 16 hex digits of the SHA-256 of a state dict: its keys, types, shapes and values.
 
-    Example:
-        >>> state_digest({"weight": torch.zeros(2)}) == state_digest({"weight": torch.ones(2)})
-        False
+    >>> state_digest({"weight": torch.zeros(2)}) == state_digest({"weight": torch.ones(2)})
+    False
     """
     digest = hashlib.sha256()
     for key, value in sorted(state.items()):
@@ -109,89 +110,62 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
 def holds_values(value: object) -> bool:
     """Whether this is a tensor of real numbers, as a parameter is.
 
-    Example:
-        >>> holds_values(torch.ones(1)), holds_values("text")
-        (True, False)
+    >>> holds_values(torch.ones(1)), holds_values("text")
+    (True, False)
     """
     if not isinstance(value, Tensor) or value.is_meta:
         return False
     return value.layout == torch.strided and not value.is_complex()
 
 
-def unwrap(
-    state: Mapping[str, Any], wrapper: str, source: str, extras: Collection[str] = ()
-) -> tuple[str, dict[str, Tensor]]:
-    """Extracts the weights of a checkpoint, at top level or in an entry, without ``module.``.
+def unwrap(state: Mapping[str, Any], wrapper: str, source: str) -> tuple[str, dict[str, Tensor]]:
+    """Extracts the weights of a checkpoint.
 
     Args:
-        state: the checkpoint.
-        wrapper: name of the entry with the weights.
+        state: the weights, or the checkpoint with the weights in the entry ``wrapper``.
+        wrapper: name of that entry.
         source: the file's name in messages.
-        extras: entries that the layout is known to have, besides a solver's state.
 
     Returns:
-        The prefix that DistributedDataParallel put before the keys, which is removed, and the
-        weights.
+        The prefix that DistributedDataParallel put before all keys, which is removed, or none; and
+        the weights.
 
     Raises:
-        UserError: an unknown entry, no weights, or only some keys have the prefix.
+        UserError: there are no weights, or something else is among them.
 
-    Example:
-        >>> unwrap({"epoch": 3, "state_dict": {"module.fc.bias": torch.ones(1)}}, "state_dict", "")
-        ('module.', {'fc.bias': tensor([1.])})
+    >>> unwrap({"epoch": 3, "state_dict": {"module.fc.bias": torch.ones(1)}}, "state_dict", "")
+    ('module.', {'fc.bias': tensor([1.])})
     """
-    remedy = f"it holds weights by key, by themselves or in {wrapper!r}"
-    if wrapper in state:
-        known = (wrapper, *_SOLVER, *extras)
-        refuse_keys([k for k in state if k not in known], source, remedy)
-        state = state[wrapper]
+    state = state.get(wrapper, state)
     if not isinstance(state, Mapping) or not state:
         raise UserError(f"{source} holds no weights in {wrapper!r}")
     strange = [k for k, v in state.items() if not isinstance(k, str) or not holds_values(v)]
+    remedy = f"it holds weights by key, by themselves or in {wrapper!r}"
     refuse_keys(strange, source, remedy)
-    wrapped = [k for k in state if k.startswith(_PARALLEL)]
-    bare = [k for k in state if not k.startswith(_PARALLEL)]
-    if wrapped and bare:
-        odd, does = (bare, "do") if len(bare) < len(wrapped) else (wrapped, "do not")
-        refuse_keys(odd, source, f"the other keys {does} start with {_PARALLEL!r}")
-    stripped = {k.removeprefix(_PARALLEL): v for k, v in state.items()}
-    return _PARALLEL if wrapped else "", stripped
+    prefix = _PARALLEL if all(k.startswith(_PARALLEL) for k in state) else ""
+    return prefix, {k.removeprefix(prefix): v for k, v in state.items()}
 
 
 def refuse_keys(keys: Collection[Any], source: str, remedy: str) -> None:
-    """Refuses weights that belong to no part of a file's layout.
-
-    Raises:
-        UserError: there are such weights.
-    """
+    """Raises a ``UserError`` if there are ``keys``, which belong to no part of a file's layout."""
     if keys:
         found = ", ".join(map(str, [*keys][:3]))
         raise UserError(f"{source} does not fit its layout (unexpected: {found}); {remedy}")
 
 
 def misfits(network: nn.Module, weights: Mapping[str, Tensor], prefix: str = "") -> str:
-    """Why weights do not exactly fit a network: the first keys of each fault.
+    """Why weights do not exactly fit a network: the first keys of each fault; empty if they fit.
 
-    Args:
-        network: that should load them.
-        weights: by key.
-        prefix: prefix of the keys in their file, for the text.
+    ``prefix`` is that of the keys in their file.
 
-    Returns:
-        Keys that are missing, unexpected, not tensors or of another shape; empty if they fit.
-
-    Example:
-        >>> misfits(nn.Linear(3, 2), {"weight": torch.ones(2, 4)}, "head.")
-        'missing: head.bias; of another shape: head.weight'
+    >>> misfits(nn.Linear(3, 2), {"weight": torch.ones(2, 4)}, "head.")
+    'missing: head.bias; of another shape: head.weight'
     """
     own = network.state_dict()
     faults = {
         "missing": [k for k in own if k not in weights],
         "unexpected": [k for k in weights if k not in own],
-        "no tensors": [k for k, v in weights.items() if not holds_values(v)],
-        "of another shape": [
-            k for k in own if holds_values(weights.get(k)) and own[k].shape != weights[k].shape
-        ],
+        "of another shape": [k for k, v in weights.items() if k in own and own[k].shape != v.shape],
     }
     return "; ".join(
         f"{fault}: {', '.join(prefix + k for k in keys[:3])}"
@@ -208,19 +182,9 @@ def check_fit(
     remedy: str,
     prefix: str = "",
 ) -> None:
-    """Refuses weights in which :func:`misfits` finds a fault.
+    """Raises a ``UserError`` with the faults that :func:`misfits` finds.
 
-    Args:
-        network: that should load them.
-        weights: by key.
-        source: kind and name of their file.
-        target: kind and name of the network.
-        remedy: what to do.
-        prefix: prefix of the keys in their file.
-
-    Raises:
-        UserError: naming the first keys at fault.
+    ``source`` is kind and name of the file, ``target`` of the network.
     """
-    found = misfits(network, weights, prefix)
-    if found:
+    if found := misfits(network, weights, prefix):
         raise UserError(f"{source} does not fit {target} ({found}); {remedy}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,138 +17,95 @@ _ACTIVATIONS: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.G
 _KEY = re.compile(r"(\d+)\.(weight|bias|running_mean|running_var|num_batches_tracked)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadSpec:
-    """The layers of a head: linear, (batch norm,) activation, ..., linear(, batch norm).
-
-    Attributes:
-        linears: number of linear layers, 1 or more.
-        hidden_dim: width of the hidden layers; 0 without any.
-        out_dim: D of the embeddings.
-        activation: after every hidden layer.
-        batch_norm: whether hidden layers are normalised.
-        hidden_bias: whether the hidden linear layers have a bias.
-        out_bias: whether the last linear layer has a bias.
-        last_batch_norm: whether the output is normalised; ``plain``: without learnt scale.
-
-    Example:
-        >>> str(HeadSpec(linears=2, hidden_dim=2048, out_dim=128, activation="relu"))
-        '2048-128 relu'
-    """
-
-    linears: int
-    hidden_dim: int
-    out_dim: int
-    activation: Activation
-    batch_norm: bool = False
-    hidden_bias: bool = True
-    out_bias: bool = True
-    last_batch_norm: Literal["none", "affine", "plain"] = "none"
-
-    def __str__(self) -> str:
-        widths = "-".join(map(str, [self.hidden_dim] * (self.linears - 1) + [self.out_dim]))
-        normalised = " with batch norm" if self.batch_norm else ""
-        return f"{widths} {self.activation}{normalised}" if self.linears > 1 else widths
-
-
-def build_head(spec: HeadSpec, in_dim: int, batch_norm: bool | None = None) -> nn.Sequential:
-    """Builds a head with fresh weights.
-
-    Args:
-        spec: its layers.
-        in_dim: D of the features.
-        batch_norm: whether hidden layers are normalised; ``None``: as in ``spec``.
-
-    Returns:
-        (N, in_dim) -> (N, spec.out_dim), not L2-normalised.
-
-    Example:
-        >>> spec = HeadSpec(linears=2, hidden_dim=16, out_dim=8, activation="gelu")
-        >>> build_head(spec, 12)(torch.randn(4, 12)).shape
-        torch.Size([4, 8])
-    """
-    normalised = spec.batch_norm if batch_norm is None else batch_norm
-    parts: list[nn.Module] = []
-    width = in_dim
-    for _ in range(spec.linears - 1):
-        parts.append(nn.Linear(width, spec.hidden_dim, bias=spec.hidden_bias))
-        if normalised:
-            parts.append(nn.BatchNorm1d(spec.hidden_dim))
-        parts.append(_ACTIVATIONS[spec.activation]())
-        width = spec.hidden_dim
-    parts.append(nn.Linear(width, spec.out_dim, bias=spec.out_bias))
-    if spec.last_batch_norm != "none":
-        parts.append(nn.BatchNorm1d(spec.out_dim, affine=spec.last_batch_norm == "affine"))
-    return nn.Sequential(*parts)
-
-
 def load_head(
     weights: Mapping[str, Tensor], in_dim: int, activation: Activation, prefix: str = ""
-) -> tuple[nn.Sequential, HeadSpec]:
-    """Rebuilds a head from its weights.
+) -> nn.Sequential:
+    """Rebuilds a head of linear layers, batch norms and activations from its weights.
 
     Args:
-        weights: of an ``nn.Sequential`` by key, such as ``0.weight``, or of one linear layer.
+        weights: of an ``nn.Sequential`` by key, such as ``0.weight``, or of one linear layer. A
+            place without weights between two layers is an activation.
         in_dim: D of the features that it takes.
         activation: of the hidden layers; weights do not show it.
         prefix: prefix of the keys in their file, for messages.
+
+    Returns:
+        (N, in_dim) -> (N, embed_dim), not L2-normalised.
 
     Raises:
         ValueError: names the first keys that do not belong to such a head, or whose shapes
             contradict the others.
 
-    Example:
-        >>> head, spec = load_head({"0.weight": torch.ones(8, 12)}, 12, "relu")
-        >>> head(torch.randn(4, 12)).shape, spec.out_bias
-        (torch.Size([4, 8]), False)
+    >>> head = load_head({"0.weight": torch.ones(6, 12), "2.weight": torch.ones(4, 6)}, 12, "relu")
+    >>> head
+    Sequential(
+      (0): Linear(in_features=12, out_features=6, bias=False)
+      (1): ReLU()
+      (2): Linear(in_features=6, out_features=4, bias=False)
+    )
     """
     single = "weight" in weights
-    strange = [k for k in weights if not _KEY.fullmatch(f"0.{k}" if single else k)]
+    held = {f"0.{k}": v for k, v in weights.items()} if single else weights
+    strange = [k for k in held if not _KEY.fullmatch(k)]
     if strange:
         raise ValueError(f"unexpected: {', '.join(prefix + k for k in strange[:3])}")
-    spec = _spec({f"0.{k}": v for k, v in weights.items()} if single else weights, activation)
     # Build on the meta device first: widths from a damaged file may need any amount of memory.
     with torch.device("meta"):
-        pattern = build_head(spec, in_dim)
+        pattern = _layers(held, in_dim, activation)
     faults = misfits(pattern[0] if single else pattern, weights, prefix)
     if faults:
         raise ValueError(faults)
     # Loading must not change later random draws.
     with torch.random.fork_rng(devices=[]):
-        head = build_head(spec, in_dim)
-    (head[0] if single else head).load_state_dict(weights)
-    return head, spec
+        head = _layers(held, in_dim, activation)
+    head.load_state_dict(held)
+    return head
 
 
-def _spec(weights: Mapping[str, Tensor], activation: Activation) -> HeadSpec:
-    """The head with a linear layer for every matrix, and batch norms for running statistics.
+def _layers(weights: Mapping[str, Tensor], width: int, activation: Activation) -> nn.Sequential:
+    """Layers up to the first two places without weights; the weights need not fit."""
+    last = max(int(key.partition(".")[0]) for key in weights)
+    kind = _ACTIVATIONS[activation]
+    parts: list[nn.Module] = []
+    for place in itertools.count():
+        fields = {k.partition(".")[2]: v for k, v in weights.items() if k.startswith(f"{place}.")}
+        if not fields:
+            if place > last or not parts or isinstance(parts[-1], kind):
+                break
+            parts.append(kind())
+        elif fields.keys() <= {"weight", "bias"}:
+            rows = next(fields[name] for name in ("weight", "bias") if name in fields)
+            out = rows.shape[0] if rows.ndim else 0
+            parts.append(nn.Linear(width, out, bias="bias" in fields))
+            width = out
+        else:
+            parts.append(nn.BatchNorm1d(width, affine=bool({"weight", "bias"} & fields.keys())))
+    return nn.Sequential(*parts)
 
-    Weights of another kind of network give some head that they do not fit.
+
+def build_head(like: nn.Sequential, in_dim: int, batch_norm: bool | None = None) -> nn.Sequential:
+    """Builds a head with the layers of another one, and fresh weights.
+
+    Args:
+        like: as :func:`load_head` returns it.
+        in_dim: D of the features.
+        batch_norm: whether hidden layers are normalised; ``None``: as in ``like``.
+
+    >>> teacher = nn.Sequential(nn.Linear(32, 16), nn.GELU(), nn.Linear(16, 8))
+    >>> build_head(teacher, 12, batch_norm=True)(torch.randn(4, 12)).shape
+    torch.Size([4, 8])
     """
-    keys = [key.split(".") for key in weights]
-    places = {name: {int(n) for n, field in keys if field == name} for name in ("weight", "bias")}
-    norms = {int(n) for n, field in keys if field.startswith("running")}
-    matrices = {n for n in places["weight"] - norms if weights[f"{n}.weight"].ndim == 2}
-    # A bias without its matrix counts as a linear layer, so that the matrix is named as missing.
-    linears = sorted(matrices | (places["bias"] - places["weight"] - norms))
-    if not linears:
-        raise ValueError(f"no linear layer among {', '.join(list(weights)[:3]) or 'no keys'}")
-
-    def width(place: int) -> int:
-        matrix = weights.get(f"{place}.weight")
-        return weights[f"{place}.bias"].numel() if matrix is None else len(matrix)
-
-    last = linears[-1]
-    behind = {n for n in norms if n > last}
-    return HeadSpec(
-        linears=len(linears),
-        hidden_dim=width(linears[0]) if len(linears) > 1 else 0,
-        out_dim=width(last),
-        activation=activation,
-        batch_norm=any(n < last for n in norms),
-        hidden_bias=any(n in places["bias"] for n in linears[:-1]),
-        out_bias=last in places["bias"],
-        last_batch_norm=(
-            "none" if not behind else "affine" if behind & places["weight"] else "plain"
-        ),
-    )
+    parts: list[nn.Module] = []
+    width, last = in_dim, [m for m in like if isinstance(m, nn.Linear)][-1]
+    behind = False
+    for module in like:
+        if isinstance(module, nn.Linear):
+            parts.append(nn.Linear(width, module.out_features, bias=module.bias is not None))
+            width, behind = module.out_features, module is last
+            if batch_norm and not behind:
+                parts.append(nn.BatchNorm1d(width))
+        elif not isinstance(module, nn.BatchNorm1d):
+            parts.append(type(module)())
+        elif behind or batch_norm is None:
+            parts.append(nn.BatchNorm1d(width, affine=module.affine))
+    return nn.Sequential(*parts)

@@ -1,7 +1,7 @@
 """Checkpoints in the formats that the authors of MoCo v2, SwAV and DINO published.
 
-Each loader splits a file by the prefixes of its keys into backbone, head, prototypes, and entries
-that the layout is known to have; anything else is refused by name.
+Each loader splits the weights by the prefixes of their keys into backbone, head, prototypes, and
+those that the layout is known to have besides; others are refused by name.
 """
 
 from __future__ import annotations
@@ -15,26 +15,18 @@ from typing import Any
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from solo_ext.core.errors import UserError
-from solo_ext.pretrained.files import (
-    check_fit,
-    file_digest,
-    read_checkpoint,
-    refuse_keys,
-    unwrap,
-)
-from solo_ext.pretrained.libraries import build_architecture, image_side, torchvision_names
+from solo_ext.pretrained.files import check_fit, file_digest, read_checkpoint, refuse_keys, unwrap
+from solo_ext.pretrained.libraries import build_architecture, image_side
 from solo_ext.pretrained.teachers import KEY, LoadedTeacher, TeacherSource, assemble
 
 _SWAV_STD = (0.228, 0.224, 0.225)
 _ONE_OF_SEVERAL = re.compile(r"prototypes\d+\.weight")
-_WEIGHT_NORMS = (
+_PROTOTYPES = (
+    ("weight",),
     ("weight_g", "weight_v"),
     ("parametrizations.weight.original0", "parametrizations.weight.original1"),
 )
-"""Keys of length and direction in torch's older and newer weight norm."""
-_DINO_HEADS = ("head.", "projection_head.")
-_DINO_SIZES = ("tiny", "small", "base")
+"""Keys of plain prototypes, and of their lengths and directions in torch's two weight norms."""
 
 
 def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
@@ -47,11 +39,9 @@ def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
     Raises:
         UserError: the file is no such checkpoint.
     """
-    path, title = _named(source, "MoCo v2")
-    state = read_checkpoint(path)
-    outer, weights = unwrap(state, "state_dict", title)
-    prefixes = ("encoder_q.", "backbone.")
-    inner = next((p for p in prefixes if any(k.startswith(p) for k in weights)), "")
+    title = f"MoCo v2 checkpoint {source.path!r}"
+    outer, weights = unwrap(read_checkpoint(Path(str(source.path))), "state_dict", title)
+    inner = next((p for p in ("encoder_q.", "backbone.") if _has(weights, p)), "")
     backbone = _take(weights, inner)
     if inner == "encoder_q.":
         _take(weights, "encoder_k.")
@@ -63,15 +53,8 @@ def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
     # A single linear layer would be a classifier, or MoCo v1's head.
     single = {k: v for k, v in head.items() if not k[0].isdigit()}
     _refuse_rest(single, start, title, "fc.0.* and fc.2.*, the head, or none of fc.*")
-    arch = state.get("arch")
     return _assembled(
-        source,
-        arch if arch in torchvision_names() else "resnet50",
-        backbone,
-        title,
-        outer + inner,
-        head=head,
-        head_prefix=start,
+        source, "resnet50", backbone, title, outer + inner, head=head, head_prefix=start
     )
 
 
@@ -86,8 +69,8 @@ def load_swav(source: TeacherSource) -> LoadedTeacher:
     Raises:
         UserError: the file is no such checkpoint.
     """
-    path, title = _named(source, "SwAV")
-    outer, backbone = unwrap(read_checkpoint(path), "state_dict", title)
+    title = f"SwAV checkpoint {source.path!r}"
+    outer, backbone = unwrap(read_checkpoint(Path(str(source.path))), "state_dict", title)
     head = _take(backbone, "projection_head.")
     layer = _take(backbone, "prototypes.")
     several = bool(layer) and all(_ONE_OF_SEVERAL.fullmatch(k) for k in layer)
@@ -118,19 +101,19 @@ def load_dino(source: TeacherSource) -> LoadedTeacher:
     Raises:
         UserError: the file is no such checkpoint.
     """
-    path, title = _named(source, "DINO")
-    state = read_checkpoint(path, (argparse.Namespace,))
-    outer, weights = unwrap(state, "teacher", title, ("dino_loss", "student"))
-    start = next((p for p in _DINO_HEADS if any(k.startswith(p) for k in weights)), "head.")
+    title = f"DINO checkpoint {source.path!r}"
+    state = read_checkpoint(Path(str(source.path)), (argparse.Namespace,))
+    outer, weights = unwrap(state, "teacher", title)
+    start = "projection_head." if _has(weights, "projection_head.") else "head."
     head = _take(weights, start + "mlp.")
     layer = _take(weights, start + "last_layer.")
-    inner = "backbone." if any(k.startswith("backbone.") for k in weights) else ""
+    inner = "backbone." if _has(weights, "backbone.") else ""
     backbone = _take(weights, inner)
     _refuse_rest(weights, outer, title, "backbone.*, head.mlp.*, head.last_layer.*")
     rows, key = prototype_rows(layer, f"{outer}{start}last_layer.", title)
     return _assembled(
         source,
-        _dino_architecture(state.get("args"), backbone),
+        "timm/vit_small_patch16_224" if _has(backbone, "blocks.") else "resnet50",
         backbone,
         title,
         outer + inner,
@@ -142,33 +125,17 @@ def load_dino(source: TeacherSource) -> LoadedTeacher:
     )
 
 
-def _dino_architecture(args: Any, backbone: Mapping[str, Tensor]) -> str:
-    """The architecture in the training's arguments, else the one of two whose keys these are."""
-    arch, patch = getattr(args, "arch", None), getattr(args, "patch_size", 16)
-    if arch in torchvision_names():
-        return str(arch)
-    if isinstance(arch, str) and arch.removeprefix("vit_").removeprefix("deit_") in _DINO_SIZES:
-        return f"timm/vit_{arch.rpartition('_')[2]}_patch{patch}_224"
-    return "timm/vit_small_patch16_224" if "cls_token" in backbone else "resnet50"
-
-
-def _named(source: TeacherSource, layout: str) -> tuple[Path, str]:
-    """The path of a checked source, and its name in messages."""
-    path = Path(str(source.path))
-    return path, f"{layout} checkpoint {str(path)!r}"
-
-
 def _assembled(
     source: TeacherSource,
-    said: str,
+    published: str,
     backbone: Mapping[str, Tensor],
     title: str,
     prefix: str,
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD,
     **behind: Any,
 ) -> LoadedTeacher:
-    """Builds the architecture that the config or else the file names, and adds the parts."""
-    model = source.model or said
+    """Builds the architecture that the config names, or the published one, and adds the parts."""
+    model = source.model or published
     network = build_architecture(model, source.model_kwargs)
     remedy = f"if it is another one, name it by {KEY}.model"
     check_fit(network, backbone, title, f"the architecture {model!r}", remedy, prefix)
@@ -197,30 +164,21 @@ def prototype_rows(
         source: the file's name in messages.
 
     Raises:
-        UserError: unexpected weights, or not one length per row.
+        UserError: unexpected weights.
 
-    Example:
-        >>> prototype_rows({"weight": Tensor([[1.0, 0.0]])}, "prototypes.", "the file")[1]
-        'prototypes.weight'
+    >>> prototype_rows({"weight": Tensor([[1.0, 0.0]])}, "prototypes.", "the file")
+    (tensor([[1., 0.]]), 'prototypes.weight')
     """
-    if not weights:
-        return None, ""
-    if weights.keys() == {"weight"}:
-        return weights["weight"], prefix + "weight"
-    for length, direction in _WEIGHT_NORMS:
-        if weights.keys() != {length, direction}:
-            continue
-        rows = weights[direction]
-        if weights[length].shape != (*rows.shape[:1], 1):
-            raise UserError(
-                f"{source} does not fit (of another shape: {prefix}{length} "
-                f"{tuple(weights[length].shape)} for {prefix}{direction} {tuple(rows.shape)})"
-            )
-        return rows, prefix + direction
-    pairs = ", ".join(f"{length} and {direction}" for length, direction in _WEIGHT_NORMS)
-    remedy = f"prototypes are weight alone, or one of {pairs}"
+    for names in _PROTOTYPES:
+        if weights.keys() == set(names):
+            return weights[names[-1]], prefix + names[-1]
+    remedy = f"prototypes are one of {', '.join(map(' and '.join, _PROTOTYPES))}"
     refuse_keys([prefix + k for k in weights], source, remedy)
     return None, ""
+
+
+def _has(weights: Mapping[str, Tensor], prefix: str) -> bool:
+    return any(k.startswith(prefix) for k in weights)
 
 
 def _take(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
 from solo_ext.core.errors import ConfigError, UserError, nearest
+from solo_ext.host.backbones import PREFIX
 from solo_ext.pretrained.files import (
     check_fit,
     file_digest,
@@ -28,7 +29,6 @@ from solo_ext.pretrained.files import (
 )
 from solo_ext.pretrained.teachers import KEY, LoadedTeacher, TeacherSource, assemble
 
-TIMM = "timm/"
 _WIDE = re.compile(r"(resnet(?:50|101|152))w([2-5])")
 _BLOCKS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3], "resnet152": [3, 8, 36, 3]}
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
@@ -45,7 +45,7 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
         UserError: unknown model or tag, weights of another model, or a failed download.
     """
     name = str(source.model)
-    model = timm_name(name if name.startswith(TIMM) else TIMM + name)
+    model = timm_name(name if name.startswith(PREFIX) else PREFIX + name)
     bare, _, tag = model.partition(".")
     tags = [m.partition(".")[2] for m in timm.list_pretrained(f"{bare}.*")]
     if tag and tag not in tags:
@@ -55,28 +55,21 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
     if source.path is None:
         # Load it with its classifier: without one, timm accepts missing keys.
         network = _fetched(
-            model,
-            source,
-            lambda: timm.create_model(model, pretrained=True, **source.model_kwargs),
-            f"timm cannot get the weights of {model!r}",
-            "fetch them",
+            source, lambda: timm.create_model(model, pretrained=True, **source.model_kwargs), "them"
         )
         network.reset_classifier(0)
-        tag = network.pretrained_cfg.get("tag")
-        title, digest = f"{bare}.{tag} of timm" if tag else f"{bare} of timm", None
+        named = ".".join(filter(None, [bare, network.pretrained_cfg.get("tag")]))
+        title, digest = f"{named} of timm", state_digest(network.state_dict())
     else:
-        with _building(model, source.model_kwargs):
-            network = timm.create_model(model, **{"num_classes": 0, **source.model_kwargs})
+        network = build_architecture(PREFIX + model, source.model_kwargs)
         classifiers = network.pretrained_cfg.get("classifier") or ()
         classifiers = (classifiers,) if isinstance(classifiers, str) else classifiers
-        path = Path(source.path)
-        title, digest = f"{bare} of timm checkpoint {str(path)!r}", file_digest(path)
-        notes = _load_file(network, path, "timm", classifiers, model)
+        title, digest, notes = _load_file(network, source.path, "timm", classifiers, bare)
     config = resolve_model_data_config(network)  # type: ignore[no-untyped-call]
     return assemble(
         network,
         name=title,
-        digest=digest or state_digest(network.state_dict()),
+        digest=digest,
         mean=config["mean"],
         std=config["std"],
         input_size=image_side(source.model_kwargs, config["input_size"][-1]),
@@ -94,7 +87,7 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
     Raises:
         UserError: unknown model or tag, weights of another model, or a failed download.
     """
-    given = str(source.model)
+    given, kwargs = str(source.model), source.model_kwargs
     name, _, tag = given.partition(":")
     if name not in torchvision_names():
         known = nearest(name, torchvision_names())
@@ -105,29 +98,26 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
         remedy = nearest(tag, tags)
         raise ConfigError(f"{KEY}.model", given, f"torchvision has no weights {tag!r}", remedy)
     weights = entries[tag] if tag else entries.DEFAULT
-    kwargs, notes = source.model_kwargs, list[str]()
+    notes: list[str] = []
     if source.path is None:
         network = _fetched(
-            name,
             source,
             lambda: torchvision.models.get_model(name, weights=weights, progress=False, **kwargs),
-            f"torchvision cannot get {weights}",
-            f"fetch {weights.url}",
+            weights.url,
         )
         network, _ = without_classifier(network, name)
-        title, digest = f"torchvision's {weights.name}", state_digest(network.state_dict())
+        title = f"{name} of torchvision's {weights.name}"
+        digest = state_digest(network.state_dict())
     else:
-        path = Path(source.path)
-        title, digest = f"torchvision checkpoint {str(path)!r}", file_digest(path)
         with _building(name, kwargs):
-            network = torchvision_model(name, kwargs)
+            network = torchvision.models.get_model(name, weights=None, **kwargs)
         network, classifier = without_classifier(network, name)
-        notes = _load_file(network, path, "torchvision", (classifier,), name)
+        title, digest, notes = _load_file(network, source.path, "torchvision", (classifier,), name)
     preset = weights.transforms()
     own = tag or source.path is None
     return assemble(
         network,
-        name=f"{name} of {title}",
+        name=title,
         digest=digest,
         mean=preset.mean if own else IMAGENET_DEFAULT_MEAN,
         std=preset.std if own else IMAGENET_DEFAULT_STD,
@@ -136,48 +126,48 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
     )
 
 
-def _fetched(
-    model: str, source: TeacherSource, fetch: Callable[[], Any], fault: str, remedy: str
-) -> Any:
+def _fetched(source: TeacherSource, fetch: Callable[[], Any], what: str) -> Any:
+    """A network with its library's weights, from its cache or the network."""
     try:
-        with _building(model, source.model_kwargs):
+        with _building(str(source.model), source.model_kwargs):
             return fetch()
     except ConfigError:
         raise
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{fault}: {reason}; {remedy} where there is a network and name the file by {KEY}.path"
+            f"{source.layout} cannot get the weights of {source.model!r}: {reason}; fetch {what} "
+            f"where there is a network and name the file by {KEY}.path"
         ) from error
 
 
 def _load_file(
-    network: nn.Module, path: Path, library: str, classifiers: Collection[str], model: str
-) -> list[str]:
-    """Loads the weights of a file into a network, without those of a classifier.
+    network: nn.Module, path: str, library: str, classifiers: Collection[str], model: str
+) -> tuple[str, str, list[str]]:
+    """Loads the weights of a file into a network, without those of its classifiers.
 
     Returns:
-        Description of the weights.
+        What they are, the file's digest, and notes.
 
     Raises:
         UserError: the file cannot be read, or has other keys or shapes.
     """
-    title = f"{library} checkpoint {str(path)!r}"
-    prefix, wrapper = "", ""
+    file = Path(path)
+    title, prefix, wrapper = f"{library} checkpoint {path!r}", "", ""
     weights: Mapping[str, Tensor]
-    if path.suffix == ".safetensors":
-        weights = read_safetensors(path)
+    if file.suffix == ".safetensors":
+        weights = read_safetensors(file)
     else:
-        state = read_checkpoint(path, (argparse.Namespace,))
+        state = read_checkpoint(file, (argparse.Namespace,))
         wrapper = next((w for w in _WRAPPERS if state.get(w) is not None), "state_dict")
-        extras = (*_WRAPPERS, "amp_scaler", "metric", "version")
-        prefix, weights = unwrap(state, wrapper, title, extras)
+        prefix, weights = unwrap(state, wrapper, title)
     dropped = {f"{name}.{field}" for name in classifiers for field in ("weight", "bias")}
     weights = {k: v for k, v in weights.items() if k not in dropped}
     target = f"the model {model!r} without classifier"
     check_fit(network, weights, title, target, f"is it the file of another {KEY}.model?", prefix)
     network.load_state_dict(weights)
-    return ["averaged weights"] if wrapper.endswith("_ema") else []
+    notes = ["averaged weights"] if wrapper.endswith("_ema") else []
+    return f"{model} of {title}", file_digest(file), notes
 
 
 class WideResNet(ResNet):  # type: ignore[misc]
@@ -210,19 +200,19 @@ def build_architecture(name: str, kwargs: Mapping[str, Any]) -> nn.Module:
     Raises:
         ConfigError: unknown name, or arguments that it does not take.
 
-    Example:
-        >>> network = build_architecture("shufflenet_v2_x0_5", {}).eval()
-        >>> network(torch.randn(2, 3, 64, 64)).shape
-        torch.Size([2, 1024])
+    >>> network = build_architecture("shufflenet_v2_x0_5", {}).eval()
+    >>> network(torch.randn(2, 3, 64, 64)).shape
+    torch.Size([2, 1024])
     """
     wide = _WIDE.fullmatch(name)
     with _building(name, kwargs):
         if wide is not None:
             return WideResNet(_BLOCKS[wide[1]], int(wide[2]), **kwargs)
         if name in torchvision_names():
-            return without_classifier(torchvision_model(name, kwargs), name)[0]
-        model = timm_name(name)
-        return timm.create_model(model, num_classes=0, **kwargs)  # type: ignore[no-any-return]
+            model = torchvision.models.get_model(name, weights=None, **kwargs)
+            return without_classifier(model, name)[0]
+        arguments = {"num_classes": 0, **kwargs}
+        return timm.create_model(timm_name(name), **arguments)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -240,34 +230,24 @@ def _building(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
 def torchvision_names() -> list[str]:
     """torchvision's models for images.
 
-    Example:
-        >>> "resnet50" in torchvision_names()
-        True
+    >>> "resnet50" in torchvision_names()
+    True
     """
     return list(torchvision.models.list_models(module=torchvision.models))
 
 
-def torchvision_model(name: str, kwargs: Mapping[str, Any]) -> nn.Module:
-    """A model of torchvision with its classifier, without trained weights."""
-    # By default these two initialise slowly, and warn about it.
-    fast = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    model: nn.Module = torchvision.models.get_model(name, weights=None, **{**fast, **kwargs})
-    return model
-
-
 def timm_name(name: str) -> str:
-    """The name for ``timm.create_model``.
+    """The name for ``timm.create_model``, without ``timm/``.
 
     Raises:
         ConfigError: timm has no such model.
 
-    Example:
-        >>> timm_name("timm/resnet10t")
-        'resnet10t'
+    >>> timm_name("timm/resnet10t")
+    'resnet10t'
     """
-    bare = name.removeprefix(TIMM)
+    bare = name.removeprefix(PREFIX)
     if not timm.is_model(bare):
-        known = timm.list_models() if name.startswith(TIMM) else torchvision_names()
+        known = timm.list_models() if name.startswith(PREFIX) else torchvision_names()
         raise ConfigError(
             f"{KEY}.model", name, "unknown architecture", f"{nearest(bare, known)}; or timm/<model>"
         )
@@ -275,10 +255,7 @@ def timm_name(name: str) -> str:
 
 
 def without_classifier(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Removes the last linear layer of a torchvision model.
-
-    Returns:
-        The model, and the name of the layer.
+    """Replaces the last linear layer of a torchvision model; also returns the layer's name.
 
     Raises:
         ConfigError: it has no linear layer.
@@ -293,9 +270,8 @@ def without_classifier(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 def image_side(kwargs: Mapping[str, Any], default: int = 224) -> int:
     """Side of the images that a model takes: from its arguments, else ``default``.
 
-    Example:
-        >>> image_side({"img_size": [96, 96]}), image_side({})
-        (96, 224)
+    >>> image_side({"img_size": [96, 96]}), image_side({})
+    (96, 224)
     """
     side = kwargs.get("img_size", kwargs.get("image_size", default))
     return int(side[0] if isinstance(side, list | tuple) else side)

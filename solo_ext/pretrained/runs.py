@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,10 @@ from solo_ext.pretrained.layouts import prototype_rows
 from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, assemble
 
 ARGS = "args.json"
-ONLINE = ("backbone.", "encoder.")
-MOMENTUM = ("momentum_backbone.", "momentum_encoder.")
+_BACKBONES = {
+    "online": ("backbone.", "encoder."),
+    "momentum": ("momentum_backbone.", "momentum_encoder."),
+}
 """Prefixes of a backbone's keys, in solo-learn main and in the release."""
 GELU = ("dino", "vibcreg")
 RELU = (
@@ -39,15 +41,16 @@ RELU = (
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A backbone and the config that it was trained with.
+    """A backbone and the run that it is from.
 
     Attributes:
         backbone: on the CPU, loaded without missing or unexpected keys.
         features_dim: D of its features.
-        cfg: its config, as far as it is read here.
+        cfg: the run's config, as far as it is read here.
         checkpoint: the file.
         epoch: epochs trained.
         digest: first 16 hex digits of the file's SHA-256.
+        weights: the state dict of the method.
     """
 
     backbone: nn.Module
@@ -56,81 +59,32 @@ class Pretrained:
     checkpoint: Path
     epoch: int
     digest: str
-
-
-@dataclass(frozen=True)
-class RunCheckpoint:
-    """A checkpoint of a run.
-
-    Attributes:
-        checkpoint: the file.
-        cfg: its config, as far as it is read here.
-        weights: the state dict of the method.
-        epoch: epochs trained.
-    """
-
-    checkpoint: Path
-    cfg: CommonConfig
     weights: dict[str, Tensor]
-    epoch: int
 
 
-def load_pretrained(path: Path) -> Pretrained:
-    """Loads the backbone of a run.
-
-    Args:
-        path: as :func:`read_run` takes it.
-
-    Raises:
-        UserError: there is no checkpoint or no ``args.json``, or they do not fit together.
-        HostError: solo-learn is missing.
-    """
-    run = read_run(path)
-    backbone, features_dim = run_backbone(run)
-    digest = file_digest(run.checkpoint)
-    return Pretrained(backbone, features_dim, run.cfg, run.checkpoint, run.epoch, digest)
-
-
-def read_run(path: Path) -> RunCheckpoint:
-    """Reads config and weights of a run.
+def load_pretrained(path: Path, networks: Literal["online", "momentum"] = "online") -> Pretrained:
+    """Loads a backbone of a run.
 
     Args:
         path: a run directory of ``solo-ext pretrain``, a checkpoint folder of solo-learn (main or
             1.0.2), or a ``.ckpt`` file in one of these.
+        networks: which backbone.
 
     Raises:
-        UserError: there is no checkpoint or no ``args.json``, or they are damaged.
+        UserError: there is no checkpoint or no ``args.json``, or they are damaged or do not fit
+            together.
+        HostError: solo-learn is missing.
+
+    >>> load_pretrained(Path("nowhere"))
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
     """
     checkpoint = _checkpoint_in(path)
-    cfg = _config_of(checkpoint)
-    state = _state_of(checkpoint)
-    return RunCheckpoint(checkpoint, cfg, state["state_dict"], state.get("epoch", -1) + 1)
-
-
-def read_config(path: Path) -> CommonConfig:
-    """The config of a run as from :func:`read_run`, without reading its weights.
-
-    Raises:
-        UserError: as :func:`read_run`.
-    """
-    return _config_of(_checkpoint_in(path))
-
-
-def run_backbone(run: RunCheckpoint, prefixes: tuple[str, ...] = ONLINE) -> tuple[nn.Module, int]:
-    """Builds a backbone of a run and loads its weights.
-
-    Args:
-        run: the checkpoint.
-        prefixes: :data:`ONLINE` or :data:`MOMENTUM`.
-
-    Returns:
-        The backbone and the size of its features.
-
-    Raises:
-        UserError: config and weights do not fit together.
-        HostError: solo-learn is missing.
-    """
-    cfg = run.cfg
+    cfg, state = _config_of(checkpoint), _state_of(checkpoint)
+    prefixes = _BACKBONES[networks]
+    _, weights = _first_below(state["state_dict"], *prefixes)
+    if not weights:
+        raise UserError(f"{str(checkpoint)!r} holds no backbone: no key starts with {prefixes}")
     backbone, features_dim = build_backbone(
         host.load().backbones,
         cfg.backbone.name,
@@ -139,18 +93,11 @@ def run_backbone(run: RunCheckpoint, prefixes: tuple[str, ...] = ONLINE) -> tupl
         method=cfg.method,
         dataset=cfg.data.dataset,
     )
-    _, weights = _first_below(run.weights, *prefixes)
-    if not weights:
-        raise UserError(f"{str(run.checkpoint)!r} holds no backbone: no key starts with {prefixes}")
-    check_fit(
-        backbone,
-        weights,
-        f"checkpoint {str(run.checkpoint)!r}",
-        f"backbone {cfg.backbone.name!r}",
-        f"is {ARGS} of another run?",
-    )
+    file, name = f"checkpoint {str(checkpoint)!r}", f"backbone {cfg.backbone.name!r}"
+    check_fit(backbone, weights, file, name, f"is {ARGS} of another run?")
     backbone.load_state_dict(weights)
-    return backbone, features_dim
+    epoch, digest = state.get("epoch", -1) + 1, file_digest(checkpoint)
+    return Pretrained(backbone, features_dim, cfg, checkpoint, epoch, digest, state["state_dict"])
 
 
 def _checkpoint_in(path: Path) -> Path:
@@ -184,17 +131,13 @@ def _config_of(checkpoint: Path) -> CommonConfig:
         args = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{str(file)!r} is not JSON: {error}") from None
-    if isinstance(args, dict) and isinstance(args.get("backbone"), dict):
-        # Upstream's own script leaves interpolations in. They stay unresolved: otherwise the file's
-        # author could choose which environment variables of the reader get into records and pages.
-        pass
-    elif isinstance(args, dict) and isinstance(args.get("encoder"), str):
-        args = _from_release(args)
-    else:
+    if not isinstance(args, dict) or not {"backbone", "encoder"} & args.keys():
         raise UserError(f"{str(file)!r} names no backbone; it is of no solo-learn run")
     try:
-        return common_config(args)
-    except ConfigError as error:
+        # Upstream's own script leaves interpolations in. They stay unresolved: otherwise the file's
+        # author could choose which environment variables of the reader get into records and pages.
+        return common_config(args if "backbone" in args else _from_release(args))
+    except (ConfigError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{str(file)!r}: {error}") from None
 
 
@@ -203,38 +146,30 @@ def _from_release(args: Mapping[str, Any]) -> dict[str, Any]:
     # The release writes no paths, only that they are not serializable.
     args = {k: None if v == "<not serializable>" else v for k, v in args.items()}
     kwargs = dict(args.get("backbone_args") or {})
-    cifar = kwargs.pop("cifar", False)
-    if "swin" in args["encoder"] and cifar:
+    if kwargs.pop("cifar", False) and "swin" in str(args["encoder"]):
         kwargs["window_size"] = 4
     transform = args.get("transform_kwargs") or {}
     first = transform[0] if isinstance(transform, list) else transform
-    folder = args.get("data_dir")
+    root = args.get("data_dir")
 
-    def joined(name: str) -> str | None:
-        return str(Path(folder or ".") / args[name]) if args.get(name) else None
+    def path(split: str) -> str | None:
+        folder = args.get(f"{split}_dir")
+        if args.get("dataset") in STATISTICS:
+            return root
+        return str(Path(root or ".") / folder) if folder else None
 
-    named = args.get("dataset") in STATISTICS
     return {
         "name": args.get("name"),
         "method": args.get("method"),
         "backbone": {"name": args["encoder"], "kwargs": kwargs},
         "data": {
             "dataset": args.get("dataset"),
-            "train_path": folder if named else joined("train_dir"),
-            "val_path": folder if named else joined("val_dir"),
-            "format": "image_folder",
-            "num_workers": args.get("num_workers", 4),
+            "train_path": path("train"),
+            "val_path": path("val"),
+            "num_workers": args.get("num_workers"),
             "no_labels": bool(args.get("no_labels", False)),
-            "fraction": -1,
         },
-        "augmentations": [
-            {
-                "crop_size": first.get("crop_size", 224),
-                "num_crops": 2,
-                "mean": first.get("mean"),
-                "std": first.get("std"),
-            }
-        ],
+        "augmentations": [{"crop_size": 224, **first}],
         "optimizer": {"batch_size": args.get("batch_size", 128)},
     }
 
@@ -243,16 +178,12 @@ def _state_of(checkpoint: Path) -> dict[str, Any]:
     state = read_checkpoint(checkpoint)
     if not isinstance(state.get("state_dict"), dict):
         raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint: it has no state_dict")
-    strange = [k for k, v in state["state_dict"].items() if not _is_weight(k, v)]
-    if strange or not isinstance(state.get("epoch", -1), int):
-        what = f"weight {strange[0]!r}" if strange else f"epoch {state['epoch']!r}"
-        raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint: {what} in it is none")
+    for key, value in state["state_dict"].items():
+        # A module may add anything to its own state.
+        weight = isinstance(key, str) and (holds_values(value) or key.endswith("_extra_state"))
+        if not weight or not isinstance(state.get("epoch", -1), int):
+            raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint, or a damaged one")
     return state
-
-
-def _is_weight(key: object, value: object) -> bool:
-    # A module may add anything to its own state.
-    return isinstance(key, str) and (holds_values(value) or key.endswith("_extra_state"))
 
 
 def load_run(source: TeacherSource) -> LoadedTeacher:
@@ -266,25 +197,24 @@ def load_run(source: TeacherSource) -> LoadedTeacher:
         UserError: the path is no run, or lacks the momentum networks that were asked for.
         HostError: solo-learn is missing.
     """
-    run = read_run(Path(str(source.path)))
-    momentum = source.networks == "momentum"
     with torch.random.fork_rng(devices=[]):
-        backbone, features_dim = run_backbone(run, MOMENTUM if momentum else ONLINE)
+        run = load_pretrained(Path(str(source.path)), source.networks)
     first = run.cfg.augmentations[0]
     mean, std = statistics(run.cfg.data.dataset, first)
+    momentum = source.networks == "momentum"
     which = "momentum networks of " if momentum else ""
     return assemble(
-        backbone,
+        run.backbone,
         name=f"{run.cfg.backbone.name} of {which}{run.cfg.method} run {str(run.checkpoint)!r}",
-        digest=file_digest(run.checkpoint),
+        digest=run.digest,
         mean=mean,
         std=std,
         input_size=first.crop_size,
-        **_behind(run, features_dim, "momentum_" if momentum else ""),
+        **_behind(run, "momentum_" if momentum else ""),
     )
 
 
-def _behind(run: RunCheckpoint, features_dim: int, networks: str) -> dict[str, Any]:
+def _behind(run: Pretrained, networks: str) -> dict[str, Any]:
     """Head and prototypes after the backbone, for :func:`assemble`; or notes why there are none."""
     prefix, head = _first_below(run.weights, f"{networks}projector.", f"{networks}head.mlp.")
     activation = _activation(run.cfg)
@@ -293,7 +223,7 @@ def _behind(run: RunCheckpoint, features_dim: int, networks: str) -> dict[str, A
     if activation is None:
         return {"notes": [f"the activation of {run.cfg.method}'s projector is not known"]}
     try:
-        load_head(head, features_dim, activation, prefix)
+        load_head(head, run.features_dim, activation, prefix)
     except ValueError as error:
         return {"notes": [f"its projector cannot be rebuilt ({error})"]}
     found = {"head": head, "head_prefix": prefix, "activation": activation}
@@ -318,7 +248,7 @@ def _activation(cfg: CommonConfig) -> Activation | None:
         if layout != "run":
             return "gelu" if layout == "dino" else "relu"
         try:
-            return _activation(read_config(Path(teacher["path"])))
+            return _activation(_config_of(_checkpoint_in(Path(teacher["path"]))))
         except (UserError, TypeError, KeyError):
             return None
     if method in GELU:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.pretrained.heads import Activation, HeadSpec, load_head
+from solo_ext.pretrained.heads import Activation, load_head
 
 Layout = Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"]
 KEY = "method_kwargs.teacher"
@@ -39,16 +39,15 @@ class TeacherSource:
             ``torchvision``: the library's own weights, or a local file of them.
         path: the file or run directory; ``None`` lets ``timm`` and ``torchvision`` download.
         model: the architecture, with the tag of its weights for ``timm`` (``resnet50.a1_in1k``)
-            and ``torchvision`` (``resnet50:IMAGENET1K_V2``). For official files ``None`` means what
-            the file says, else the published architecture; otherwise a torchvision name, optionally
-            followed by ``w2`` to ``w5`` for SwAV's wide ones, or a timm name. A run needs none.
+            and ``torchvision`` (``resnet50:IMAGENET1K_V2``). For official files ``None`` means the
+            published architecture; otherwise a torchvision name, optionally followed by ``w2`` to
+            ``w5`` for SwAV's wide ones, or a timm name. A run needs none.
         model_kwargs: arguments of the model's constructor.
         networks: which networks of a run: ``online``, which ``solo-ext eval`` measures, or
             ``momentum``. Official files always give the one that is meant to be used.
 
-    Example:
-        >>> TeacherSource(layout="swav", path="swav_800ep_pretrain.pth.tar").networks
-        'online'
+    >>> TeacherSource(layout="swav", path="swav_800ep_pretrain.pth.tar").networks
+    'online'
     """
 
     layout: Layout
@@ -64,34 +63,27 @@ def check_source(source: TeacherSource) -> None:
     Raises:
         ConfigError: a setting is missing, names nothing that exists, or is not for this layout.
 
-    Example:
-        >>> check_source(TeacherSource(layout="timm"))
-        Traceback (most recent call last):
-        solo_ext.core.errors.ConfigError: method_kwargs.teacher.model=null: layout timm needs a ...
+    >>> check_source(TeacherSource(layout="timm"))
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: method_kwargs.teacher.model=null: layout timm needs a model...
     """
     layout, path = source.layout, source.path
+    run, library = layout == "run", layout in ("timm", "torchvision")
     urls = " or ".join(_PUBLISHED.get(layout, ()))
-    remedy = f"{f'download {urls} and ' if urls else ''}name it by {KEY}.path=..."
-    library = layout in ("timm", "torchvision")
-    if path is None and not library:
-        kind = "a run directory or checkpoint" if layout == "run" else "a file"
-        raise ConfigError(f"{KEY}.path", None, f"layout {layout} needs {kind}", remedy)
-    if path is not None and not Path(path).exists():
-        raise ConfigError(f"{KEY}.path", path, "there is no such file", remedy)
-    if path is not None and layout != "run" and not Path(path).is_file():
-        raise ConfigError(f"{KEY}.path", path, "this is a folder", f"layout {layout} needs a file")
-    for name in ("model", "model_kwargs") if layout == "run" else ():
-        if value := getattr(source, name):
-            raise ConfigError(f"{KEY}.{name}", value, "a run says itself what it is", "drop it")
-    if layout != "run" and source.networks != "online":
-        raise ConfigError(
-            f"{KEY}.networks", source.networks, f"layout {layout} has no choice", "only run has"
-        )
-    if source.model is None and library:
-        example = "resnet50.a1_in1k" if layout == "timm" else "resnet50:IMAGENET1K_V2"
-        raise ConfigError(
-            f"{KEY}.model", None, f"layout {layout} needs a model", f"for example {example}"
-        )
+    get = f"{f'download {urls} and ' if urls else ''}name it by {KEY}.path=..."
+    kind = "a run directory or checkpoint" if run else "a file"
+    example = f"for example resnet50{'.a1_in1k' if layout == 'timm' else ':IMAGENET1K_V2'}"
+    told = "a run says itself what it is"
+    for wrong, name, problem, remedy in (
+        (path is None and not library, "path", f"layout {layout} needs {kind}", get),
+        (path is not None and not Path(path).exists(), "path", "there is no such file", get),
+        (run and source.model is not None, "model", told, "drop it"),
+        (run and source.model_kwargs != {}, "model_kwargs", told, "drop it"),
+        (not run and source.networks != "online", "networks", "only a run has two", "drop it"),
+        (library and source.model is None, "model", f"layout {layout} needs a model", example),
+    ):
+        if wrong:
+            raise ConfigError(f"{KEY}.{name}", getattr(source, name), problem, remedy)
 
 
 @dataclass(frozen=True)
@@ -104,16 +96,14 @@ class LoadedTeacher:
         prototypes: (K, embed_dim) unit rows in fp32; ``None`` if there are none.
         features_dim: of the backbone's output.
         embed_dim: of the head's output, ``features_dim`` without a head.
-        mean: per channel, of the images that it was trained with.
-        std: per channel.
+        mean: per channel, of the images that it was trained with, as ``std``.
         input_size: side of the images in pixels.
         digest: first 16 hex digits of the file's SHA-256; of the weights' if there is no file.
         description: one line.
-        head_spec: the head's layers, for a student's head like it.
     """
 
     backbone: nn.Module
-    head: nn.Module | None
+    head: nn.Sequential | None
     prototypes: Tensor | None
     features_dim: int
     embed_dim: int
@@ -122,7 +112,6 @@ class LoadedTeacher:
     input_size: int
     digest: str
     description: str
-    head_spec: HeadSpec | None
 
 
 def load_teacher(source: TeacherSource) -> LoadedTeacher:
@@ -134,6 +123,14 @@ def load_teacher(source: TeacherSource) -> LoadedTeacher:
     Raises:
         UserError: there is no such file, or it is not what the source says; one line that names
             the first keys at fault.
+
+    >>> import tempfile
+    >>> from torchvision.models import shufflenet_v2_x0_5
+    >>> file = tempfile.mkdtemp() + "/weights.pth"
+    >>> torch.save(shufflenet_v2_x0_5().state_dict(), file)
+    >>> source = TeacherSource(layout="torchvision", path=file, model="shufflenet_v2_x0_5")
+    >>> load_teacher(source).backbone(torch.randn(2, 3, 224, 224)).shape
+    torch.Size([2, 1024])
     """
     # Imported here, because these modules import this one.
     from solo_ext.pretrained import layouts, libraries, runs
@@ -170,10 +167,7 @@ def assemble(
     Args:
         backbone: with its weights.
         name: what the teacher is and where it comes from.
-        digest: of its weights.
-        mean: per channel.
-        std: per channel.
-        input_size: side of the image.
+        digest: as in :class:`LoadedTeacher`, with ``mean``, ``std`` and ``input_size``.
         head: weights of the head by key, if there is one.
         head_prefix: prefix of these keys in the file.
         activation: of the head.
@@ -184,26 +178,33 @@ def assemble(
     Raises:
         UserError: the parts do not fit together, or the output is not finite vectors.
     """
-    # Use a separate generator: loading a teacher must not change a student's draws.
+    # A separate generator: loading a teacher must not change a student's draws.
     image = torch.randn(1, 3, input_size, input_size, generator=torch.Generator().manual_seed(0))
     backbone.eval()
     feats = _vectors(backbone, image, f"the backbone of {name}")
     features_dim = embed_dim = feats.shape[1]
-    network: nn.Module | None = None
-    spec: HeadSpec | None = None
+    network, layers = None, "no head"
     if head:
         try:
-            network, spec = load_head(head, features_dim, activation, head_prefix)
+            network = load_head(head, features_dim, activation, head_prefix).eval()
         except ValueError as error:
             raise UserError(
                 f"the head of {name} does not fit {features_dim} features ({error})"
             ) from None
-        embed_dim = _vectors(network.eval(), feats, f"the head of {name}").shape[1]
+        embed_dim = _vectors(network, feats, f"the head of {name}").shape[1]
+        widths = [str(m.out_features) for m in network if isinstance(m, nn.Linear)]
+        layers = f"head {'-'.join(widths)}"
     if prototypes is not None:
-        prototypes = _unit(prototypes, embed_dim, f"{prototypes_key} of {name}")
+        prototypes, key = prototypes.detach().float(), f"{prototypes_key} of {name}"
+        if prototypes.ndim != 2 or prototypes.shape[1] != embed_dim:
+            raise UserError(f"{key} has the shape {tuple(prototypes.shape)}, not (K, {embed_dim})")
+        lengths = prototypes.norm(dim=1)
+        if not (lengths.isfinite() & (lengths > 0)).all():
+            raise UserError(f"{key} has rows that are zero or not finite; is the file damaged?")
+        prototypes = F.normalize(prototypes, dim=1)
     parts = [
         f"{name}: {features_dim} features",
-        "no head" if spec is None else f"head {spec}",
+        layers,
         "no prototypes" if prototypes is None else f"{len(prototypes)} prototypes",
         *notes,
     ]
@@ -218,7 +219,6 @@ def assemble(
         input_size=input_size,
         digest=digest,
         description=", ".join(parts),
-        head_spec=spec,
     )
 
 
@@ -231,19 +231,8 @@ def _vectors(network: nn.Module, x: Tensor, name: str) -> Tensor:
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{name} does not take an input of {size}: {reason}") from error
-    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 1:
-        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise UserError(f"{name} gives {shape} for an input of {size}; a vector is needed")
+    if not isinstance(out, Tensor) or out.ndim != 2:
+        raise UserError(f"{name} gives no vector for an input of {size}")
     if not out.isfinite().all():
         raise UserError(f"{name} gives values that are not finite; is the file damaged?")
     return out
-
-
-def _unit(rows: Tensor, dim: int, name: str) -> Tensor:
-    rows = rows.detach().float()
-    if rows.ndim != 2 or rows.shape[1] != dim:
-        raise UserError(f"{name} has the shape {tuple(rows.shape)}, not (K, {dim})")
-    lengths = rows.norm(dim=1)
-    if not (lengths.isfinite() & (lengths > 0)).all():
-        raise UserError(f"{name} has rows that are zero or not finite; is the file damaged?")
-    return F.normalize(rows, dim=1)

@@ -15,8 +15,9 @@ from PIL import Image
 from solo_ext.config.schema import DALI, Images, RunConfig
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.images import files_of, targets_of
+from solo_ext.data.images import files_of
 from solo_ext.data.loaders import pretrain_loader
+from solo_ext.data.reading import targets_of
 from solo_ext.host.dali_loader import DALILoader, check_dali
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import Prepared, prepare
@@ -26,6 +27,7 @@ pytest.importorskip("nvidia.dali")
 MakeConfig = Callable[..., dict[str, Any]]
 CPU = {"device": "cpu"}
 COUNT, BATCH = 25, 4
+TWO = [{"crop_size": 16, "num_crops": 2}]
 
 
 def grey(number: int) -> int:
@@ -129,19 +131,6 @@ def test_same_seed_same_batches(make: Callable[..., Prepared]) -> None:
     assert not torch.equal(*first[0][1])
 
 
-def test_epochs_and_ranks_draw_anew(
-    make: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also an image at the same place of the same batch."""
-    seeds = []
-    for epoch, rank in itertools.product(range(3), range(3)):
-        made = loader(make())
-        made.sampler.set_epoch(epoch)
-        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        seeds.append(made._pass([]).seed)
-    assert len(set(seeds)) == len(seeds)
-
-
 def test_an_epoch_cut_short_leaves_the_next_whole(make: Callable[..., Prepared]) -> None:
     cut, whole = loader(make()), loader(make())
     list(itertools.islice(cut, 2))
@@ -164,11 +153,13 @@ def test_goes_on_from_a_place(make: Callable[..., Prepared], place: dict[str, in
 def test_ranks_share_the_images(
     make: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = []
+    parts, seeds = [], []
     for rank in range(3):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
         monkeypatch.setattr(distributed, "world_size", lambda: 3)
         parts.append(list(loader(make())))
+        seeds.append(loader(make())._pass([]).seed)
+    assert len(set(seeds)) == 3, "an image at the same place of a batch is augmented anew"
     assert [len(part) for part in parts] == [COUNT // 3 // BATCH] * 3
     seen = torch.cat([batch[0] for part in parts for batch in part])
     assert len(seen.unique()) == len(seen)
@@ -206,23 +197,17 @@ def test_no_labels(make: Callable[..., Prepared], folder: Path, tmp_path: Path) 
 
 
 class Stop(Callback):
-    """Stops a run before an epoch."""
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    """Stops a run before its second epoch."""
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.current_epoch == self.epoch:
+        if trainer.current_epoch == 1:
             raise RuntimeError("stopped here")
 
 
 def pcl(make: Callable[..., Prepared], **changes: Any) -> Prepared:
     kwargs = {"num_prototypes": [5], "warmup_epochs": 0, "queue_size": 8}
     small = {"head": "v1", "proj_output_dim": 8}
-    augmentations = [{"crop_size": 16, "num_crops": 2}]
-    return make(
-        "pcl", **{"method_kwargs": {**kwargs, **small}, "augmentations": augmentations, **changes}
-    )
+    return make("pcl", **{"method_kwargs": {**kwargs, **small}, "augmentations": TWO, **changes})
 
 
 def test_pcl_clusters_the_right_images(make: Callable[..., Prepared], tmp_path: Path) -> None:
@@ -246,23 +231,15 @@ def test_resumes_at_the_end_of_an_epoch(
     make: Callable[..., Prepared], tmp_path: Path, method: str
 ) -> None:
     """What the run would have been without the stop, DALI's augmentation included."""
-    two = [{"crop_size": 16, "num_crops": 2}]
-
-    def run(epochs: int) -> Prepared:
-        if method == "pcl":
-            return pcl(make, max_epochs=epochs)
-        return make(method, max_epochs=epochs, augmentations=two)
-
+    changes = {"max_epochs": 2, "augmentations": TWO}
+    prepared = pcl(make, **changes) if method == "pcl" else make(method, **changes)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    pretrain(prepared, run_dir=whole, show_progress=False)
+    with pytest.raises(RuntimeError, match="stopped here"):
+        pretrain(prepared, run_dir=stopped, callbacks=[Stop()], show_progress=False)
+    resume(stopped)
     weights = []
-    for name, stop in (("whole", None), ("stopped", 1)):
-        prepared = run(2)
-        folder = tmp_path / name
-        if stop is None:
-            pretrain(prepared, run_dir=folder, show_progress=False)
-        else:
-            with pytest.raises(RuntimeError, match="stopped here"):
-                pretrain(prepared, run_dir=folder, callbacks=[Stop(stop)], show_progress=False)
-            resume(folder)
+    for folder in (whole, stopped):
         (checkpoint,) = folder.glob("*ep=1.ckpt")
         weights.append(torch.load(checkpoint, weights_only=True)["state_dict"])
     for key, value in weights[0].items():
@@ -270,29 +247,24 @@ def test_resumes_at_the_end_of_an_epoch(
             torch.testing.assert_close(weights[1][key], value, msg=key)
 
 
-def test_limited_epochs_and_validation(
-    make: Callable[..., Prepared], folder: Path, tmp_path: Path
+def test_limited_epochs_are_validated_and_evaluated(
+    make: Callable[..., Prepared],
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     prepared = make(
         data={"val_path": str(folder)},
         limit_train_batches=2,
         max_epochs=3,
-        augmentations=[{"crop_size": 16, "num_crops": 2}],
+        augmentations=TWO,
+        debug_augmentations=True,
     )
     result = pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
-    assert result.epochs == 3
+    assert "2 x [" in capsys.readouterr().out, "the host's augmentation"
     found = torch.load(result.checkpoint, weights_only=True)  # type: ignore[arg-type]
-    assert found["global_step"] == 6
+    assert (result.epochs, found["global_step"]) == (3, 6)
     assert "val_acc1" in (tmp_path / "run" / "metrics.jsonl").read_text()
-
-
-def test_evaluates_through_either(
-    make: Callable[..., Prepared], folder: Path, tmp_path: Path
-) -> None:
-    prepared = make(
-        data={"val_path": str(folder)}, augmentations=[{"crop_size": 16, "num_crops": 2}]
-    )
-    pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
     own = {"k": [1], "temperature": [0.1]}
     records = [
         evaluate(tmp_path / "run", "knn", {**own, **extra})
@@ -325,11 +297,8 @@ def test_refused_before_training(make: Callable[..., Prepared], case: str) -> No
 @pytest.mark.parametrize("method", ["pcl", "deepclusterv2"])
 def test_never_dummy_indices(make: Callable[..., Prepared], method: str) -> None:
     dummies = {"device": "cpu", "encode_indexes_into_labels": False}
-    two = [{"crop_size": 16, "num_crops": 2}]
     with pytest.raises(ConfigError, match=r"encode_indexes_into_labels=false.*set it to true"):
-        pcl(make, dali=dummies) if method == "pcl" else make(
-            method, dali=dummies, augmentations=two
-        )
+        make(method, dali=dummies, augmentations=TWO)
 
 
 def test_without_indices_labels_are_true(make: Callable[..., Prepared]) -> None:
@@ -354,7 +323,7 @@ def test_dali_that_is_not_installed(
         make()
 
 
-@pytest.mark.parametrize("content", [b"", b"no image at all", "half"])
+@pytest.mark.parametrize("content", [b"", "half"])
 def test_a_run_names_the_file_that_is_no_image(
     make: Callable[..., Prepared], folder: Path, tmp_path: Path, content: bytes | str
 ) -> None:
@@ -362,25 +331,15 @@ def test_a_run_names_the_file_that_is_no_image(
     bad = tmp_path / "data" / "a" / "broken.jpg"
     whole = next(folder.glob("a/*.jpg")).read_bytes()
     bad.write_bytes(whole[: len(whole) // 2] if isinstance(content, str) else content)
-    two = [{"crop_size": 16, "num_crops": 2}]
     # All 26 images: in one batch, or the last of an epoch could leave it out.
     prepared = make(
         data={"train_path": str(tmp_path / "data")},
         optimizer={"batch_size": 13},
-        augmentations=two,
+        augmentations=TWO,
     )
     with pytest.raises(UserError, match=r"broken\.jpg") as caught:
         pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
     assert "\n" not in str(caught.value)
-
-
-def test_prints_the_hosts_augmentation(
-    make: Callable[..., Prepared], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    two = [{"crop_size": 16, "num_crops": 2}]
-    prepared = make(debug_augmentations=True, augmentations=two)
-    pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
-    assert "2 x [" in capsys.readouterr().out
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from solo_ext.config.schema import Augmentation
-from solo_ext.core.errors import ConfigError
 from solo_ext.host import detect
 
 GENERATION = detect().generation
@@ -37,23 +36,6 @@ def indexed_images(images: Path, *, own_transform: bool = False) -> Any:
     if GENERATION == "main":
         return prepare_datasets("custom", transform, train_data_path=images)
     return prepare_datasets("custom", transform, data_dir=images.parent, train_dir=images.name)
-
-
-@pytest.mark.patch("index-dataset")
-def test_index_dataset(without: Without, images: Path) -> None:
-    dataset = indexed_images(images)
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert len(copy) == len(dataset) == 48
-    assert type(copy).__name__ == "ImageFolderWithIndex"
-    for index in (0, 20, 47):
-        found, image, target = copy[index]
-        assert (found, target) == (index, index // 16)
-        assert torch.equal(image, dataset[index][1])
-    with without():
-        own = indexed_images(images)
-        assert own[20][0] == 20
-        with pytest.raises((AttributeError, pickle.PicklingError)):
-            pickle.dumps(own)
 
 
 @pytest.mark.patch("index-dataset")
@@ -78,9 +60,7 @@ def test_index_dataset_in_a_spawned_worker(without: Without, images: Path) -> No
 
 
 @pytest.mark.patch("own-size")
-@pytest.mark.parametrize(
-    ("size", "side"), [((16, 16), 16), ((40, 32), 32), ((223, 300), 223), ((300, 260), 224)]
-)
+@pytest.mark.parametrize(("size", "side"), [((40, 32), 32), ((223, 300), 223), ((300, 260), 224)])
 def test_own_size(without: Without, size: tuple[int, int], side: int) -> None:
     from solo.data.classification_dataloader import prepare_transforms
 
@@ -100,7 +80,7 @@ def test_own_size(without: Without, size: tuple[int, int], side: int) -> None:
         torch.testing.assert_close(values(), patched)
 
 
-@pytest.mark.patch("dali-cpu")
+@pytest.mark.patch("dali")
 def test_dali_data_module_on_the_cpu(without: Without, images: Path) -> None:
     """Epochs of full length after one cut short, with true indices."""
     pytest.importorskip("nvidia.dali")
@@ -139,37 +119,22 @@ def test_dali_data_module_on_the_cpu(without: Without, images: Path) -> None:
         assert [tuple(crop.shape) for crop in crops] == [(20, 3, 16, 16)] * 2
 
 
-@pytest.mark.patch("dali-cpu")
-def test_dali_pipelines_of_linear_evaluation(without: Without, images: Path) -> None:
-    pytest.importorskip("nvidia.dali")
-    from solo.data import dali_dataloader
-
-    def loader() -> Any:
-        module = dali_dataloader.ClassificationDALIDataModule(
-            "custom", images, images, batch_size=20, num_workers=1, dali_device="cpu"
-        )
-        module.trainer = SimpleNamespace(local_rank=0, global_rank=0, world_size=1)
-        module.setup()
-        return module.val_dataloader()
-
-    with without(), pytest.raises(RuntimeError, match="CUDA is not available"):
-        loader()
-    assert torch.cat([targets for _, targets in loader()]).tolist() == [i // 16 for i in range(48)]
-
-
 @pytest.mark.patch("dali")
-def test_dali_gives_indices_by_default(without: Without) -> None:
+def test_dali_gives_indices_by_default_and_may_lack_validation(without: Without) -> None:
     pytest.importorskip("nvidia.dali")
     from solo.data.dali_dataloader import PretrainDALIDataModule
 
-    def encoded(method: str, **dali: Any) -> bool:
-        cfg = OmegaConf.create({"method": method, "data": {"format": "dali"}, "dali": dali})
+    def encoded(**dali: Any) -> bool:
+        cfg = OmegaConf.create({"data": {"format": "dali"}, "dali": dali})
         filled = PretrainDALIDataModule.add_and_assert_specific_cfg(cfg)
         return bool(filled.dali.encode_indexes_into_labels)
 
-    assert encoded("deepclusterv2")
-    assert not encoded("simclr", encode_indexes_into_labels=False)
-    with pytest.raises(ConfigError, match="deepclusterv2 looks samples up by index"):
-        encoded("deepclusterv2", encode_indexes_into_labels=False)
+    assert encoded()
+    assert not encoded(encode_indexes_into_labels=False)
+    module = PretrainDALIDataModule("custom", "images", None, 2, 0, 20)
+    module.val_dataloader = lambda: None
+    assert "val_dataloader" not in vars(module)
+    module.val_dataloader = lambda: [1]
+    assert module.val_dataloader() == [1]
     with without():
-        assert not encoded("deepclusterv2")
+        assert not encoded()

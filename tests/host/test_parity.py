@@ -32,19 +32,8 @@ pytestmark = [
 ]
 STEPS = 4
 METHODS = (
-    "byol",
-    "debiased",
-    "deepclusterv2",
-    "dino",
-    "hard_negative",
-    "metric",
-    "mochi",
-    "mocov2plus",
-    "nnclr",
-    "nnclr_symmetric",
-    "pcl",
-    "simclr",
-    "simsiam",
+    *("byol", "debiased", "deepclusterv2", "dino", "hard_negative", "metric", "mochi"),
+    *("mocov2plus", "nnclr", "nnclr_symmetric", "pcl", "simclr", "simsiam"),
 )
 Results = dict[str, Any]
 
@@ -110,19 +99,14 @@ def both(loaded: host.Host, make_config: Any) -> tuple[Results, Results]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_losses_are_the_same(both: tuple[Results, Results], name: str) -> None:
+def test_losses_and_checkpoints_are_the_same(both: tuple[Results, Results], name: str) -> None:
+    """Names and shapes of what is saved too, so that either generation reads the other's."""
     here, there = (results[name]["losses"] for results in both)
     assert len(here) == len(there) == STEPS
     assert here[0] == pytest.approx(there[0], rel=1e-4), "from the same weights"
     assert here == pytest.approx(there, rel=1e-3), "and after steps"
     assert len(set(here)) == STEPS
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_checkpoints_hold_the_same(both: tuple[Results, Results], name: str) -> None:
-    """Names and shapes, so that either generation reads what the other saved."""
-    here, there = (results[name]["shapes"] for results in both)
-    assert here == there
+    assert both[0][name]["shapes"] == both[1][name]["shapes"]
 
 
 def test_swav_is_another_method(both: tuple[Results, Results]) -> None:

@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,12 +23,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from omegaconf import OmegaConf
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from benchmarks.speed.counting import Counter
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.host import Host, detect
-from solo_ext.host.patches import PATCHES, _of_a_plugin, select, select_for_run
+from solo_ext.host.patches import PATCHES, _of_a_plugin, select_for_run
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.plugin import register
@@ -43,14 +41,10 @@ class Interrupted(Exception):
 
 
 class Watch(Callback):
-    """Notes a value at every batch; stops before optimiser step ``stop``.
+    """Notes ``read(method, loss)`` at every batch; stops before optimiser step ``stop``.
 
     Callbacks come before a method's own ``on_train_batch_end``: what is noted there is what the
     method is about to use.
-
-    Args:
-        read: the value, from the method and its loss.
-        stop: ``None`` runs to the end.
     """
 
     def __init__(self, read: Callable[[Any, Tensor], Any], stop: int | None = None) -> None:
@@ -76,13 +70,7 @@ def the_loss(method: Any, loss: Tensor) -> float:
 
 
 class Runs:
-    """One config run through, and run with a stop in between.
-
-    Args:
-        config: the config.
-        folder: of the run directories.
-        read: as in :class:`Watch`.
-    """
+    """One config run through, and run with a stop in between."""
 
     def __init__(
         self, config: dict[str, Any], folder: Path, read: Callable[[Any, Tensor], Any] = the_loss
@@ -90,20 +78,21 @@ class Runs:
         scheduler = {"warmup_epochs": 0, **config["scheduler"]}
         self.config, self.folder, self.read = config | {"scheduler": scheduler}, folder, read
 
-    def whole(self) -> Watch:
-        watch = Watch(self.read)
-        pretrain(prepare(self.config), run_dir=self.folder / "whole", callbacks=[watch])
+    def run(self, name: str, *callbacks: Callback, stop: int | None = None) -> Watch:
+        watch = Watch(self.read, stop)
+        folder = self.folder / name
+        pretrain(prepare(self.config), run_dir=folder, callbacks=[*callbacks, watch])
         return watch
+
+    def whole(self) -> Watch:
+        return self.run("whole")
 
     def stopped(self, stop: int, name: str = "stopped") -> None:
-        watch = Watch(self.read, stop)
         with pytest.raises(Interrupted):
-            pretrain(prepare(self.config), run_dir=self.folder / name, callbacks=[watch])
+            self.run(name, stop=stop)
 
     def resumed(self, name: str = "stopped") -> Watch:
-        watch = Watch(self.read)
-        pretrain(prepare(self.config), run_dir=self.folder / name, callbacks=[watch])
-        return watch
+        return self.run(name)
 
 
 def assert_same_end(found: Watch, expected: Watch) -> None:
@@ -131,11 +120,10 @@ def test_online_knn(without: Without, make_config: Any, images: Path, tmp_path: 
 
 
 @pytest.mark.patch("static-lr")
-@pytest.mark.parametrize("method", ["simsiam", "nnsiam"])
-def test_static_lr(without: Without, make_config: Any, tmp_path: Path, method: str) -> None:
+def test_static_lr(without: Without, make_config: Any, tmp_path: Path) -> None:
     """A fixed learning rate was a pickled function in the checkpoint."""
     scheduler = {"name": "warmup_cosine", "warmup_epochs": 1}
-    config = make_config(method, max_epochs=2, scheduler=scheduler)
+    config = make_config("simsiam", max_epochs=2, scheduler=scheduler)
     runs = Runs(config, tmp_path)
     whole = runs.whole()
     runs.stopped(2)
@@ -171,7 +159,6 @@ class Flat(nn.Module):
 def linear_model(classes: int) -> Any:
     from solo.methods.linear import LinearModel
 
-    settings = {"max_epochs": 1, "scheduler": "none"}
     if GENERATION == "main":
         cfg = {
             "data": {"num_classes": classes},
@@ -190,12 +177,13 @@ def linear_model(classes: int) -> Any:
         weight_decay=0.0,
         exclude_bias_n_norm=False,
         extra_optimizer_args={},
-        **settings,
+        max_epochs=1,
+        scheduler="none",
     )
 
 
 @pytest.mark.patch("few-classes")
-@pytest.mark.parametrize("classes", [2, 3, 5, 7])
+@pytest.mark.parametrize("classes", [2, 7])
 def test_few_classes(without: Without, classes: int) -> None:
     """The host's linear evaluation asks for the five best of however many classes there are."""
     model, targets = linear_model(classes), torch.tensor([0, 1, 1, 0])
@@ -215,18 +203,6 @@ def test_few_classes(without: Without, classes: int) -> None:
             own = model.shared_step(batch, 0)
             own = (own["acc1"], own["acc5"]) if GENERATION == "main" else own[2:]
             torch.testing.assert_close(own, (first, fifth))
-
-
-@pytest.mark.patch("few-classes")
-@pytest.mark.skipif(GENERATION != "main", reason="the release's base class is replaced whole")
-def test_few_classes_of_a_momentum_classifier(
-    without: Without, make_config: Any, tmp_path: Path
-) -> None:
-    config = make_config("mocov2plus", momentum={"classifier": True})
-    watch = Runs(config, tmp_path).whole()
-    assert watch.metrics["train_momentum_acc5"] == 100
-    with without(), pytest.raises(RuntimeError, match="out of range"):
-        pretrain(prepare(config), run_dir=tmp_path / "own")
 
 
 @pytest.mark.patch("no-labels")
@@ -297,8 +273,8 @@ def test_momentum_resume_averages_once_per_step(
 
     def resumed(name: str) -> tuple[int, Watch]:
         runs.stopped(2, name)
-        averages, watch = Averages(), Watch(the_loss)
-        pretrain(prepare(runs.config), run_dir=tmp_path / name, callbacks=[averages, watch])
+        averages = Averages()
+        watch = runs.run(name, averages)
         return averages.count, watch
 
     count, watch = resumed("stopped")
@@ -333,21 +309,7 @@ def test_momentum_update_is_in_place(without: Without) -> None:
         torch.testing.assert_close(found, theirs, rtol=1e-6, atol=1e-7)
     for name, value in online.state_dict().items():
         assert torch.equal(value, expected[name]), name
-    # Of buffers there is no average.
-    assert torch.equal(patched[1].running_mean, torch.zeros(4))
-
-
-@pytest.mark.patch("momentum-update")
-@pytest.mark.parametrize("tau", [0.0, 1.0])
-def test_momentum_update_at_the_ends(without: Without, tau: float) -> None:
-    updater = importlib.import_module("solo.utils.momentum").MomentumUpdater(tau, 1.0)
-    online, patched = nn.Linear(3, 3), nn.Linear(3, 3)
-    own = copy.deepcopy(patched)
-    updater.update(online, patched)
-    with without():
-        updater.update(online, own)
-    assert torch.equal(patched.weight, own.weight)
-    # A network without parameters, as in methods without a projector.
+    # Methods without a projector have a network without parameters.
     updater.update(nn.Identity(), nn.Identity())
 
 
@@ -399,35 +361,6 @@ def test_swav_queue_of_another_size_is_refused(
         pretrain(prepare(config), run_dir=tmp_path / "third", force=True)
 
 
-@pytest.mark.patch("deepcluster-memory")
-def test_restored_memory_draws_no_numbers(without: Without, make_config: Any) -> None:
-    """The host fills fresh memory at random; where that is thrown away, so are the draws."""
-
-    def started(saved: dict[str, Tensor] | None) -> Any:
-        method = build(make_config("deepclusterv2"))
-        loader = DataLoader(range(48), batch_size=24)  # type: ignore[arg-type]
-        method._trainer = SimpleNamespace(world_size=1, global_rank=0, train_dataloader=loader)
-        if saved is not None:
-            method.on_load_checkpoint({"state_dict": saved})
-            method.load_state_dict(saved)
-        method.on_train_start()
-        return method
-
-    fresh = started(None).state_dict()
-    assert fresh["local_memory_embeddings"].abs().sum() > 0
-
-    torch.manual_seed(0)
-    build(make_config("deepclusterv2"))
-    expected = torch.get_rng_state()
-    torch.manual_seed(0)
-    restored = started(fresh)
-    assert torch.equal(torch.get_rng_state(), expected)
-    for name, value in fresh.items():
-        assert torch.equal(restored.state_dict()[name], value), name
-    with without(), pytest.raises(RuntimeError, match=r"Unexpected key.*local_memory"):
-        started(fresh)
-
-
 @pytest.mark.patch("deepcluster-first-epoch")
 def test_deepcluster_first_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
     runs = Runs(make_config("deepclusterv2", max_epochs=2), tmp_path)
@@ -448,8 +381,7 @@ def test_deepcluster_loss_with_targets_is_the_hosts(without: Without) -> None:
     found = module.deepclusterv2_loss_func(outputs, some, 0.2)
     nothing = module.deepclusterv2_loss_func(outputs, none, 0.2)
     (gradient,) = torch.autograd.grad(nothing, outputs)
-    assert nothing == 0
-    assert torch.equal(gradient, torch.zeros_like(outputs))
+    assert nothing == gradient.abs().sum() == 0
     with without():
         assert torch.equal(module.deepclusterv2_loss_func(outputs, some, 0.2), found)
         assert module.deepclusterv2_loss_func(outputs, none, 0.2).isnan()
@@ -485,14 +417,14 @@ def test_dino_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
 def test_every_patch_has_a_test() -> None:
     texts = [file.read_text() for file in Path(__file__).parent.glob("test_*.py")]
     found = re.findall(r'(?:\.patch|\blate)\("([a-z0-9-]+)"', "\n".join(texts))
-    in_scripts = {"messages", "dali-validation", "method-kwargs"}
+    in_scripts = {"messages", "method-kwargs"}
     assert set(found) == set(PATCHES) - in_scripts, "those are seen in solo-learn's own scripts"
 
 
 def test_what_changes_numbers_is_applied_for_the_run_that_asks(loaded: Host) -> None:
     updater = importlib.import_module("solo.utils.momentum").MomentumUpdater
     # Another test's run may have asked for it.
-    select([])
+    select_for_run([])
     own = updater.update
     assert select_for_run(["momentum-update"]) == ["momentum-update"]
     assert updater.update is not own
@@ -500,16 +432,19 @@ def test_what_changes_numbers_is_applied_for_the_run_that_asks(loaded: Host) -> 
     assert updater.update is own
     assert not any(patch.undo for patch in PATCHES.values() if patch.changes_numbers)
     with pytest.raises(ConfigError, match=r"patches='momentum-updat'.*did you mean"):
-        select(["momentum-updat"])
+        select_for_run(["momentum-updat"])
     with pytest.raises(ConfigError, match="patches='few-classes': changes no number"):
-        select(["few-classes"])
+        select_for_run(["few-classes"])
+    if GENERATION == "1.0.2":
+        with pytest.raises(ConfigError, match="patches='no-labels': this solo-learn has nothing"):
+            select_for_run(["no-labels"])
 
 
 def test_a_patch_that_does_not_fit_is_a_warning_until_it_is_selected(
     loaded: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a host whose updater is gone."""
-    select([])
+    select_for_run([])
     monkeypatch.delattr(importlib.import_module("solo.utils.momentum"), "MomentumUpdater")
     patch = replace(PATCHES["momentum-update"])
     monkeypatch.setitem(PATCHES, "momentum-update", patch)
@@ -517,19 +452,12 @@ def test_a_patch_that_does_not_fit_is_a_warning_until_it_is_selected(
     assert "patch 'momentum-update' does not fit this solo-learn and is left out" in caplog.text
     assert not patch.undo
     with pytest.raises(ConfigError, match=r"patches='momentum-update': does not fit"):
-        select(["momentum-update"])
+        select_for_run(["momentum-update"])
 
 
-@pytest.mark.parametrize("name", ["own-size", "dali"])
-def test_what_concerns_the_scripts_alone_is_refused_elsewhere(make_config: Any, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"patches='{name}': it concerns solo-learn's own"):
-        prepare(make_config("simclr", patches=[name]))
-
-
-@pytest.mark.skipif(GENERATION == "main", reason="there it replaces something")
-def test_a_patch_without_anything_to_replace_is_refused(loaded: Host) -> None:
-    with pytest.raises(ConfigError, match="patches='no-labels': this solo-learn has nothing"):
-        select(["no-labels"])
+def test_what_concerns_the_scripts_alone_is_refused_elsewhere(make_config: Any) -> None:
+    with pytest.raises(ConfigError, match=r"patches='own-size': it concerns solo-learn's own"):
+        prepare(make_config("simclr", patches=["own-size"]))
 
 
 def test_what_a_fork_puts_into_the_table_is_the_hosts(

@@ -28,18 +28,10 @@ TINY_RESNET = {"channels": [8, 8, 8, 8]}
 
 @dataclass
 class Official:
-    """A checkpoint and what it was made of.
+    """A checkpoint and what it was made of: backbone, head and prototypes.
 
-    Attributes:
-        name: one of ``OFFICIAL``.
-        content: as it is saved.
-        weights: the state dict in it that counts.
-        inner: prefix of the backbone's keys there.
-        head: of the head's and prototypes' keys.
-        network: the backbone.
-        embed: the head.
-        rows: the prototypes as written; ``None`` for MoCo v2.
-        source: arguments of ``TeacherSource`` besides the path.
+    ``weights`` is the state dict in ``content`` that counts, ``inner`` the prefix of the backbone's
+    keys there, ``head`` the other keys, ``source`` arguments of ``TeacherSource``.
     """
 
     name: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from solo_ext.data.transforms import STATISTICS, eval_transform
 from solo_ext.host import Host
 from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained import export as exporting
-from solo_ext.pretrained.export import Format, TimmModel, export, timm_twins
+from solo_ext.pretrained.export import Format, export, timm_twins
 from solo_ext.pretrained.exported import KEY, load_exported
 from solo_ext.pretrained.runs import load_pretrained
 
@@ -136,28 +135,15 @@ def test_heads_that_no_shape_shows(method: str, loaded: Host, make_run: MakeRun)
     assert close(features(model, images), features(load_pretrained(run).backbone, images))
 
 
-def test_other_families_of_main(loaded: Host, make_run: MakeRun) -> None:
-    if loaded.info.generation != "main":
-        pytest.skip("main alone has them")
-    run = make_run("wide_resnet28w2", {})
-    images = torch.randn(2, 3, 32, 32)
-    assert "timm does not build backbone 'wide_resnet28w2'" in refusal(lambda: export(run, "timm"))
-    found = load_exported(export(run, "safetensors").out)
-    assert close(found.backbone(images), features(load_pretrained(run).backbone, images))
-
-
 def test_features_decide_which_model_is_the_same(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights of all candidates have the same names and shapes."""
     run = make_run("timm/vit_tiny_patch16_224", VIT)
     (own, *_) = timm_twins("timm/vit_tiny_patch16_224", VIT)
-    others = [
-        TimmModel(own.architecture, {**own.args, "num_heads": heads}, own.pretrained_cfg)
-        for heads in (1, 6)
-    ]
+    others = [(own[0], {**own[1], "num_heads": heads}) for heads in (1, 6)]
     monkeypatch.setattr(exporting, "timm_twins", lambda *_: [*others, own])
-    assert export(run, "timm").metadata.backbone.kwargs == own.args
+    assert export(run, "timm").metadata.backbone.kwargs == own[1]
     other = run.parent / "other"
     monkeypatch.setattr(exporting, "timm_twins", lambda *_: others)
     line = refusal(lambda: export(run, "timm", other))
@@ -172,11 +158,14 @@ def test_features_decide_which_model_is_the_same(
         # Here every shape is timm's.
         (TINY[0], {**TINY[1], "small_stem": True}, "custom", "features of its resnet10t differ by"),
         ("resnet18", {}, "cifar10", "size mismatch for conv1.weight"),
+        ("wide_resnet28w2", {}, "custom", "it has no model of that kind"),
     ],
 )
 def test_networks_that_timm_does_not_build(
-    name: str, kwargs: dict[str, Any], dataset: str, says: str, make_run: MakeRun
+    name: str, kwargs: dict[str, Any], dataset: str, says: str, loaded: Host, make_run: MakeRun
 ) -> None:
+    if name not in loaded.backbones:
+        pytest.skip("main alone has it")
     run = make_run(name, kwargs, dataset=dataset)
     before = left(run)
     line = refusal(lambda: export(run, "timm"))
@@ -198,14 +187,8 @@ def test_nothing_of_ours_is_needed(make_run: MakeRun) -> None:
     export(run, "safetensors")
     images = torch.randn(2, 3, 32, 32)
     torch.save(images, run / "images.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE],
-        cwd=run,
-        env={**os.environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", ALONE]
+    done = subprocess.run(command, cwd=run, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     expected = features(load_pretrained(run).backbone, images)
     assert all(close(found, expected) for found in torch.load(run / "found.pt"))
@@ -215,9 +198,7 @@ def test_nothing_of_ours_is_needed(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("dataset", "augmentation", "statistics"),
     [
-        ("cifar10", {}, STATISTICS["cifar10"]),
         ("cifar100", {"mean": [0.5] * 3, "std": [0.5] * 3}, STATISTICS["cifar100"]),
-        ("custom", {}, IMAGENET),
         ("custom", {"mean": None, "std": None}, IMAGENET),
         ("custom", {"mean": [0.5, 0, 1], "std": [0.25, 0.5, 1]}, ([0.5, 0, 1], [0.25, 0.5, 1])),
     ],
@@ -276,19 +257,14 @@ def test_run_of_the_release(loaded: Host, tmp_path: Path) -> None:
     assert (found.input_size, list(found.mean)) == (48, IMAGENET[0])
 
 
-def test_torchvisions_arguments_by_timms_names() -> None:
-    (found,) = timm_twins("resnet50", {"groups": 32, "width_per_group": 4})
-    assert found.architecture == "resnet50"
-    assert found.args == {"num_classes": 0, "cardinality": 32, "base_width": 4}
-
-
-def test_size_of_position_embeddings_is_kept() -> None:
-    """Else a timm that takes it from the images would resize what was trained."""
-    tagged = "timm/vit_tiny_patch16_384.augreg_in21k_ft_in1k"
-    (found, *_) = timm_twins(tagged, {"dynamic_img_size": True})
-    assert found.architecture == "vit_tiny_patch16_384"
-    assert found.args["img_size"] == [384, 384]
-    assert timm_twins(tagged, VIT)[0].args["img_size"] == 32
+def test_arguments_of_timms_models() -> None:
+    renamed = {"num_classes": 0, "cardinality": 32, "base_width": 4}
+    assert timm_twins("resnet50", {"groups": 32, "width_per_group": 4}) == [("resnet50", renamed)]
+    # Else a timm that takes the size from the images would resize position embeddings.
+    tagged = "vit_tiny_patch16_384.augreg_in21k_ft_in1k"
+    ((name, args), *_) = timm_twins(f"timm/{tagged}", {"dynamic_img_size": True})
+    assert (name, args["img_size"]) == (tagged, [384, 384])
+    assert timm_twins(f"timm/{tagged}", VIT)[0][1]["img_size"] == 32
 
 
 def test_classes_are_added_by_timm(make_run: MakeRun) -> None:
@@ -330,15 +306,6 @@ def test_size_that_does_not_fit(make_run: MakeRun) -> None:
     assert "takes no images of 40 x 40" in refusal(lambda: export(run, "timm"))
 
 
-def test_config_that_does_not_rebuild_the_network(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run("timm/vit_tiny_patch16_224", {**VIT, "num_heads": 6})
-    monkeypatch.setattr(exporting, "FETCHING", ("num_heads",))
-    assert "rebuilt from its config" in refusal(lambda: export(run, "safetensors"))
-    assert left(run) == ["args.json", "name-ep=6.ckpt"]
-
-
 @pytest.mark.parametrize("form", ["timm", "safetensors"])
 def test_what_is_there_stays(form: Format, make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
@@ -358,24 +325,18 @@ def test_what_is_there_stays(form: Format, make_run: MakeRun, tmp_path: Path) ->
     assert load_exported(export(run, form, elsewhere).out).metadata.epoch == 10
 
 
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_places_that_are_taken(kind: str, make_run: MakeRun, tmp_path: Path) -> None:
-    place = tmp_path / "place.safetensors"
-    if kind == "file":
-        place.write_text("mine")
-    else:
-        place.mkdir()
-        (place / "config.json").write_text("mine")
+def test_places(make_run: MakeRun, tmp_path: Path) -> None:
+    """What somebody else wrote there stays; what cannot be written is said."""
     run = make_run()
-    for form in ("timm", "safetensors"):
-        assert "is there already" in refusal(lambda form=form: export(run, form, place))
-    mine = place if kind == "file" else place / "config.json"
-    assert mine.read_text() == "mine"
-    assert left(tmp_path) == ["place.safetensors", "run"]
-
-
-def test_places_that_are_none(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run()
+    taken, folder = tmp_path / "file.safetensors", tmp_path / "folder.safetensors"
+    folder.mkdir()
+    for file in (taken, folder / "config.json"):
+        file.write_text("mine")
+        for form in ("timm", "safetensors"):
+            place = taken if file == taken else folder
+            line = refusal(lambda form=form, place=place: export(run, form, place))
+            assert "is there already" in line
+        assert file.read_text() == "mine"
     for out, says in (
         (tmp_path / "no" / "x.safetensors", f"no folder {str(tmp_path / 'no')!r}"),
         (tmp_path / "x", "let it end in .safetensors"),
@@ -383,7 +344,7 @@ def test_places_that_are_none(make_run: MakeRun, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="--out=") as caught:
             export(run, "safetensors", out)
         assert says in str(caught.value)
-    assert left(tmp_path) == ["run"]
+    assert left(tmp_path) == ["file.safetensors", "folder.safetensors", "run"]
 
 
 @pytest.mark.parametrize("form", ["timm", "safetensors"])
@@ -420,22 +381,20 @@ def exported(make_run: MakeRun) -> Path:
     return export(make_run(), "safetensors").out
 
 
-@pytest.mark.parametrize("size", [0, 4, 100, -1])
-def test_torn_file(size: int, exported: Path) -> None:
-    exported.write_bytes(exported.read_bytes()[:size])
-    line = refusal(lambda: load_exported(exported))
-    assert line.startswith(f"export {str(exported)!r} cannot be read: ")
-
-
 def test_files_that_are_no_export(exported: Path, tmp_path: Path) -> None:
+    whole = exported.read_bytes()
+    for size in (0, 100, -1):
+        exported.write_bytes(whole[:size])
+        line = refusal(lambda: load_exported(exported))
+        assert line.startswith(f"export {str(exported)!r} cannot be read: ")
     assert "no such file" in refusal(lambda: load_exported(tmp_path / "nothing"))
     assert "model.safetensors': no such file" in refusal(lambda: load_exported(tmp_path))
-    save_file({"weight": torch.zeros(1)}, exported)
-    assert "is no export: its metadata has no 'solo_ext'" in refusal(
-        lambda: load_exported(exported)
-    )
-    save_file({"weight": torch.zeros(1)}, exported, metadata={"format": "pt"})
-    assert "is no export" in refusal(lambda: load_exported(exported))
+    for metadata in (None, {"format": "pt"}):
+        save_file({"weight": torch.zeros(1)}, exported, metadata=metadata)
+        assert "its metadata has no 'solo_ext'" in refusal(lambda: load_exported(exported))
+    for said in ("{", "[1]", "null", "[" * 5000):
+        save_file({"weight": torch.zeros(1)}, exported, metadata={KEY: said})
+        assert repr(str(exported)) in refusal(lambda: load_exported(exported))
 
 
 def change(file: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
@@ -451,23 +410,20 @@ def change(file: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     ("edit", "says"),
     [
         (lambda m: m.pop("mean"), "mean=null: this key is required"),
-        (lambda m: m.update(mean=[0.5]), "mean=[0.5]: not a valid value"),
         (lambda m: m.update(std=[1, 1, 0]), "std.2=0: not a valid value"),
         (lambda m: m.update(format_version=2), "another version: format_version=2"),
-        (lambda m: m.update(input_size="32"), "input_size='32': not a valid value"),
         (lambda m: m.update(more=1), "more=1: unknown key"),
         (lambda m: m.update(features_dim=9), "features_dim=9, and 'timm/resnet10t' has 8"),
         (lambda m: m["backbone"].update(name="timm/resnet81"), "did you mean 'timm/resnet18'?"),
         (lambda m: m["backbone"].update(name="timm/resnet14t"), "does not fit backbone"),
         (lambda m: m["backbone"]["kwargs"].update(width=8), "cannot be rebuilt: backbone.kwargs"),
-        (lambda m: m["backbone"]["kwargs"].update(channels=8), "cannot be rebuilt: "),
         (lambda m: m["backbone"]["kwargs"].update(channels=[16] * 4), "of another shape: "),
         *(
             (
                 lambda m, key=key: m["backbone"]["kwargs"].update({key: True}),
                 f"backbone.kwargs.{key} names weights outside of the file",
             )
-            for key in ("pretrained", "checkpoint_path", "pretrained_cfg", "weights")
+            for key in ("pretrained", "checkpoint_path", "pretrained_cfg_overlay", "weights")
         ),
     ],
 )
@@ -478,12 +434,6 @@ def test_metadata_that_does_not_do(
     line = refusal(lambda: load_exported(exported))
     assert says in line
     assert repr(str(exported)) in line
-
-
-@pytest.mark.parametrize("said", ["", "{", "[1]", "null", '"text"', "[" * 5000])
-def test_metadata_that_is_none(said: str, exported: Path) -> None:
-    save_file({"weight": torch.zeros(1)}, exported, metadata={KEY: said})
-    assert repr(str(exported)) in refusal(lambda: load_exported(exported))
 
 
 def test_weights_that_do_not_fit(exported: Path) -> None:

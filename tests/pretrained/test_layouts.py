@@ -15,19 +15,10 @@ from torch import Tensor
 
 from solo_ext.core.errors import UserError
 from solo_ext.pretrained.files import unwrap
-from solo_ext.pretrained.heads import HeadSpec
 from solo_ext.pretrained.libraries import build_architecture
 from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, load_teacher
 
 NAMES = ("moco_v2", "swav", "dino_resnet50", "dino_deitsmall16")
-SPECS = {
-    "moco_v2": HeadSpec(linears=2, hidden_dim=2048, out_dim=128, activation="relu"),
-    "swav": HeadSpec(linears=2, hidden_dim=2048, out_dim=128, activation="relu", batch_norm=True),
-    "dino_resnet50": HeadSpec(
-        linears=2, hidden_dim=4096, out_dim=256, activation="gelu", batch_norm=True
-    ),
-    "dino_deitsmall16": HeadSpec(linears=3, hidden_dim=2048, out_dim=256, activation="gelu"),
-}
 SIZES = {
     "moco_v2": (318, 2048, None),
     "swav": (318, 2048, 3000),
@@ -87,8 +78,7 @@ def test_published_sizes(name: str, official: MakeOfficial, tmp_path: Path) -> N
     assert torch.equal(torch.random.get_rng_state(), before)
     assert teacher.digest == hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     assert (teacher.features_dim, teacher.input_size) == (features, 224)
-    assert teacher.head_spec == SPECS[name]
-    assert teacher.embed_dim == SPECS[name].out_dim
+    assert str(teacher.head) == str(given.embed)
     assert teacher.mean == (0.485, 0.456, 0.406)
     assert teacher.std == ((0.228 if name == "swav" else 0.229), 0.224, 0.225)
     x = torch.randn(2, 3, 224, 224)
@@ -126,21 +116,17 @@ def test_published_sizes(name: str, official: MakeOfficial, tmp_path: Path) -> N
 def test_any_key_that_is_odd_is_named(name: str, official: MakeOfficial, tmp_path: Path) -> None:
     given = official(name, tiny=True)
     body = [k for k in given.weights if k not in given.head]
-    for key in [*given.head, *body[::11]]:
+    for key in [*given.head, *body[::23]]:
         renamed = key[:-1] + "_" + key[-1]
+        # The lengths of weight-normed prototypes are not used.
+        spoilt = [] if key.endswith("weight_g") else [shorter(given.weights[key])]
         for says, edit in (
             (renamed, lambda w, k=key, to=renamed: w.update({to: w.pop(k)})),
-            (key, lambda w, k=key: w.update({k: shorter(w[k])})),
-            (key, lambda w, k=key: w.update({k: w[k].unsqueeze(0)})),
+            *((key, lambda w, k=key, v=value: w.update({k: v})) for value in spoilt),
             ("more.weight", lambda w: w.update({given.inner + "more.weight": torch.ones(2)})),
         ):
             line = refusal(tmp_path / "file.pth", given.edited(edit), given)
             assert says in line, (key, line)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_missing_key_is_named(name: str, official: MakeOfficial, tmp_path: Path) -> None:
-    given = official(name, tiny=True)
     for key in [given.head[0], given.head[2], next(iter(given.weights))]:
         assert key in refusal(tmp_path / "file.pth", given.edited(lambda w, k=key: w.pop(k)), given)
 
@@ -167,33 +153,18 @@ def test_with_and_without_parallel_prefix(
         weights[key.removeprefix("module.")] = weights.pop(key)
 
     if name in ("moco_v2", "swav"):
-        line = refusal(tmp_path / "file.pth", given.edited(one_without), given)
-        assert f"unexpected: {given.head[0].removeprefix('module.')})" in line
+        assert "unexpected: " in refusal(tmp_path / "file.pth", given.edited(one_without), given)
 
 
-def test_prefixes_are_taken_off_the_start_alone(official: MakeOfficial, tmp_path: Path) -> None:
+def test_prefixes_are_taken_off_the_start_alone() -> None:
     x = torch.ones(1)
     assert unwrap({"module.a.module.b": x, "module.module.c": x}, "state_dict", "") == (
         "module.",
         {"a.module.b": x, "module.c": x},
     )
-    given = official("moco_v2", tiny=True)
-    for key in ("module.encoder_q.layer1.module.encoder_q.weight", "module.module.weight"):
-        line = refusal(
-            tmp_path / "file.pth", given.edited(lambda w, k=key: w.update({k: x})), given
-        )
-        assert f"unexpected: {key}" in line
 
 
-def test_wrappings_of_swav(official: MakeOfficial, tmp_path: Path) -> None:
-    given, path = official("swav", tiny=True), tmp_path / "file.pth"
-    flat = load(path, given.content, given)
-    wrapped = {"epoch": 800, "state_dict": given.weights, "optimizer": {}, "amp": {}}
-    assert same(flat, load(path, wrapped, given))
-    assert "unexpected: more" in refusal(path, {**wrapped, "more": 1}, given)
-
-
-def test_what_training_moco_v2_leaves_behind(official: MakeOfficial, tmp_path: Path) -> None:
+def test_other_files_of_moco_v2s_code(official: MakeOfficial, tmp_path: Path) -> None:
     given, path = official("moco_v2", tiny=True), tmp_path / "file.pth"
 
     def add(weights: dict[str, Tensor]) -> None:
@@ -206,10 +177,7 @@ def test_what_training_moco_v2_leaves_behind(official: MakeOfficial, tmp_path: P
     assert same(load(path, given.content, given), load(path, full, given))
     full["state_dict"]["module.queues"] = torch.zeros(1)
     assert "unexpected: module.queues" in refusal(path, full, given)
-
-
-def test_a_classifier_is_no_head(official: MakeOfficial, tmp_path: Path) -> None:
-    given, path = official("moco_v2", tiny=True), tmp_path / "file.pth"
+    # A classifier is no head.
     plain: dict[str, Tensor] = given.network.state_dict()
     classified = {**plain, "fc.weight": torch.zeros(5, 8), "fc.bias": torch.zeros(5)}
     assert "unexpected: fc.weight, fc.bias" in refusal(path, classified, given)
@@ -242,7 +210,6 @@ def test_backbone_alone(name: str, official: MakeOfficial, tmp_path: Path) -> No
     for content in (without_head, given.network.state_dict()):
         teacher = load(path, content, given)
         assert teacher.head is None
-        assert teacher.head_spec is None
         assert teacher.prototypes is None
         assert teacher.embed_dim == teacher.features_dim
         assert "no head, no prototypes" in teacher.description
@@ -250,47 +217,32 @@ def test_backbone_alone(name: str, official: MakeOfficial, tmp_path: Path) -> No
         assert torch.equal(outputs(teacher, x)[0], given.network(x))
 
 
-def test_deepcluster_files_have_several_sets_of_prototypes(
-    official: MakeOfficial, tmp_path: Path
-) -> None:
-    given = official("swav", tiny=True)
+def test_other_files_of_swavs_code(official: MakeOfficial, tmp_path: Path) -> None:
+    """Whole states of a training; DeepCluster v2, with several sets of prototypes."""
+    given, path = official("swav", tiny=True), tmp_path / "file.pth"
+    wrapped = {"epoch": 800, "state_dict": given.weights, "optimizer": {}, "amp": {}}
+    assert same(load(path, given.content, given), load(path, wrapped, given))
 
     def several(weights: dict[str, Tensor]) -> None:
         rows = weights.pop("module.prototypes.weight")
         weights.update({f"module.prototypes.prototypes{i}.weight": rows for i in range(3)})
 
-    teacher = load(tmp_path / "file.pth", given.edited(several), given)
+    teacher = load(path, given.edited(several), given)
     assert teacher.prototypes is None
     assert teacher.head is not None
     assert "3 sets of prototypes not taken" in teacher.description
 
 
-def test_architecture_of_the_file_or_of_the_config(official: MakeOfficial, tmp_path: Path) -> None:
+def test_architecture_of_the_config(tmp_path: Path) -> None:
     path = tmp_path / "file.pth"
     network = build_architecture("shufflenet_v2_x0_5", {})
     weights = {f"encoder_q.{k}": v for k, v in network.state_dict().items()}
     source = {"layout": "moco_v2"}
-    torch.save({"arch": "shufflenet_v2_x0_5", "state_dict": weights}, path)
-    assert load_teacher(TeacherSource(path=str(path), **source)).features_dim == 1024
     torch.save({"state_dict": weights}, path)
     named = TeacherSource(path=str(path), model="shufflenet_v2_x0_5", **source)
     assert load_teacher(named).description.startswith("shufflenet_v2_x0_5 of MoCo v2 checkpoint")
     with pytest.raises(UserError, match=r"'resnet50' .*name it by method_kwargs\.teacher\.model"):
         load_teacher(TeacherSource(path=str(path), **source))
-    given = official("dino_deitsmall16", tiny=True)
-    args = {"args": argparse.Namespace(arch="vit_tiny", patch_size=8)}
-    assert "'timm/vit_tiny_patch8_224'" in refusal(path, {**given.content, **args}, given)
-
-
-def test_head_of_another_backbone(official: MakeOfficial, tmp_path: Path) -> None:
-    given = official("moco_v2", tiny=True)
-
-    def widen(weights: dict[str, Tensor]) -> None:
-        key = "module.encoder_q.fc.0.weight"
-        weights[key] = torch.zeros(8, 9)
-
-    line = refusal(tmp_path / "file.pth", given.edited(widen), given)
-    assert "does not fit 8 features (of another shape: module.encoder_q.fc.0.weight)" in line
 
 
 def test_wide_resnets_are_wider_everywhere() -> None:
@@ -307,18 +259,10 @@ def test_wide_resnets_are_wider_everywhere() -> None:
     assert wide(torch.zeros(1, 3, 32, 32, device="meta")).shape == (1, 4096)
 
 
-def test_arguments_of_a_training_are_read_in_dino_files_alone(
-    official: MakeOfficial, tmp_path: Path
-) -> None:
-    given = official("moco_v2", tiny=True)
-    content = {**given.content, "args": argparse.Namespace(arch="resnet50")}
-    assert "argparse.Namespace" in refusal(tmp_path / "file.pth", content, given)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("moco_v2", {"state_dict": None}, "holds no weights in 'state_dict'"),
+        ("moco_v2", {"args": argparse.Namespace(arch="resnet50")}, "argparse.Namespace"),
         ("moco_v2", {"state_dict": {}}, "holds no weights in 'state_dict'"),
         ("moco_v2", {"state_dict": {"a": 3}}, "unexpected: a"),
         ("swav", [1], "holds a list"),
@@ -336,7 +280,6 @@ def test_files_that_are_no_checkpoint(
     ("key", "value", "says"),
     [
         ("head.last_layer.weight", 0.0, "rows that are zero or not finite"),
-        ("head.last_layer.weight", float("inf"), "rows that are zero or not finite"),
         ("backbone.conv1.0.weight", float("nan"), "not finite; is the file damaged?"),
         ("head.mlp.0.bias", float("nan"), "not finite; is the file damaged?"),
     ],
@@ -358,14 +301,12 @@ def test_damaged_values(
     [
         ({"layout": "moco_v2"}, "path=null: layout moco_v2 needs a file; download https://dl.fb"),
         ({"layout": "swav", "path": "no"}, "swav_800ep_pretrain.pth.tar and name it by method_kw"),
-        ({"layout": "dino", "path": "no"}, "dino_deitsmall16_pretrain_full_checkpoint.pth and"),
-        ({"layout": "dino", "path": "."}, "path='.': this is a folder"),
+        ({"layout": "dino", "path": "."}, "'.' cannot be read"),
         ({"layout": "run"}, "layout run needs a run directory or checkpoint"),
         ({"layout": "run", "path": "."}, "is no run directory"),
         ({"layout": "run", "path": ".", "model": "resnet18"}, "a run says itself what it is"),
-        ({"layout": "swav", "path": __file__, "networks": "momentum"}, "has no choice"),
-        ({"layout": "timm"}, "model=null: layout timm needs a model; for example resnet50.a1_in1k"),
-        ({"layout": "torchvision"}, "for example resnet50:IMAGENET1K_V2"),
+        ({"layout": "swav", "path": __file__, "networks": "momentum"}, "networks='momentum'"),
+        ({"layout": "torchvision"}, "model=null: layout torchvision needs a model; for example"),
     ],
 )
 def test_sources_that_do_not_do(
@@ -380,7 +321,6 @@ def test_sources_that_do_not_do(
 @pytest.mark.parametrize(
     ("model", "kwargs", "says"),
     [
-        ("resnet81", {}, "did you mean 'resnet18'?"),
         ("timm/resnet81", {}, "unknown architecture"),
         ("resnet50", {"depth": 3}, "unexpected keyword argument 'depth'"),
         ("squeezenet1_0", {}, "ends in no linear layer"),

@@ -55,8 +55,8 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_weights_are_those_of_the_checkpoint(run: Path) -> None:
-    found = load_pretrained(run)
+def test_weights_are_those_of_the_checkpoint(finished: Path) -> None:
+    found = load_pretrained(finished)
     state = torch.load(found.checkpoint, weights_only=True)["state_dict"]
     weights = {k.removeprefix("backbone."): v for k, v in state.items() if "backbone." in k}
     own = found.backbone.state_dict()
@@ -80,13 +80,8 @@ def test_last_checkpoint_or_the_one_that_is_named(run: Path) -> None:
 def test_last_checkpoint_is_told_by_numbers(run: Path) -> None:
     (file, other) = run.glob("*.ckpt")
     other.unlink()
-    names = [
-        "z.ckpt",
-        "a-ep=9.ckpt",
-        "a-ep=10-step=90.ckpt",
-        "a-ep=10-step=700.ckpt",
-        "a-ep=10.ckpt",
-    ]
+    steps = ["a-ep=10-step=90.ckpt", "a-ep=10-step=700.ckpt"]
+    names = ["z.ckpt", "a-ep=9.ckpt", *steps, "a-ep=10.ckpt"]
     for name in names:
         shutil.copy(file, run / name)
     file.unlink()
@@ -103,13 +98,8 @@ def test_last_checkpoint_is_told_by_numbers(run: Path) -> None:
         (lambda a: a["backbone"].update(name="timm/resnet81"), "did you mean 'timm/resnet18'?"),
         (lambda a: a["backbone"].update(kwargs=[1]), "backbone.kwargs=[1]: not a valid value"),
         (lambda a: a["backbone"]["kwargs"].update(width=8), "unexpected keyword argument 'width'"),
-        (
-            lambda a: a["backbone"]["kwargs"].update(channels=[16] * 4),
-            "of another shape: layer1.0.conv1",
-        ),
-        (lambda a: a["backbone"].update(name="timm/resnet14t"), "missing: layer1.0.conv3.weight"),
+        (lambda a: a["backbone"]["kwargs"].update(channels=[16] * 4), "of another shape: layer1"),
         (lambda a: a.pop("data"), "data=null: this key is required"),
-        (lambda a: a["data"].update(dataset=None), "data.dataset=null: not a valid value"),
         (lambda a: a.update(augmentations=[]), "augmentations=[]: not a valid value"),
         (lambda a: a["augmentations"][0].pop("crop_size"), "augmentations.0.crop_size=null"),
         (lambda a: a["optimizer"].update(batch_size=0), "optimizer.batch_size=0: not a valid"),
@@ -120,14 +110,11 @@ def test_args_that_do_not_do(edit: Callable[[dict[str, Any]], Any], says: str, r
     assert says in refusal(run)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"encoder": 3}', "{", "\x00", "[" * 5000])
-def test_args_that_are_none(text: str, run: Path) -> None:
-    (run / "args.json").write_text(text)
-    assert str(run / "args.json") in refusal(run)
-
-
 def test_folders_without_a_run(run: Path, tmp_path: Path) -> None:
     assert "no such run directory" in refusal(tmp_path / "nothing")
+    for text in ("[1]", '{"encoder": 3}', "{", "[" * 5000):
+        (run / "args.json").write_text(text)
+        assert str(run / "args.json") in refusal(run)
     (run / "args.json").unlink()
     assert "no args.json beside" in refusal(run)
     for file in run.glob("*.ckpt"):
@@ -135,20 +122,15 @@ def test_folders_without_a_run(run: Path, tmp_path: Path) -> None:
     assert "no .ckpt file in it" in refusal(run)
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
+def test_files_that_are_no_checkpoint(run: Path) -> None:
+    (*_, file) = sorted(run.glob("*.ckpt"))
+    for content, says in (
         ([1, 2], "holds a list"),
-        ({"weights": torch.zeros(1)}, "no Lightning checkpoint"),
         ({"state_dict": None}, "no Lightning checkpoint"),
         ({"state_dict": {"head.weight": torch.zeros(1)}}, "holds no backbone"),
-    ],
-    ids=("list", "other", "none", "head"),
-)
-def test_files_that_are_no_checkpoint(content: Any, says: str, run: Path) -> None:
-    for file in run.glob("*.ckpt"):
+    ):
         torch.save(content, file)
-    assert says in refusal(run)
+        assert says in refusal(run)
 
 
 @pytest.fixture
@@ -202,9 +184,7 @@ def test_a_run_of_swav(teacher: Path) -> None:
         torch.testing.assert_close(found.head(feats), z)
 
 
-@pytest.mark.parametrize(
-    "method", ["simclr", "simsiam", "mocov3", "barlow_twins", "vibcreg", "nnclr", "debiased"]
-)
+@pytest.mark.parametrize("method", ["simclr", "simsiam", "mocov3", "vibcreg", "debiased"])
 def test_projectors(method: str, saved: Callable[..., Any], loaded: host.Host) -> None:
     if method not in loaded.methods and method in BUILTIN_KWARGS:
         pytest.skip(f"solo-learn {loaded.info.generation} has no {method}")
@@ -247,12 +227,6 @@ def test_online_and_momentum_networks(networks: Any, saved: Callable[..., Any]) 
     assert ("momentum networks of" in found.description) == own
 
 
-def test_a_run_without_momentum_networks(saved: Callable[..., Any]) -> None:
-    _, run = saved("simclr")
-    with pytest.raises(UserError, match="no key starts with"):
-        load(run, networks="momentum")
-
-
 def test_what_is_not_taken_is_said(saved: Callable[..., Any]) -> None:
     _, run = saved("deepclusterv2")
     found = load(run)
@@ -261,7 +235,7 @@ def test_what_is_not_taken_is_said(saved: Callable[..., Any]) -> None:
     assert "its prototypes are not one set" in found.description
     change(run, lambda a: a.update(method="somebodys"))
     found = load(run)
-    assert (found.head, found.head_spec, found.embed_dim) == (None, None, found.features_dim)
+    assert (found.head, found.embed_dim) == (None, found.features_dim)
     assert "the activation of somebodys's projector is not known" in found.description
 
 
@@ -272,6 +246,8 @@ def test_a_projector_that_is_no_such_head(saved: Callable[..., Any]) -> None:
     found = load(run)
     assert found.head is None
     assert "cannot be rebuilt (unexpected: projector.9.scale)" in found.description
+    with pytest.raises(UserError, match="no key starts with"):
+        load(run, networks="momentum")
     bare = {k: v for k, v in state.items() if not k.startswith("projector.")}
     torch.save({"state_dict": bare, "epoch": 0}, run / "tiny-ep=0.ckpt")
     assert "the run has no projector" in load(run).description
@@ -295,7 +271,7 @@ def test_head_of_a_student(
         settings = {**settings, "teacher": {"layout": "run", "path": str(teacher)}}
     change(run, lambda a: a.update(method="seed", method_kwargs=settings))
     found = load(run)
-    assert (found.head_spec and found.head_spec.activation) == activation
+    assert activation is None if found.head is None else f"{activation}(" in str(found.head).lower()
 
 
 def test_normalisation_and_size_of_the_run(saved: Callable[..., Any]) -> None:
@@ -331,8 +307,8 @@ def test_names_of_the_release(saved: Callable[..., Any]) -> None:
     for networks, before in expected.items():
         found = load(run, networks=networks)
         assert torch.equal(found.backbone(x), before.backbone(x))
-        assert found.head_spec == before.head_spec
-        assert found.head_spec is not None
+        assert str(found.head) == str(before.head)
+        assert found.head is not None
         assert (found.mean, found.std) == ((0.5,) * 3, (0.2,) * 3)
     data = load_pretrained(run).cfg.data
     assert (data.train_path, data.val_path) == ("images/train", None)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.abc
-import importlib.machinery
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -15,14 +13,11 @@ import lightning.pytorch as pl
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
+from torchvision import models
 
 
 def load() -> ModuleType:
-    """Imports ``solo`` with its base class replaced, and lets its methods take main's config.
-
-    Returns:
-        The module ``solo``; ``solo.methods.METHODS`` holds the adapted classes.
-    """
+    """Imports ``solo`` with its base class replaced, and lets its methods take main's config."""
     from solo_ext.host.release_1_0_2 import base
 
     replacement: Any = ModuleType("solo.methods.base")
@@ -38,7 +33,11 @@ def load() -> ModuleType:
 
     for name in ("solo.utils.whitening", "solo.methods.wmse"):
         sys.modules[name].Whitening2d = Whitening2d  # type: ignore[attr-defined]
-    base.BaseMethod._BACKBONES.update(_backbones())
+    own_backbones = importlib.import_module("solo.utils.backbones")
+    sizes = ("tiny", "small", "base", "large")
+    for name in ("resnet18", "resnet50", *(f"{f}_{s}" for f in ("vit", "swin") for s in sizes)):
+        make = getattr(models if name.startswith("resnet") else own_backbones, name)
+        base.BaseMethod._BACKBONES[name] = _after_method(make)
     made = natives(solo.methods.METHODS)
     solo.methods.METHODS.update(made)
     for own in made.values():
@@ -46,60 +45,13 @@ def load() -> ModuleType:
     return solo
 
 
-def _backbones() -> dict[str, Any]:
-    """The release's own backbones, called as in main: the method's name comes first."""
-    own = importlib.import_module("solo.utils.backbones")
-    resnets = importlib.import_module("torchvision.models")
-    found = {f"resnet{depth}": getattr(resnets, f"resnet{depth}") for depth in (18, 50)}
-    for family in ("vit", "swin"):
-        for size in ("tiny", "small", "base", "large"):
-            found[f"{family}_{size}"] = getattr(own, f"{family}_{size}")
-    return {name: _after_method(make) for name, make in found.items()}
-
-
 def _after_method(make: Any) -> Any:
+    """A constructor called as in main, with the method's name before its arguments."""
     return lambda method=None, **kwargs: make(**kwargs)
 
 
-_MOVED = {"pytorch_lightning": "lightning.pytorch"}
-_GONE = ("pl_bolts", "distutils")
-
-
-class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds every name below a moved package, so that no second copy of it is loaded."""
-
-    def __init__(self) -> None:
-        self._specs: list[tuple[ModuleType, Any]] = []
-
-    def restore(self) -> None:
-        """Restores the specs of moved modules, which importing under an alias replaced."""
-        for module, spec in reversed(self._specs):
-            module.__spec__ = spec
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        top = name.partition(".")[0]
-        if top in _MOVED or top in _GONE:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        top, _, rest = spec.name.partition(".")
-        if top in _MOVED:
-            module = importlib.import_module(_MOVED[top] + (f".{rest}" if rest else ""))
-            self._specs.append((module, module.__spec__))
-            return module
-        return _Stub(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Does nothing: moved modules are already executed, and stubs have no code."""
-
-
 class _Stub(ModuleType):
-    """A removed package; the names that the release imports from it are never called here."""
-
-    __path__: list[str] = []
+    """A removed module; the names that the release imports from it are never called here."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -107,30 +59,27 @@ class _Stub(ModuleType):
         return object
 
 
-def _aliased(name: str) -> bool:
-    return name.partition(".")[0] in (*_MOVED, *_GONE)
-
-
 @contextlib.contextmanager
 def legacy_imports() -> Iterator[None]:
-    """Redirects the release's imports inside the block; restores real modules of these names.
+    """Gives the release the modules that it imports; restores real modules of these names.
 
     ``pytorch_lightning`` becomes ``lightning.pytorch``. lightning depends on a distribution of the
     former name with other classes, so the redirection is needed even if it is installed.
     ``pl_bolts`` and ``distutils`` (removed in Python 3.12) are stubs: what the release imports from
     them is used only by its own scripts' argument parsing and by parts that are replaced here.
     """
-    held = {name: sys.modules.pop(name) for name in list(sys.modules) if _aliased(name)}
-    finder = _Aliases()
-    sys.meta_path.insert(0, finder)
+    gone = ("pl_bolts", "pl_bolts.optimizers", "pl_bolts.optimizers.lr_scheduler", "distutils")
+    old: dict[str, ModuleType] = {name: _Stub(name) for name in gone}
+    old |= {"pytorch_lightning": pl, "pytorch_lightning.callbacks": pl.callbacks}
+    tops = {name.partition(".")[0] for name in old}
+    held = {n: sys.modules.pop(n) for n in list(sys.modules) if n.partition(".")[0] in tops}
+    sys.modules.update(old)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
-        for name in [n for n in sys.modules if _aliased(n)]:
+        for name in old:
             del sys.modules[name]
         sys.modules.update(held)
-        finder.restore()
 
 
 _OF_MAIN_ALONE = {
@@ -156,7 +105,6 @@ class Native:
         super().__init__(cfg=cfg, **kwargs, **_ARGUMENTS.get(self.method_name, {}))  # type: ignore[call-arg]
 
     def base_training_step(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Runs backbone and classifier only."""
         from solo_ext.host.release_1_0_2.base import BaseMethod
 
         return self._with_class_metrics(BaseMethod.forward(self, X), targets)  # type: ignore
@@ -195,11 +143,7 @@ class Whitening2d(nn.Module):
 
 
 def natives(methods: dict[str, type]) -> dict[str, type]:
-    """The release's methods by name, each with main's constructor.
-
-    Args:
-        methods: ``solo.methods.METHODS`` of the release.
-    """
+    """Those of ``solo.methods.METHODS`` that train, each with main's constructor."""
     made = {}
     for name, own in methods.items():
         if name in ("base", "linear"):

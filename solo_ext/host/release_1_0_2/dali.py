@@ -23,11 +23,7 @@ _Pipeline: Any = importlib.import_module("nvidia.dali.pipeline").Pipeline
 
 
 class PretrainPipeline(upstream.PretrainPipeline):  # type: ignore[misc]
-    """The release's graph with our reader, also for CPUs.
-
-    Args:
-        wanted: the pass.
-    """
+    """The release's graph with our reader, also for CPUs."""
 
     def __init__(self, wanted: DALIPass) -> None:
         # Skip the release's own constructor, which would open folders and ask for a GPU.

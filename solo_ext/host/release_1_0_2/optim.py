@@ -26,12 +26,6 @@ def configure_optimizers(module: Any) -> Any:
     It differs from upstream's: parameters with ``static_lr`` keep their rate by a schedule of plain
     numbers, so that checkpoints can be loaded; LARS is timm's, which runs Lightning's closure
     before it scales gradients; the warm-up is computed in closed form.
-
-    Args:
-        module: a method with ``learnable_params``, ``optimizer``, ``lr``, ``scheduler`` and so on.
-
-    Returns:
-        An optimiser, or an optimiser and its schedule, in Lightning's format.
     """
     groups = [dict(group, params=list(group["params"])) for group in module.learnable_params]
     if module.exclude_bias_n_norm_wd:
@@ -107,24 +101,16 @@ def _schedule(module: Any, optimizer: torch.optim.Optimizer, static: list[bool])
         return {"scheduler": scheduler, "interval": module.scheduler_interval, "frequency": 1}
     if not any(static):
         return MultiStepLR(optimizer, list(module.lr_decay_steps))
-    milestones = sorted(module.lr_decay_steps)
-    return LambdaLR(
-        optimizer, [_constant if fixed else partial(_decayed, milestones) for fixed in static]
-    )
+    decayed = partial(_decayed, list(module.lr_decay_steps))
+    return LambdaLR(optimizer, [_static(1.0) if fixed else decayed for fixed in static])
 
 
 def warmup_cosine(
     step: int, base: float, *, warmup: float, total: float, start: float, end: float
 ) -> float:
-    """Learning rate after ``step`` steps: linear warm-up to ``base``, then half a cosine.
+    """Learning rate after ``step`` of ``total`` steps (or epochs).
 
-    Args:
-        step: steps (or epochs) done, 0 or more.
-        base: rate at the end of the warm-up.
-        warmup: length of the warm-up; 0 is none.
-        total: length of the whole schedule.
-        start: rate at step 0 of the warm-up.
-        end: rate at the end of the schedule.
+    ``warmup`` steps rise linearly from ``start`` to ``base``, half a cosine falls to ``end``.
 
     >>> rate = partial(warmup_cosine, base=1.0, warmup=2, total=6, start=0.1, end=0.0)
     >>> [round(rate(step), 3) for step in range(6)]
@@ -139,10 +125,6 @@ def warmup_cosine(
 
 def _factor(rate: Callable[[int, float], float], base: float) -> Callable[[int], float]:
     return lambda step: rate(step, base) / base
-
-
-def _constant(step: int) -> float:
-    return 1.0
 
 
 def _static(first: float) -> Callable[[int], float]:

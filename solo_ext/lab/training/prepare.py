@@ -99,7 +99,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     # Data sets of torchvision number their classes themselves.
     numbered = run.data.dataset in STATISTICS
     if val is not None and not numbered and not run.data.no_labels:
-        same_classes(train, val, run.data.val_path)
+        same_classes(train, val, str(run.data.val_path))
     check_batch_size(run, len(train))
     check_builtin(run, len(train))
     check_validation_interval(run, len(train))

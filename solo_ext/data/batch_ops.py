@@ -39,22 +39,11 @@ class AxisResampler(nn.Module):
         self.register_buffer("kernels", stacked, persistent=False)
 
     def forward(self, start: Tensor, length: Tensor, flip: Tensor | None = None) -> Tensor:
-        """The matrices (N, size, source) of crops.
-
-        Args:
-            start: first pixel (N,).
-            length: pixels (N,).
-            flip: 0 or 1 (N,).
-        """
+        """The matrices (N, size, source) of crops by first pixel, length and mirroring (N,)."""
         # The matrices have zeros on their left, so `unfold` gives every shift without a copy.
         shifted = self.kernels.unfold(3, self.source, 1).permute(0, 1, 3, 2, 4)
         mirror = flip if flip is not None and len(shifted) == 2 else torch.zeros_like(start)
         return shifted[mirror, length, self.source - start]
-
-
-def kernel_bytes(source: int, size: int, mirrored: bool) -> int:
-    """Bytes of an :class:`AxisResampler`; they grow with the square of the source."""
-    return 4 * (1 + mirrored) * (source + 1) * size * 2 * source
 
 
 def bicubic_matrices(source: int, size: int) -> list[Tensor | None]:
@@ -63,13 +52,7 @@ def bicubic_matrices(source: int, size: int) -> list[Tensor | None]:
 
 
 def central_matrix(source: int, shorter: int, size: int) -> list[Tensor | None]:
-    """The matrix of torchvision's ``Resize(size)`` and ``CenterCrop(size)`` along one axis.
-
-    Args:
-        source: length of the axis.
-        shorter: length of the shorter axis, which becomes ``size``.
-        size: side of the crop.
-    """
+    """The matrix of torchvision's ``Resize(size)`` and ``CenterCrop(size)`` along one axis."""
     resized = size * source // shorter
     first = round((resized - size) / 2)
     whole = bicubic_matrix(source, resized)[first : first + size]
@@ -101,19 +84,7 @@ def _cubic(x: Tensor) -> Tensor:
 
 
 def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Applies one matrix per image to its rows and one to its columns.
-
-    Args:
-        images: (N, C, H, W).
-        rows: (N, S, H).
-        columns: (N, T, W).
-
-    Returns:
-        (N, C, S, T).
-
-    >>> resample(torch.ones(2, 3, 12, 10), torch.ones(2, 8, 12), torch.ones(2, 6, 10)).shape
-    torch.Size([2, 3, 8, 6])
-    """
+    """Multiplies images (N, C, H, W) by rows (N, S, H) and columns (N, T, W), to (N, C, S, T)."""
     n, channels, height, width = images.shape
     across = torch.bmm(images.reshape(n, channels * height, width), columns.transpose(1, 2))
     stacked = across.view(n, channels, height, -1)
@@ -121,15 +92,7 @@ def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def blur(images: Tensor, radius: Tensor) -> Tensor:
-    """Blurs every image with its own radius.
-
-    Args:
-        images: (N, C, H, W).
-        radius: standard deviation in pixels (N,).
-
-    >>> blur(torch.ones(2, 3, 8, 6), radius=torch.tensor([0.5, 2.0])).shape
-    torch.Size([2, 3, 8, 6])
-    """
+    """Blurs every image (N, C, H, W) with its own radius (N,), the standard deviation in pixels."""
     height, width = images.shape[-2:]
     rows = blur_matrices(radius, height)
     return resample(images, rows, rows if height == width else blur_matrices(radius, width))
@@ -141,10 +104,6 @@ def blur_matrices(radius: Tensor, size: int) -> Tensor:
     Three box blurs whose variances add up to that of the Gaussian; the boxes have fractional
     weights at both ends (Gwosdek et al., "Theoretical foundations of Gaussian convolution by
     extended box filtering", SSVM 2011). The edge pixels are repeated.
-
-    Args:
-        radius: standard deviation in pixels (N,).
-        size: length of the axis.
     """
     box = _boxes(_box_radius(radius), size)
     return box @ box @ box
@@ -196,18 +155,7 @@ def jitter_(images: Tensor, affine: Tensor, hue: Tensor | None, stops: Sequence[
 
 
 def mix_channels(images: Tensor, matrices: Tensor, bias: Tensor) -> Tensor:
-    """``matrix @ pixel + bias`` for every pixel.
-
-    Args:
-        images: (N, 3, H, W).
-        matrices: (N, 3, 3).
-        bias: (N, 3), (N, 1) or (3,).
-
-    >>> grey = towards_grey(keep=torch.zeros(1), grey=torch.ones(1))
-    >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
-    >>> mix_channels(red, grey, torch.zeros(3)).flatten()
-    tensor([0.2990, 0.2990, 0.2990])
-    """
+    """``matrix @ pixel + bias`` for every pixel, with matrices (N, 3, 3)."""
     flat = images.flatten(2)
     return torch.baddbmm(bias.unsqueeze(-1), matrices, flat).view_as(images)
 
@@ -225,9 +173,7 @@ def shift_hue_(images: Tensor, turns: Tensor) -> Tensor:
     ``1 + (G + B - R - m) / C`` with the sign of ``G - B``, and the channels of hue h are
     ``m + C clamp(|6 frac((h + k) / 6) - 3| - 1, 0, 1)``, k = 0, 4, 2.
 
-    Args:
-        images: (N, 3, H, W), changed in place.
-        turns: (N,) in [-0.5, 0.5].
+    ``turns`` (N,) are in [-0.5, 0.5].
 
     >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
     >>> shift_hue_(red, turns=torch.tensor([1 / 3])).flatten().round()

@@ -15,7 +15,7 @@ from torchvision import transforms as T
 
 from solo_ext.config.schema import Augmentation
 from solo_ext.core.draws import sample_keys, uniforms
-from solo_ext.data.batch_augment.draws import ViewDraws, crop_boxes, draw_view
+from solo_ext.data.batch_augment import ViewDraws, crop_boxes, draw_view
 
 COUNT = 6000
 STRENGTHS = {"brightness": 0.4, "contrast": 0.3, "saturation": 0.2, "hue": 0.1}
@@ -126,16 +126,6 @@ def test_order_of_the_jitter() -> None:
     assert stats.chisquare(list(orders.values())).pvalue > LEAST
 
 
-def test_strengths_of_zero_are_no_steps() -> None:
-    draws = drawn(color_jitter={"prob": 1.0, "contrast": 0.4, "brightness": 0.4})
-    assert draws.hue is None
-    assert draws.affine.shape == (COUNT, 2, 3)
-    assert not (draws.affine[:, :, 1] != 0).any(), "saturation"
-    first = (draws.affine[:, 0, 2] != 0).float().mean()
-    assert abs(first - 0.5) < 4 * np.sqrt(0.25 / COUNT)
-    assert drawn(color_jitter={"prob": 1.0, "hue": 0.1}).affine.shape == (COUNT, 0, 3)
-
-
 CHANCES = ("color_jitter", "grayscale", "gaussian_blur", "solarization", "equalization", "flip")
 
 
@@ -148,35 +138,14 @@ def test_chances(prob: float) -> None:
     told = np.zeros((len(CHANCES), COUNT))
     told[0, : draws.hue_stops[-1]] = 1
     told[1], told[5] = draws.gray, draws.flip
+    radii = torch.empty(COUNT).uniform_(0.1, 2.0, generator=torch.Generator().manual_seed(0))
+    assert prob == 0 or same(draws.radius.numpy(), radii.numpy()) > LEAST
     for place, rows in ((2, draws.blurred), (3, draws.solarized), (4, draws.equalized)):
         told[place, rows] = 1
     bound = 4 * np.sqrt(prob * (1 - prob) / COUNT)
     assert (abs(told.mean(1) - prob) <= bound).all()
     if 0 < prob < 1:
         assert abs(np.corrcoef(told) - np.eye(len(CHANCES))).max() < 4 / np.sqrt(COUNT)
-
-
-def test_blur_radius() -> None:
-    draws = drawn(gaussian_blur={"prob": 0.7})
-    torch.manual_seed(0)
-    theirs = torch.empty(COUNT).uniform_(0.1, 2.0).numpy()
-    assert same(draws.radius.numpy(), theirs) > LEAST
-    assert len(draws.radius) == len(draws.blurred)
-
-
-def test_draws_of_views_epochs_seeds_and_samples_are_independent() -> None:
-    keys = {
-        "this": (sample_keys(5, 0, np.arange(COUNT)), 0),
-        "next view": (sample_keys(5, 0, np.arange(COUNT)), 64),
-        "next epoch": (sample_keys(5, 1, np.arange(COUNT)), 0),
-        "next seed": (sample_keys(6, 0, np.arange(COUNT)), 0),
-        "next sample": (sample_keys(5, 0, np.arange(1, COUNT + 1)), 0),
-        "next number": (sample_keys(5, 0, np.arange(COUNT)), 1),
-    }
-    numbers = np.stack([uniforms(k, first, 1)[:, 0] for k, first in keys.values()])
-    assert abs(np.corrcoef(numbers) - np.eye(len(keys))).max() < 4 / np.sqrt(COUNT)
-    for row in numbers:
-        assert stats.kstest(row, "uniform").pvalue > LEAST
 
 
 def test_part_of_the_draws() -> None:

@@ -27,21 +27,12 @@ class H5Images(Dataset[Item]):
     """Encoded images ``<class>/<image>``, each a one-dimensional array of bytes.
 
     Classes and images are in the order of their names. Every process opens the file for itself, so
-    loaders may start their workers in any way.
-
-    Attributes:
-        classes: names by target.
-        targets: (n,), int64.
-
-    Args:
-        path: the file.
-        only: classes to keep; by default all.
+    loaders may start their workers in any way. Classes other than ``only`` are left out.
 
     Raises:
         OSError: the file cannot be opened as HDF5.
         KeyError, TypeError, AttributeError, RuntimeError, ValueError: it is damaged, or contains a
             name that is not text.
-        ImportError: h5py is not installed.
     """
 
     def __init__(self, path: Path, only: tuple[str, ...] = ()) -> None:
@@ -62,8 +53,7 @@ class H5Images(Dataset[Item]):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the file and with the classes read from it."""
-        return f"{file_state(Path(self.path))} {self.classes}"
+        return f"{file_state(self.path)} {self.classes}"
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -72,27 +62,24 @@ class H5Images(Dataset[Item]):
         return {**self.__dict__, "_file": None}
 
     def __getitem__(self, index: int) -> Item:
-        target = int(self.targets[index])
         name = self.name_of(index)
         try:
-            held = self._opened()[self.classes[target]][self._names[index]]
-            stored: Any = None if self._is_elsewhere(held) else held[()]
+            file = self._opened()
+            held = file[self.classes[self.targets[index]]][self._names[index]]
+            # Links and storage of HDF5 may name any file on the machine.
+            external = getattr(held, "external", None) or getattr(held, "is_virtual", False)
+            stored: Any = None if external or held.file.filename != file.filename else held[()]
         except _DAMAGED as error:
             if isinstance(error, OSError) and error.errno in NOT_THE_IMAGES_FAULT:
                 raise
             raise UnreadableImage(name, str(error) or type(error).__name__) from None
         if getattr(stored, "dtype", None) != np.uint8 or stored.ndim != 1:
             raise UnreadableImage(name, "it is not the bytes of an image file (uint8, 1-D)")
-        return decode_image(stored.tobytes(), name), target
+        return decode_image(stored.tobytes(), name), int(self.targets[index])
 
     def name_of(self, index: int) -> str:
         """``<file>:<class>/<image>``."""
         return f"{self.path}:{self.classes[self.targets[index]]}/{self._names[index].decode()}"
-
-    def _is_elsewhere(self, held: Any) -> bool:
-        """Whether the bytes lie in another file: HDF5 links may name any file on the machine."""
-        linked = held.file.filename != self._opened().filename
-        return linked or bool(getattr(held, "external", None) or getattr(held, "is_virtual", False))
 
     def _opened(self) -> Any:
         import h5py
@@ -107,12 +94,7 @@ class H5Images(Dataset[Item]):
 
 
 def open_h5(path: str, key: str, dataset: str) -> H5Images:
-    """Opens ``data.format: h5``.
-
-    Args:
-        path: the file.
-        key: key of the path in the config.
-        dataset: ``data.dataset``; ``imagenet100`` selects its classes from a file of ImageNet.
+    """Opens ``data.format: h5``; ``imagenet100`` selects its classes from a file of ImageNet.
 
     Raises:
         ConfigError: h5py or the file is missing, or the file is damaged or has another layout.
@@ -133,18 +115,9 @@ def open_h5(path: str, key: str, dataset: str) -> H5Images:
             # The system refused: no permission, or too many open files.
             raise
         said = (str(error) or type(error).__name__).splitlines()[0]
-        if isinstance(error, OSError):
-            raise ConfigError(key, path, f"not an HDF5 file ({said})", "give a .h5 file") from None
-        raise ConfigError(
-            key, path, f"a damaged HDF5 file, or one of another layout ({said})", _LAYOUT
-        ) from None
+        raise ConfigError(key, path, f"not an HDF5 file, or damaged ({said})", _LAYOUT) from None
     if not len(images):
-        raise ConfigError(
-            key,
-            path,
-            "no images in the groups of this file" if images.classes else "no groups in this file",
-            _LAYOUT,
-        )
+        raise ConfigError(key, path, "no images in the groups of this file", _LAYOUT)
     return images
 
 

@@ -12,29 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from solo_ext.config.schema import HuggingFace, Images
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.images import class_names, open_images, targets_of
-from solo_ext.data.reading import UnreadableImage, name_of
+from solo_ext.data.images import class_names, open_images
+from solo_ext.data.reading import UnreadableImage, name_of, targets_of
+from tests.data.making import png
 
 datasets: Any = pytest.importorskip("datasets")
 SIZE = 12
 NAMES = ["ant", "bee", "cat"]
 
 
-def encoded(level: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (6, 6), (level, 2 * level, 255 - level)).save(file, "PNG")
-    return file.getvalue()
-
-
 def rows(count: int = SIZE, *, label: Any = None, **more: Any) -> Any:
     """Returns a data set of images; the label of row i is i mod 3."""
     label = datasets.ClassLabel(names=NAMES) if label is None else label
     table = {
-        "image": [{"bytes": encoded(i), "path": f"{i}.png"} for i in range(count)],
+        "image": [{"bytes": png(i), "path": f"{i}.png"} for i in range(count)],
         "label": [i % 3 for i in range(count)],
         **{name: values for name, (_, values) in more.items()},
     }
@@ -51,7 +45,7 @@ def folder(root: Path) -> Path:
         for split in ("train", "test"):
             place = root / split / NAMES[index % 3]
             place.mkdir(parents=True, exist_ok=True)
-            (place / f"{index:02d}.png").write_bytes(encoded(index))
+            (place / f"{index:02d}.png").write_bytes(png(index))
             (place / "notes.txt").write_text("no image")
     return root
 
@@ -72,7 +66,7 @@ def plain_parquet(root: Path) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    held = {"img": [encoded(i) for i in range(SIZE)], "label": [NAMES[i % 3] for i in range(SIZE)]}
+    held = {"img": [png(i) for i in range(SIZE)], "label": [NAMES[i % 3] for i in range(SIZE)]}
     pq.write_table(pa.table(held), root / "plain.parquet")
     return root / "plain.parquet"
 
@@ -96,7 +90,7 @@ def tar(root: Path) -> Path:
     """A shard as WebDataset writes it."""
     with tarfile.open(root / "train-000.tar", "w") as shard:
         for index in range(SIZE):
-            for kind, content in (("png", encoded(index)), ("cls", b"%d" % (index % 3))):
+            for kind, content in (("png", png(index)), ("cls", b"%d" % (index % 3))):
                 entry = tarfile.TarInfo(f"{index:03d}.{kind}")
                 entry.size = len(content)
                 shard.addfile(entry, io.BytesIO(content))
@@ -156,24 +150,14 @@ def test_the_table_is_not_copied(source: str, section: Any, tmp_path: Path) -> N
     images: Any = open_images(section(SOURCES[source](tmp_path), fraction=0.5), "train")
     held = pickle.dumps(images)
     # The images are on disk: a worker is sent where.
-    assert encoded(5)[:60] not in held
+    assert png(5)[:60] not in held
     assert len(held) < 6000
+    assert sorted(targets_of(images)) == [0, 0, 1, 1, 2, 2]
     files = {Path(f["filename"]) for f in images.dataset.rows.cache_files}
     assert files
     assert all(f.is_relative_to(tmp_path) for f in files)
     copy = pickle.loads(held)
     assert np.array_equal(np.asarray(copy[3][0]), np.asarray(images[3][0]))
-
-
-def test_images_are_decoded_when_they_are_asked_for(section: Any, tmp_path: Path) -> None:
-    table = {"image": [{"bytes": b"no image", "path": None}] * 2, "label": [0, 1]}
-    features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
-    datasets.Dataset.from_dict(table, features=features).save_to_disk(str(tmp_path / "x"))
-    images = open_images(section(tmp_path / "x"), "train")
-    assert (targets_of(images), class_names(images)) == ([0, 1], ["0", "1"])
-    with pytest.raises(UnreadableImage) as caught:
-        images[1]
-    assert caught.value.what == name_of(images, 1) == f"{tmp_path / 'x'} [train], row 1"
 
 
 def test_unreadable_rows_are_named(section: Any, tmp_path: Path) -> None:
@@ -183,11 +167,16 @@ def test_unreadable_rows_are_named(section: Any, tmp_path: Path) -> None:
     with pytest.raises(UnreadableImage, match="it is empty") as caught:
         images[0]
     assert caught.value.what == name_of(images, 0) == str(root / "ant" / "00.png")
-    table = {"image": [None, {"bytes": encoded(1), "path": None}], "label": [0, 1]}
+    table = {"image": [None, {"bytes": b"no image", "path": None}], "label": [0, 1]}
     features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
     datasets.Dataset.from_dict(table, features=features).save_to_disk(str(tmp_path / "x"))
-    with pytest.raises(UnreadableImage, match=r"row 0.*has no image"):
-        open_images(section(tmp_path / "x"), "train")[0]
+    images = open_images(section(tmp_path / "x"), "train")
+    assert (targets_of(images), class_names(images)) == ([0, 1], ["0", "1"])
+    for index, reason in enumerate(("has no image", "no image of")):
+        with pytest.raises(UnreadableImage, match=reason) as caught:
+            images[index]
+        assert caught.value.what == name_of(images, index)
+        assert caught.value.what == f"{tmp_path / 'x'} [train], row {index}"
 
 
 @pytest.mark.parametrize(
@@ -212,7 +201,7 @@ def test_labels_that_are_no_class_labels(
 def test_columns_by_setting(section: Any, tmp_path: Path) -> None:
     kind = datasets.ClassLabel(names=["x", "y"])
     place = tmp_path / "file.png"
-    place.write_bytes(encoded(9))
+    place.write_bytes(png(9))
     held = rows(2, fine=(kind, [1, 0]), place=(datasets.Value("string"), [str(place)] * 2))
     held.save_to_disk(str(tmp_path / "x"))
     images = open_images(section(tmp_path / "x"), "train")
@@ -221,21 +210,8 @@ def test_columns_by_setting(section: Any, tmp_path: Path) -> None:
     assert (class_names(images), targets_of(images)) == (["x", "y"], [1, 0])
     assert images[0][0].getpixel((0, 0)) == (9, 18, 246)
     assert name_of(images, 0) == str(place)
-
-
-def test_no_labels_and_fraction(section: Any, tmp_path: Path) -> None:
-    rows().remove_columns("label").save_to_disk(str(tmp_path / "x"))
-    images = open_images(section(tmp_path / "x", no_labels=True), "train")
-    assert (len(images), set(targets_of(images)), images[5][1]) == (SIZE, {-1}, -1)
-    half = open_images(section(saved(tmp_path), fraction=0.5), "train")
-    assert sorted(targets_of(half)) == [0, 0, 1, 1, 2, 2]
-
-
-def test_selected_rows_keep_their_labels(section: Any, tmp_path: Path) -> None:
-    rows().select([7, 2, 5]).save_to_disk(str(tmp_path / "x"))
-    images = open_images(section(tmp_path / "x"), "train")
-    assert [images[i][0].getpixel((0, 0))[0] for i in range(3)] == [7, 2, 5]
-    assert targets_of(images) == [1, 2, 2]
+    bare = open_images(section(tmp_path / "x", no_labels=True), "train")
+    assert (targets_of(bare), bare[1][1]) == ([-1, -1], -1)
 
 
 def test_splits(section: Any, tmp_path: Path) -> None:
@@ -249,6 +225,18 @@ def test_splits(section: Any, tmp_path: Path) -> None:
     assert len(open_images(section(path, val_path=str(other)), "val")) == SIZE
 
 
+def kept(root: Path, column: str) -> Path:
+    rows().select_columns([column]).save_to_disk(str(root / "x"))
+    return root / "x"
+
+
+def two_of_images(root: Path) -> Path:
+    several = rows(2, b=(datasets.Image(), [{"bytes": png(1), "path": None}] * 2))
+    several = several.select_columns(["image", "b", "label"]).rename_column("image", "a")
+    several.save_to_disk(str(root / "x"))
+    return root / "x"
+
+
 Mistake = tuple[Callable[[Path], Path | str], dict[str, Any], str, str]
 MISTAKES: dict[str, Mistake] = {
     "path": (lambda root: root / "no", {}, "data.train_path", "no such folder or file"),
@@ -257,8 +245,10 @@ MISTAKES: dict[str, Mistake] = {
     "split": (saved_splits, {"train_split": "trian"}, "train_split", "did you mean 'train'"),
     "split of one": (saved, {"train_split": "train"}, "train_split", "single split"),
     "image": (saved, {"image": "imgae"}, "image", "did you mean 'image'"),
-    "image of numbers": (saved, {"image": "label"}, "image", r"columns: image \(Image\), label"),
     "label": (saved, {"label": "lable"}, "label", "did you mean 'label'"),
+    "no image": (lambda root: kept(root, "label"), {}, "image", "no column of images.*: label"),
+    "no label": (lambda root: kept(root, "image"), {}, "label", "no column of labels.*no_labels"),
+    "several": (two_of_images, {}, "image", "several columns of images; name it; columns: a, "),
     "label of images": (saved, {"label": "image"}, "label", "neither whole numbers nor names"),
 }
 
@@ -270,22 +260,6 @@ def test_mistakes(kind: str, section: Any, tmp_path: Path) -> None:
         open_images(section(make(tmp_path), settings), "train")
     assert caught.value.key.endswith(key)
     assert "\n" not in str(caught.value)
-
-
-def test_columns_that_are_not_there(section: Any, tmp_path: Path) -> None:
-    cases = {
-        "image": rows().remove_columns("image"),
-        "label": rows().remove_columns("label"),
-    }
-    for name, held in cases.items():
-        held.save_to_disk(str(tmp_path / name))
-        with pytest.raises(ConfigError, match=rf"no column of {name}s.*columns: ") as caught:
-            open_images(section(tmp_path / name), "train")
-        assert caught.value.key == f"data.huggingface.{name}"
-    several = rows(2, a=(datasets.Image(), [{"bytes": encoded(1), "path": None}] * 2))
-    several.rename_column("image", "b").save_to_disk(str(tmp_path / "several"))
-    with pytest.raises(ConfigError, match=r"several columns of images.*b \(Image\)"):
-        open_images(section(tmp_path / "several"), "train")
 
 
 def test_training_images_are_no_validation(section: Any, tmp_path: Path) -> None:

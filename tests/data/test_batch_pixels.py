@@ -15,19 +15,15 @@ from torchvision.transforms import functional as T
 from torchvision.transforms.v2 import functional as F
 
 from solo_ext.config.schema import Augmentation
-from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.batch_augment.draws import ViewDraws
-from solo_ext.data.batch_augment.ops import (
+from solo_ext.data.batch_augment import BatchAugment, ViewDraws
+from solo_ext.data.batch_ops import (
     AxisResampler,
     bicubic_matrices,
-    bicubic_matrix,
     blur,
     blur_matrices,
     jitter_,
-    mix_channels,
     resample,
     shift_hue_,
-    towards_grey,
 )
 from solo_ext.data.transforms import pretrain_transform
 
@@ -147,35 +143,6 @@ def test_hue_exactly() -> None:
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation", "hue"])
-def test_every_strength_is_its_own(name: str) -> None:
-    """Grey images have no saturation and no hue; contrast leaves their mean alone."""
-    images = pixels(20, 16, 16)[:, :1].repeat(1, 3, 1, 1) // 4 + 90
-    views, _ = one_view(images, crop_size=16, color_jitter={"prob": 1.0, name: 0.4})
-    same = [torch.allclose(v, i / 255, atol=1e-5) for v, i in zip(views, images, strict=True)]
-    # A factor may come as near to 1 as that, once.
-    assert all(same) if name in ("saturation", "hue") else sum(same) <= 1
-    moved = (views.mean((1, 2, 3)) - images.float().mean((1, 2, 3)) / 255).abs()
-    assert (moved.max() > 1e-2) == (name == "brightness")
-
-
-def test_what_is_not_jittered_is_left_alone() -> None:
-    images = pixels(6, 8, 8).float() / 255
-    affine = torch.full((6, 1, 3), 0.5)
-    found = jitter_(images.clone(), affine, torch.full((6,), 0.3), (0, 2, 4))
-    assert torch.equal(found[4:], images[4:])
-    assert all((found[n] != images[n]).any() for n in range(4))
-
-
-def test_grey() -> None:
-    images = pixels(4, 16, 16)
-    keep = torch.tensor([0.0, 1.0, 0.0, 1.0])
-    found = mix_channels(images.float() / 255, towards_grey(keep, 1 - keep), torch.zeros(1, 1))
-    expected = unit([T.to_grayscale(pil(i), 3) for i in images])
-    assert (found[::2] - expected[::2]).abs().max() < 1 / 255
-    torch.testing.assert_close(found[1::2], images[1::2] / 255)
-
-
 @pytest.mark.parametrize("radius", [0.1, 0.3, 0.7, 1.0, 1.4, 1.9, 2.0])
 def test_blur(radius: float) -> None:
     images = pixels(4, 24, 40)
@@ -215,18 +182,6 @@ def box_variance(radius: float) -> float:
     whole, part = int(radius), radius - int(radius)
     squares = 2 * sum(d * d for d in range(1, whole + 1)) + 2 * part * (whole + 1) ** 2
     return squares / (2 * radius + 1)
-
-
-def test_blur_of_a_line() -> None:
-    """Without rounding in the way: PIL's response to a step of 255, at the edge and within."""
-    for radius in (0.5, 1.2, 2.0):
-        (matrix,) = blur_matrices(torch.tensor([radius]), 16)
-        torch.testing.assert_close(matrix.sum(1), torch.ones(16))
-        for pixel in (0, 7, 15):
-            line = np.zeros((16, 16), dtype=np.uint8)
-            line[:, pixel] = 255
-            by_pil = np.asarray(Image.fromarray(line).filter(ImageFilter.GaussianBlur(radius)))
-            assert abs(matrix[:, pixel].numpy() * 255 - by_pil[8]).max() < 2.5
 
 
 def test_blurred_with_its_own_radius() -> None:
@@ -272,20 +227,3 @@ def test_grey_comes_before_what_is_not_linear() -> None:
     expected = torch.stack([transform(pil(i))[0] for i in images])
     # Grey of 8 bits against grey that equalisation rounds.
     assert ((views - expected).abs() > 1.5 / 255).float().mean() < 0.02
-
-
-@pytest.mark.parametrize("dataset", ["cifar10", "custom"])
-def test_normalisation(dataset: str) -> None:
-    images = pixels(5, 16, 16)
-    given = augmentation(crop_size=16, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4])
-    augment = BatchAugment(dataset, [given], 16, 16, 5)
-    (views,) = augment(images, augment.draw(0, np.arange(5)))
-    transform = pretrain_transform(dataset, [given])
-    expected = torch.stack([transform(pil(i))[0] for i in images])
-    torch.testing.assert_close(views, expected, atol=2e-6, rtol=1e-5)
-
-
-def test_rows_of_a_matrix_sum_to_one() -> None:
-    for length, size in itertools.product((1, 2, 7, 32, 96), (1, 8, 32)):
-        torch.testing.assert_close(bicubic_matrix(length, size).sum(1), torch.ones(size))
-    assert torch.equal(bicubic_matrix(9, 9), torch.eye(9))
