@@ -107,8 +107,9 @@ class PCL(BaseMomentumMethod):
         >>> from solo_ext.methods.registry import example_config
         >>> cfg = example_config("pcl", queue_size=16, num_prototypes=[3, 6])
         >>> method, views = PCL(cfg), torch.randn(2, 4, 3, 32, 32)
-        >>> v, key = method(views[0])["z"], method.momentum_forward(views[1])["z"]
-        >>> loss, _ = method.contrast([v], [F.normalize(key, dim=1)], indices=torch.arange(4))
+        >>> v = method.projector(method(views[0])["feats"])
+        >>> key = F.normalize(method.embed(views[1]), dim=1)
+        >>> loss, _ = method.contrast([v], [key], indices=torch.arange(4))
         >>> v.shape, loss.shape
         (torch.Size([4, 128]), torch.Size([]))
     """
