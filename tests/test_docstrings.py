@@ -12,7 +12,12 @@ import pytest
 
 import solo_ext
 
-PACKAGES: tuple[str, ...] = ("solo_ext.clustering", "solo_ext.losses", "solo_ext.memory")
+PACKAGES: tuple[str, ...] = (
+    "solo_ext.clustering",
+    "solo_ext.losses",
+    "solo_ext.memory",
+    "solo_ext.methods",
+)
 """Packages in which every public function and class has an example."""
 
 

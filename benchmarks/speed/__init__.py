@@ -1,6 +1,7 @@
 """The speed table: every operation beside its peers, with target, measured ratio and verdict.
 
-    python -m benchmarks.speed                  # all rows, from nothing; goes on where it stopped
+    python -m benchmarks.speed                  # all rows, from nothing
+    python -m benchmarks.speed --rows steps     # these alone; the record keeps its others
     python -m benchmarks.speed --quick          # small sizes, whether everything runs; no verdicts
 
 Variants of an operation take turns in one process, on one thread, nine rounds after ten to warm

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.speed``: measures what is missing, then prints the table."""
+"""``python -m benchmarks.speed``: measures all rows or some, and prints the table."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ import torch
 from rich.console import Console
 
 import benchmarks.speed
-from benchmarks.speed.effort import QUICK, Effort
 from benchmarks.speed.record import Record, markdown, table
 from benchmarks.speed.rows import ROWS
+from benchmarks.speed.target import QUICK, Effort
 from solo_ext.core.errors import UserError, nearest
 from solo_ext.core.files import write_text
 
@@ -35,11 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=benchmarks.speed.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help=", ".join(ROWS))
+    rows = f"these alone; the record keeps its others: {', '.join(ROWS)}"
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help=rows)
     parser.add_argument("--quick", action="store_true", help="small sizes, no verdicts")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one")
     parser.add_argument("--json", type=Path, metavar="OUT", help="the record; beside it OUT.md")
-    parser.add_argument("--fresh", action="store_true", help="measure again what OUT holds")
     args = parser.parse_args(arguments)
     try:
         run(args)
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     """Measures and prints.
 
     Raises:
-        UserError: an unknown row, no GPU, or a record that does not fit.
+        UserError: an unknown row, or no GPU.
     """
     names = args.rows or list(ROWS)
     for name in names:
@@ -66,20 +66,18 @@ def run(args: argparse.Namespace) -> None:
     folder = Path("runs") if args.quick else Path("results") / "speed"
     out = args.json or folder / f"{'speed-quick' if args.quick else device}.jsonl"
     torch.set_num_threads(1)
-    # A quick table is soon made again.
-    record = Record(out, effort, args.fresh or (args.quick and args.json is None))
+    record = Record(out, effort, fresh=not args.rows)
     console = Console()
     # Tables are wider than what a file or pipe is taken to be.
     console = console if console.is_terminal else Console(width=200)
     for name in names:
-        if name not in record:
-            torch.manual_seed(0)
-            begin = time.perf_counter()
-            measured = ROWS[name].measure(effort)
-            record.add(name, measured, time.perf_counter() - begin)
+        torch.manual_seed(0)
+        begin = time.perf_counter()
+        measured = ROWS[name].measure(effort)
+        record.add(name, measured, time.perf_counter() - begin)
         console.print(f"[bold]{name}[/bold]")
         console.print(table(record.findings(name), not args.quick))
-    held = [f for name in ROWS if name in record for f in record.findings(name)]
+    held = [f for name in ROWS for f in record.findings(name)]
     write_text(out.with_suffix(".md"), markdown(held, not args.quick))
     console.print(f"record: {out}, {out.with_suffix('.md')}")
 

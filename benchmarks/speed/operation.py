@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -9,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks.interleaved import (
     Work,
@@ -19,9 +23,7 @@ from benchmarks.interleaved import (
     take_turns,
 )
 from benchmarks.speed.counting import counted
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.law import Law
-from benchmarks.speed.target import Finding, Measured, Target, at_most
+from benchmarks.speed.target import Effort, Finding, Measured, Target, at_most
 
 OURS, AGAIN = "ours", "again"
 NEEDS_GPU, OF_CPU = "needs a GPU", "a target on a CPU"
@@ -148,18 +150,14 @@ class Operation:
     Attributes:
         name: for ``--rows``.
         cases: its sizes.
-        laws: how it grows; on a CPU.
     """
 
     name: str
     cases: tuple[Case, ...]
-    laws: tuple[Law, ...] = ()
 
     def measure(self, effort: Effort) -> Measured:
-        """Measures all sizes and laws."""
-        parts: dict[str, Measured] = {case.label: case.measure(effort) for case in self.cases}
-        if effort.device == "cpu":
-            parts.update({law.label: law.measure(effort) for law in self.laws})
+        """Measures all sizes."""
+        parts = {case.label: case.measure(effort) for case in self.cases}
         findings = [f for part in parts.values() for f in part.findings]
         return Measured(findings, {k: part.details for k, part in parts.items()})
 
@@ -234,3 +232,45 @@ def _reached(
             line = replace(line, most_difference=goal.most_difference)
         found.append(replace(line, measured=measured))
     return found
+
+
+def installed(module: str) -> bool:
+    """Whether a library is there."""
+    return importlib.util.find_spec(module) is not None
+
+
+def not_installed(name: str) -> str:
+    """What the table says of a peer that is not."""
+    return f"peer not installed: {name}"
+
+
+def peer(module: str, make: Callable[[Any], Work]) -> Work | str:
+    """A call of a library that may be missing, made with the module of that name."""
+    library = module.partition(".")[0]
+    if not installed(library):
+        return not_installed(library)
+    return make(importlib.import_module(module))
+
+
+def compiled(effort: Effort, function: Callable[..., Any], *args: Any) -> Work | str:
+    """``function(*args)`` under torch.compile."""
+    if not effort.compiled:
+        return "not compiled with --quick"
+    made = torch.compile(function, dynamic=False)
+    return lambda: made(*args)
+
+
+def unit(effort: Effort, rows: int, dim: int) -> Tensor:
+    """Random unit rows."""
+    return F.normalize(torch.randn(rows, dim, device=effort.device), dim=1)
+
+
+def across(gradient: Tensor, rows: Tensor) -> Tensor:
+    """The gradient across the sphere: many forms do not normalise inside."""
+    rows = rows.detach()
+    return gradient - (gradient * rows).sum(1, keepdim=True) * rows
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm of what was expected."""
+    return float((found - expected).norm() / expected.norm())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable
@@ -13,11 +12,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.target import Finding, Measured
+from benchmarks.speed.target import Effort, Finding, Measured
 from solo_ext import host
-from solo_ext.core.errors import UserError
-from solo_ext.core.files import append_lines, read_jsonl
+from solo_ext.core.files import read_jsonl, write_text
 from solo_ext.lab.training.run_dir import environment, package_version
 
 HEADER = (
@@ -34,79 +31,44 @@ HEADER = (
 )
 _STYLES = {"met": "green", "within the gate": "yellow", "missed": "bold red"}
 NO_VERDICT = "none: quick"
-_ROOT = Path(__file__).resolve().parents[2]
 _PEERS = ("solo-learn", "lightly", "kornia", "faiss-cpu", "faiss-gpu-cu12", "flash-kmeans", "timm")
 
 
 class Record:
-    """What was measured so far, in a file.
+    """What was measured, in a file: how and where, then a line for each row.
 
     Args:
-        file: the file; what it holds of an interrupted table is taken over.
+        file: the file; its rows are taken over.
         effort: of the table.
         fresh: begin anew, whatever the file holds.
-
-    Raises:
-        UserError: the file is no such record, or of other settings, code or machine.
     """
 
     def __init__(self, file: Path, effort: Effort, fresh: bool = False) -> None:
         self.file = file
-        self._made_with = {
+        found = environment(host.load().info)
+        peers = {name: package_version(name) for name in _PEERS}
+        self._about = {
             "effort": asdict(effort),
-            "code": code_digest(),
-            "environment": _environment(effort),
+            "environment": {**found, "peers": peers, "device": effort.device},
         }
-        self._rows: dict[str, Any] = {}
-        if file.is_file() and not fresh:
-            self._rows = self._taken_over()
-
-    def _taken_over(self) -> dict[str, Any]:
-        remedy = "give another --json, or --fresh to begin anew"
-        made_with, *lines = read_jsonl(self.file) or [{}]
-        if made_with.keys() != self._made_with.keys():
-            raise UserError(f"{self.file}: no record of a speed table; {remedy}")
-        for key, value in self._made_with.items():
-            # What was written has lists where there were tuples.
-            if made_with[key] != json.loads(json.dumps(value)):
-                raise UserError(f"{self.file}: measured with another {key}; {remedy}")
-        return {line["row"]: line for line in lines}
-
-    def __contains__(self, row: str) -> bool:
-        return row in self._rows
+        held = [] if fresh or not file.is_file() else read_jsonl(file)[1:]
+        self._rows: dict[str, Any] = {line["row"]: line for line in held}
 
     def add(self, row: str, measured: Measured, seconds: float) -> None:
-        """Appends a row to the file."""
-        if not self._rows:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            self.file.unlink(missing_ok=True)
-            append_lines(self.file, [self._made_with])
+        """Writes a row to the file, in place of what was measured of it before."""
         self._rows[row] = {
             "row": row,
             "seconds": round(seconds, 1),
             "findings": [f.as_json() for f in measured.findings],
             "details": measured.details,
         }
-        append_lines(self.file, [self._rows[row]])
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        lines = [self._about, *self._rows.values()]
+        write_text(self.file, "".join(f"{json.dumps(line)}\n" for line in lines))
 
     def findings(self, row: str) -> list[Finding]:
-        """Lines of a row."""
-        return [Finding.from_json(f) for f in self._rows[row]["findings"]]
-
-
-def code_digest() -> str:
-    """Changes with every file of the package and of this benchmark, and with every config."""
-    digest = hashlib.sha256()
-    for folder, kind in (("solo_ext", "*.py"), ("benchmarks", "*.py"), ("configs", "*.yaml")):
-        for file in sorted((_ROOT / folder).rglob(kind)):
-            digest.update(file.relative_to(_ROOT).as_posix().encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def _environment(effort: Effort) -> dict[str, Any]:
-    found = environment(host.load().info)
-    peers = {name: package_version(name) for name in _PEERS}
-    return {**found, "peers": peers, "device": effort.device}
+        """Lines of a row; none of one that was not measured."""
+        return [Finding.from_json(f) for f in self._rows.get(row, {"findings": []})["findings"]]
 
 
 def cells(finding: Finding, verdicts: bool = True) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A line of the table: what was measured, its target and verdict; a row gives several of them."""
+"""How much is measured, and a line of the table: what was measured, its target and verdict."""
 
 from __future__ import annotations
 
@@ -6,14 +6,36 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from benchmarks.speed.effort import Effort
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured, and where.
+
+    Attributes:
+        rounds: that count.
+        warm: rounds before them.
+        shrink: sizes are divided by it; verdicts are given at 1 alone.
+        compiled: whether peers are compiled, which takes seconds for each.
+        device: of the tensors.
+    """
+
+    rounds: int = 9
+    warm: int = 10
+    shrink: int = 1
+    compiled: bool = True
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    def size(self, full: int, least: int = 16) -> int:
+        """The size in place of ``full``."""
+        return max(full // self.shrink, min(full, least))
+
+
+QUICK = Effort(rounds=3, warm=1, shrink=16, compiled=False)
 
 Verdict = Literal["met", "within the gate", "missed", "no target", "not measured here"]
 
 GATE = 0.85
 """Share of a ratio that a change must not fall below."""
-
-_SIGNS = {"at_least": ">=", "at_most": "<=", "near": "+-"}
 
 
 @dataclass(frozen=True)
@@ -22,15 +44,13 @@ class Target:
 
     Attributes:
         value: that number.
-        sense: ``at_least`` (of ratios of time and memory, with a gate), ``at_most``, or ``near``.
+        sense: ``at_least`` (of ratios of time and memory, with a gate) or ``at_most``.
         unit: printed after it.
-        tolerance: how far from ``value`` is still ``near``.
     """
 
     value: float
-    sense: Literal["at_least", "at_most", "near"] = "at_least"
+    sense: Literal["at_least", "at_most"] = "at_least"
     unit: str = "x"
-    tolerance: float = 0.0
 
     def verdict(self, measured: float | None) -> Verdict:
         """Whether ``measured`` is as it should be; ``None`` is a number that there is not."""
@@ -38,29 +58,18 @@ class Target:
             return "not measured here"
         if self.sense == "at_most":
             return "met" if measured <= self.value else "missed"
-        if self.sense == "near":
-            return "met" if abs(measured - self.value) <= self.tolerance else "missed"
         if measured >= self.value:
             return "met"
         return "within the gate" if measured >= GATE * self.value else "missed"
 
     def __str__(self) -> str:
-        number = f"{self.value:g}"
-        if self.sense == "near":
-            return f"{number} +- {self.tolerance:g} {self.unit}".strip()
-        return f"{_SIGNS[self.sense]} {number} {self.unit}".strip()
+        sign = ">=" if self.sense == "at_least" else "<="
+        return f"{sign} {self.value:g} {self.unit}".strip()
 
 
 def at_most(value: float, unit: str) -> Target:
     """A number that is not to be exceeded."""
     return Target(value, "at_most", unit)
-
-
-def slope(value: float, tolerance: float = 0.15, *, at_most: bool = False) -> Target:
-    """An exponent of a power law; with ``at_most`` any below will do."""
-    if at_most:
-        return Target(value + tolerance, "at_most", "slope")
-    return Target(value, "near", "slope", tolerance)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from PIL import Image
 
-from benchmarks.speed.effort import Effort
+from benchmarks.speed.target import Effort
 from solo_ext.config.compose import compose
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from solo_ext.config.schema import DALI, CommonConfig
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.transforms import Statistics, fixed_view
+from solo_ext.data.transforms import fixed_view
 
 INSTALL = "pip install 'solo-ext[dali-cuda12]' or 'solo-ext[dali-cuda13]', after your CUDA"
-_READ = "remove it or replace it; data.format=image_folder reads with Pillow instead"
-_AHEAD = 4
+AHEAD = 4
 """Most batches that a pipeline reads ahead: the file that failed is in one of them."""
 
 
@@ -31,18 +30,24 @@ def dali_installed() -> bool:
 
 def nvidia_dali() -> Any:
     """The module ``nvidia.dali`` with its PyTorch plugin, imported on first use."""
-    # Typed as Any: DALI's own hints cover neither enumerations nor `device_id=None`.
     found: Any = importlib.import_module("nvidia.dali")
     importlib.import_module("nvidia.dali.plugin.pytorch")
     return found
 
 
 def device_of(cfg: CommonConfig) -> str:
-    """Returns ``dali.device`` of a config, after checking that DALI can run there.
+    """``dali.device`` of a config with ``data.format=dali``.
 
     Raises:
-        ConfigError: DALI is not installed, or there is no GPU for it.
+        ConfigError: DALI is not installed, has no GPU, or would have to skip unreadable images.
     """
+    if cfg.data.unreadable == "skip":
+        raise ConfigError(
+            "data.unreadable",
+            "skip",
+            "DALI stops at an image that it cannot read",
+            "set it to refuse and remove such images, or use data.format=image_folder",
+        )
     if not dali_installed():
         raise ConfigError(
             "data.format",
@@ -59,24 +64,16 @@ def device_of(cfg: CommonConfig) -> str:
 
 
 class DALIViews:
-    """Batches ``(views, labels)`` of files in their order, each once.
+    """Batches ``(views, labels)`` of files in their order, each once, for ``data.format=dali``.
 
     Geometry and normalisation are those of :func:`solo_ext.data.transforms.eval_transform`;
     pixels differ from it by rounding, 0.1 to 0.2 grey levels of 255 on average.
-
-    Args:
-        files: image files.
-        labels: one integer per file.
-        size: side of the view in pixels.
-        statistics: mean and standard deviation per channel.
-        batch_size: files per batch; the last one may be smaller.
-        num_threads: at least 1.
-        device: ``cpu`` or ``gpu``.
 
     Attributes:
         skipped: always empty; every file is read or refused.
 
     Raises:
+        ConfigError: DALI cannot run here.
         UserError: while iterating, a file that cannot be read.
     """
 
@@ -84,18 +81,15 @@ class DALIViews:
 
     def __init__(
         self,
+        cfg: CommonConfig,
         files: Sequence[str],
         labels: Sequence[int],
-        size: int,
-        statistics: Statistics,
-        *,
         batch_size: int,
-        num_threads: int,
-        device: str,
     ) -> None:
         self.files, self.labels = list(files), [int(label) for label in labels]
-        self.size, self.statistics = size, statistics
-        self.batch_size, self.num_threads, self.device = batch_size, max(num_threads, 1), device
+        self.size, self.statistics = fixed_view(cfg)
+        self.batch_size, self.num_threads = batch_size, max(cfg.data.num_workers, 1)
+        self.device = device_of(cfg)
 
     def __len__(self) -> int:
         return -(-len(self.files) // self.batch_size)
@@ -117,7 +111,7 @@ class DALIViews:
                 served += 1
         except RuntimeError as error:
             first = served * self.batch_size
-            raise unreadable(error, self.files[first : first + _AHEAD * self.batch_size]) from error
+            raise unreadable(error, self.files[first : first + AHEAD * self.batch_size]) from error
 
     def _pipeline(self) -> Any:
         dali = nvidia_dali()
@@ -151,26 +145,6 @@ class DALIViews:
         )
 
 
-def dali_views(
-    cfg: CommonConfig, files: Sequence[str], labels: Sequence[int], batch_size: int
-) -> DALIViews:
-    """The fixed views of some files, for a config with ``data.format=dali``.
-
-    Raises:
-        ConfigError: DALI cannot run here.
-    """
-    size, normal = fixed_view(cfg)
-    return DALIViews(
-        files,
-        labels,
-        size,
-        normal,
-        batch_size=batch_size,
-        num_threads=cfg.data.num_workers,
-        device=device_of(cfg),
-    )
-
-
 def _fixed_view(images: Any, size: int) -> Any:
     """The geometry of :class:`~solo_ext.data.transforms.FixedView`, with the same rounding."""
     dali = nvidia_dali()
@@ -198,37 +172,22 @@ def _margin(side: Any, size: int) -> Any:
     return half + (cut - 2 * half) * (half - 2 * (half // 2))
 
 
-def cannot_skip() -> ConfigError:
-    """Error for ``data.unreadable=skip`` with DALI."""
-    return ConfigError(
-        "data.unreadable",
-        "skip",
-        "DALI stops at an image that it cannot read",
-        "set it to refuse and remove such images, or use data.format=image_folder",
-    )
-
-
 def unreadable(error: RuntimeError, files: Sequence[str]) -> Exception:
-    """Error for a pipeline that failed; it names the file if a file is the cause.
-
-    Args:
-        error: what DALI raised.
-        files: those that DALI may have been reading.
-    """
+    """Error for a pipeline that failed; it names the file if one of ``files`` is the cause."""
     text = str(error)
     named = re.search(r"(?:Failed to decode sample #\d+ :|File mapping failed:) *(.+)", text)
-    if named and named.group(1).strip() in files:
-        return _refusal(named.group(1).strip())
-    # Some decoders do not name the file: decode each one by itself to find it.
-    if "readers.file" in text or "decoders.image" in text or "decoders.Image" in text:
+    found = named.group(1).strip() if named else None
+    if found not in files:
+        if not re.search(r"readers\.file|decoders\.[iI]mage", text):
+            return error
+        # Some decoders do not name the file: decode each one by itself to find it.
         found = next((file for file in files if not _decodes(file)), None)
-        if found is not None:
-            return _refusal(found)
-    return error
-
-
-def _refusal(file: str) -> UserError:
-    return UserError(f"DALI cannot read the image {file!r}: truncated, empty or no image; {_READ}")
+        if found is None:
+            return error
+    return UserError(
+        f"DALI cannot read the image {found!r}: truncated, empty or no image; remove it or replace "
+        "it; data.format=image_folder reads with Pillow instead"
+    )
 
 
 def _decodes(file: str) -> bool:

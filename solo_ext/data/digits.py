@@ -34,16 +34,16 @@ def digits_folder(split: str, root: Path | None = None) -> Path:
         root: parent folder; :func:`solo_ext.core.files.data_root` by default.
 
     Raises:
-        ValueError: unknown split.
-        UserError: the folder exists without the split.
+        UserError: there is no such split, or the folder exists without it.
     """
-    if split not in ("train", "val"):
-        raise ValueError(f"digits have the splits train and val, not {split!r}")
     folder = (root or data_root()) / "digits"
-    if not (folder / split).is_dir():
+    if not folder.is_dir():
         _write(folder)
     if not (folder / split).is_dir():
-        raise UserError(f"{str(folder)!r} has no folder {split!r}; remove it to have it written")
+        raise UserError(
+            f"{str(folder)!r} has no folder {split!r}; the splits are train and val, and a folder "
+            "that lacks one is written again after it was removed"
+        )
     return folder / split
 
 

@@ -1,15 +1,14 @@
 """Opens the data set of a config, and describes it without decoding an image.
 
 :func:`open_images` finds the reader for ``data.format``, takes the fraction or the held-out part,
-and wraps the data set if unreadable images are skipped. The functions for targets, class names,
-files and fingerprints look through these wrappers.
+and marks the data set if unreadable images are skipped.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,11 +17,18 @@ from torchvision import datasets
 
 from solo_ext.config import schema
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.dali import cannot_skip
-from solo_ext.data.formats.folders import ClassFolders, FileList, ImageFiles, Unlabelled
-from solo_ext.data.formats.h5 import open_h5
-from solo_ext.data.formats.huggingface import open_huggingface
-from solo_ext.data.reading import Images, Item, Skipping, file_state, name_of
+from solo_ext.data.folders import ClassFolders, FileList, ImageFiles, Unlabelled
+from solo_ext.data.h5 import open_h5
+from solo_ext.data.huggingface import open_huggingface
+from solo_ext.data.reading import (
+    Images,
+    Item,
+    Skipping,
+    file_state,
+    name_of,
+    targets_of,
+    unwrapped,
+)
 
 Split = Literal["train", "val"]
 
@@ -41,7 +47,6 @@ class WithoutLabels(Dataset[Item]):
         return self.images[index][0], -1
 
     def name_of(self, index: int) -> str:
-        """The name that the data set gives the image."""
         return name_of(self.images, index)
 
 
@@ -56,6 +61,12 @@ def open_images(data: schema.Images, split: Split) -> Images:
     Raises:
         ConfigError: the path is missing, empty, unreadable, or not in the data set's layout, or a
             fraction cannot contain every class.
+
+    >>> from solo_ext.data.digits import digits_folder
+    >>> data = schema.Images(dataset="custom", train_path=str(digits_folder("train")))
+    >>> images = open_images(data, "train")
+    >>> len(images), images[0][0].size, class_names(images)[:3]
+    (1400, (32, 32), ['0', '1', '2'])
     """
     if data.holdout is not None:
         whole = open_images(data.model_copy(update={"holdout": None}), "train")
@@ -68,12 +79,10 @@ def open_images(data: schema.Images, split: Split) -> Images:
     unlabelled = data.no_labels and split == "train"
     try:
         images = _opened(data, split, path, unlabelled)
-    except OSError as error:
-        problem = error.strerror or str(error).splitlines()[0]
-        named = f" ({error.filename})" if error.filename else ""
-        raise ConfigError(
-            key, path, f"{problem}{named}", "give a folder or file that can be read"
-        ) from None
+    except (OSError, RuntimeError) as error:
+        # torchvision raises a RuntimeError for an archive that is not there.
+        problem = str(error).splitlines()[0]
+        raise ConfigError(key, path, problem, "give a folder or file that can be read") from None
     if len(images) == 0:
         raise ConfigError(key, path, "no image in it", "give a folder with images")
     if unlabelled and not isinstance(images, ImageFiles):
@@ -98,30 +107,14 @@ def _opened(data: schema.Images, split: Split, path: str, unlabelled: bool) -> I
         # With `skip`, a listed file that does not exist counts as an unreadable image.
         present = data.unreadable != "skip"
         return FileList(root, key, not unlabelled, present=present)
-    if name in ("cifar10", "cifar100", "stl10"):
-        return _torchvision(name, root, split, key)
+    train = split == "train"
+    if name == "stl10":
+        part = "train+unlabeled" if train else "test"
+        return cast(Images, datasets.STL10(str(root), split=part))
+    if name in ("cifar10", "cifar100"):
+        cifar = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
+        return cast(Images, cifar(str(root), train=train))
     return Unlabelled(root) if unlabelled else ClassFolders(root, key)
-
-
-def _torchvision(name: str, root: Path, split: Split, key: str) -> Images:
-    images: Images
-    try:
-        if name == "stl10":
-            images = datasets.STL10(
-                str(root), split="train+unlabeled" if split == "train" else "test"
-            )
-        else:
-            cifar = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
-            images = cifar(str(root), train=split == "train")
-    except RuntimeError as error:
-        raise ConfigError(
-            key,
-            str(root),
-            f"torchvision's {name} is not there: {str(error).splitlines()[0]}",
-            f"download it with torchvision.datasets.{name.upper()}(path, download=True), or use "
-            "class folders with data.dataset=custom",
-        ) from None
-    return images
 
 
 def _held_out(images: Images, holdout: float, split: Split) -> Images:
@@ -131,9 +124,8 @@ def _held_out(images: Images, holdout: float, split: Split) -> Images:
     targets = targets_of(images)
     labelled = [i for i, target in enumerate(targets) if target >= 0]
     if not labelled:
-        raise ConfigError(
-            "data.holdout", holdout, "no training image has a label", "set it to null"
-        )
+        problem = "no training image has a label"
+        raise ConfigError("data.holdout", holdout, problem, "set it to null")
     held = _stratified([targets[i] for i in labelled], holdout, "data.holdout")
     chosen = {labelled[i] for i in held}
     kept = [i for i in range(len(targets)) if (i in chosen) == (split == "val")]
@@ -172,45 +164,19 @@ def class_names(images: Images) -> list[str]:
     >>> class_names([("an image", 2), ("another", 0)])
     ['0', '2']
     """
-    source: Any = images
-    while isinstance(source, Skipping | Subset):
-        source = source.images if isinstance(source, Skipping) else source.dataset
-    names = getattr(source, "classes", None)
-    return [str(n) for n in names] if names else [str(t) for t in sorted(set(targets_of(images)))]
-
-
-def targets_of(images: Images) -> Sequence[int]:
-    """Targets of all samples, without decoding an image.
-
-    >>> images = [("an image", 2), ("another", 0)]
-    >>> targets_of(images)
-    [2, 0]
-    """
-    if isinstance(images, Skipping):
-        return targets_of(images.images)
-    if isinstance(images, Subset):
-        all_targets = targets_of(images.dataset)  # type: ignore[arg-type]
-        return [all_targets[i] for i in images.indices]
-    for name in ("targets", "labels"):
-        if hasattr(images, name):
-            return [int(t) for t in getattr(images, name)]
-    return [images[i][1] for i in range(len(images))]
+    names = getattr(unwrapped(images, ())[0], "classes", None)
+    return [str(n) for n in names or sorted(set(targets_of(images)))]
 
 
 def files_of(images: Images) -> list[str]:
     """Path of every sample by index, for DALI, which opens the files itself.
 
     Raises:
-        ConfigError: the data set has no files, or skips unreadable images.
+        ConfigError: the data set has no files.
     """
-    source: Any = images
-    if isinstance(source, Skipping):
-        raise cannot_skip()
-    if isinstance(source, Subset):
-        files = files_of(source.dataset)  # type: ignore[arg-type]
-        return [files[index] for index in source.indices]
+    source, indices = unwrapped(images, range(len(images)))
     if hasattr(source, "samples"):
-        return [str(path) for path, _ in source.samples]
+        return [str(source.samples[index][0]) for index in indices]
     raise ConfigError(
         "data.format",
         "dali",
@@ -225,13 +191,10 @@ def images_fingerprint(images: Images) -> str | None:
     Files count by path, size and time of change. A data set without files may have a text
     attribute ``fingerprint`` instead.
 
-    Args:
-        images: from :func:`open_images`.
-
     Returns:
         Hex digits; ``None`` if the images cannot be identified, or if unreadable ones are skipped.
     """
-    return _digest(images, _entries)
+    return _digest(images, by_name=False)
 
 
 def names_fingerprint(images: Images) -> str | None:
@@ -239,29 +202,21 @@ def names_fingerprint(images: Images) -> str | None:
 
     Unlike :func:`images_fingerprint` it opens no file, and is the same for a copy elsewhere.
 
-    Args:
-        images: from :func:`open_images`.
-
     Returns:
         Hex digits; ``None`` if the images cannot be identified.
     """
-    return _digest(images, _names, wrapped=True)
+    return _digest(images, by_name=True)
 
 
-def _digest(
-    images: Images, entries_of: Callable[[Any], Iterable[Any] | None], wrapped: bool = False
-) -> str | None:
-    """Digest of the innermost data set's entries, and of the subsets around it.
-
-    With ``wrapped`` it also looks through :class:`Skipping` and :class:`WithoutLabels`.
-    """
+def _digest(images: Images, *, by_name: bool) -> str | None:
+    """Digest of the innermost data set's entries, and of the wrappers around it."""
     digest = hashlib.sha256()
     source: Any = images
-    while (entries := entries_of(source)) is None:
+    while (entries := _entries(source, by_name)) is None:
         if isinstance(source, Subset):
             digest.update(repr(list(source.indices)).encode())
             source = source.dataset
-        elif wrapped and isinstance(getattr(source, "images", None), Dataset):
+        elif by_name and isinstance(getattr(source, "images", None), Dataset):
             digest.update(type(source).__name__.encode())
             source = source.images
         else:
@@ -273,14 +228,20 @@ def _digest(
     return digest.hexdigest()
 
 
-def _names(source: Any) -> Iterable[Any] | None:
-    if hasattr(source, "samples"):
-        names = _from_root([os.fspath(path) for path, _ in source.samples])
-        return zip(names, (target for _, target in source.samples), strict=True)
+def _entries(source: Any, by_name: bool) -> Iterable[Any] | None:
     if isinstance(getattr(source, "fingerprint", None), str):
         return [source.fingerprint]
+    if hasattr(source, "samples"):
+        paths = [os.fspath(path) for path, _ in source.samples]
+        named = _from_root(paths) if by_name else map(file_state, paths)
+        return zip(named, (target for _, target in source.samples), strict=True)
     if hasattr(source, "base_folder"):
-        return [source.base_folder, getattr(source, "split", getattr(source, "train", None))]
+        # torchvision's data sets are a few large files, and an argument selects the split.
+        split = getattr(source, "split", getattr(source, "train", None))
+        if by_name:
+            return [source.base_folder, split]
+        files = sorted(p for p in Path(source.root, source.base_folder).rglob("*") if p.is_file())
+        return [split, *map(file_state, files)]
     return None
 
 
@@ -292,18 +253,3 @@ def _from_root(paths: list[str]) -> list[str]:
     root = len(os.path.commonpath(folders.values())) if folders else 0
     within = {folder: whole[root:].lstrip(os.sep) for folder, whole in folders.items()}
     return [os.path.join(within[folder], name) for folder, name in split]
-
-
-def _entries(source: Any) -> Iterable[str] | None:
-    own = getattr(source, "fingerprint", None)
-    if isinstance(own, str):
-        return [own]
-    if hasattr(source, "samples"):
-        return (f"{file_state(Path(path))} {target}" for path, target in source.samples)
-    if hasattr(source, "base_folder") and hasattr(source, "root"):
-        # torchvision's data sets are a few large files, and an argument selects the split.
-        folder = Path(source.root) / source.base_folder
-        split = getattr(source, "split", getattr(source, "train", None))
-        files = sorted(p for p in folder.rglob("*") if p.is_file())
-        return [str(split), *map(file_state, files)]
-    return None

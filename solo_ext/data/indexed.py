@@ -12,9 +12,9 @@ from torch.utils.data import Dataset, Subset
 
 from solo_ext.config.schema import CommonConfig
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.dali import dali_views
-from solo_ext.data.images import files_of, open_images, targets_of
-from solo_ext.data.reading import read_sample
+from solo_ext.data.dali import DALIViews
+from solo_ext.data.images import files_of, open_images
+from solo_ext.data.reading import read_sample, targets_of
 from solo_ext.data.transforms import MultiCrop, Transform, eval_transform, fixed_view
 from solo_ext.data.views import TrainingViews
 from solo_ext.data.workers import WorkerLoader
@@ -32,16 +32,15 @@ def training_set(trainer: Any, cfg: CommonConfig) -> Any:
     """
     loader = trainer.train_dataloader
     if hasattr(loader, "dataset"):
-        if not isinstance(loader.dataset, TrainingViews) and not hasattr(
-            loader.dataset, "transform"
-        ):
+        held = loader.dataset
+        if not isinstance(held, TrainingViews) and not hasattr(held, "transform"):
             raise ConfigError(
                 "data",
-                type(loader.dataset).__name__,
+                type(held).__name__,
                 "a data set without the attribute `transform` cannot be read under another one",
                 "use image folders or one of torchvision's data sets",
             )
-        return loader.dataset
+        return held
     # solo-learn's own scripts do not read these two keys.
     unread = {"holdout": None, "unreadable": "refuse"}
     data = cfg.data.model_copy(update={"format": "dali", "dataset": "custom", **unread})
@@ -92,17 +91,11 @@ def indexed_eval_loader(
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Batches ``(indices, views)`` of some samples at the size of pretraining, each once.
 
-    They come through DALI if the training batches do.
-
-    Args:
-        cfg: the config.
-        dataset: the training set, as :class:`IndexedViews` takes it.
-        indices: the samples.
-        batch_size: images per batch.
+    They come through DALI if the training batches do. ``dataset`` is a :func:`training_set`.
     """
     if cfg.data.format == "dali":
         files = files_of(dataset.images)
-        views = dali_views(cfg, [files[index] for index in indices], indices, batch_size)
+        views = DALIViews(cfg, [files[i] for i in indices], indices, batch_size)
         return ((numbers, images) for images, numbers in views)
     size, normal = fixed_view(cfg)
     return WorkerLoader(
@@ -116,10 +109,7 @@ def indexed_eval_loader(
 
 
 def labels_of(dataset: Any) -> Tensor | None:
-    """Labels of a training set by sample index; ``None`` if it has none.
-
-    Args:
-        dataset: as :class:`IndexedViews` takes it.
+    """Labels of a :func:`training_set` by sample index; ``None`` if it has none.
 
     >>> labels_of(TrainingViews([("an image", 2), ("another", 0)], MultiCrop([], []), 0))
     tensor([2, 0])

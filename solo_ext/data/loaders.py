@@ -1,46 +1,74 @@
-"""Loaders for pretraining and evaluation."""
+"""Loaders for pretraining, which know their position in the run, and for evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import default_collate
 
 from solo_ext.config.schema import CommonConfig, RunConfig
-from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.dali import DALIViews, dali_views
-from solo_ext.data.images import files_of, targets_of
-from solo_ext.data.raw_batches import RawBatch, RawBatches, open_pixels
+from solo_ext.core.errors import ConfigError
+from solo_ext.data.dali import DALIViews
+from solo_ext.data.images import files_of
+from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
 from solo_ext.data.reading import (
     MOST_IN_A_ROW,
     Images,
     Skipping,
-    UnreadableImage,
     passed_over,
+    targets_of,
     too_many,
 )
-from solo_ext.data.sampler import EpochSampler, SampleKey, StatefulLoader
 from solo_ext.data.transforms import eval_transform, fixed_view, pretrain_transform
-from solo_ext.data.views import FixedViews, TrainingViews
+from solo_ext.data.views import EpochSampler, FixedViews, TrainingViews
 from solo_ext.data.workers import WorkerLoader
 
 
+class StatefulLoader:
+    """Mixin of loaders that know their position and can return to it."""
+
+    def start_at(self, order: EpochSampler, batch_size: int) -> None:
+        """Takes over the position of ``order``; called by constructors."""
+        self.order, self._per_batch = order, batch_size
+        self._served_of, self.served = order.epoch, 0
+
+    def __len__(self) -> int:
+        return len(self.order) // self._per_batch
+
+    def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yields the remaining batches of the epoch, and counts them."""
+        epoch, first = self.order.epoch, self.order.start // self._per_batch
+        self._served_of, self.served = epoch, first
+        for batch in batches:
+            self.served += 1
+            yield batch
+        if self.order.epoch == epoch:
+            self.order.start = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Position of the next batch: epoch, and number of its batches already served."""
+        epoch = self.order.epoch
+        # `set_epoch` may have set an epoch of which nothing was served yet.
+        served = self.served if epoch == self._served_of else 0
+        if served >= len(self):
+            return {"epoch": epoch + 1, "batches": 0}
+        return {"epoch": epoch, "batches": served}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Goes to a position from :meth:`state_dict`."""
+        self.order.epoch = state["epoch"]
+        self.order.start = state["batches"] * self._per_batch
+        self._served_of, self.served = state["epoch"], state["batches"]
+
+
 class ResumableLoader(StatefulLoader, WorkerLoader):
-    """A training loader that resumes within an epoch.
+    """A training loader that resumes within an epoch; its last, incomplete batch is dropped.
 
     Attributes:
         skipped: indices of the unreadable images so far, which other samples replaced.
-
-    Args:
-        dataset: the views.
-        sampler: the order.
-        batch_size: per process; the last, incomplete batch is dropped.
-        num_workers: worker processes; batches do not depend on it.
-        start_method: of the workers; ``None`` takes Python's default.
 
     >>> from PIL import Image
     >>> from solo_ext.data.transforms import MultiCrop
@@ -85,15 +113,14 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
     def _noted(self, batches: Iterable[Any]) -> Iterator[Any]:
         asked = iter(self.order)
         for batch in batches:
-            if self._skips and not isinstance(batch, UserError):
+            if self._skips:
                 served = batch.indices if isinstance(batch, RawBatch) else batch[0]
-                self._note(islice(asked, self.batch_size), served)
+                for key, index in zip(
+                    itertools.islice(asked, len(served)), served.tolist(), strict=True
+                ):
+                    over = passed_over(key.sample, index, self.order.size)
+                    self.skipped.update(dict.fromkeys(over))
             yield batch
-
-    def _note(self, asked: Iterable[SampleKey], served: Tensor) -> None:
-        """Records the unreadable samples between those requested and those served."""
-        for key, index in zip(asked, served.tolist(), strict=True):
-            self.skipped.update(dict.fromkeys(passed_over(key.sample, index, self.order.size)))
 
 
 class FixedLoader(WorkerLoader):
@@ -104,12 +131,6 @@ class FixedLoader(WorkerLoader):
 
     Attributes:
         skipped: indices that the last pass left out, in order.
-
-    Args:
-        views: the data set.
-        batch_size: per process.
-        num_workers: worker processes; batches do not depend on it.
-        start_method: of the workers; ``None`` takes Python's default.
 
     >>> from PIL import Image
     >>> from torchvision.transforms import ToTensor
@@ -142,24 +163,17 @@ class FixedLoader(WorkerLoader):
         if not self._skips:
             yield from super().__iter__()
             return
-        assert self.batch_size is not None
-        self.skipped, in_a_row, served = [], 0, False
-        for number, (batch, readable) in enumerate(super().__iter__()):
-            for place, fine in enumerate(readable):
+        images: Any = self.dataset.images  # type: ignore[attr-defined]
+        self.skipped, in_a_row, indices = [], 0, itertools.count()
+        for batch, readable in super().__iter__():
+            for fine, index in zip(readable, indices):  # noqa: B905
                 in_a_row = 0 if fine else in_a_row + 1
                 if not fine:
-                    self.skipped.append(number * self.batch_size + place)
-                if in_a_row >= MOST_IN_A_ROW:
-                    raise self._too_many(in_a_row)
+                    self.skipped.append(index)
+                if in_a_row >= min(len(images), MOST_IN_A_ROW):
+                    raise too_many(in_a_row, images, index)
             if batch is not None:
-                served = True
                 yield batch
-        if not served:
-            raise self._too_many(in_a_row)
-
-    def _too_many(self, count: int) -> UnreadableImage:
-        views: Any = self.dataset
-        return too_many(count, views.images, self.skipped[-1])
 
 
 def _collate_readable(items: Sequence[Any]) -> tuple[Any, list[bool]]:
@@ -199,7 +213,7 @@ def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader:
     if data.augmentation == "batch":
         pixels = open_pixels(images, data.in_memory)
         # Indexing an array costs less than sending its rows from a worker.
-        workers = 0 if pixels.held else data.num_workers
+        workers = 0 if isinstance(pixels, HeldPixels) else data.num_workers
         raw = RawBatches(images, pixels)
         return ResumableLoader(raw, sampler, batch_size, workers, data.start_method)
     transform = pretrain_transform(data.dataset, run.augmentations)
@@ -217,7 +231,7 @@ def fixed_loader(
     """
     per_batch = batch_size or cfg.optimizer.batch_size
     if cfg.data.format == "dali":
-        return dali_views(cfg, files_of(images), targets_of(images), per_batch)
+        return DALIViews(cfg, files_of(images), targets_of(images), per_batch)
     size, normal = fixed_view(cfg)
     return FixedLoader(
         FixedViews(images, eval_transform(size, *normal)),

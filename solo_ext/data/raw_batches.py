@@ -5,82 +5,59 @@ All images have one size; they are held in memory, or decoded on access.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
-from torch.utils.data import Subset
 from torchvision import datasets
 
-from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.images import WithoutLabels, targets_of
-from solo_ext.data.reading import Images, Skipping, name_of, read_sample
-from solo_ext.data.sampler import SampleKey
+from solo_ext.data.images import WithoutLabels
+from solo_ext.data.reading import (
+    Images,
+    UnreadableImage,
+    name_of,
+    read_sample,
+    targets_of,
+    unwrapped,
+)
 from solo_ext.data.transforms import MultiCrop
-from solo_ext.data.views import TrainingViews
-
-MEMORY_BOUND = 8 << 30
-"""Largest decoded size, in bytes, that ``data.in_memory`` accepts."""
-
-_PROBES = 16
-"""Number of images whose size is checked before training starts."""
-
-_BLOCK = 1000
-
-log = logging.getLogger(__name__)
+from solo_ext.data.views import SampleKey, TrainingViews
 
 
 class DecodedPixels:
-    """Decodes images on access.
-
-    Args:
-        images: the images, all of one size.
-
-    Raises:
-        ConfigError: images have several sizes; only a few are checked.
-    """
-
-    held = False
+    """Decodes images on access; all have the size of the first."""
 
     def __init__(self, images: Images) -> None:
         self.images = images
         self.width, self.height = read_sample(images, 0)[1][0].size
-        for probe in np.linspace(0, len(images) - 1, _PROBES).astype(int).tolist():
-            sample, (image, _) = read_sample(images, probe)
-            self._checked(sample, image)
 
     def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Reads samples, or the samples that replace unreadable ones.
+        """Indices, pixels (N, 3, H, W) and targets of samples, or of those that replace them.
 
         Raises:
-            ConfigError: an image does not have the size of the first.
-            UnreadableImage: as :func:`solo_ext.data.reading.read_sample`.
+            UnreadableImage: as :func:`solo_ext.data.reading.read_sample`, or an image does not have
+                the size of the first.
         """
         pixels = torch.empty(len(samples), 3, self.height, self.width, dtype=torch.uint8)
         served, targets = [], []
         for place, asked in enumerate(samples):
             sample, (image, target) = read_sample(self.images, asked)
+            if image.size != (self.width, self.height):
+                # Of its errors only this one survives a worker as one line.
+                raise UnreadableImage(
+                    f"data.augmentation='batch': image {name_of(self.images, sample)!r} has "
+                    f"{image.width} x {image.height} pixels, the first {self.width} x "
+                    f"{self.height}; take image, or scale them to one size beforehand"
+                )
             # Copy, because torch needs writable memory.
-            pixels[place] = torch.from_numpy(self._checked(sample, image).copy()).permute(2, 0, 1)
+            array = np.array(image.convert("RGB"))
+            pixels[place] = torch.from_numpy(array).permute(2, 0, 1)
             served.append(sample)
             targets.append(target)
         return torch.tensor(served), pixels, torch.tensor(targets)
-
-    def _checked(self, sample: int, image: Image.Image) -> NDArray[np.uint8]:
-        if image.size != (self.width, self.height):
-            raise ConfigError(
-                "data.augmentation",
-                "batch",
-                f"image {name_of(self.images, sample)!r} has {image.width} x {image.height} "
-                f"pixels, the first {self.width} x {self.height}",
-                "take image, or scale them to one size beforehand",
-            )
-        return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 class HeldPixels:
@@ -97,8 +74,6 @@ class HeldPixels:
     >>> indices.tolist(), images.shape, targets.tolist()
     ([3, 1], torch.Size([2, 3, 8, 8]), [3, 1])
     """
-
-    held = True
 
     def __init__(
         self,
@@ -127,58 +102,29 @@ Pixels = DecodedPixels | HeldPixels
 def open_pixels(images: Images, in_memory: bool) -> Pixels:
     """Reads images as tensors: from torchvision's arrays, from memory, or one by one.
 
-    Args:
-        images: the training set.
-        in_memory: whether to decode all of it now.
-
     Raises:
-        ConfigError: images have several sizes, or are too many to hold.
+        UnreadableImage: with ``in_memory`` images have several sizes.
     """
     # Images that are already in memory cannot be unreadable.
-    plain: Any = images.images if isinstance(images, Skipping) else images
-    whole: Any = plain.dataset if isinstance(plain, Subset) else plain
+    whole, rows = unwrapped(images, range(len(images)))
     source: Any = whole.images if isinstance(whole, WithoutLabels) else whole
-    if isinstance(source, datasets.CIFAR10 | datasets.STL10):
-        pixels = source.data
-        if isinstance(source, datasets.CIFAR10):
-            pixels = pixels.transpose(0, 3, 1, 2)
-        rows = plain.indices if isinstance(plain, Subset) else None
-        return HeldPixels(pixels, targets_of(whole), rows)
+    if isinstance(source, datasets.CIFAR10):
+        return HeldPixels(source.data.transpose(0, 3, 1, 2), targets_of(whole), rows)
+    if isinstance(source, datasets.STL10):
+        return HeldPixels(source.data, targets_of(whole), rows)
     decoded = DecodedPixels(images)
-    return _hold(decoded) if in_memory else decoded
-
-
-def _hold(decoded: DecodedPixels) -> HeldPixels:
-    count = len(decoded.images)
-    size = 3 * count * decoded.height * decoded.width
-    if size > MEMORY_BOUND:
-        raise ConfigError(
-            "data.in_memory",
-            True,
-            f"{count} images of {decoded.width} x {decoded.height} pixels take "
-            f"{size / 2**30:.1f} GiB per process, the bound is {MEMORY_BOUND / 2**30:.0f} GiB",
-            "take false",
-        )
-    pixels = np.empty((count, 3, decoded.height, decoded.width), dtype=np.uint8)
-    served, targets = torch.empty(2, count, dtype=torch.int64)
-    for start in range(0, count, _BLOCK):
-        block = slice(start, min(start + _BLOCK, count))
-        served[block], pixels[block], targets[block] = decoded.read(range(block.start, block.stop))
-        if block.stop == count or block.stop % (10 * _BLOCK) == 0:
-            log.info("decoded %d of %d images into memory", block.stop, count)
-    return HeldPixels(pixels, targets, served=served)
+    if not in_memory:
+        return decoded
+    served, pixels, targets = decoded.read(range(len(images)))
+    return HeldPixels(pixels.numpy(), targets, served=served)
 
 
 class RawBatch(NamedTuple):
-    """A batch before augmentation.
+    """A batch of N samples before augmentation.
 
-    Attributes:
-        epoch: the epoch that augmentation draws for.
-        asked: the samples that were requested (N,). Augmentation draws for these, so that a sample
-            that replaces an unreadable one gets other crops than it has as itself.
-        indices: the samples that the images belong to (N,).
-        images: (N, 3, H, W), uint8.
-        targets: (N,).
+    Augmentation draws for ``epoch`` and the samples that were ``asked`` for, so that a sample that
+    replaces an unreadable one gets other crops than it has as itself. The images (N, 3, H, W),
+    uint8, and targets are those of ``indices``.
     """
 
     epoch: int
@@ -189,12 +135,7 @@ class RawBatch(NamedTuple):
 
 
 class RawBatches(TrainingViews):
-    """A training set that is read batch by batch.
-
-    Args:
-        images: the images.
-        pixels: reads them.
-    """
+    """A training set that is read batch by batch, by ``pixels``."""
 
     def __init__(self, images: Images, pixels: Pixels) -> None:
         super().__init__(images, MultiCrop([], []), 0)
@@ -203,16 +144,12 @@ class RawBatches(TrainingViews):
     def __getitem__(self, key: SampleKey) -> Any:
         return self.__getitems__([key])
 
-    def __getitems__(self, keys: Sequence[SampleKey]) -> RawBatch | UserError:
-        """The batch of some samples of one epoch, or the error of one of its images."""
-        try:
-            asked = [key.sample for key in keys]
-            return RawBatch(keys[0].epoch, torch.tensor(asked), *self.pixels.read(asked))
-        except UserError as error:
-            # Return it: an error raised in a worker arrives as the text of a traceback.
-            return UserError(str(error))
+    def __getitems__(self, keys: Sequence[SampleKey]) -> RawBatch:
+        """The batch of some samples of one epoch."""
+        asked = [key.sample for key in keys]
+        return RawBatch(keys[0].epoch, torch.tensor(asked), *self.pixels.read(asked))
 
     @staticmethod
-    def collate(batch: RawBatch | UserError) -> RawBatch | UserError:
+    def collate(batch: RawBatch) -> RawBatch:
         """Returns the batch, which needs no collating."""
         return batch

@@ -1,5 +1,4 @@
-"""Reading one image, whatever it is kept in; what is said of one that cannot be read, and what
-stands in for it."""
+"""Reads one image, says what is wrong with one that cannot be read, and what stands in for it."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ import errno
 import io
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,11 +73,7 @@ def load_image(path: str | os.PathLike[str]) -> Image.Image:
 
 
 def decode_image(encoded: bytes, name: str) -> Image.Image:
-    """Decodes an image file that is held in memory as RGB.
-
-    Args:
-        encoded: the file's content.
-        name: where it came from, for the error.
+    """Decodes an image file that is held in memory as RGB; ``name`` is for the error.
 
     Raises:
         UnreadableImage: as :func:`load_image`.
@@ -89,41 +85,6 @@ def decode_image(encoded: bytes, name: str) -> Image.Image:
     ('RGB', (4, 3))
     """
     return _read(encoded, name)
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Decodes an opened image to 8-bit RGB.
-
-    Grey levels of up to 16 bits are scaled to 8; PIL's own conversion would clip them at 255.
-    Transparency is dropped, and the colours below it stay. A rotation stated only by EXIF is not
-    applied.
-
-    Raises:
-        ValueError: grey levels of unknown range (floating point, or beyond 16 bits).
-    """
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        return Image.fromarray(_eight_bits(np.asarray(image), _bits(image))).convert("RGB")
-    if image.mode == "F":
-        raise ValueError("its grey levels are floating-point numbers, of no stated range")
-    if image.mode == "P" and "transparency" in image.info:
-        # The colours stay the same; it avoids PIL's warning about palettes with transparency.
-        image = image.convert("RGBA")
-    return image.convert("RGB")
-
-
-def _bits(image: Image.Image) -> int:
-    """Bits per sample that a TIFF states; other images of more than 8 bits have 16."""
-    stated = getattr(image, "tag_v2", {}).get(_TIFF_BITS_PER_SAMPLE, 16)
-    return int(stated[0] if isinstance(stated, tuple) else stated)
-
-
-def _eight_bits(grey: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    highest = 2**bits - 1
-    if bits > 16 or (grey.size and (grey.min() < 0 or grey.max() > highest)):
-        raise ValueError(f"its grey levels go beyond {min(bits, 16)} bits, of no stated range")
-    # 255 * grey / highest, rounded to nearest.
-    scaled: NDArray[np.uint32] = (510 * grey.astype(np.uint32) + highest) // (2 * highest)
-    return scaled.astype(np.uint8)
 
 
 def _read(source: Path | bytes, name: str) -> Image.Image:
@@ -144,10 +105,8 @@ def _read(source: Path | bytes, name: str) -> Image.Image:
 
 def _content(path: Path) -> bytes:
     # Without O_NONBLOCK, opening a pipe would wait for a writer forever.
-    without_waiting = getattr(os, "O_NONBLOCK", 0)
-    with open(
-        path, "rb", opener=lambda name, flags: os.open(name, flags | without_waiting)
-    ) as file:
+    flag = getattr(os, "O_NONBLOCK", 0)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | flag)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no file")
         return file.read()
@@ -159,30 +118,46 @@ def _reason(error: Exception, source: Path | bytes) -> str:
     if isinstance(error, FileNotFoundError):
         dangling = isinstance(source, Path) and source.is_symlink()
         return "it is a link to a file that is not there" if dangling else "it is not there"
-    if isinstance(error, PermissionError):
-        return "there is no permission to read it"
-    if isinstance(error, IsADirectoryError):
-        return "it is a folder"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def file_state(path: Path) -> str:
-    """Path, size and time of change of a file."""
-    try:
-        state = path.stat()
-    except OSError as error:
-        # A missing file has a state too; reading it will raise an error.
-        return f"{path.absolute()} {type(error).__name__}"
-    return f"{path.absolute()} {state.st_size} {state.st_mtime_ns}"
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Decodes an opened image to 8-bit RGB.
+
+    Grey levels of up to 16 bits are scaled to 8; PIL's own conversion would clip them at 255.
+    Transparency is dropped, and the colours below it stay. A rotation stated only by EXIF is not
+    applied.
+
+    Raises:
+        ValueError: grey levels of unknown range (floating point, or beyond 16 bits).
+    """
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        # A TIFF states its bits; other images of more than 8 bits have 16.
+        bits = getattr(image, "tag_v2", {}).get(_TIFF_BITS_PER_SAMPLE, 16)
+        bits = int(bits[0] if isinstance(bits, tuple) else bits)
+        return Image.fromarray(_eight_bits(np.asarray(image), bits)).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("its grey levels are floating-point numbers, of no stated range")
+    if image.mode == "P" and "transparency" in image.info:
+        # The colours stay the same; it avoids PIL's warning about palettes with transparency.
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def _eight_bits(grey: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    highest = 2**bits - 1
+    if bits > 16 or (grey.size and (grey.min() < 0 or grey.max() > highest)):
+        raise ValueError(f"its grey levels go beyond {min(bits, 16)} bits, of no stated range")
+    # 255 * grey / highest, rounded to nearest.
+    scaled: NDArray[np.uint32] = (510 * grey.astype(np.uint32) + highest) // (2 * highest)
+    return scaled.astype(np.uint8)
 
 
 class Skipping(Dataset[Item]):
-    """Marks a data set of which unreadable images are skipped (``data.unreadable=skip``).
-
-    Args:
-        images: raises :class:`UnreadableImage` for an image that cannot be read.
-    """
+    """Marks a data set of which unreadable images are skipped (``data.unreadable=skip``)."""
 
     def __init__(self, images: Images) -> None:
         self.images = images
@@ -193,60 +168,41 @@ class Skipping(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         return self.images[index]
 
-    def readable(self, index: int) -> tuple[int, Item]:
-        """The first readable sample from ``index`` on; after the last it continues at the first.
 
-        Returns:
-            Its own index, and image and target.
+def read_sample(images: Images, index: int) -> tuple[int, Item]:
+    """A sample, or the next readable one if it is unreadable and such samples are skipped.
 
-        Raises:
-            UnreadableImage: none of the next :data:`MOST_IN_A_ROW` samples can be read.
-        """
-        tried = min(len(self), MOST_IN_A_ROW)
-        for place in range(index, index + tried):
-            with contextlib.suppress(UnreadableImage):
-                return place % len(self), self.images[place % len(self)]
-        raise too_many(tried, self.images, place % len(self))
+    Returns:
+        The index of the sample returned, and image and target.
+
+    Raises:
+        UnreadableImage: unreadable images are refused, or :data:`MOST_IN_A_ROW` follow each other.
+    """
+    if not isinstance(images, Skipping):
+        return index, images[index]
+    tried = min(len(images), MOST_IN_A_ROW)
+    for place in range(index, index + tried):
+        with contextlib.suppress(UnreadableImage):
+            return place % len(images), images[place % len(images)]
+    raise too_many(tried, images, place % len(images))
 
 
-def too_many(count: int, images: Any, last: int) -> UnreadableImage:
+def passed_over(asked: int, served: int, size: int) -> list[int]:
+    """Indices of the samples that :func:`read_sample` skipped.
+
+    >>> passed_over(asked=22, served=1, size=24)
+    [22, 23, 0]
+    """
+    return [(asked + step) % size for step in range((served - asked) % size)]
+
+
+def too_many(count: int, images: Images, last: int) -> UnreadableImage:
     """Error for ``count`` samples in a row, up to ``last``, that cannot be read."""
     return UnreadableImage(
         f"data.unreadable='skip': none of {count} images in a row can be read, the last "
         f"{name_of(images, last)!r} ({reason_of(images, last)}); look whether the data set is "
         "whole and its disk there"
     )
-
-
-def read_sample(images: Images, index: int) -> tuple[int, Item]:
-    """A sample, or the one that replaces it if unreadable samples are skipped.
-
-    Returns:
-        The index of the sample returned, and image and target.
-
-    Raises:
-        UnreadableImage: unreadable images are refused, or too many follow each other.
-    """
-    if isinstance(images, Skipping):
-        return images.readable(index)
-    return index, images[index]
-
-
-def name_of(images: Any, index: int) -> str:
-    """Where a sample is kept: a path, or the name that its data set gives it.
-
-    >>> name_of([("an image", 0)], 0)
-    'sample 0'
-    """
-    if isinstance(images, Skipping):
-        return name_of(images.images, index)
-    if isinstance(images, Subset):
-        return name_of(images.dataset, images.indices[index])
-    if hasattr(images, "name_of"):
-        return str(images.name_of(index))
-    if hasattr(images, "samples"):
-        return str(images.samples[index][0])
-    return f"sample {index}"
 
 
 def reason_of(images: Images, index: int) -> str:
@@ -258,10 +214,48 @@ def reason_of(images: Images, index: int) -> str:
     return "it could not be read; now it can"
 
 
-def passed_over(asked: int, served: int, size: int) -> list[int]:
-    """Indices of the samples that :meth:`Skipping.readable` skipped.
+def unwrapped(images: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:
+    """The data set within :class:`Skipping` and ``Subset``, and where its samples are there."""
+    while isinstance(images, Skipping | Subset):
+        if isinstance(images, Subset):
+            of_part = images.indices
+            images, indices = images.dataset, [of_part[i] for i in indices]
+        else:
+            images = images.images
+    return images, indices
 
-    >>> passed_over(asked=22, served=1, size=24)
-    [22, 23, 0]
+
+def name_of(images: Any, index: int) -> str:
+    """Where a sample is kept: a path, or the name that its data set gives it.
+
+    >>> name_of([("an image", 0)], 0)
+    'sample 0'
     """
-    return [(asked + step) % size for step in range((served - asked) % size)]
+    source, (place,) = unwrapped(images, [index])
+    if hasattr(source, "name_of"):
+        return str(source.name_of(place))
+    return str(source.samples[place][0]) if hasattr(source, "samples") else f"sample {place}"
+
+
+def targets_of(images: Images) -> list[int]:
+    """Targets of all samples, without decoding an image.
+
+    >>> targets_of([("an image", 2), ("another", 0)])
+    [2, 0]
+    """
+    source, indices = unwrapped(images, range(len(images)))
+    for name in ("targets", "labels"):
+        if hasattr(source, name):
+            held = getattr(source, name)
+            return [int(held[i]) for i in indices]
+    return [source[i][1] for i in indices]
+
+
+def file_state(path: str | Path) -> str:
+    """Path, size and time of change of a file, which may be missing."""
+    path = Path(path)
+    try:
+        state = path.stat()
+    except OSError as error:
+        return f"{path.absolute()} {type(error).__name__}"
+    return f"{path.absolute()} {state.st_size} {state.st_mtime_ns}"

@@ -25,7 +25,6 @@ STATISTICS: dict[str, Statistics] = {
 
 BLUR_RADIUS = (0.1, 2.0)
 """Smallest and largest radius in pixels."""
-_FIXED_IF_CERTAIN = ("grayscale", "solarization", "equalization", "horizontal_flip")
 
 
 class GaussianBlur:
@@ -37,12 +36,7 @@ class GaussianBlur:
 
 
 class MultiCrop:
-    """All crops of one image, in the order of the config's ``augmentations``.
-
-    Args:
-        transforms: one transform per entry.
-        counts: number of crops that each gives.
-    """
+    """All crops of one image: as many by each of ``transforms`` as ``counts`` says."""
 
     def __init__(self, transforms: Sequence[Transform], counts: Sequence[int]) -> None:
         self.transforms, self.counts = list(transforms), list(counts)
@@ -62,16 +56,16 @@ class MultiCrop:
 def statistics(dataset: str, crop: Crop) -> Statistics:
     """Mean and standard deviation for the normalisation in pretraining and evaluation.
 
-    Args:
-        dataset: ``data.dataset``.
-        crop: entry of ``augmentations``; its ``mean`` and ``std`` are used for ``custom``.
+    Those of ``crop``, an entry of ``augmentations``, are for data sets without their own.
 
     >>> statistics("custom", Crop(crop_size=8, mean=[0.5] * 3, std=[0.2] * 3))
     ([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
     """
     if dataset in STATISTICS:
         return STATISTICS[dataset]
-    return crop.mean or IMAGENET_DEFAULT_MEAN, crop.std or IMAGENET_DEFAULT_STD
+    # The config of a method in training leaves out keys that are null.
+    mean, std = getattr(crop, "mean", None), getattr(crop, "std", None)
+    return mean or IMAGENET_DEFAULT_MEAN, std or IMAGENET_DEFAULT_STD
 
 
 def fixed_view(cfg: CommonConfig) -> tuple[int, Statistics]:
@@ -81,11 +75,7 @@ def fixed_view(cfg: CommonConfig) -> tuple[int, Statistics]:
 
 
 def pretrain_transform(dataset: str, augmentations: Sequence[Augmentation]) -> MultiCrop:
-    """The transform of a config.
-
-    Args:
-        dataset: ``data.dataset``.
-        augmentations: the config's list of pipelines.
+    """The transform of a config, from ``data.dataset`` and ``augmentations``.
 
     >>> pipeline = Augmentation(crop_size=8, num_crops=2)
     >>> crops = pretrain_transform("custom", [pipeline])(Image.new("RGB", (12, 12)))
@@ -131,17 +121,11 @@ def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Tr
     of ``size`` keeps 7/8 of the shorter side, as is usual for 256 and 224. Images smaller than
     ``size`` are scaled up to it.
 
-    Args:
-        size: side of the large crops in pixels.
-        mean: per channel.
-        std: per channel.
-
     >>> eval_transform(32, (0.5,) * 3, (0.5,) * 3)(Image.new("RGB", (50, 40))).shape
     torch.Size([3, 32, 32])
     """
-    return T.Compose(  # type: ignore[no-any-return]
-        [FixedView(size), T.ToTensor(), T.Normalize(mean, std)]
-    )
+    steps = [FixedView(size), T.ToTensor(), T.Normalize(mean, std)]
+    return T.Compose(steps)  # type: ignore[no-any-return]
 
 
 class FixedView:
@@ -165,43 +149,23 @@ class FixedView:
 def first_random_setting(
     augmentations: Sequence[Augmentation], mix: Mix | None = None
 ) -> str | None:
-    """The first setting that makes views random, or ``None``.
+    """The first setting that makes views random, as ``key=value``; ``None`` if every view is fixed.
 
     A teacher's features can be cached only if views are the same in every epoch.
-
-    Args:
-        augmentations: the config's list of pipelines, defaults filled in.
-        mix: the section ``data.mix``.
-
-    Returns:
-        Its dotted key and value, for example ``augmentations.0.rrc.enabled=true``; ``None`` if
-        every view is fixed.
 
     >>> first_random_setting([Augmentation(crop_size=8, num_crops=1)])
     'augmentations.0.rrc.enabled=true'
     """
-    for place, pipeline in enumerate(augmentations):
-        setting = _random_setting(pipeline)
-        if setting is not None:
-            return f"augmentations.{place}.{setting}"
-    if mix is not None and mix.prob:
-        return f"data.mix.prob={mix.prob}"
-    return None
-
-
-def _random_setting(a: Augmentation) -> str | None:
-    # Even a crop of the whole area may lose a line of pixels to rounding.
-    if a.rrc.enabled:
-        return "rrc.enabled=true"
-    for name in ("rand_augment", "auto_augment"):
-        if policy := getattr(a, name):
-            return f"{name}={policy.model_dump()}"
-    if a.color_jitter.prob and any(a.color_jitter.strengths):
-        return f"color_jitter.prob={a.color_jitter.prob}"
-    if a.gaussian_blur.prob:
-        return f"gaussian_blur.prob={a.gaussian_blur.prob}"
-    for name in _FIXED_IF_CERTAIN:
-        prob = getattr(a, name).prob
-        if prob not in (0, 1):
-            return f"{name}.prob={prob}"
-    return None
+    for place, a in enumerate(augmentations):
+        # Even a crop of the whole area may lose a line of pixels to rounding.
+        random: dict[str, Any] = {"rrc.enabled": "true" if a.rrc.enabled else None}
+        random |= {name: getattr(a, name) for name in ("rand_augment", "auto_augment")}
+        random["color_jitter.prob"] = any(a.color_jitter.strengths) and a.color_jitter.prob
+        random["gaussian_blur.prob"] = a.gaussian_blur.prob
+        for name in ("grayscale", "solarization", "equalization", "horizontal_flip"):
+            # What is done to every view or to none leaves nothing to chance.
+            random[f"{name}.prob"] = getattr(a, name).prob % 1
+        for key, value in random.items():
+            if value:
+                return f"augmentations.{place}.{key}={value}"
+    return f"data.mix.prob={mix.prob}" if mix is not None and mix.prob else None

@@ -1,15 +1,69 @@
-"""Data sets of views, for training and for evaluation."""
+"""The order of the samples, and the views of each: functions of (seed, epoch, index) alone."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
+from solo_ext.core import distributed
 from solo_ext.core.draws import mix
 from solo_ext.data.reading import Images, Skipping, UnreadableImage, read_sample
-from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import MultiCrop, Transform
+
+
+class SampleKey(NamedTuple):
+    """What the sampler requests: a sample, and the epoch that augmentation draws for."""
+
+    epoch: int
+    sample: int
+
+
+class EpochSampler(Sampler[SampleKey]):
+    """Permutation of the data set drawn from (seed, epoch), divided among the ranks.
+
+    Every rank yields the same number of samples: a remainder that does not divide evenly is left
+    out of that epoch.
+
+    ``num_replicas`` and ``rank`` are those of ``torch.distributed`` by default.
+
+    >>> sampler = EpochSampler(5, seed=0, num_replicas=2, rank=0)
+    >>> [key.sample for key in sampler]
+    [2, 1]
+    """
+
+    def __init__(
+        self, size: int, seed: int, num_replicas: int | None = None, rank: int | None = None
+    ) -> None:
+        self.size, self.seed = size, seed
+        self._replicas, self._rank = num_replicas, rank
+        self.epoch = 0
+        self.start = 0
+
+    def _share(self) -> tuple[int, int]:
+        # Ask at every pass, because loaders are built before the process group.
+        replicas = self._replicas or distributed.world_size()
+        return replicas, distributed.rank() if self._rank is None else self._rank
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch, starting at its first sample unless it is already the current one."""
+        if epoch != self.epoch:
+            self.epoch, self.start = epoch, 0
+
+    def __len__(self) -> int:
+        return self.size // self._share()[0]
+
+    def __iter__(self) -> Iterator[SampleKey]:
+        replicas, rank = self._share()
+        generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
+        order = torch.randperm(self.size, generator=generator)
+        mine = order[: len(self) * replicas][rank::replicas]
+        epoch = self.epoch
+        for index in mine[self.start :].tolist():
+            yield SampleKey(epoch, index)
 
 
 class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
@@ -17,11 +71,6 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
 
     If another sample replaces an unreadable one, index and target are its own. Its crops are drawn
     for the requested sample, so that they differ from those that it has as itself.
-
-    Args:
-        images: the images.
-        transform: makes the crops.
-        seed: seed of the run.
 
     >>> from PIL import Image
     >>> from torchvision.transforms import ToTensor
@@ -49,10 +98,6 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
 
 class FixedViews(Dataset[tuple[Tensor, int] | None]):
     """``(view, target)`` with a fixed transform; ``None`` for an unreadable image to be skipped.
-
-    Args:
-        images: the images.
-        transform: of one image.
 
     >>> from PIL import Image
     >>> from torchvision.transforms import ToTensor

@@ -38,14 +38,12 @@ class WorkerLoader(DataLoader[Any]):
     Attributes:
         on_lost: called with a line that says what happened to a worker; by default it warns.
 
-    Args:
-        dataset: its samples must not depend on the process that makes them.
-        num_workers: worker processes; batches do not depend on it.
-        start_method: of the workers; ``None`` takes Python's default.
-        options: further arguments of ``DataLoader``.
-
     Raises:
         ProcessLost: while iterating, a worker crashed: this process would crash on the same sample.
+
+    >>> loader = WorkerLoader(range(5), num_workers=0, start_method=None, batch_size=2)
+    >>> [batch.tolist() for batch in loader]
+    [[0, 1], [2, 3], [4]]
     """
 
     def __init__(
@@ -77,20 +75,17 @@ class WorkerLoader(DataLoader[Any]):
                 raise ProcessLost(
                     f"a data worker crashed ({lost.name}); data.num_workers=0 shows what it was at"
                 ) from error
-        self._give_up(batches)
+        for worker in batches._workers:
+            # Free their memory; the next pass starts new ones.
+            worker.kill()
+        self._iterator = None
         self.on_lost(
             f"a data worker was killed ({lost.name}), as the system does when memory is used up"
         )
         assert self.batch_sampler is not None
+        read: Any = getattr(self.dataset, "__getitems__", None)
         for keys in islice(self.batch_sampler, served, None):
-            yield self.collate_fn([self.dataset[key] for key in keys])
-
-    def _give_up(self, batches: Any) -> None:
-        """Kills the remaining workers, to free their memory."""
-        for worker in batches._workers:
-            worker.kill()
-        # Drop persistent workers; the next pass starts new ones.
-        self._iterator = None
+            yield self.collate_fn(read(keys) if read else [self.dataset[key] for key in keys])
 
 
 def _started(start: Callable[[], Any]) -> Any:
@@ -99,7 +94,7 @@ def _started(start: Callable[[], Any]) -> Any:
     That handler raises an error at any point of a training step. Without it, a lost worker is
     noticed when its batch is waited for.
     """
-    if not hasattr(signal, "SIGCHLD") or not _in_main_thread():
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         return start()
     held = signal.getsignal(signal.SIGCHLD)
     if held is None or getattr(held, "__module__", "").startswith("torch.utils.data."):
@@ -124,21 +119,12 @@ def _lost_of(batches: Any) -> signal.Signals | None:
     return next((signal.Signals(-code) for code in codes if code is not None and code < 0), None)
 
 
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
 def worker_context(num_workers: int, start_method: str | None) -> str | None:
-    """Value for ``multiprocessing_context`` of a ``DataLoader``.
-
-    Args:
-        num_workers: without workers there is no context.
-        start_method: ``data.start_method``; ``None`` is Python's default.
-    """
+    """Value for ``multiprocessing_context`` of a ``DataLoader``; ``None`` is Python's default."""
     if not num_workers:
         return None
     _end_with_the_program()
-    if _in_main_thread():
+    if threading.current_thread() is threading.main_thread():
         chosen = start_method or multiprocessing.get_start_method(allow_none=True)
         # The first method is the default; `get_start_method()` would fix it for the program.
         _start_helpers(chosen or multiprocessing.get_all_start_methods()[0])
@@ -163,10 +149,6 @@ def outlive_signals(worker: int) -> None:
 
     Clusters send a signal to every process of a job. The training process reacts to it, and needs
     its workers until it has finished the step, the E-step or the evaluation and saved its state.
-
-    Args:
-        worker: number of the worker.
-        worker: its number.
     """
     for number in _JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

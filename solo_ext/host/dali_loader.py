@@ -14,11 +14,10 @@ from solo_ext.config.schema import DALI, Augmentation, RunConfig
 from solo_ext.core import distributed
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.dali import cannot_skip, device_of, nvidia_dali, unreadable
-from solo_ext.data.images import files_of, targets_of
-from solo_ext.data.loaders import epoch_sampler
-from solo_ext.data.reading import Images
-from solo_ext.data.sampler import StatefulLoader
+from solo_ext.data.dali import device_of, nvidia_dali, unreadable
+from solo_ext.data.images import files_of
+from solo_ext.data.loaders import StatefulLoader, epoch_sampler
+from solo_ext.data.reading import Images, targets_of
 from solo_ext.data.transforms import MultiCrop
 from solo_ext.data.views import TrainingViews
 
@@ -179,8 +178,6 @@ def check_dali(run: RunConfig) -> None:
         ConfigError: DALI is not installed, or the config asks for a data set of torchvision's, for
             equalisation, or to skip unreadable images.
     """
-    if run.data.unreadable == "skip":
-        raise cannot_skip()
     device_of(run)
     if run.data.dataset not in FILES_ONLY:
         raise ConfigError(

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 
 from solo_ext.config import schema
 from solo_ext.core.draws import mix
-from solo_ext.data.images import files_of, open_images, targets_of
+from solo_ext.data.images import files_of, open_images
+from solo_ext.data.reading import targets_of
 from solo_ext.host.dali_loader import DALIPass, open_reader
 
 upstream: Any = importlib.import_module("solo.data.dali_dataloader")

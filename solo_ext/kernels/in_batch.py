@@ -1,15 +1,13 @@
 """Contrastive losses whose candidates are rows of the batch and learn as well.
 
-Gradients to anchors and candidates are computed in the forward pass, so that no (N, K) matrix is
-kept for the backward pass: :func:`batch_contrast` goes through blocks of anchors, and
-:func:`two_view_contrast` does all at once if both views of a batch on one process fit in a block.
+The gradients are computed in the forward pass, block by block of anchors, so that no (N, K) matrix
+is kept for the backward pass.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,9 +53,6 @@ def batch_contrast(
     Returns:
         The scalar loss, and the (A, N) notes that ``reduce`` returns, without gradient.
 
-    Raises:
-        RuntimeError: it is differentiated twice.
-
     Example:
         InfoNCE of four anchors, each with one positive and eight candidates:
 
@@ -95,11 +90,10 @@ class _BatchContrast(torch.autograd.Function):
         reduce: Reduce,
         tile: int,
     ) -> tuple[Tensor, Tensor]:
+        learners = (anchors, candidates, positives, extra)
         gradients = [
             torch.empty_like(x) if needed and x is not None else None
-            for x, needed in zip(
-                (anchors, candidates, positives, extra), ctx.needs_input_grad[:4], strict=True
-            )
+            for x, needed in zip(learners, ctx.needs_input_grad, strict=False)
         ]
         to_anchors, to_candidates, to_positives, to_extra = gradients
         wanted = any(g is not None for g in gradients)
@@ -132,15 +126,15 @@ class _BatchContrast(torch.autograd.Function):
             notes.append(note.detach())
             if not wanted:
                 continue
-            found = torch.autograd.grad(
+            to_lse, *found = torch.autograd.grad(
                 part_loss, inputs, part_loss.new_full((), 1 / count), materialize_grads=True
             )
             if to_positives is not None:
-                to_positives[part] = found[1]
+                to_positives[part] = found[0]
             if to_extra is not None:
-                to_extra[:, part] = found[2]
+                to_extra[:, part] = found[1]
             # Turn the exponentials into the (n, K) gradient to the logits, in place.
-            for w, s, g, p in zip(weights, sums, found[0], powers, strict=True):
+            for w, s, g, p in zip(weights, sums, to_lse, powers, strict=True):
                 w *= (g * p / s.clamp(min=torch.finfo(s.dtype).tiny)).unsqueeze(1)
             slopes = weights[0]
             for w in weights[1:]:
@@ -151,7 +145,7 @@ class _BatchContrast(torch.autograd.Function):
                 # The buffer is uninitialised before the first block: beta = 0 overwrites it.
                 to_candidates.addmm_(slopes.T, scaled, beta=1 if part.start else 0)
         ctx.gradients = gradients
-        noted = torch.cat(notes, dim=1) if len(notes) > 1 else notes[0]
+        noted = torch.cat(notes, dim=1)
         ctx.mark_non_differentiable(noted)
         return total / count, noted
 
@@ -159,216 +153,3 @@ class _BatchContrast(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         return *(None if g is None else g * grad for g in ctx.gradients), *[None] * 5
-
-
-_SAFE_QUOTIENT = 60.0
-"""Exponents between -60 and 0 leave room in fp32 for their quotients and sums."""
-_SHORTEST = 1e-12
-"""Shorter rows are divided by this instead, as ``torch.nn.functional.normalize`` does."""
-
-
-class TwoViewContrast(NamedTuple):
-    """Result of :func:`two_view_contrast`; only the loss has a gradient.
-
-    Attributes:
-        loss: scalar mean over the anchors.
-        losses: (2, N) loss of each anchor.
-        mass: (2, N) estimated mass of the negatives, times ``(1 - tau_plus) exp(-1 / T)``.
-        kept: (2, N) bool, whether the mass lies above its floor; ``None`` if it has no floor.
-    """
-
-    loss: Tensor
-    losses: Tensor
-    mass: Tensor
-    kept: Tensor | None
-
-
-class _Settings(NamedTuple):
-    inverse_temperature: float
-    tau_plus: float
-    beta: float
-    detach_weights: bool
-
-
-def two_view_fits(z: Tensor, inverse_temperature: float, beta: float) -> bool:
-    """Whether :func:`two_view_contrast` can compute a batch.
-
-    Args:
-        z: (N, D) one of its views.
-        inverse_temperature: 1 / T.
-        beta: concentration of the weights.
-    """
-    rows = 2 * z.shape[0]
-    return (
-        z.shape[0] > 1
-        and 2 * (1 + beta) * inverse_temperature <= _SAFE_QUOTIENT
-        and rows <= tile_rows(z, rows, 16, share=4)
-    )
-
-
-def two_view_contrast(
-    z1: Tensor,
-    z2: Tensor,
-    inverse_temperature: float,
-    tau_plus: float = 0.0,
-    beta: float = 0.0,
-    detach_weights: bool = False,
-) -> TwoViewContrast:
-    """Mean loss of every row of two views with its other view, against all other rows.
-
-    ``log(1 + M_i exp(-s_i))`` with s_i the similarity to the other view over the temperature and
-    M_i the mass that :class:`solo_ext.losses.NegativeEstimator` estimates. The same as
-    :func:`batch_contrast` with that estimate, in the fewest operations: the anchors are the
-    candidates, so one product gives all similarities and another all gradients, and the
-    similarities' bound is subtracted in every exponent.
-
-    Args:
-        z1: (N, D), fp32 or fp64, of any scale; :func:`two_view_fits` must hold.
-        z2: (N, D), of the same dtype.
-        inverse_temperature: 1 / T.
-        tau_plus: in [0, 1), share of negatives that are of the anchor's class.
-        beta: 0 or more, concentration on the hardest.
-        detach_weights: no gradient through the weights ``exp(beta s)``.
-
-    Raises:
-        RuntimeError: it is differentiated twice.
-
-    Example:
-        >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
-        >>> found = two_view_contrast(z1, z2, inverse_temperature=2.0)
-        >>> rows = torch.nn.functional.normalize(torch.cat((z1, z2)))
-        >>> logits = (2.0 * rows @ rows.T).fill_diagonal_(float("-inf"))
-        >>> other = torch.arange(16).roll(8)
-        >>> found.loss.allclose(torch.nn.functional.cross_entropy(logits, other))
-        True
-    """
-    if not torch.is_grad_enabled():
-        z1, z2 = z1.detach(), z2.detach()
-    settings = _Settings(inverse_temperature, tau_plus, beta, detach_weights)
-    return TwoViewContrast(*_TwoViews.apply(z1, z2, settings))  # type: ignore[no-untyped-call]
-
-
-class _Weights:
-    """Exponentials of the similarities, and the mass of the negatives that follows from them.
-
-    Attributes:
-        low: (2N, 2N) ``exp(beta s)``, or ``exp(s)`` without beta; zero at an image's own entries.
-        high: (2N, 2N) ``exp((1 + beta) s)``; ``None`` without beta, and where it is ``low**2``.
-        sums: (2N,) of ``low``.
-        ratio: (2N,) weighted mean of ``exp(s)``; ``None`` without beta.
-    """
-
-    def __init__(self, similar: Tensor, beta: float) -> None:
-        self.high: Tensor | None = None
-        self.ratio: Tensor | None = None
-        if beta not in (0, 1):
-            self.high = similar.exp()
-            self.low = similar.mul_(beta).exp_()
-            self.high.mul_(self.low)
-        else:
-            self.low = similar.exp_()
-        self.sums = self.low.sum(1)
-        if self.high is not None:
-            self.ratio = self.high.sum(1).div_(self.sums)
-        elif beta:
-            self.ratio = torch.linalg.vecdot(self.low, self.low).div_(self.sums)
-
-    def mass(self, count: int) -> Tensor:
-        """(2N,) mass of ``count`` negatives."""
-        return self.sums if self.ratio is None else self.ratio * count
-
-    def slopes(self, of_mass: Tensor, count: int, settings: _Settings) -> Tensor:
-        """(2N, 2N) gradient to the similarities, both of an anchor and as its candidate.
-
-        Args:
-            of_mass: (2N,) gradient to :meth:`mass`.
-            count: of negatives.
-            settings: of the loss.
-        """
-        if self.ratio is None:
-            return self.low.mul_(_outer_sum(of_mass))
-        # The quotient sum exp((1 + beta) s) / sum exp(beta s): both sums depend on a similarity.
-        held = settings.detach_weights
-        slope = of_mass.div(self.sums).mul_(count * (1 if held else 1 + settings.beta))
-        found = _outer_sum(slope).mul_(self.low if self.high is None else self.high)
-        if not held:
-            share = settings.beta / (1 + settings.beta)
-            less = slope.mul_(self.ratio).mul_(share)
-            if self.high is None:
-                found.sub_(less.unsqueeze(1)).sub_(less)
-            else:
-                found.addcmul_(self.low, less.unsqueeze(1), value=-1)
-                found.addcmul_(self.low, less, value=-1)
-        return found.mul_(self.low) if self.high is None else found
-
-
-def _outer_sum(x: Tensor) -> Tensor:
-    """(n, n) sums of every two entries of ``x``."""
-    return x.unsqueeze(1) + x
-
-
-def _own(similar: Tensor) -> Tensor:
-    """(2, 2, N) view of the entries that compare two views of the same image."""
-    images = similar.shape[0] // 2
-    return similar.view(2, images, 2, images).diagonal(dim1=1, dim2=3)
-
-
-class _TwoViews(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, z1: Tensor, z2: Tensor, settings: _Settings
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        inverse_temperature, tau, beta, _ = settings
-        images = z1.shape[0]
-        count, rest = 2 * images - 2, 1 - tau
-        rows = torch.cat((z1, z2))
-        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        divisors = lengths.clamp(min=_SHORTEST)
-        rows.div_(divisors)
-        # All similarities, minus the largest value that they can have.
-        shift = rows.new_full((1, 1), -inverse_temperature)
-        similar = torch.addmm(shift, rows, rows.T, alpha=inverse_temperature)
-        own = _own(similar)
-        positive = own[0, 1].exp()
-        own.fill_(float("-inf"))
-        weights = _Weights(similar, beta)
-        mass, kept = weights.mass(count).view(2, images), None
-        if tau:
-            floor = count * math.exp(-2 * inverse_temperature) * rest
-            mass = torch.add(mass, positive, alpha=-tau * count)
-            kept = mass > floor
-            mass.clamp_(min=floor)
-        # log1p keeps the digits of small losses, which log(...) - s would lose.
-        losses = torch.div(mass, positive).mul_(1 / rest).log1p_()
-        loss = losses.mean()
-        ctx.gradient = None
-        ctx.mark_non_differentiable(*(x for x in (losses, mass, kept) if x is not None))
-        if not any(ctx.needs_input_grad[:2]):
-            return loss, losses, mass, kept
-        # Slopes are (1 - tau) times those of the sum of the losses; `factor` below divides by it.
-        total = torch.add(positive, mass, alpha=1 / rest)
-        of_positive = mass / total
-        if kept is None:
-            of_mass = total.reciprocal_()
-        else:
-            of_mass = torch.div(kept, total)
-            of_positive.addcmul_(positive, of_mass, value=tau * count)
-        slopes = weights.slopes(of_mass.view(-1), count, settings)
-        # Free a (2N, 2N) matrix before the product.
-        del similar, weights
-        own, of_pair = _own(slopes), of_positive.sum(0).neg_()
-        own[0, 1].copy_(of_pair)
-        own[1, 0].copy_(of_pair)
-        factor = inverse_temperature / (2 * images * rest)
-        gradient = torch.addmm(shift, slopes, rows, beta=0, alpha=factor)
-        # Backward of the normalisation: it removes the part along the row, unless it was clamped.
-        along = torch.linalg.vecdot(gradient, rows).unsqueeze(1).mul_(lengths >= _SHORTEST)
-        ctx.gradient = gradient.addcmul_(rows, along, value=-1).div_(divisors)
-        return loss, losses, mass, kept
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        if ctx.gradient is None:
-            return None, None, None
-        return *(ctx.gradient * grad).chunk(2), None

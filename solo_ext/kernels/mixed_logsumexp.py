@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from solo_ext.kernels.tables import tile_rows
+from solo_ext.kernels.tables import tile_rows, tiles_of
 
 
 class MixDraws(NamedTuple):
@@ -33,11 +33,6 @@ class MixDraws(NamedTuple):
     alpha: Tensor
     single_indices: Tensor
     beta: Tensor
-
-    def rows(self, part: slice) -> MixDraws:
-        """The draws of some of the queries, with indices converted to int64."""
-        pairs, alpha, singles, beta = (x[part] for x in self)
-        return MixDraws(pairs.long(), alpha, singles.long(), beta)
 
 
 class MixedLogSumExp(NamedTuple):
@@ -69,11 +64,10 @@ def mixed_logsumexp(
 ) -> MixedLogSumExp:
     """Log-sum-exp over all rows of a table and over normalised mixtures of its hardest rows.
 
-    A mixture's similarity is computed without its coordinates: that of
-    ``h = (alpha n_i + (1 - alpha) n_j) / |.|`` is ``(alpha q.n_i + (1 - alpha) q.n_j) / |.|``, and
-    ``|.|^2 = alpha^2 + (1 - alpha)^2 + 2 alpha (1 - alpha) n_i.n_j``; likewise with the query in
-    place of n_i. Mixtures are constants to the gradient, which is a weighted sum of the table's
-    rows and is computed in the forward pass.
+    A mixture's similarity needs no coordinates: that of ``(alpha n_i + (1 - alpha) n_j) / |.|`` is
+    ``(alpha q.n_i + (1 - alpha) q.n_j) / |.|``, and ``|.|^2 = alpha^2 + (1 - alpha)^2 + 2 alpha
+    (1 - alpha) n_i.n_j``; likewise with the query in place of n_i. Mixtures are constants to the
+    gradient, which is a weighted sum of the table's rows and is computed in the forward pass.
 
     Args:
         query: (N, D) unit rows, fp32 or fp64; the only input that gets a gradient.
@@ -88,9 +82,6 @@ def mixed_logsumexp(
         ranked: whether indices count from the hardest down, which takes a sort; otherwise they
             mean the hardest rows in any order, which is enough for random indices.
         tile: number of queries per block; by default what suits the device's cache.
-
-    Raises:
-        RuntimeError: it is differentiated twice.
 
     Example:
         The mixture of a row with itself is that row:
@@ -113,19 +104,17 @@ def mixed_logsumexp(
     return MixedLogSumExp(*_Mixed.apply(query, table, excluded_columns, *draws, *settings))  # type: ignore[no-untyped-call]
 
 
-class _Mixtures(NamedTuple):
-    """Similarities of the mixtures of some queries, and what is needed for their gradient."""
+def _mix(
+    logits: Tensor, table: Tensor, top: Tensor, draws: MixDraws
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Cosines of the mixtures (n, s + s'), and what they are made of.
 
-    cosine: Tensor  # (n, s + s')
-    columns: Tensor  # (n, 2 s + s') rows of the table
-    shares: Tensor  # (n, 2 s + s') their shares in the normalised mixture
-    of_query: Tensor  # (n, s') share of the query
-
-
-def _mix(logits: Tensor, table: Tensor, top: Tensor, draws: MixDraws) -> _Mixtures:
-    count, pairs = draws.alpha.shape
-    alpha, beta = draws.alpha, draws.beta
-    columns = top.gather(1, draws.pair_indices.flatten(1))
+    That is rows of the table and their shares in the normalised mixture, (n, 2 s + s') each, and
+    the query's share (n, s').
+    """
+    pair_indices, alpha, single_indices, beta = draws
+    count, pairs = alpha.shape
+    columns = top.gather(1, pair_indices.flatten(1).long())
     first, second = logits.gather(1, columns).view(count, pairs, 2).unbind(2)
     # n_i.n_j = |n_i + n_j|^2 / 2 - 1 for unit rows. embedding_bag and vector_norm read the rows
     # once and copy neither them nor their sums, which gathering and multiplying would.
@@ -137,18 +126,15 @@ def _mix(logits: Tensor, table: Tensor, top: Tensor, draws: MixDraws) -> _Mixtur
     length = (alpha**2 + other**2 + 2 * alpha * other * product).clamp(min=tiny).rsqrt()
     alpha, other = alpha * length, other * length
 
-    single = top.gather(1, draws.single_indices)
+    single = top.gather(1, single_indices.long())
     near = logits.gather(1, single)
     rest = 1 - beta
     # The squared length is above 0 because beta < 1/2: the length is at least 1 - 2 beta.
     length = (beta**2 + rest**2 + 2 * beta * rest * near).clamp(min=tiny).rsqrt()
     beta, rest = beta * length, rest * length
-    return _Mixtures(
-        torch.cat((alpha * first + other * second, beta + rest * near), 1),
-        torch.cat((columns, single), 1),
-        torch.cat((torch.stack((alpha, other), 2).flatten(1), rest), 1),
-        beta,
-    )
+    cosine = torch.cat((alpha * first + other * second, beta + rest * near), 1)
+    shares = torch.cat((torch.stack((alpha, other), 2).flatten(1), rest), 1)
+    return cosine, torch.cat((columns, single), 1), shares, beta
 
 
 class _Mixed(torch.autograd.Function):
@@ -169,22 +155,20 @@ class _Mixed(torch.autograd.Function):
         ranked: bool,
         tile: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wanted = ctx.needs_input_grad[0]
+        wanted, pairs = ctx.needs_input_grad[0], alpha.shape[1]
         draws = MixDraws(pair_indices, alpha, single_indices, beta)
-        pairs = alpha.shape[1]
         masses, means, hardest, mixed = [], [], [], []
-        for begin in range(0, query.shape[0], tile):
-            part = slice(begin, begin + tile)
+        for part in tiles_of(len(query), tile):
             rows = query[part]
             logits = rows @ table.T
             if excluded_columns is not None:
                 logits.scatter_(1, excluded_columns[part], float("-inf"))
             values, top = logits.topk(num_hard, dim=1, sorted=ranked)
-            made = _mix(logits, table, top, draws.rows(part))
+            own = MixDraws(*(x[part] for x in draws))
+            cosine, columns, shares, of_query = _mix(logits, table, top, own)
             hardest.append(values.mean(1))
-            mixed.append(made.cosine.mean(1))
-            largest = torch.maximum(values.amax(1), made.cosine.amax(1)).unsqueeze(1)
-            block_masses, block_means = [], []
+            mixed.append(cosine.mean(1))
+            largest = torch.maximum(values.amax(1), cosine.amax(1)).unsqueeze(1)
             for e, power in enumerate(powers):
                 factor = inverse_temperature * power
                 # Overwrite the logits only for the last power: nothing needs them afterwards.
@@ -193,21 +177,24 @@ class _Mixed(torch.autograd.Function):
                     weights.sub_(largest).mul_(factor).exp_()
                 else:
                     weights.zero_()
-                mixtures = ((made.cosine - largest) * factor).exp_()
+                mixtures = ((cosine - largest) * factor).exp_()
                 total = weights.sum(1) + mixtures.sum(1)
-                block_masses.append(total.log() + largest.squeeze(1) * factor)
+                masses.append(total.log() + largest.squeeze(1) * factor)
                 if wanted:
                     of_pairs, of_singles = mixtures[:, :pairs], mixtures[:, pairs:]
                     spread = torch.cat((of_pairs.repeat_interleave(2, 1), of_singles), 1)
-                    weights.scatter_add_(1, made.columns, spread * made.shares)
-                    towards = (of_singles * made.of_query).sum(1, keepdim=True)
+                    weights.scatter_add_(1, columns, spread * shares)
+                    towards = (of_singles * of_query).sum(1, keepdim=True)
                     mean = (weights @ table).add_(towards * rows)
-                    block_means.append(mean.mul_((factor / total).unsqueeze(1)))
-            masses.append(torch.stack(block_masses))
-            if wanted:
-                means.append(torch.stack(block_means))
-        ctx.means = torch.cat(means, 1) if wanted else None
-        found = torch.cat(masses, 1), torch.cat(hardest), torch.cat(mixed)
+                    means.append(mean.mul_((factor / total).unsqueeze(1)))
+
+        def by_power(parts: list[Tensor]) -> Tensor:
+            """Blocks by powers as powers by queries."""
+            number = len(powers)
+            return torch.stack([torch.cat(parts[e::number]) for e in range(number)])
+
+        ctx.means = by_power(means) if wanted else None
+        found = by_power(masses), torch.cat(hardest), torch.cat(mixed)
         ctx.mark_non_differentiable(*found[1:])
         return found
 

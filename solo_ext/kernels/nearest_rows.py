@@ -63,58 +63,32 @@ def nearest_rows(
         >>> found.similarity
         tensor([[0.9000, 0.2000]])
     """
-    _check(query, table, k, query_ids, table_ids)
+    if query.ndim != 2 or table.ndim != 2 or query.shape[1] != table.shape[1]:
+        shapes = f"{tuple(query.shape)} and {tuple(table.shape)}"
+        raise ValueError(f"query must be (N, D) and table (K, D), got {shapes}")
+    if not 1 <= k <= len(table):
+        raise ValueError(f"k={k}: must lie in [1, {len(table)}], the rows of the table")
+    if (query_ids is None) != (table_ids is None):
+        raise ValueError("query_ids and table_ids: give both, or neither")
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     query = query.to(dtype)
-    if tile is None:
-        tile = tile_rows(query, query.shape[0], 64)
-    index = torch.empty(query.shape[0], 0, dtype=torch.long, device=query.device)
-    found = NearestRows(index, query.new_empty(query.shape[0], 0))
+    # Best first: (N, 1) rows of the table, and their similarities.
+    index: list[Tensor] = []
+    best: list[Tensor] = []
     with full_precision_products(query.device):
-        for part in tiles_of(len(table), tile):
+        for part in tiles_of(len(table), tile or tile_rows(query, len(query), 64)):
             similarity = query @ table[part].to(dtype).T
             if query_ids is not None and table_ids is not None:
                 same = query_ids.unsqueeze(1) == table_ids[part]
                 similarity.masked_fill_(same, float("-inf"))
-            found = _merge(found, _of_tile(similarity, k, part.start), k)
-    return found
-
-
-def _of_tile(similarity: Tensor, k: int, begin: int) -> list[NearestRows]:
-    """The k best columns, (N, 1) each, best first; overwrites the similarities."""
-    found: list[NearestRows] = []
-    # max() returns the first of equal values, topk() any of them.
-    for _ in range(k):
-        if found:
-            similarity.scatter_(1, found[-1].index - begin, float("-inf"))
-        value, place = similarity.max(1, keepdim=True)
-        found.append(NearestRows(place + begin, value))
-    return found
-
-
-def _merge(held: NearestRows, new: list[NearestRows], k: int) -> NearestRows:
-    """The k best of both; ``held`` comes from earlier rows and wins among equals."""
-    index, similarity = (torch.cat(columns, 1) for columns in zip(held, *new, strict=True))
-    order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
-    return NearestRows(index.gather(1, order), similarity.gather(1, order))
-
-
-def _check(
-    query: Tensor, table: Tensor, k: int, query_ids: Tensor | None, table_ids: Tensor | None
-) -> None:
-    if query.ndim != 2 or table.ndim != 2 or query.shape[1] != table.shape[1]:
-        raise ValueError(
-            f"query must be (N, D) and table (K, D), got {tuple(query.shape)} and "
-            f"{tuple(table.shape)}"
-        )
-    if not 1 <= k <= table.shape[0]:
-        raise ValueError(f"k={k}: must lie in [1, {table.shape[0]}], the rows of the table")
-    if (query_ids is None) != (table_ids is None):
-        raise ValueError("query_ids and table_ids: give both, or neither")
-    if query_ids is None or table_ids is None:
-        return
-    if query_ids.shape != query.shape[:1] or table_ids.shape != table.shape[:1]:
-        raise ValueError(
-            f"query_ids must be ({query.shape[0]},) and table_ids ({table.shape[0]},), got "
-            f"{tuple(query_ids.shape)} and {tuple(table_ids.shape)}"
-        )
+            # max() returns the first of equal values, topk() any of them.
+            for _ in range(k):
+                value, place = similarity.max(1, keepdim=True)
+                index.append(place + part.start)
+                best.append(value)
+                similarity.scatter_(1, place, float("-inf"))
+            # A stable sort prefers earlier rows among equals.
+            values, order = torch.cat(best, 1).sort(dim=1, descending=True, stable=True)
+            places = torch.cat(index, 1).gather(1, order[:, :k])
+            index, best = [places], [values[:, :k]]
+    return NearestRows(index[0], best[0])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,20 +12,6 @@ from torch.autograd.function import once_differentiable
 
 from solo_ext.kernels.sinkhorn import SAFE_EXPONENT, Assignment
 from solo_ext.kernels.tables import tile_rows, tiles_of
-
-
-class PrototypeContrast(NamedTuple):
-    """Result of :func:`prototype_contrast`.
-
-    Attributes:
-        loss: scalar, ``align + unif``.
-        align: scalar, ``-p.s``, without gradient.
-        unif: scalar, the log-sum-exp, without gradient.
-    """
-
-    loss: Tensor
-    align: Tensor
-    unif: Tensor
 
 
 def prototype_contrast(
@@ -37,7 +24,7 @@ def prototype_contrast(
     *,
     table: Tensor | None = None,
     tiles: tuple[int, int] | None = None,
-) -> PrototypeContrast:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Mean cross-entropy of the student's similarities with given assignments.
 
     ``loss = sum_vu w_vu mean_i [-p_u[i].s_v[i] + log sum_k q_k exp(s_v[i, k])]``, ``s_v[i, k] =
@@ -56,8 +43,8 @@ def prototype_contrast(
             sums and exponentials stay in the student's dtype.
         tiles: samples and prototypes per block; by default what suits the device.
 
-    Raises:
-        RuntimeError: it is differentiated twice.
+    Returns:
+        Scalars: the loss, and without gradient its two terms, ``-p.s`` and the log-sum-exp.
 
     Example:
         Cross-entropy of one student view with the softmax of a teacher's scores:
@@ -65,8 +52,9 @@ def prototype_contrast(
         >>> from solo_ext.kernels.sinkhorn import assign
         >>> student, prototypes, scores = torch.randn(1, 4, 8), torch.randn(9, 8), torch.randn(4, 9)
         >>> targets = assign(lambda rows, columns: scores[rows, columns] * 1, (4, 9), scores, 0)
-        >>> terms = prototype_contrast(student, prototypes, [targets], torch.ones(1, 1), None, 2.0)
-        >>> terms.loss.allclose(torch.nn.functional.cross_entropy(
+        >>> one = torch.ones(1, 1)
+        >>> loss, _, _ = prototype_contrast(student, prototypes, [targets], one, None, 2.0)
+        >>> loss.allclose(torch.nn.functional.cross_entropy(
         ...     2.0 * student[0] @ prototypes.T, scores.softmax(1)
         ... ))
         True
@@ -78,12 +66,7 @@ def prototype_contrast(
         student, prototypes = student.detach(), prototypes.detach()
     table = prototypes.detach() if table is None else table
     constants = tuple(assignments), weights, prior, table
-    return PrototypeContrast(
-        *_Contrast.apply(student, prototypes, constants, inverse_temperature, tiles)  # type: ignore[no-untyped-call]
-    )
-
-
-_Constants = tuple[tuple[Assignment, ...], Tensor, Tensor | None, Tensor]
+    return _Contrast.apply(student, prototypes, constants, inverse_temperature, tiles)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Contrast(torch.autograd.Function):
@@ -92,47 +75,63 @@ class _Contrast(torch.autograd.Function):
         ctx: Any,
         student: Tensor,
         prototypes: Tensor,
-        constants: _Constants,
+        constants: tuple[tuple[Assignment, ...], Tensor, Tensor | None, Tensor],
         inverse_temperature: float,
         tiles: tuple[int, int],
     ) -> tuple[Tensor, Tensor, Tensor]:
         assignments, weights, prior, table = constants
-        dtype = None if table.dtype == student.dtype else table.dtype
         views, count, _ = student.shape
         to_student, to_prototypes = (
             torch.zeros_like(x) if needed else None
-            for x, needed in zip((student, prototypes), ctx.needs_input_grad[:2], strict=True)
+            for x, needed in zip((student, prototypes), ctx.needs_input_grad, strict=False)
         )
         align, unif = student.new_zeros(()), student.new_zeros(())
-        height, width = min(tiles[0], count), table.shape[0]
-        held = student.new_empty(height, width)
-        for rows in tiles_of(count, height):
+        safe = inverse_temperature <= SAFE_EXPONENT
+        held = student.new_empty(min(tiles[0], count), len(table))
+        parts = list(tiles_of(len(table), tiles[1]))
+        for rows, view in itertools.product(tiles_of(count, len(held)), range(views)):
             exponentials = held[: rows.stop - rows.start]
-            for view in range(views):
-                scaled = student[view, rows] * inverse_temperature
-                factors = scaled if dtype is None else scaled.to(dtype)
-                # Row factors of each teacher view's probabilities in the mean loss of this view.
-                shares = [
-                    a.rows[rows] * (w / count)
-                    for a, w in zip(assignments, weights[view], strict=True)
-                ]
-                own = weights[view].sum() / count
-                block = _Block(exponentials, rows, shares, assignments, prior, tiles[1])
-                lse = block.fill(factors, table, inverse_temperature)
-                align -= block.agreement
-                unif += lse.sum() * own
-                if to_student is None and to_prototypes is None:
-                    continue
-                for part, coefficients in block.coefficients(own):
-                    if dtype is not None:
-                        coefficients = coefficients.to(dtype)
-                    if to_student is not None:
-                        to_student[view, rows] += coefficients @ table[part]
-                    if to_prototypes is not None:
-                        if dtype is None:
-                            to_prototypes[part].addmm_(coefficients.T, factors)
-                        else:
-                            to_prototypes[part] += coefficients.T @ factors
+            factors = (student[view, rows] * inverse_temperature).to(table.dtype)
+            own = weights[view].sum() / count
+            # Of each teacher view: exponentials, factors of the prototypes, and factors of the
+            # samples in the mean loss of this student view.
+            targets = [
+                (a.matrix[rows], a.columns, a.rows[rows] * (w / count))
+                for a, w in zip(assignments, weights[view], strict=True)
+            ]
+
+            mass = student.new_zeros(len(exponentials))
+            for part in parts:
+                logits = (factors @ table[part].T).to(student.dtype)
+                for matrix, columns, share in targets:
+                    align -= ((matrix[:, part] * logits) @ columns[part]) @ share
+                if safe:
+                    torch.exp(logits, out=exponentials[:, part])
+                    mass += _total(exponentials, prior, part)
+                else:
+                    exponentials[:, part] = logits
+            largest = torch.zeros_like(mass)
+            if not safe:
+                largest = exponentials.amax(1)
+                exponentials.sub_(largest.unsqueeze(1)).exp_()
+                mass = _total(exponentials, prior, slice(None))
+            unif += (mass.log() + largest).sum() * own
+            if to_student is None and to_prototypes is None:
+                continue
+
+            # Turn the exponentials into the gradient to the similarities, in place.
+            for part in parts:
+                slopes = exponentials[:, part]
+                if prior is not None:
+                    slopes *= prior[part]
+                slopes *= (own / mass).unsqueeze(1)
+                for matrix, columns, share in targets:
+                    slopes.addcmul_(matrix[:, part] * columns[part], share.unsqueeze(1), value=-1)
+                slopes = slopes.to(table.dtype)
+                if to_student is not None:
+                    to_student[view, rows] += slopes @ table[part]
+                if to_prototypes is not None:
+                    to_prototypes[part] += slopes.T @ factors
         if to_student is not None:
             to_student *= inverse_temperature
         ctx.gradients = to_student, to_prototypes
@@ -146,63 +145,6 @@ class _Contrast(torch.autograd.Function):
         return student, prototypes, None, None, None
 
 
-class _Block:
-    """Some samples of one student view against all prototypes."""
-
-    def __init__(
-        self,
-        exponentials: Tensor,
-        rows: slice,
-        shares: list[Tensor],
-        assignments: Sequence[Assignment],
-        prior: Tensor | None,
-        tile: int,
-    ) -> None:
-        self._exponentials = exponentials
-        self._prior = prior
-        self._parts = list(tiles_of(exponentials.shape[1], tile))
-        self._targets = [
-            (a.matrix[rows], a.columns, share.unsqueeze(1))
-            for a, share in zip(assignments, shares, strict=True)
-        ]
-        self._mass = exponentials.new_zeros(len(exponentials))
-        self.agreement = exponentials.new_zeros(())
-
-    def fill(self, factors: Tensor, table: Tensor, bound: float) -> Tensor:
-        """Computes the exponentials and ``agreement``; returns the log-sum-exps (n,)."""
-        safe = bound <= SAFE_EXPONENT
-        for part in self._parts:
-            logits = (factors @ table[part].T).to(self._mass.dtype)
-            for matrix, columns, share in self._targets:
-                agreed = (matrix[:, part] * logits) @ columns[part]
-                self.agreement += agreed @ share.squeeze(1)
-            if safe:
-                torch.exp(logits, out=self._exponentials[:, part])
-                self._weigh(part)
-            else:
-                self._exponentials[:, part] = logits
-        if safe:
-            return self._mass.log()
-        largest = self._exponentials.amax(1)
-        self._exponentials.sub_(largest.unsqueeze(1)).exp_()
-        self._weigh(slice(None))
-        return self._mass.log() + largest
-
-    def _weigh(self, part: slice) -> None:
-        exponentials = self._exponentials[:, part]
-        if self._prior is None:
-            self._mass += exponentials.sum(1)
-        else:
-            self._mass += exponentials @ self._prior[part]
-
-    def coefficients(self, own: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yields tiles of the (n, K) gradient to the similarities; overwrites the exponentials."""
-        factors = (own / self._mass).unsqueeze(1)
-        for part in self._parts:
-            tile = self._exponentials[:, part]
-            if self._prior is not None:
-                tile *= self._prior[part]
-            tile *= factors
-            for matrix, columns, share in self._targets:
-                tile.addcmul_(matrix[:, part] * columns[part], share, value=-1)
-            yield part, tile
+def _total(exponentials: Tensor, prior: Tensor | None, part: slice) -> Tensor:
+    block = exponentials[:, part]
+    return block.sum(1) if prior is None else block @ prior[part]

@@ -1,7 +1,7 @@
 """Assignments of samples to prototypes, balanced over the batch or not, as scaling vectors.
 
-:func:`plain_sinkhorn` is the algorithm. The other functions leave its matrix of exponentials as it
-is and update only one factor per row and column, which reads the matrix once per iteration.
+:func:`plain_sinkhorn` is the algorithm. :func:`assign` leaves its matrix of exponentials as it is
+and updates only one factor per row and column, which reads the matrix once per iteration.
 """
 
 from __future__ import annotations
@@ -71,14 +71,19 @@ def assign(
 ) -> Assignment:
     """Softmax over the prototypes, or its balanced version by Sinkhorn-Knopp, as scaling vectors.
 
+    An iteration first gives each prototype the same mass over the samples of all ranks, then each
+    sample mass 1. Only the factors change: ``columns = 1 / sum_i E_ik rows_i``, ``rows = 1 /
+    sum_k E_ik columns_k``; both sums come from one read of E, in blocks of samples.
+
     Args:
-        logits: as for :func:`scale`, like all that follow.
-        shape: (N, K).
-        like: tensor whose device and dtype are used.
-        iterations: 0 gives the softmax.
-        bound: of the logits, if known.
-        storage: dtype of the exponentials.
-        products: whether ``logits`` computes matrix products.
+        logits: of this rank's samples, of any range.
+        shape: (N, K), N of the local samples; may differ between ranks.
+        like: tensor whose device and dtype, fp32 or fp64, are used.
+        iterations: the same on every rank; 0: softmax, all factors of the prototypes 1.
+        bound: largest absolute value of any logit on any rank; ``None`` if unknown.
+        storage: dtype of E; ``torch.bfloat16`` is good to 0.4% of each entry.
+        products: whether ``logits`` computes matrix products, which are faster for many samples at
+            a time, rather than reading from memory.
 
     Example:
         >>> scores = torch.randn(8, 4)
@@ -88,76 +93,19 @@ def assign(
         ... )
         True
     """
-    matrix, columns = scale(
-        logits, shape, like, iterations, bound=bound, storage=storage, products=products
-    )
+    matrix = like.new_empty(shape, dtype=storage or like.dtype)
+    if bound is None or bound > SAFE_EXPONENT:
+        columns = _shifted(logits, matrix, like, iterations, products)
+    else:
+        columns = _columns(matrix, _fill(logits, matrix, like, products), iterations)
     rows, masses = _sweep(matrix, columns)
     mean = masses * columns
     # Samples have mass 1, so the sum is the number of samples on all ranks.
     return Assignment(matrix, rows, columns, mean / mean.sum())
 
 
-def probabilities_(matrix: Tensor, columns: Tensor) -> Tensor:
-    """Overwrites E with the assignments (N, K), computing the samples' factors on the way.
-
-    Args:
-        matrix: (N, K) of :func:`scale`, in the dtype of ``columns``.
-        columns: (K,) of :func:`scale`.
-    """
-    for part in tiles_of(matrix.shape[0], tile_rows(columns, matrix.shape[1], 4)):
-        block = matrix[part]
-        own = (block @ columns).reciprocal_()
-        block.mul_(columns).mul_(own.unsqueeze(1))
-    return matrix
-
-
-@torch.no_grad()
-def scale(
-    logits: Logits,
-    shape: tuple[int, int],
-    like: Tensor,
-    iterations: int,
-    *,
-    bound: float | None = None,
-    storage: torch.dtype | None = None,
-    products: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Exponentials E (N, K) and the prototypes' factors (K,); the samples' make rows sum to 1.
-
-    An iteration first gives each prototype the same mass over the samples of all ranks, then each
-    sample mass 1. Only the factors change: ``columns = 1 / sum_i E_ik rows_i``, ``rows = 1 /
-    sum_k E_ik columns_k``; both sums come from one read of E, in blocks of samples.
-
-    Scores of any range are safe. Unless a bound rules out that all exponentials of a sample or a
-    prototype underflow, E is shifted by the largest logit of each prototype and then by the largest
-    of each sample, so that every row and every column holds a 1; the factors undo the shift. Every
-    few iterations the factors are moved into the exponents.
-
-    Args:
-        logits: of this rank's samples.
-        shape: (N, K), N of the local samples; may differ between ranks.
-        like: tensor whose device and dtype, fp32 or fp64, are used.
-        iterations: the same on every rank; 0: softmax, all factors 1.
-        bound: largest absolute value of any logit on any rank; ``None`` if unknown.
-        storage: dtype of E; ``torch.bfloat16`` is good to 0.4% of each entry.
-        products: whether ``logits`` computes matrix products, which are faster for many samples at
-            a time, rather than reading from memory.
-    """
-    matrix = like.new_empty(shape, dtype=storage or like.dtype)
-    if bound is not None and bound <= SAFE_EXPONENT:
-        masses = _fill(logits, matrix, like, products)
-        return matrix, _columns(matrix, masses, iterations)
-    tile = tile_rows(like, shape[1], 64 if products else 4)
-    if not iterations:
-        for part in tiles_of(shape[0], tile):
-            block = logits(part, slice(None))
-            torch.exp(block.sub_(block.amax(1, keepdim=True)), out=matrix[part])
-        return matrix, like.new_ones(shape[1])
-    return matrix, _shifted(logits, matrix, like, iterations, tile)
-
-
 def _fill(logits: Logits, matrix: Tensor, like: Tensor, products: bool) -> Tensor:
-    """Fills in the exponentials and returns their sums over the samples (K,)."""
+    """Fills in the exponentials and returns their sums (K,) over the samples of all ranks."""
     height, width = matrix.shape
     if products:
         width = tile_rows(like, height, 64)
@@ -192,30 +140,40 @@ def _columns(matrix: Tensor, masses: Tensor, iterations: int) -> Tensor:
     return columns
 
 
-def _shifted(logits: Logits, matrix: Tensor, like: Tensor, iterations: int, tile: int) -> Tensor:
-    count, width = matrix.shape
-    largest = like.new_full((width,), float("-inf"))
-    for part in tiles_of(count, tile):
+def _shifted(
+    logits: Logits, matrix: Tensor, like: Tensor, iterations: int, products: bool
+) -> Tensor:
+    """Fills in exponentials of scores of any range and returns the factors of the prototypes.
+
+    E is shifted by the largest logit of each prototype and then by the largest of each sample, so
+    that every row and every column holds a 1; the factors undo the shift. Every few iterations the
+    factors are moved into the exponents.
+    """
+    parts = list(tiles_of(len(matrix), tile_rows(like, matrix.shape[1], 64 if products else 4)))
+    if not iterations:
+        for part in parts:
+            block = logits(part, slice(None))
+            torch.exp(block.sub_(block.amax(1, keepdim=True)), out=matrix[part])
+        return like.new_ones(matrix.shape[1])
+    largest = like.new_full((matrix.shape[1],), float("-inf"))
+    for part in parts:
         largest = torch.maximum(largest, logits(part, slice(None)).amax(0))
-    shifts, rows = -max_over_ranks(largest), like.new_empty(count)
-    columns: Tensor | None = None
+    shifts, rows = -max_over_ranks(largest), like.new_empty(len(matrix))
+    columns = torch.empty_like(shifts)
     for begin in range(0, iterations, _SPAN):
-        if columns is not None:
+        if begin:
             rows += _sweep(matrix, columns)[0].log()
             shifts += columns.log()
         masses = torch.zeros_like(shifts)
-        for part in tiles_of(count, tile):
+        for part in parts:
             block = logits(part, slice(None)).add_(shifts)
-            if columns is None:
+            weights = torch.ones_like(rows[part])
+            if not begin:
                 top = block.amax(1)
                 rows[part] = -top
                 # The first iteration sums the scores without the shift by samples.
                 weights = top.exp()
-            else:
-                weights = torch.ones_like(rows[part])
             torch.exp(block.add_(rows[part].unsqueeze(1)), out=matrix[part])
             masses.addmv_(matrix[part].to(shifts.dtype).T, weights)
-        span = min(_SPAN, iterations - begin)
-        columns = _columns(matrix, sum_over_ranks(masses), span)
-    assert columns is not None
+        columns = _columns(matrix, sum_over_ranks(masses), min(_SPAN, iterations - begin))
     return columns

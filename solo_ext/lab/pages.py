@@ -170,7 +170,8 @@ def chart_style() -> AbstractContextManager[None]:
 def figure_svg(figure: Drawing) -> str:
     """A figure as inline SVG whose ``COLOURS`` follow the page's light or dark setting.
 
-    The background is transparent, text stays text, and equal figures give equal SVG.
+    The background is transparent, text stays text, and equal figures give equal SVG. On a narrow
+    page it scrolls sideways instead of shrinking until its text cannot be read.
 
     Args:
         figure: drawn inside :func:`chart_style`; matplotlib's global state is not used.
@@ -188,6 +189,10 @@ def figure_svg(figure: Drawing) -> str:
     # matplotlib's style rule is for all elements and would apply to the whole page; the template
     # has the same rule for figures only.
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
+    # One unit of the drawing is a point: text of 11 points shows as 10 to 12 pixels.
+    width = 72 * figure.get_figwidth()
+    style = f'style="min-width: {0.9 * width:.0f}px; max-width: {1.1 * width:.0f}px"'
+    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', style, svg, count=1)
     for name, (light, _) in COLOURS.items():
         svg = re.sub(rf"(?<=: ){light}\b", f"var(--{name})", svg)
     return Markup(svg.strip())

@@ -24,7 +24,7 @@ from solo_ext.losses.metric import own_pairs, pairwise_distances, row_distances
 def alignment_loss_func(x: Tensor, y: Tensor, alpha: float = 2) -> Tensor:
     """Mean distance of positive pairs, to a power.
 
-    ``|x_i - y_i|^alpha``, mean over the pairs.
+    ``|x_i - y_i|^alpha``, mean over the pairs (Wang and Isola, ICML 2020).
 
     Args:
         x: (N, D), of unit length in the paper; used as it is.
@@ -33,12 +33,6 @@ def alignment_loss_func(x: Tensor, y: Tensor, alpha: float = 2) -> Tensor:
 
     Returns:
         Scalar. Equal rows have gradient 0.
-
-    Raises:
-        ValueError: shapes differ or are not (N, D), or alpha is not positive.
-
-    Source:
-        Wang and Isola, ICML 2020, arXiv 2005.10242.
 
     Example:
         >>> alignment_loss_func(torch.eye(3), -torch.eye(3))
@@ -65,7 +59,7 @@ def uniformity_loss_func(x: Tensor, t: float = 2) -> Tensor:
     """Logarithm of the mean Gaussian potential of all pairs.
 
     ``log mean_{i < j} exp(-t |x_i - x_j|^2)`` over the pairs of the joined batch; the same on
-    every process.
+    every process (Wang and Isola, ICML 2020).
 
     Args:
         x: (N, D), of unit length in the paper; used as it is.
@@ -73,12 +67,6 @@ def uniformity_loss_func(x: Tensor, t: float = 2) -> Tensor:
 
     Returns:
         Scalar, at most 0; zero that carries the graph for a single row.
-
-    Raises:
-        ValueError: x is not (N, D), or t is not positive.
-
-    Source:
-        Wang and Isola, ICML 2020, arXiv 2005.10242.
 
     Example:
         >>> uniformity_loss_func(torch.eye(3))  # all pairs have the squared distance 2
@@ -101,26 +89,23 @@ def effective_rank(x: Tensor) -> Tensor:
     """Number of directions that embeddings use: exponential of the entropy of singular values.
 
     ``exp(-sum_k p_k log p_k)`` with ``p_k = sigma_k / sum_l sigma_l`` over the singular values of
-    x (Eq. 1 of Garrido et al.; no epsilon is added, for ``0 log 0 = 0``). As there, x is not
-    centred: a mean far from zero counts as a direction of its own. There is no gradient. The
-    decomposition takes N D min(N, D) operations, and on a GPU the host waits for it.
+    x (Eq. 1 of Garrido et al., ICML 2023, arXiv 2210.02885; ``0 log 0 = 0`` in place of an
+    epsilon). x is not centred: a mean far from zero counts as a direction. The decomposition takes
+    N D min(N, D) operations, and on a GPU the host waits for it.
 
     Args:
         x: (N, D), of any scale.
 
     Returns:
-        Scalar in [1, min(N, D)], fp32 (fp64 for fp64 input): 1 for collapsed and for zero rows,
-        D for an isotropic cloud of many; NaN where a value is not finite.
+        Scalar in [1, min(N, D)] without gradient, fp32 (fp64 for fp64 input): 1 for collapsed and
+        for zero rows, D for an isotropic cloud of many; NaN where a value is not finite.
 
-    Raises:
-        ValueError: x is not (N, D).
-
-    Source:
-        Roy and Vetterli, EUSIPCO 2007; Garrido et al., ICML 2023, arXiv 2210.02885.
+    Example:
+        >>> effective_rank(torch.eye(3))
+        tensor(3.)
     """
-    if x.ndim != 2:
-        raise ValueError(f"x must be (N, D), got {tuple(x.shape)}")
-    x = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    check_rows(x=x)
+    (x,) = full_precision(x)
     finite = x.isfinite().all()
     # Replace what is not finite: a diverged run should log NaN, not fail in the decomposition.
     values = torch.linalg.svdvals(torch.where(finite, x, 0))
@@ -133,26 +118,22 @@ def effective_rank(x: Tensor) -> Tensor:
 def spread(x: Tensor) -> Tensor:
     """How far unit embeddings spread over the sphere: 0 for constant ones, 1 for isotropic ones.
 
-    ``sqrt(D) / D * sum_d std_d(x / |x|)``, the standard deviation over the batch (population).
-    Section 4.1 of Chen and He, who show its value without ``sqrt(D)``. There is no gradient, and
-    the host waits for nothing.
+    ``sqrt(D) / D * sum_d std_d(x / |x|)``, the standard deviation over the batch, as in section 4.1
+    of Chen and He, CVPR 2021, arXiv 2011.10566, but for the factor ``sqrt(D)``.
 
     Args:
         x: (N, D), of any scale.
 
     Returns:
-        Scalar in [0, 1], fp32 (fp64 for fp64 input); NaN for fewer than two rows, and where a
-        value is not finite.
+        Scalar in [0, 1] without gradient, fp32 (fp64 for fp64 input); NaN for fewer than two rows,
+        and where a value is not finite.
 
-    Raises:
-        ValueError: x is not (N, D).
-
-    Source:
-        Chen and He, CVPR 2021, arXiv 2011.10566.
+    Example:
+        >>> spread(torch.eye(3)[[0, 0]])
+        tensor(0.)
     """
-    if x.ndim != 2:
-        raise ValueError(f"x must be (N, D), got {tuple(x.shape)}")
+    check_rows(x=x)
+    (x,) = full_precision(x)
     if len(x) < 2:
-        return x.new_full((), math.nan, dtype=torch.float32)
-    unit = F.normalize(x.to(torch.float64 if x.dtype == torch.float64 else torch.float32), dim=1)
-    return unit.std(0, correction=0).mean() * math.sqrt(x.shape[1])
+        return x.new_full((), math.nan)
+    return F.normalize(x, dim=1).std(0, correction=0).mean() * math.sqrt(x.shape[1])

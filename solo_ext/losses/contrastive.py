@@ -2,8 +2,8 @@
 
 All are ``-log(exp(s+) / (exp(s+) + N g))``, s the cosine over the temperature, and differ in what
 the N negatives are and in the estimate g of their mean exponential. :func:`plain_contrastive` is
-the formula; :func:`contrastive` computes the same in log space without the matrix of similarities,
-and :func:`two_view_terms` for two views of a batch. The named losses at the end call these.
+the formula; :func:`contrastive` computes the same in log space without the matrix of similarities.
+The named losses at the end give it two views of a batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.kernels.in_batch import batch_contrast, two_view_contrast, two_view_fits
+from solo_ext.kernels.in_batch import batch_contrast
 from solo_ext.kernels.mixed_logsumexp import mixed_logsumexp
 from solo_ext.kernels.tables import table_logsumexp
 from solo_ext.losses.common import LOSSES, check_positive, check_rows, check_table
@@ -69,22 +69,16 @@ def plain_contrastive(
 class NegativeEstimator:
     """Estimate of the summed exponentials of true negatives, from samples that are not all true.
 
-    ``N max((R - tau_plus P) / (1 - tau_plus), exp(-1 / T))`` with ``R`` the mean of
-    ``exp(s_k)`` over the N candidates, weighted by ``exp(beta s_k)``, ``P`` that over the
-    positives, and s the cosine over the temperature T: plain with ``tau_plus = beta = 0``,
-    debiased with ``beta = 0``, hard with both.
+    ``N max((R - tau_plus P) / (1 - tau_plus), exp(-1 / T))`` with ``R`` the mean of ``exp(s_k)``
+    over the N candidates, weighted by ``exp(beta s_k)``, ``P`` that over the positives, and s the
+    cosine over the temperature T: plain with ``tau_plus = beta = 0``, debiased with ``beta = 0``
+    (Chuang et al., arXiv 2007.00224, Eq. 7 and 8), hard with both (Robinson et al., arXiv
+    2010.04592, Eq. 4).
 
     Args:
         tau_plus: in [0, 1), share of candidates that are of the anchor's own class.
         beta: 0 or more, concentration on the candidates most similar to the anchor.
         detach_weights: no gradient through the weights.
-
-    Raises:
-        ValueError: an argument is out of range.
-
-    Source:
-        Chuang et al., NeurIPS 2020, arXiv 2007.00224, Eq. 7 and 8; Robinson et al., ICLR 2021,
-        arXiv 2010.04592, Eq. 4.
 
     Example:
         Ten candidates of similarity 1 to the anchor, like its positive, weigh ``10 exp(1)``:
@@ -113,16 +107,13 @@ class NegativeEstimator:
     def __call__(
         self, lse: Tensor, positives: Tensor, count: int, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """The estimate from log-sum-exps.
+        """Log of the estimate (N,), and whether it is clamped to its floor (N,), from log-sum-exps.
 
         Args:
             lse: (E, N) over the candidates, one row for each of :attr:`powers`.
             positives: (N, P) samples of the positives, cosine over temperature.
             count: number of candidates, above 0.
             temperature: above 0.
-
-        Returns:
-            Log of the sum (N,), and whether it is clamped to its floor, without gradient (N,).
         """
         log_count = math.log(count)
         mass = self._weighted(lse, log_count)
@@ -170,11 +161,6 @@ class ContrastiveTerms(NamedTuple):
             together they weighed what they are estimated to.
         mined: scalar, mean cosine of the negatives that are mixed; NaN without mixing.
         mixed: scalar, mean cosine of the mixtures; NaN without mixing.
-
-    Example:
-        >>> terms = two_view_terms(torch.randn(8, 4), torch.randn(8, 4), temperature=0.5)
-        >>> terms.losses.shape, terms.floored
-        (torch.Size([16, 1]), tensor(0.))
     """
 
     loss: Tensor
@@ -221,9 +207,6 @@ def contrastive(
     Returns:
         The terms; without negatives the loss is zero that carries the graph.
 
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
-
     Example:
         >>> query, key, queue = (F.normalize(torch.randn(n, 4)) for n in (2, 2, 9))
         >>> terms = contrastive(query, key.unsqueeze(1), queue, temperature=0.2)
@@ -240,15 +223,13 @@ def contrastive(
         )
     anchors, positives, candidates = full_precision(anchors, positives, candidates)
     available = len(candidates) - (0 if excluded_columns is None else excluded_columns.shape[1])
-    nan = anchors.new_full((), math.nan)
+    nan = mined = mixed = anchors.new_full((), math.nan)
     with full_precision_products(anchors.device):
         similar = torch.einsum("nd,npd->np", anchors, positives) / temperature
         if available <= 0 or not len(anchors):
             nothing = 0 * (anchors.sum() + positives.sum() + candidates.sum())
-            zero = anchors.new_zeros(())
-            return ContrastiveTerms(
-                nothing, torch.zeros_like(similar).detach(), zero, nan, nan, nan
-            )
+            zero, zeros = anchors.new_zeros(()), torch.zeros_like(similar)
+            return ContrastiveTerms(nothing, zeros, zero, nan, nan, nan)
         count = available + (mixing.count if mixing is not None else 0)
 
         def reduce(lse: Tensor, similar: Tensor) -> tuple[Tensor, Tensor]:
@@ -259,46 +240,35 @@ def contrastive(
             return losses.mean(1), torch.cat((notes, losses.T)).detach()
 
         # The only place that chooses kernels; tests hold each equal to plain_contrastive.
-        mixtures = None
+        scale, powers = 1 / temperature, estimator.powers
+        lse: Tensor | None = None
         if mixing is not None:
-            mixtures = mixed_logsumexp(
+            hardest = min(mixing.num_hard, available)
+            lse, *cosines = mixed_logsumexp(
                 anchors,
                 candidates.detach(),
-                1 / temperature,
+                scale,
                 mixing.draws,
-                min(mixing.num_hard, available),
-                estimator.powers,
+                hardest,
+                powers,
                 excluded_columns=excluded_columns,
                 with_table=not in_batch,
                 ranked=mixing.ranked,
             )
+            mined, mixed = (x.mean() for x in cosines)
+        elif not in_batch:
+            lse, _ = table_logsumexp(
+                anchors, candidates, scale, powers=powers, bound=scale, compute_dtype=compute_dtype
+            )
         if in_batch:
             loss, notes = batch_contrast(
-                anchors,
-                candidates,
-                excluded_columns,
-                similar,
-                1 / temperature,
-                estimator.powers,
-                reduce,
-                None if mixtures is None else mixtures.lse,
+                anchors, candidates, excluded_columns, similar, scale, powers, reduce, lse
             )
         else:
-            if mixtures is not None:
-                lse = mixtures.lse
-            else:
-                lse, _ = table_logsumexp(
-                    anchors,
-                    candidates,
-                    1 / temperature,
-                    powers=estimator.powers,
-                    bound=1 / temperature,
-                    compute_dtype=compute_dtype,
-                )
+            assert lse is not None
             per_anchor, notes = reduce(lse, similar)
             loss = per_anchor.mean()
     floored, hardness = notes[:2].mean(1).unbind()
-    mined, mixed = (nan, nan) if mixtures is None else (x.mean() for x in mixtures[1:])
     return ContrastiveTerms(loss, notes[2:].T, floored, hardness, mined, mixed)
 
 
@@ -319,13 +289,9 @@ def _check(
     if not positives.shape[1]:
         raise ValueError(f"positives={tuple(positives.shape)}: each anchor needs at least one")
     check_table("candidates", candidates, anchors)
-    if excluded_columns is not None and (excluded_columns.ndim, len(excluded_columns)) != (
-        2,
-        rows[0],
-    ):
-        raise ValueError(
-            f"excluded_columns must be ({rows[0]}, m), got {tuple(excluded_columns.shape)}"
-        )
+    own = excluded_columns
+    if own is not None and (own.ndim != 2 or len(own) != rows[0]):
+        raise ValueError(f"excluded_columns must be ({rows[0]}, m), got {tuple(own.shape)}")
     if mixing is not None and len(mixing.draws.alpha) != rows[0]:
         raise ValueError(
             f"mixing: draws for {len(mixing.draws.alpha)} anchors, there are {rows[0]}"
@@ -354,9 +320,6 @@ def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
 
     Args:
         views: V times (N, D), of any scale, V at least 2.
-
-    Raises:
-        ValueError: fewer than two views, or shapes that differ or are not (N, D).
 
     Example:
         >>> batch = batch_of_views([torch.randn(5, 3), torch.randn(5, 3)])
@@ -391,40 +354,9 @@ def own_columns(rows: Tensor) -> Tensor:
 def two_view_terms(
     z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator = PLAIN
 ) -> ContrastiveTerms:
-    """Each view of each image against its other view and all views of all other images.
-
-    The same as :func:`contrastive` of a :func:`batch_of_views`, in fewer operations if the batch is
-    on one process and small enough.
-
-    Args:
-        z1: (N, D) first view; normalised inside.
-        z2: (N, D) second view; normalised inside.
-        temperature: above 0.
-        estimator: of the mass of the negatives.
-
-    Raises:
-        ValueError: shapes differ or are not (N, D), or the temperature is not positive.
-
-    Example:
-        >>> two_view_terms(torch.randn(8, 4), torch.randn(8, 4), temperature=0.5).losses.shape
-        torch.Size([16, 1])
-    """
-    check_rows(z1=z1, z2=z2)
-    check_positive(temperature=temperature)
-    tau_plus, beta, detach_weights = estimator.tau_plus, estimator.beta, estimator.detach_weights
-    with full_precision_products(z1.device):
-        z1, z2 = full_precision(z1, z2)
-        if distributed.world_size() > 1 or not two_view_fits(z1, 1 / temperature, beta):
-            batch = batch_of_views((z1, z2))
-            return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
-        found = two_view_contrast(z1, z2, 1 / temperature, tau_plus, beta, detach_weights)
-    factor = math.log((1 - tau_plus) * (2 * len(z1) - 2))
-    hardness = found.mass.log().mean().mul_(temperature).add_(1 - temperature * factor)
-    floored = hardness.new_zeros(())
-    if found.kept is not None:
-        floored = 1 - found.kept.mean(dtype=hardness.dtype)
-    nan = hardness.new_full((), math.nan)
-    return ContrastiveTerms(found.loss, found.losses.view(-1, 1), floored, hardness, nan, nan)
+    """:func:`contrastive` of two views (N, D), normalised inside, of the batch of all processes."""
+    batch = batch_of_views((z1, z2))
+    return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
 
 
 @LOSSES.register(
@@ -437,21 +369,11 @@ def nt_xent_loss_func(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tenso
     """Normalised temperature-scaled cross-entropy of each view against all others.
 
     ``-log(exp(s+) / (exp(s+) + sum_k exp(s_k)))``, s the cosine over the temperature, k over the
-    2N - 2 other samples of both views; mean over the 2N anchors (Eq. 1).
+    2N - 2 other samples of both views; mean over the 2N anchors (Eq. 1 of Chen et al., ICML 2020).
 
     Args:
-        z1: (N, D) first view; normalised inside.
-        z2: (N, D) second view; normalised inside.
+        z1, z2: (N, D) views; normalised inside.
         temperature: above 0.
-
-    Returns:
-        Scalar; zero that carries the graph for N = 1, where there is no negative.
-
-    Raises:
-        ValueError: shapes differ or are not (N, D), or the temperature is not positive.
-
-    Source:
-        Chen et al., ICML 2020, arXiv 2002.05709.
 
     Example:
         >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
@@ -472,27 +394,17 @@ def debiased_loss_func(
     """Contrastive loss whose negatives are corrected for those of the anchor's own class.
 
     ``-log(exp(s+) / (exp(s+) + N g))`` with
-    ``g = max((mean_k exp(s_k) - tau_plus exp(s+)) / (1 - tau_plus), exp(-1 / T))``
-    (Eq. 7 and 8 with M = 1), s the cosine over the temperature T, k over the N = 2B - 2 other
-    samples of both views; mean over the 2B anchors. ``tau_plus=0`` is NT-Xent. For M > 1 give
-    :func:`contrastive` a :func:`batch_of_views` of more than two views.
+    ``g = max((mean_k exp(s_k) - tau_plus exp(s+)) / (1 - tau_plus), exp(-1 / T))``, s the cosine
+    over the temperature T, k over the N = 2B - 2 other samples of both views; mean over the 2B
+    anchors (Eq. 7 and 8 with M = 1 of Chuang et al., NeurIPS 2020). ``tau_plus=0`` is NT-Xent. For
+    M > 1 give :func:`contrastive` a :func:`batch_of_views` of more than two views.
 
     Args:
-        z1: (B, D) first view; normalised inside.
-        z2: (B, D) second view; normalised inside.
+        z1, z2: (B, D) views; normalised inside.
         temperature: above 0. The estimate was tuned for 0.5; at 0.2 and below most anchors of
             ``tau_plus=0.1`` sit on the floor.
         tau_plus: in [0, 1), the share of negatives that are of the anchor's class; 1 / number
             of classes where these are balanced.
-
-    Returns:
-        Scalar; zero that carries the graph for B = 1, where there is no negative.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
-
-    Source:
-        Chuang et al., NeurIPS 2020, arXiv 2007.00224.
 
     Example:
         >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
@@ -522,28 +434,18 @@ def hard_negative_loss_func(
 
     ``-log(exp(s+) / (exp(s+) + N g))`` with
     ``g = max((R - tau_plus exp(s+)) / (1 - tau_plus), exp(-1 / temperature))``,
-    ``R = sum_k exp((1 + beta) s_k) / sum_k exp(beta s_k)`` (Eq. 4, importance sampling from
-    ``exp(beta s)``) over the N = 2B - 2 other samples of both views, s the cosine over the
-    temperature; mean over the 2B anchors. ``beta=0`` is the debiased loss, ``beta=tau_plus=0``
-    NT-Xent.
+    ``R = sum_k exp((1 + beta) s_k) / sum_k exp(beta s_k)`` over the N = 2B - 2 other samples of
+    both views, s the cosine over the temperature; mean over the 2B anchors (Eq. 4, importance
+    sampling from ``exp(beta s)``, of Robinson et al., ICLR 2021). ``beta=0`` is the debiased loss,
+    ``beta=tau_plus=0`` NT-Xent.
 
     Args:
-        z1: (B, D) first view; normalised inside.
-        z2: (B, D) second view; normalised inside.
+        z1, z2: (B, D) views; normalised inside.
         temperature: above 0; beta multiplies similarities that are already divided by it.
         tau_plus: in [0, 1), the share of negatives that are of the anchor's class.
         beta: 0 or more, concentration on the hardest.
         detach_weights: no gradient through the weights ``exp(beta s)``; by default there is one,
             as in the official code. The value is the same.
-
-    Returns:
-        Scalar; zero that carries the graph for B = 1, where there is no negative.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
-
-    Source:
-        Robinson et al., ICLR 2021, arXiv 2010.04592.
 
     Example:
         >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)

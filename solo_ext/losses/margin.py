@@ -28,23 +28,14 @@ def margin_cross_entropy(
         harden: maps the targets' cosines (N, 1) to those that replace them.
         scale: above 0.
         feature_norm: (N,) further factor of each row's logits, at least 0.
-
-    Returns:
-        Scalar mean.
-
-    Raises:
-        ValueError: shapes do not fit, or the scale is not positive.
     """
-    if cosine.ndim != 2 or target.shape != cosine.shape[:1]:
+    rows = tuple(target.shape)
+    if cosine.ndim != 2 or rows != cosine.shape[:1]:
         raise ValueError(
-            f"cosine must be (N, C) and target (N,), got {tuple(cosine.shape)} and "
-            f"{tuple(target.shape)}"
+            f"cosine must be (N, C) and target (N,), got {tuple(cosine.shape)} and {rows}"
         )
-    if feature_norm is not None and feature_norm.shape != target.shape:
-        raise ValueError(
-            f"feature_norm must be ({target.shape[0]},), one per row, got "
-            f"{tuple(feature_norm.shape)}"
-        )
+    if feature_norm is not None and feature_norm.shape != rows:
+        raise ValueError(f"feature_norm must be {rows}, got {tuple(feature_norm.shape)}")
     check_positive(scale=scale)
     (cosine,) = full_precision(cosine)
     column = target.unsqueeze(1)
@@ -66,7 +57,7 @@ def arcface_loss_func(
     """Cross-entropy over scaled cosines after the target's angle has grown by a margin.
 
     ``-log(exp(s cos(theta_y + m)) / (exp(s cos(theta_y + m)) + sum_{j != y} exp(s cos theta_j)))``
-    (Eq. 3), mean over the rows; s the scale, m the margin.
+    (Eq. 3 of Deng et al., CVPR 2019), mean over the rows; s the scale, m the margin.
 
     Args:
         cosine: (N, C) of features with class weights.
@@ -74,17 +65,12 @@ def arcface_loss_func(
         scale: s, above 0.
         margin: m in radians, in [0, pi).
         monotone: whether beyond pi - m, where ``cos(theta + m)`` rises again, ``cos theta - m sin
-            m`` takes its place; for a margin up to 2.3 the loss then never falls as theta grows.
+            m`` takes its place, as in the authors' code; for a margin up to 2.3 the loss then never
+            falls as theta grows.
 
     Returns:
         Scalar. The gradient is that of the formula, except at a target's cosine of 1 or -1: there
         it would be infinite, and the sine counts as a constant instead.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
-
-    Source:
-        Deng et al., CVPR 2019, arXiv 1801.07698; the monotone form as in the authors' code.
 
     Example:
         >>> cosine, target = torch.rand(4, 10), torch.tensor([0, 3, 3, 9])
@@ -124,23 +110,14 @@ def cosface_loss_func(
 ) -> Tensor:
     """Cross-entropy over scaled cosines after the target's has been lowered by a margin.
 
-    ``-log(exp(s (cos_y - m)) / (exp(s (cos_y - m)) + sum_{j != y} exp(s cos_j)))`` (Eq. 4), mean
-    over the rows; s the scale, m the margin.
+    ``-log(exp(s (cos_y - m)) / (exp(s (cos_y - m)) + sum_{j != y} exp(s cos_j)))`` (Eq. 4 of Wang
+    et al., CVPR 2018), mean over the rows; s the scale, m the margin.
 
     Args:
         cosine: (N, C) of features with class weights.
         target: (N,) integers in [0, C).
         scale: s, above 0.
         margin: m, at least 0.
-
-    Returns:
-        Scalar.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
-
-    Source:
-        Wang et al., CVPR 2018, arXiv 1801.09414.
 
     Example:
         >>> cosine, target = torch.tensor([[0.9, 0.1]]), torch.tensor([0])
@@ -168,7 +145,8 @@ def sphereface_loss_func(
 
     The target's cosine is replaced by ``psi(theta) = (-1)^k cos(m theta) - 2 k``, k the whole
     part of ``m theta / pi``, which falls from 1 to 1 - 2 m; all are multiplied by the scale and
-    the norm of the feature. Mean over the rows.
+    the norm of the feature. Mean over the rows (Liu et al., CVPR 2017, without the annealing, which
+    mixes psi with the plain cosine).
 
     Args:
         cosine: (N, C) of features with class weights.
@@ -176,16 +154,6 @@ def sphereface_loss_func(
         scale: above 0.
         margin: m, a whole number of at least 1.
         feature_norm: (N,) |x|, as in the paper; ``None`` is 1.
-
-    Returns:
-        Scalar.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
-
-    Source:
-        Liu et al., CVPR 2017, arXiv 1704.08063; without its annealing, a mean of psi and the
-        plain cosine whose weight falls during training.
 
     Example:
         >>> cosine, target = torch.rand(4, 10), torch.tensor([0, 3, 3, 9])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
@@ -29,47 +28,11 @@ def row_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def pairwise_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Distances of every row of ``x`` to every row of ``y``.
+    """(N, M) distances of every row of ``x`` to every row of ``y``; gradient 0 at distance 0.
 
-    Differences are taken before they are squared, so that close rows keep their distance; equal
-    rows have distance 0 and gradient 0. The backward pass needs no more than (N, M) either.
-
-    Args:
-        x: (N, D), fp32 or fp64.
-        y: (M, D), of the dtype of ``x``.
-
-    Returns:
-        (N, M).
-
-    Raises:
-        RuntimeError: it is differentiated twice.
+    Differences are taken before they are squared, so that close rows keep their distance.
     """
-    return _PairwiseDistances.apply(x, y)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _PairwiseDistances(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-        ctx.save_for_backward(x, y, distances)
-        return distances
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, y, distances = ctx.saved_tensors
-        weights = torch.where(distances > 0, grad / distances, 0.0)
-        # Shift to the centre, which changes no distance: rows that have collapsed to one place
-        # would otherwise lose their digits in the products below.
-        centre = y.mean(0)
-        x, y = x - centre, y - centre
-        of_x = of_y = None
-        with full_precision_products(grad.device):
-            if ctx.needs_input_grad[0]:
-                of_x = weights.sum(1, keepdim=True) * x - weights @ y
-            if ctx.needs_input_grad[1]:
-                of_y = weights.sum(0).unsqueeze(1) * y - weights.T @ x
-        return of_x, of_y
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def own_pairs(rows: Tensor) -> Tensor:
@@ -79,44 +42,32 @@ def own_pairs(rows: Tensor) -> Tensor:
 
 
 def class_pairs(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Which columns of the joined batch are of the same class as a local row.
+    """Which columns of the joined batch are of the same class as a local row, and which are not.
 
     Args:
         targets: (N,) integers, the classes of the local rows.
 
     Returns:
-        ``positive`` and ``negative``, (N, G) bool: of the same class without the row itself, and
-        of another class.
+        (N, G) bool each: of the same class without the row itself, and of another class.
     """
     same = targets.unsqueeze(1) == distributed.gather(targets)
     return same & ~own_pairs(targets), ~same
 
 
 def keep(values: Tensor, mask: Tensor) -> Tensor:
-    """Values for a maximum or log-sum-exp over the masked entries of each row.
+    """Values (N, G) where the mask holds, minus infinity elsewhere.
 
-    Args:
-        values: (N, G).
-        mask: (N, G) bool.
-
-        (N, G), minus infinity outside the mask. A row without any entry is 0 and gets no gradient:
-        minus infinity throughout would turn into NaN in the backward pass.
-        no gradient; left at minus infinity it would pass NaN on, if only to where it is masked.
+    A row without any is all 0: minus infinity throughout would turn into NaN in the backward pass
+    of a log-sum-exp.
     """
     kept = values.masked_fill(~mask, float("-inf"))
     return kept.masked_fill(~mask.any(1, keepdim=True), 0.0)
 
 
 def joined_mean(total: Tensor, count: Tensor) -> Tensor:
-    """This rank's share of a mean over the joined batch.
+    """This rank's share of a mean over the joined batch, from its sum and number of terms.
 
-    Args:
-        total: scalar sum over this rank's terms, with gradient.
-        count: scalar, number of these terms.
-
-    Returns:
-        Scalar whose mean over ranks, which DDP takes, is the sum of all terms over their number;
-        0 where there are none.
+    The mean over ranks, which DDP takes, is the sum of all terms over their number; 0 without any.
     """
     counts = distributed.gather(count.reshape(1)).sum().clamp(min=1)
     return distributed.world_size() * total / counts
@@ -131,22 +82,14 @@ def contrastive_loss_func(x: Tensor, y: Tensor, same: Tensor, margin: float = 1.
     """Pulls the pairs of one class together and pushes the others a margin apart.
 
     ``d^2`` for a pair of one class, ``max(0, margin - d)^2`` for another, d the Euclidean
-    distance; mean over the pairs (Eq. 4 without its factor 1/2).
+    distance; mean over the pairs (Eq. 4 of Hadsell, Chopra and LeCun, CVPR 2006, without its factor
+    1/2).
 
     Args:
         x: (N, D), any scale.
         y: (N, D), any scale; row i is paired with row i of ``x``.
         same: (N,) bool, whether the pair is of one class.
         margin: distance that pairs of two classes shall have, at least 0.
-
-    Returns:
-        Scalar.
-
-    Raises:
-        ValueError: shapes do not fit, or the margin is negative.
-
-    Source:
-        Hadsell, Chopra and LeCun, CVPR 2006.
 
     Example:
         >>> x, y = torch.zeros(2, 2), torch.tensor([[0.6, 0.0], [0.6, 0.0]])
@@ -175,7 +118,7 @@ def triplet_loss_func(
     """Wants the negative further from the anchor than the positive, by a margin.
 
     ``max(0, d(a, p)^2 - d(a, n)^2 + margin)``, d the Euclidean distance, mean over the triplets
-    (section 3.1, where it is a sum).
+    (section 3.1 of Schroff et al., CVPR 2015, where it is a sum).
 
     Args:
         anchor: (N, D), any scale.
@@ -186,12 +129,6 @@ def triplet_loss_func(
 
     Returns:
         Scalar; the margin, with gradient 0, where all rows are equal.
-
-    Raises:
-        ValueError: shapes differ or are not (N, D), or the margin is negative.
-
-    Source:
-        Schroff et al., CVPR 2015, arXiv 1503.03832.
 
     Example:
         >>> anchor, positive = torch.zeros(1, 2), torch.tensor([[1.0, 0.0]])
@@ -221,22 +158,13 @@ def lifted_structured_loss_func(
     ``1 / (2 P) sum_(i,j) max(0, J_ij)^2`` over the P unordered pairs of one class in the joined
     batch, with ``J_ij = D_ij + log(sum_k exp(m - D_ik) + sum_l exp(m - D_jl))`` or, not smooth,
     ``J_ij = D_ij + max(max_k (m - D_ik), max_l (m - D_jl))``; D the Euclidean distance, m the
-    margin, k and l over the rows of other classes.
+    margin, k and l over the rows of other classes (Oh Song et al., CVPR 2016).
 
     Args:
         x: (N, D), any scale, compared with the rows of all processes.
         targets: (N,) integers, the classes.
         margin: m, finite.
         smooth: whether log-sum-exp takes the place of the maximum.
-
-    Returns:
-        Scalar; zero that carries the graph without positive pairs or without negatives.
-
-    Raises:
-        ValueError: shapes do not fit, or the margin is not finite.
-
-    Source:
-        Oh Song et al., CVPR 2016, arXiv 1511.06452.
 
     Example:
         >>> x, targets = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
@@ -269,8 +197,8 @@ def n_pair_loss_func(anchor: Tensor, positive: Tensor, l2_reg: float = 0.0) -> T
     """Softmax cross-entropy of each anchor's positive against those of the other pairs.
 
     ``log(1 + sum_{j != i} exp(a_i.p_j - a_i.p_i))``, mean over the anchors, j over the pairs of
-    the joined batch; plus ``l2_reg / 4 (mean |a_i|^2 + mean |p_i|^2)``. Dot products are raw:
-    without ``l2_reg`` longer rows alone lower the loss.
+    the joined batch; plus ``l2_reg / 4 (mean |a_i|^2 + mean |p_i|^2)`` (Sohn, NIPS 2016). Dot
+    products are raw: without ``l2_reg`` longer rows alone lower the loss.
 
     Args:
         anchor: (N, D), any scale.
@@ -279,12 +207,6 @@ def n_pair_loss_func(anchor: Tensor, positive: Tensor, l2_reg: float = 0.0) -> T
 
     Returns:
         Scalar; without ``l2_reg`` zero that carries the graph for a single pair.
-
-    Raises:
-        ValueError: shapes differ or are not (N, D), or the weight is negative.
-
-    Source:
-        Sohn, NIPS 2016.
 
     Example:
         >>> n_pair_loss_func(torch.zeros(4, 8), torch.zeros(4, 8))  # ln 4
@@ -317,8 +239,8 @@ def soft_nearest_neighbor_loss_func(
     """How unlikely a row's neighbour, drawn by distance, is of the row's own class.
 
     ``-log(sum_{j in P(i)} exp(-f_ij / T) / sum_{k != i} exp(-f_ik / T))``, P(i) the other rows of
-    the class of i in the joined batch; mean over the rows whose P(i) is not empty (Eq. 1, in
-    which none is).
+    the class of i in the joined batch; mean over the rows whose P(i) is not empty (Eq. 1 of Frosst
+    et al., ICML 2019, in which none is).
 
     Args:
         x: (N, D), any scale, compared with the rows of all processes.
@@ -326,15 +248,6 @@ def soft_nearest_neighbor_loss_func(
         temperature: T, above 0.
         distance: f; ``sqeuclidean``: the squared Euclidean distance of the raw rows;
             ``cosine``: minus the cosine.
-
-    Returns:
-        Scalar; zero that carries the graph where no row has a positive, or none a negative.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is not one of the above.
-
-    Source:
-        Frosst et al., ICML 2019, arXiv 1902.01889.
 
     Example:
         >>> x, targets = torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])

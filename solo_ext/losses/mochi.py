@@ -51,15 +51,9 @@ class Mixing:
         draws: what is mixed with what; see :func:`draw_mixes`.
         ranked: whether the draws' indices count from the hardest down; random ones need no order.
 
-    Raises:
-        ValueError: ``num_hard`` is not positive, or the draws' shapes do not fit together.
-
     Example:
-        >>> anchors = F.normalize(torch.randn(4, 8))
+        >>> anchors, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 100))
         >>> mixing = Mixing(16, draw_mixes(anchors, 16, num_pair_mixes=5, num_query_mixes=2))
-        >>> mixing.count
-        7
-        >>> queue = F.normalize(torch.randn(100, 8))
         >>> terms = contrastive(anchors, anchors[:, None], queue, mixing=mixing, temperature=0.2)
         >>> terms.losses.shape
         torch.Size([4, 1])
@@ -148,7 +142,7 @@ def mochi_loss_func(
     ``-log(exp(q.k / T) / (exp(q.k / T) + sum_n exp(q.n / T) + sum_h exp(q.h / T)))``, n over the
     queue, h over ``s`` mixtures ``alpha n_i + (1 - alpha) n_j`` (Eq. 4) and ``s'`` mixtures
     ``beta q + (1 - beta) n_j`` (Eq. 5) of the ``num_hard`` rows most similar to the query,
-    normalised, constants to the gradient; mean over the queries.
+    normalised, constants to the gradient; mean over the queries (Kalantidis et al., NeurIPS 2020).
 
     Args:
         query: (N, D); normalised inside.
@@ -161,15 +155,6 @@ def mochi_loss_func(
         draws: what is mixed with what, indices into the query's rows from the hardest down;
             then ``s`` and ``s'`` are those of the draws. Drawn anew by default.
 
-    Returns:
-        Scalar; zero that carries the graph without negatives.
-
-    Raises:
-        ValueError: shapes do not fit, or a setting is out of range.
-
-    Source:
-        Kalantidis et al., NeurIPS 2020, arXiv 2010.01028.
-
     Example:
         >>> query, key, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))
         >>> draws = draw_mixes(query, 16, num_pair_mixes=5, num_query_mixes=2)
@@ -181,11 +166,9 @@ def mochi_loss_func(
     query, positive = unit_rows(query=query, positive=positive)
     check_table("queue", queue, query)
     check_not_negative(num_pair_mixes=num_pair_mixes, num_query_mixes=num_query_mixes)
-    drawn = draws
-    if drawn is None:
+    ranked = draws is not None
+    if draws is None:
         mined = max(min(num_hard, len(queue)), 1)
-        drawn = draw_mixes(query, mined, num_pair_mixes, num_query_mixes)
-    mixing = Mixing(num_hard, drawn, ranked=draws is not None)
-    return contrastive(
-        query, positive.unsqueeze(1), queue, mixing=mixing, temperature=temperature
-    ).loss
+        draws = draw_mixes(query, mined, num_pair_mixes, num_query_mixes)
+    mixing, positives = Mixing(num_hard, draws, ranked), positive.unsqueeze(1)
+    return contrastive(query, positives, queue, mixing=mixing, temperature=temperature).loss

@@ -21,20 +21,12 @@ def nce_loss_func(data_logits: Tensor, noise_logits: Tensor) -> Tensor:
     """Logistic regression that tells data from noise.
 
     ``-log s(l(x)) - sum_k log(1 - s(l(x_k)))``, s the logistic function, mean over the data;
-    ``l = log p(.) - log(K q(.))``, p the model, which need not be normalised, q the noise.
+    ``l = log p(.) - log(K q(.))``, p the model, which need not be normalised, q the noise (Gutmann
+    and Hyvärinen, AISTATS 2010).
 
     Args:
         data_logits: (N,) l of the data.
         noise_logits: (N,) or (N, K) l of the noise drawn for each, summed over K.
-
-    Returns:
-        Scalar.
-
-    Raises:
-        ValueError: shapes do not fit.
-
-    Source:
-        Gutmann and Hyvärinen, AISTATS 2010.
 
     Example:
         >>> import torch
@@ -43,12 +35,9 @@ def nce_loss_func(data_logits: Tensor, noise_logits: Tensor) -> Tensor:
     """
     if data_logits.ndim != 1:
         raise ValueError(f"data_logits must be (N,), got {tuple(data_logits.shape)}")
-    if noise_logits.ndim not in (1, 2) or noise_logits.shape[:1] != data_logits.shape:
-        rows = data_logits.shape[0]
-        raise ValueError(
-            f"noise_logits must be ({rows},) or ({rows}, K) like the data's, got "
-            f"{tuple(noise_logits.shape)}"
-        )
+    rows, shape = len(data_logits), tuple(noise_logits.shape)
+    if len(shape) not in (1, 2) or shape[0] != rows:
+        raise ValueError(f"noise_logits must be ({rows},) or ({rows}, K), got {shape}")
     data, noise = full_precision(data_logits, noise_logits)
     rejected = F.logsigmoid(-noise)
     if rejected.ndim == 2:
@@ -67,9 +56,9 @@ def bilinear_info_nce_loss_func(
 ) -> Tensor:
     """Cross-entropy of each query's own context among the contexts of the joined batch.
 
-    ``-log(f(z_i, c_i) / sum_j f(z_i, c_j))`` with ``f(z, c) = exp(z^T W c / T)`` (Eq. 3 and 4),
-    mean over the queries. The paper's sum runs over z for one c: pass ``context, query,
-    weight.T`` for that.
+    ``-log(f(z_i, c_i) / sum_j f(z_i, c_j))`` with ``f(z, c) = exp(z^T W c / T)`` (Eq. 3 and 4 of
+    van den Oord et al., 2018), mean over the queries. The paper's sum runs over z for one c: pass
+    ``context, query, weight.T`` for that.
 
     Args:
         query: (N, D1) z, any scale.
@@ -77,41 +66,26 @@ def bilinear_info_nce_loss_func(
         weight: (D1, D2) W.
         temperature: T, above 0; the paper has none, which is 1.
 
-    Returns:
-        Scalar; zero that carries the graph for a single pair.
-
-    Raises:
-        ValueError: shapes do not fit, or the temperature is not positive.
-
-    Source:
-        van den Oord et al., 2018, arXiv 1807.03748.
-
     Example:
         >>> import torch
         >>> query, context, weight = torch.randn(4, 8), torch.randn(4, 6), torch.zeros(8, 6)
         >>> bilinear_info_nce_loss_func(query, context, weight).allclose(torch.tensor(4.0).log())
         True
     """
-    _check(query, context, weight, temperature)
+    of_query, of_context = tuple(query.shape), tuple(context.shape)
+    if len(of_query) != 2 or len(of_context) != 2 or of_query[0] != of_context[0]:
+        raise ValueError(
+            f"query must be (N, D1) and context (N, D2), got {of_query} and {of_context}"
+        )
+    widths = of_query[1], of_context[1]
+    if weight.shape != widths:
+        raise ValueError(f"weight must be {widths}, got {tuple(weight.shape)}")
+    check_positive(temperature=temperature)
     query, context, weight = full_precision(query, context, weight)
     with full_precision_products(query.device):
         candidates = distributed.gather_with_gradient(context)
         logits = query @ weight @ candidates.T / temperature
         return F.cross_entropy(logits, own_columns(query).squeeze(1))
-
-
-def _check(query: Tensor, context: Tensor, weight: Tensor, temperature: float) -> None:
-    if query.ndim != 2 or context.ndim != 2 or query.shape[0] != context.shape[0]:
-        raise ValueError(
-            f"query must be (N, D1) and context (N, D2), got {tuple(query.shape)} and "
-            f"{tuple(context.shape)}"
-        )
-    if weight.shape != (query.shape[1], context.shape[1]):
-        raise ValueError(
-            f"weight must be ({query.shape[1]}, {context.shape[1]}), from query to context, got "
-            f"{tuple(weight.shape)}"
-        )
-    check_positive(temperature=temperature)
 
 
 @LOSSES.register(
@@ -124,7 +98,7 @@ def clip_loss_func(image: Tensor, text: Tensor, logit_scale: Tensor | float) -> 
     """Cross-entropy of each image's text among all texts and of each text's image among all.
 
     ``(CE(s I T^T) + CE(s T I^T)) / 2``, row i of either matrix having the label i, s the scale
-    and I, T the normalised rows of the joined batch (Figure 3).
+    and I, T the normalised rows of the joined batch (Figure 3 of Radford et al., ICML 2021).
 
     Args:
         image: (N, D); normalised inside.
@@ -132,15 +106,6 @@ def clip_loss_func(image: Tensor, text: Tensor, logit_scale: Tensor | float) -> 
             each other's negatives.
         logit_scale: the multiplier itself, not its logarithm: one number, above 0, with gradient
             where it is learned. The paper starts at 1 / 0.07 and caps it at 100.
-
-    Returns:
-        Scalar; zero that carries the graph for a single pair.
-
-    Raises:
-        ValueError: shapes do not fit, or a scale given as a number is not positive.
-
-    Source:
-        Radford et al., ICML 2021, arXiv 2103.00020.
 
     Example:
         >>> import torch
@@ -152,9 +117,8 @@ def clip_loss_func(image: Tensor, text: Tensor, logit_scale: Tensor | float) -> 
     if not isinstance(logit_scale, Tensor):
         check_positive(logit_scale=logit_scale)
     elif logit_scale.numel() != 1:
-        raise ValueError(
-            f"logit_scale has the shape {tuple(logit_scale.shape)}: must be one number"
-        )
+        shape = tuple(logit_scale.shape)
+        raise ValueError(f"logit_scale has the shape {shape}: must be one number")
     else:
         logit_scale = logit_scale.to(image.dtype)
     with full_precision_products(image.device):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -47,36 +49,24 @@ def nnclr_terms(
         joined: unit rows of ``nn`` and of ``p``, (G, D) each, gathered from all processes with
             gradient, for callers that need them more than once; gathered here by default.
 
-    Raises:
-        ValueError: shapes do not fit, or the temperature is not positive.
-
     Example:
         >>> loss, rows = nnclr_terms(torch.randn(4, 8), torch.randn(4, 8), temperature=0.1)
         >>> loss.shape, rows.losses.shape
         (torch.Size([]), torch.Size([4, 1]))
     """
     nn, p = unit_rows(nn=nn, p=p)
-    own, gather = own_columns(p), distributed.gather_with_gradient
+    gather = distributed.gather_with_gradient
     all_nn, all_p = joined or (None, gather(p))
-    rows = contrastive(
-        nn,
-        p.unsqueeze(1),
-        all_p,
-        excluded_columns=own,
-        estimator=estimator,
-        mixing=mixing,
-        temperature=temperature,
-    )
+    settings: Any = {
+        "excluded_columns": own_columns(p),
+        "estimator": estimator,
+        "temperature": temperature,
+    }
+    rows = contrastive(nn, p.unsqueeze(1), all_p, mixing=mixing, **settings)
     if not symmetric:
         return rows.loss, rows
-    columns = contrastive(
-        p,
-        nn.unsqueeze(1),
-        gather(nn) if all_nn is None else all_nn,
-        excluded_columns=own,
-        estimator=estimator,
-        temperature=temperature,
-    )
+    all_nn = gather(nn) if all_nn is None else all_nn
+    columns = contrastive(p, nn.unsqueeze(1), all_nn, **settings)
     return (rows.loss + columns.loss) / 2, rows
 
 
@@ -92,24 +82,15 @@ def nnclr_symmetric_loss_func(
 ) -> Tensor:
     """Cross-entropy between nearest neighbours and the other view's predictions, both ways.
 
-    Row term ``-log(exp(nn_i.p_i / T) / sum_k exp(nn_i.p_k / T))`` (Eq. 3), k over the batch;
-    column term the same with ``exp(nn_k.p_i / T)`` in the sum; half their sum, mean over the
-    samples.
+    Row term ``-log(exp(nn_i.p_i / T) / sum_k exp(nn_i.p_k / T))`` (Eq. 3 of Dwibedi et al., ICCV
+    2021), k over the batch; column term the same with ``exp(nn_k.p_i / T)`` in the sum; half their
+    sum, mean over the samples.
 
     Args:
         nn: (N, D) nearest neighbours of one view; normalised inside.
         p: (N, D) predictions of the other view; normalised inside.
         temperature: T, above 0.
         symmetric: ``False`` keeps only the row term, as in the paper's pseudo-code.
-
-    Returns:
-        Scalar; zero that carries the graph for N = 1, where there is no negative.
-
-    Raises:
-        ValueError: shapes do not fit, or the temperature is not positive.
-
-    Source:
-        Dwibedi et al., ICCV 2021, arXiv 2104.14548.
 
     Example:
         >>> nn, p = (F.normalize(torch.randn(4, 8)) for _ in range(2))

@@ -51,9 +51,9 @@ def protocpc_loss_func(
     """Cross-entropy of prototype probabilities, each prototype weighted by its prior.
 
     ``-sum_k p_ik s_ik + log sum_k q_k exp(s_ik)``, ``s = student_logits / T``, mean over the
-    samples (Algorithm 1: alignment and uniformity). With q = 1 it is soft cross-entropy; the
-    bound on mutual information is ``ln K`` minus the loss. For many prototypes
-    :func:`solo_ext.losses.protocpc_step` computes it without the (N, K) matrices.
+    samples (Algorithm 1 of Lee, 2021, openreview 8la28hZOwug: alignment and uniformity). With q = 1
+    it is soft cross-entropy; the bound on mutual information is ``ln K`` minus the loss. For many
+    prototypes :func:`solo_ext.losses.protocpc_step` computes it without the (N, K) matrices.
 
     Args:
         student_logits: (N, K) cosines of the student's features with the prototypes, not divided.
@@ -61,22 +61,22 @@ def protocpc_loss_func(
         prior: (K,) that sums to K; below 1e-8 it counts as that; a constant.
         temperature: T, above 0.
 
-    Returns:
-        Scalar.
-
-    Raises:
-        ValueError: shapes do not fit, or the temperature is not positive.
-
-    Source:
-        Lee, 2021, openreview 8la28hZOwug.
-
     Example:
         >>> logits, probs = torch.rand(4, 10), torch.rand(4, 10).softmax(1)
         >>> loss = protocpc_loss_func(logits, probs, torch.ones(10), temperature=0.1)
         >>> loss.allclose(F.cross_entropy(logits / 0.1, probs))
         True
     """
-    _check(student_logits, teacher_probs, prior, temperature)
+    shape, of_probs = tuple(student_logits.shape), tuple(teacher_probs.shape)
+    if len(shape) != 2 or shape != of_probs:
+        raise ValueError(
+            f"student_logits and teacher_probs must both be (N, K), got {shape} and {of_probs}"
+        )
+    if tuple(prior.shape) != shape[1:]:
+        raise ValueError(
+            f"prior must be ({shape[1]},), one per prototype, got {tuple(prior.shape)}"
+        )
+    check_positive(temperature=temperature)
     logits, probs, prior = full_precision(student_logits, teacher_probs, prior)
     with full_precision_products(logits.device):
         logits = logits / temperature
@@ -100,19 +100,6 @@ def moved_prior(prior: Tensor, mean: Tensor, momentum: float) -> Tensor:
     return momentum * prior + (1 - momentum) * prior.shape[0] * mean.to(prior.dtype)
 
 
-def _check(logits: Tensor, probs: Tensor, prior: Tensor, temperature: float) -> None:
-    if logits.ndim != 2 or logits.shape != probs.shape:
-        raise ValueError(
-            f"student_logits and teacher_probs must both be (N, K), got {tuple(logits.shape)} and "
-            f"{tuple(probs.shape)}"
-        )
-    if prior.shape != logits.shape[1:]:
-        raise ValueError(
-            f"prior must be ({logits.shape[1]},), one per prototype, got {tuple(prior.shape)}"
-        )
-    check_positive(temperature=temperature)
-
-
 class ProtoCPCTerms(NamedTuple):
     """Result of :func:`protocpc_step`.
 
@@ -121,12 +108,6 @@ class ProtoCPCTerms(NamedTuple):
         align: scalar, ``-p.s``, without gradient.
         unif: scalar, the log-sum-exp, without gradient.
         prior: (K,) that contains this batch, to be stored after the step; the same on every rank.
-
-    Example:
-        >>> views, prototypes = torch.randn(2, 4, 8), torch.eye(8)
-        >>> terms = protocpc_step(views, views, prototypes, prior=torch.ones(8))
-        >>> terms.loss.allclose(terms.align + terms.unif), terms.prior.shape
-        (True, torch.Size([8]))
     """
 
     loss: Tensor
@@ -155,12 +136,11 @@ def protocpc_step(
     """ProtoCPC of student views with the assignments of teacher views, from the features.
 
     ``loss = sum_vu w_vu mean_i [-p_u[i].s_v[i] + log sum_k q_k exp(s_v[i, k])] / sum_vu w_vu``
-    (Algorithm 1). ``s_v[i, k]`` are the cosines of the student's features with the prototypes over
-    its temperature, p_u is Sinkhorn's or the softmax of the teacher's cosines over its own, each
-    teacher view by itself over the batch of all ranks, q the prior. The mean is over the local
-    samples. Of (N, K) matrices only the teacher's exponentials are held whole; the student's
-    similarities are made in blocks that suit the device. Gradients are computed in the forward
-    pass, if any are needed.
+    (Algorithm 1 of Lee, 2021, openreview 8la28hZOwug). ``s_v[i, k]`` are the cosines of the
+    student's features with the prototypes over its temperature, p_u is Sinkhorn's or the softmax of
+    the teacher's cosines over its own, each teacher view by itself over the batch of all ranks, q
+    the prior. The mean is over the local samples. Of (N, K) matrices only the teacher's
+    exponentials are held whole; the gradients are computed in the forward pass.
 
     Args:
         student: (V, N, D) views; normalised inside.
@@ -182,11 +162,8 @@ def protocpc_step(
         compute_dtype: of the factors of matrix products and of the teacher's exponentials,
             ``torch.bfloat16`` for example; fp32 by default.
 
-    Raises:
-        ValueError: shapes do not fit, or a value is out of its range.
-
-    Source:
-        Lee, 2021, openreview 8la28hZOwug.
+    Returns:
+        Loss, its two terms, and the prior that contains this batch.
 
     Example:
         >>> student, teacher, prototypes = (
@@ -217,18 +194,10 @@ def protocpc_step(
         student = F.normalize(student, dim=-1)
         with torch.no_grad():
             teacher, held, prior = (x.to(student.dtype) for x in (teacher, held, prior))
-            table = prototypes.detach()
-            table = table if compute_dtype is None else table.to(compute_dtype)
+            table = prototypes.detach().to(compute_dtype or student.dtype)
             teacher_table = table if teacher_prototypes is None else held.to(table.dtype)
-            found = [
-                _assigned(
-                    F.normalize(view, dim=-1),
-                    teacher_table,
-                    1 / teacher_temperature,
-                    iterations if assignment == "sinkhorn" else 0,
-                )
-                for view in teacher
-            ]
+            steps = iterations if assignment == "sinkhorn" else 0
+            found = [_assigned(view, teacher_table, teacher_temperature, steps) for view in teacher]
             mean = torch.stack([a.mean for a in found]).mean(0)
             moved = moved_prior(prior, mean, prior_momentum)
             used = moved if prior_order == "before_loss" else prior
@@ -236,36 +205,24 @@ def protocpc_step(
                 targets = student.new_ones(student.shape[0], teacher.shape[0])
             weights = targets.to(student.dtype)
             weights = weights / weights.sum()
+        q = used.clamp(min=LEAST_PRIOR) if loss == "protocpc" else None
         terms = prototype_contrast(
-            student,
-            prototypes,
-            found,
-            weights,
-            used.clamp(min=LEAST_PRIOR) if loss == "protocpc" else None,
-            1 / student_temperature,
-            table=table,
+            student, prototypes, found, weights, q, 1 / student_temperature, table=table
         )
         return ProtoCPCTerms(*terms, moved)
 
 
-def _assigned(
-    teacher: Tensor, table: Tensor, inverse_temperature: float, iterations: int
-) -> Assignment:
+def _assigned(teacher: Tensor, table: Tensor, temperature: float, iterations: int) -> Assignment:
     """Assignment (N, K) of one view; 0 iterations give the softmax."""
-    factors = (teacher * inverse_temperature).to(table.dtype)
+    scale = 1 / temperature
+    factors = (F.normalize(teacher, dim=-1) * scale).to(table.dtype)
 
     def logits(rows: slice, columns: slice) -> Tensor:
         return (factors[rows] @ table[columns].T).to(teacher.dtype)
 
-    shape = teacher.shape[0], table.shape[0]
+    shape = len(teacher), len(table)
     return assign(
-        logits,
-        shape,
-        teacher,
-        iterations,
-        bound=inverse_temperature,
-        storage=table.dtype,
-        products=True,
+        logits, shape, teacher, iterations, bound=scale, storage=table.dtype, products=True
     )
 
 
@@ -277,27 +234,18 @@ def _check_shapes(
     prior: Tensor,
     targets: Tensor | None,
 ) -> None:
+    shapes = f"student {tuple(student.shape)} and teacher {tuple(teacher.shape)}"
     if student.ndim != 3 or teacher.ndim != 3 or student.shape[1] != teacher.shape[1]:
-        raise ValueError(
-            f"student must be (V, N, D) and teacher (U, N, Dt), got {tuple(student.shape)} and "
-            f"{tuple(teacher.shape)}"
-        )
+        raise ValueError(f"student must be (V, N, D) and teacher (U, N, Dt), got {shapes}")
     if not student.shape[:2].numel() or not teacher.shape[0]:
-        raise ValueError(
-            f"there must be a view and a sample at least, got student {tuple(student.shape)} and "
-            f"teacher {tuple(teacher.shape)}"
-        )
+        raise ValueError(f"there must be a view and a sample at least, got {shapes}")
     check_table("prototypes", prototypes, student)
     check_table("teacher_prototypes", teacher_prototypes, teacher)
     if not len(prototypes) == len(teacher_prototypes) == len(prior) or prior.ndim != 1:
-        raise ValueError(
-            f"prototypes, teacher_prototypes and prior must be of one K, got "
-            f"{tuple(prototypes.shape)}, {tuple(teacher_prototypes.shape)} and "
-            f"{tuple(prior.shape)}"
-        )
+        sizes = f"{len(prototypes)}, {len(teacher_prototypes)} and {tuple(prior.shape)}"
+        raise ValueError(f"prototypes, teacher_prototypes and prior must be of one K, got {sizes}")
     views = student.shape[0], teacher.shape[0]
     if targets is not None and targets.shape != views:
         raise ValueError(
-            f"targets must be {views}, a row per student view and a column per teacher view, got "
-            f"{tuple(targets.shape)}"
+            f"targets must be {views}, student by teacher views, got {tuple(targets.shape)}"
         )

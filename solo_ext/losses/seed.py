@@ -35,11 +35,6 @@ class SEEDTerms(NamedTuple):
         entropy: scalar, mean entropy of the teacher's targets in nats, which the loss cannot fall
             below; at most ln(K + 1).
         own: scalar in [0, 1], mean target of the image's own embedding; at 1 the loss is InfoNCE.
-
-    Example:
-        >>> terms = seed_terms(torch.randn(4, 8), torch.randn(4, 8), torch.empty(0, 8))
-        >>> terms.own, terms.entropy
-        (tensor(1.), tensor(0.))
     """
 
     loss: Tensor
@@ -58,23 +53,21 @@ def seed_terms(
     """The SEED loss together with how soft the targets are.
 
     Of the targets p only the mean ``m_i = sum_j p_ij d_j`` is needed:
-    ``loss_i = log sum_j exp(s_i.d_j / T_s) - s_i.m_i / T_s``. Arguments, errors and source as in
+    ``loss_i = log sum_j exp(s_i.d_j / T_s) - s_i.m_i / T_s``. Arguments and errors as in
     :func:`seed_loss_func`.
 
     Example:
-        >>> student, teacher = torch.randn(4, 8), torch.randn(4, 8)
-        >>> queue = F.normalize(torch.randn(100, 8))
-        >>> [tuple(x.shape) for x in seed_terms(student, teacher, queue)]
-        [(), (), ()]
+        Without a queue the only target is the image's own embedding:
+
+        >>> terms = seed_terms(torch.randn(4, 8), torch.randn(4, 8), torch.empty(0, 8))
+        >>> terms.own, terms.entropy
+        (tensor(1.), tensor(0.))
     """
     student, teacher = unit_rows(student=student, teacher=teacher.detach())
     check_table("queue", queue, student)
     check_positive(student_temperature=student_temperature, teacher_temperature=teacher_temperature)
-    queue, sharpness, scale = (
-        queue.to(student.dtype),
-        1 / teacher_temperature,
-        1 / student_temperature,
-    )
+    queue = queue.to(student.dtype)
+    sharpness, scale = 1 / teacher_temperature, 1 / student_temperature
     with full_precision_products(student.device):
         of_queue, mean = table_mean(teacher, queue, sharpness)
         predicted, _ = table_logsumexp(
@@ -107,9 +100,9 @@ def seed_loss_func(
     """Cross-entropy of the student's similarities with those of the teacher.
 
     ``-sum_j p_ij log softmax_j(s_i.d_j / T_s)``, ``p_i = softmax_j(t_i.d_j / T_t)``, mean over the
-    images; d are the teacher's embedding of image i itself and the rows of the queue (section
-    3.2). At a teacher temperature near 0 the target is the image's own embedding alone, and the
-    loss is InfoNCE.
+    images; d are the teacher's embedding of image i itself and the rows of the queue (section 3.2
+    of Fang et al., ICLR 2021). At a teacher temperature near 0 the target is the image's own
+    embedding alone, and the loss is InfoNCE.
 
     Args:
         student: (N, D); normalised inside.
@@ -120,15 +113,6 @@ def seed_loss_func(
         teacher_temperature: T_t, above 0.
         compute_dtype: of the factors of the student's matrix products, ``torch.bfloat16`` for
             example; fp32 by default, and for the teacher, whose temperature magnifies errors.
-
-    Returns:
-        Scalar.
-
-    Raises:
-        ValueError: shapes do not fit, or a temperature is not positive.
-
-    Source:
-        Fang et al., ICLR 2021, arXiv 2101.04731.
 
     Example:
         >>> student, teacher, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))

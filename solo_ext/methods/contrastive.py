@@ -36,29 +36,29 @@ from solo_ext.losses.contrastive import (
     NegativeEstimator,
     batch_of_views,
     contrastive,
-    two_view_terms,
 )
 from solo_ext.losses.nnclr import nnclr_terms
+from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
 from solo_ext.memory.heads import projector
-from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.contrastive_kwargs import (
     CLUSTERS,
     ContrastiveKwargs,
     check_size,
     fill_sizes,
-    report_settings,
     validate,
 )
-from solo_ext.methods.e_step import EStep
+from solo_ext.methods.e_step import EStep, warn_of_late_start
 from solo_ext.methods.negatives import DrawnMixing, queue_metrics, term_metrics
 from solo_ext.methods.projected import ProjectedMethod, ProjectedMomentumMethod
 from solo_ext.methods.registry import (
     fill_method_kwargs,
     has_indices,
+    logger,
     require_two_views,
     typed_kwargs,
+    warn_of_clamping,
 )
 
 
@@ -72,6 +72,19 @@ class Preset:
 
     Attributes:
         kwargs_type: its ``method_kwargs``.
+
+    Example:
+        >>> from solo_ext.methods import Debiased
+        >>> from solo_ext.methods.registry import example_config
+        >>> method = Debiased(example_config("debiased", tau_plus=0.01))
+        >>> views = [torch.randn(4, 3, 32, 32) for _ in range(2)]
+        >>> z = [method(view)["z"] for view in views]
+        >>> z[0].shape
+        torch.Size([4, 128])
+        >>> keys, images = [F.normalize(z.detach(), dim=1) for z in z], torch.arange(4)
+        >>> loss, metrics = method.contrast(z, keys, indices=images, targets=images % 3)
+        >>> loss.shape, sorted(metrics)
+        (torch.Size([]), ['train_clamped_fraction', 'train_hardness'])
     """
 
     kwargs_type: type[ContrastiveKwargs]
@@ -84,20 +97,10 @@ class Preset:
         cfg = self.add_and_assert_specific_cfg(cfg)
         return self._kind(cfg)(cfg, self.kwargs_type)
 
-    def load_from_checkpoint(
-        self, path: str | Path, *, cfg: DictConfig, **given: Any
-    ) -> Contrastive:
-        """Stands in for Lightning's classmethod of this name, which solo-learn's scripts call.
-
-        Args:
-            path: of the checkpoint.
-            cfg: of its run.
-            **given: as Lightning takes it, such as ``strict``.
-        """
-        cfg = self.add_and_assert_specific_cfg(cfg)
-        return self._kind(cfg).load_from_checkpoint(
-            path, cfg=cfg, kwargs_type=self.kwargs_type, **given
-        )
+    def load_from_checkpoint(self, path: str | Path, *, cfg: DictConfig, **given: Any) -> Any:
+        """Stands in for Lightning's classmethod of this name, which solo-learn's scripts call."""
+        given |= {"cfg": self.add_and_assert_specific_cfg(cfg), "kwargs_type": self.kwargs_type}
+        return self._kind(cfg).load_from_checkpoint(path, **given)
 
     def add_and_assert_specific_cfg(self, cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
@@ -121,19 +124,12 @@ class Contrastive(ProjectedMethod):
 
     Every crop is an anchor; negatives are all crops of the other images, of all processes.
 
-    Logs ``train_<method>_loss``, and as far as they apply ``train_clamped_fraction`` (share of
-    anchors whose estimate of the negatives is clamped, so that these get no gradient),
-    ``train_hardness`` (cosine that all negatives would share to weigh what they are estimated to),
-    ``train_mined_similarity`` and ``train_mixed_similarity`` (cosines of mined negatives and of
-    mixtures), ``train_nn_acc``
-    (neighbours of the image's label, where both have one), ``train_nn_similarity``,
-    ``train_nn_own`` (neighbours that are the image itself, where the data tell their images apart),
-    ``train_queue_filled`` and ``train_queue_age`` (share of rows ever written, mean age of these in
-    steps; ``train_support_...`` likewise), and the geometry of :class:`ProjectedMethod`.
+    Logs ``train_<method>_loss``, the geometry of :class:`ProjectedMethod`, and what applies of
+    docs/contrastive.md, "What to watch".
 
     Args:
         cfg: checked and filled in by :class:`Preset`.
-        kwargs_type: class of its settings; a setting at its default is never reported as idle.
+        kwargs_type: class of its settings.
     """
 
     def __init__(self, cfg: DictConfig, kwargs_type: type[ContrastiveKwargs]) -> None:
@@ -144,9 +140,11 @@ class Contrastive(ProjectedMethod):
         self.projector = self._new_projector()
         hidden = kwargs.pred_hidden_dim
         self.predictor = projector(dim, hidden, dim) if hidden else None
-        self._build_negatives()
-        near, clustered = (kwargs.positives == n for n in ("nearest_neighbor", "prototype"))
+        self.queues: Any = nn.ModuleList()
+        self._build_momentum()
+        near = kwargs.positives == "nearest_neighbor"
         self.support_set = SupportSet(kwargs.support_set.size or 0, dim) if near else None
+        clustered = kwargs.positives == "prototype"
         # Empty placeholder where nothing is clustered, so that `self.prototypes` always exists.
         num_prototypes = (kwargs.clusters.num_prototypes or ()) if clustered else ()
         self.prototypes = ClusterPrototypes(num_prototypes, dim)
@@ -154,12 +152,14 @@ class Contrastive(ProjectedMethod):
         self.bank = FeatureBank(dim) if banked else None
         parts = kwargs.clusters, CLUSTERS, self.prototypes, self.bank, kwargs.temperature
         self.e_step = EStep(*parts) if clustered else None
-        self._mixing = DrawnMixing(kwargs.mixing)
+        self._mixing = DrawnMixing(
+            kwargs.mixing, kwargs.queue_size if kwargs.negatives == "queue" else None
+        )
         self._written: tuple[list[Tensor], Tensor, Tensor] | None = None
         keep_out_of_broadcast(self)
 
-    def _build_negatives(self) -> None:
-        self.queues: Any = nn.ModuleList()
+    def _build_momentum(self) -> None:
+        """Nothing here; see :class:`QueueContrastive`."""
 
     def _new_projector(self) -> nn.Module:
         kwargs = self.kwargs
@@ -175,16 +175,16 @@ class Contrastive(ProjectedMethod):
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
         """Adds the predictor."""
-        if self.predictor is None:
-            return super().learnable_params
-        predictor = {"name": "predictor", "params": self.predictor.parameters()}
-        return [*super().learnable_params, predictor]
+        h = self.predictor
+        more = [] if h is None else [{"name": "predictor", "params": h.parameters()}]
+        return [*super().learnable_params, *more]
 
     def _predicted(self, out: dict[str, Any]) -> dict[str, Any]:
-        return out if self.predictor is None else {**out, "p": self.predictor(out["z"])}
+        """Adds q, the predictions, where there is a predictor; else q is z."""
+        return {**out, "q": out["z"] if self.predictor is None else self.predictor(out["z"])}
 
     def forward(self, X: Tensor) -> dict[str, Any]:
-        """Adds the embeddings ``z`` (N, D), and their predictions ``p`` if there is a predictor."""
+        """Adds the embeddings ``z`` (N, D), and the queries ``q`` (N, D)."""
         return self._predicted(super().forward(X))
 
     def multicrop_forward(self, X: Tensor) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class Contrastive(ProjectedMethod):
         # k: unit rows of the large crops, without gradient.
         keys = [F.normalize(z.detach().float(), dim=1) for z in self._keys(out)]
         self._mixing.begin(self.cfg.get("seed") or 0, self.current_epoch, batch_idx)
-        loss, metrics = self.contrast(out.get("p", out["z"]), keys, indices, targets)
+        loss, metrics = self.contrast(out["q"], keys, indices, targets)
         self._written = keys, indices, targets
         self.keep_for_geometry(out["z"])
         metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
@@ -212,11 +212,7 @@ class Contrastive(ProjectedMethod):
         return out["z"][: self.num_large_crops]  # type: ignore[no-any-return]
 
     def contrast(
-        self,
-        queries: Sequence[Tensor],
-        keys: Sequence[Tensor],
-        indices: Tensor,
-        targets: Tensor,
+        self, queries: Sequence[Tensor], keys: Sequence[Tensor], indices: Tensor, targets: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The method's loss, the mean over its directions.
 
@@ -235,8 +231,7 @@ class Contrastive(ProjectedMethod):
         loss = torch.stack([t.loss for t in terms]).mean()
         for queue in self.queues[:1]:
             metrics |= queue_metrics("queue", queue)
-        debiased = self.estimator.tau_plus > 0
-        mixing = self._mixing.active(self.current_epoch)
+        debiased, mixing = self.kwargs.tau_plus > 0, self._mixing.active(self.current_epoch)
         return loss, metrics | term_metrics(terms, debiased=debiased, mixing=mixing)
 
     def positives_of(
@@ -280,23 +275,16 @@ class Contrastive(ProjectedMethod):
     def against_negatives(
         self, queries: Sequence[Tensor], keys: Sequence[Tensor], positives: list[Tensor] | None
     ) -> list[ContrastiveTerms]:
-        """The loss of each direction, by who the negatives are.
+        """The loss of each direction, with all crops of the other images as negatives.
 
-        Args:
-            queries: as :meth:`contrast`.
-            keys: as :meth:`contrast`.
-            positives: as :meth:`positives_of`.
+        Arguments as :meth:`contrast` and :meth:`positives_of` have them.
         """
         if positives is not None and self.support_set is not None:
             return self._neighbours_against_batch(queries, positives)
-        mixes = self._mixing.active(self.current_epoch)
-        if positives is None and len(queries) == 2 and not mixes:
-            # The same loss in fewer operations than the general case below.
-            return [two_view_terms(queries[0], queries[1], self.kwargs.temperature, self.estimator)]
         batch = batch_of_views(queries)
         if positives is not None:
             batch = batch._replace(positives=positives[0].repeat(len(queries), 1, 1))
-        return [self._contrastive(**batch._asdict())]
+        return [self._contrastive(*batch)]
 
     def _neighbours_against_batch(
         self, queries: Sequence[Tensor], neighbours: list[Tensor]
@@ -323,23 +311,19 @@ class Contrastive(ProjectedMethod):
         return terms
 
     def _contrastive(
-        self,
-        anchors: Tensor,
-        positives: Tensor,
-        candidates: Tensor,
-        excluded_columns: Tensor | None = None,
+        self, anchors: Tensor, positives: Tensor, candidates: Tensor, own: Tensor | None = None
     ) -> ContrastiveTerms:
-        narrow = self.kwargs.compute_dtype == "bfloat16"
-        excluded = 0 if excluded_columns is None else excluded_columns.shape[1]
+        """-log(exp(s_p) / (exp(s_p) + M)); ``own`` are the columns of the anchors' images."""
+        available = len(candidates) - (0 if own is None else own.shape[1])
         return contrastive(
             anchors,
             positives,
             candidates,
-            excluded_columns=excluded_columns,
+            excluded_columns=own,
             estimator=self.estimator,
-            mixing=self._mixing.draw(self.current_epoch, len(candidates) - excluded, anchors),
+            mixing=self._mixing.draw(self.current_epoch, available, anchors),
             temperature=self.kwargs.temperature,
-            compute_dtype=torch.bfloat16 if narrow else None,
+            compute_dtype=torch.bfloat16 if self.kwargs.compute_dtype == "bfloat16" else None,
         )
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
@@ -377,14 +361,27 @@ class Contrastive(ProjectedMethod):
         if self.e_step is not None:
             self.e_step.start(self)
         if self.trainer.is_global_zero:
-            size = None
-            if self.support_set is not None:
-                # Counting may fail for a custom data set, so count only where it is needed.
-                from solo_ext.config.check import common_config
-                from solo_ext.data.indexed import training_set
+            self._warn()
 
-                size = len(training_set(self.trainer, common_config(self.cfg)))
-            report_settings(self.cfg, type(self.kwargs), size)
+    def _warn(self) -> None:
+        """Warns of settings that may surprise."""
+        kwargs, support = self.kwargs, self.kwargs.support_set
+        warn_of_clamping(kwargs.tau_plus, kwargs.beta, kwargs.temperature, kwargs.proj_output_dim)
+        self._mixing.warn_of_late_start(self.cfg)
+        if self.e_step is not None:
+            warn_of_late_start(self.cfg, kwargs.clusters, CLUSTERS)
+        if self.support_set is None or support.exclude_own:
+            return
+        from solo_ext.config.check import common_config
+        from solo_ext.data.indexed import training_set
+
+        images = len(training_set(self.trainer, common_config(self.cfg)))
+        if 2 * len(self.support_set.value) > images:
+            logger.warning(
+                f"method_kwargs.support_set.size={support.size} of {images} training images: an "
+                "image's nearest neighbour will mostly be its own earlier embedding (watch "
+                "train_nn_own); take a smaller size, or exclude_own: true"
+            )
 
     def on_train_epoch_start(self) -> None:
         """Runs the E-step where there are prototypes and it is due."""
@@ -397,15 +394,14 @@ class Contrastive(ProjectedMethod):
 class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[misc]
     """Contrasts positives of the configured kind with past keys of a momentum encoder (MoCo).
 
-    There is one queue per large crop, of that crop's keys; its anchors are the other crops. Logs
-    what :class:`Contrastive` does.
+    There is one queue per large crop, of that crop's keys; its anchors are the other crops.
     """
 
-    def _build_negatives(self) -> None:
+    def _build_momentum(self) -> None:
         self.momentum_projector = self._new_projector()
         initialize_momentum_params(self.projector, self.momentum_projector)
-        size, dim = self.kwargs.queue_size or 0, self.kwargs.proj_output_dim
-        self.queues = nn.ModuleList(FeatureQueue(size, dim) for _ in range(self.num_large_crops))
+        shape = self.kwargs.queue_size or 0, self.kwargs.proj_output_dim
+        self.queues.extend(FeatureQueue(*shape) for _ in range(self.num_large_crops))
 
     def _keys(self, out: dict[str, Any]) -> list[Tensor]:
         return out["momentum_z"]  # type: ignore[no-any-return]

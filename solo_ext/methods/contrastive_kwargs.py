@@ -1,4 +1,4 @@
-"""Settings of the contrastive methods, how they depend on each other, and which are idle."""
+"""Settings of the contrastive methods, and how they depend on each other."""
 
 from __future__ import annotations
 
@@ -20,28 +20,9 @@ from solo_ext.methods.e_step import (
     EStepKwargs,
     check_e_step,
     check_prototypes,
-    warn_of_late_start,
 )
-from solo_ext.methods.negatives import (
-    MixingKwargs,
-    check_num_hard,
-    fill_num_hard,
-    idle_in_negatives,
-    mixes,
-    report_mixing,
-)
-from solo_ext.methods.registry import (
-    UNREAD_ALPHA,
-    clusters,
-    fill_from_data,
-    has_indices,
-    idle_in_projector,
-    logger,
-    queue,
-    require_indices,
-    warn_of_idle_settings,
-    warn_of_the_floor,
-)
+from solo_ext.methods.negatives import MixingKwargs
+from solo_ext.methods.registry import clusters, fill_from_data, queue, require_indices
 
 CLUSTERS = "method_kwargs.clusters"
 """Config key of the E-step's settings."""
@@ -113,44 +94,30 @@ class ContrastiveKwargs(Section):
 
 
 def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-    """Sets the sizes of queue and support set that are needed and null, by the training set.
-
-    Args:
-        cfg: the config, its ``method_kwargs`` filled in.
-        images: number of training images; counted by default where a size depends on it.
-
-    Raises:
-        ConfigError: ``queue_size`` without a queue, or two different sizes of the support set.
-    """
+    """Sets the sizes of queue, support set and clusters that are needed and null, by the data."""
     kwargs = cfg.method_kwargs
-    _take_queue_size(kwargs)
+    near = kwargs.positives == "nearest_neighbor"
+    if kwargs.negatives == "batch" and kwargs.queue_size is not None:
+        _take_queue_size(kwargs, near)
     sizes = {
         "queue_size": (kwargs.negatives == "queue", queue(65536)),
-        "support_set.size": (kwargs.positives == "nearest_neighbor", queue(98304)),
+        "support_set.size": (near, queue(98304)),
         "clusters.num_prototypes": (kwargs.positives == "prototype", clusters(*PUBLISHED_CLUSTERS)),
     }
     fill_from_data(cfg, {key: size for key, (needed, size) in sizes.items() if needed}, images)
-    fill_num_hard(cfg)
 
 
-def _take_queue_size(kwargs: Any) -> None:
-    """Without a queue, takes ``queue_size`` for the support set's, as solo-learn's ``nnclr``."""
+def _take_queue_size(kwargs: Any, near: bool) -> None:
+    """Without a queue, ``queue_size`` is the size of the support set, as in solo-learn's nnclr."""
     size, support = kwargs.queue_size, kwargs.support_set
-    if size is None or kwargs.negatives == "queue":
-        return
-    if kwargs.positives != "nearest_neighbor":
+    if not near or support.size not in (None, size):
         raise ConfigError(
             "method_kwargs.queue_size",
             size,
-            "negatives=batch has no queue",
+            f"negatives=batch has no queue, and support_set.size is {support.size}"
+            if near
+            else "negatives=batch has no queue",
             "remove it, or take method_kwargs.negatives=queue",
-        )
-    if support.size not in (None, size):
-        raise ConfigError(
-            "method_kwargs.queue_size",
-            size,
-            f"without a queue it is method_kwargs.support_set.size, which is {support.size}",
-            "give one of them",
         )
     support.size, kwargs.queue_size = size, None
 
@@ -162,96 +129,40 @@ def validate(cfg: DictConfig) -> DictConfig:
         ConfigError: naming the first that does not fit.
     """
     kwargs = cfg.method_kwargs
-    positives, negatives = kwargs.positives, kwargs.negatives
-    support, e_step = kwargs.support_set, kwargs.clusters
-    check_num_hard(kwargs)
-    if kwargs.compute_dtype != "float32" and (mixes(kwargs) or negatives != "queue"):
+    positives, in_batch = kwargs.positives, kwargs.negatives == "batch"
+    mixed = kwargs.mixing.num_pair_mixes + kwargs.mixing.num_query_mixes > 0
+    if kwargs.compute_dtype != "float32" and (mixed or in_batch):
         raise ConfigError(
             "method_kwargs.compute_dtype",
             kwargs.compute_dtype,
             "it is for products with a queue that is not mixed",
             "take float32",
         )
-    if kwargs.pred_hidden_dim and (positives, negatives) == ("view", "batch"):
+    # Prototypes come after the warm-up; until then the positives are views.
+    views = positives == "view" or (positives == "prototype" and kwargs.clusters.warmup_epochs)
+    if kwargs.pred_hidden_dim and in_batch and views:
         raise ConfigError(
             "method_kwargs.pred_hidden_dim",
             kwargs.pred_hidden_dim,
             "views that are anchor, positive and negative at once have no side for a predictor",
-            "take 0, or other positives or negatives",
+            "take 0, negatives=queue, neighbours, or prototypes with clusters.warmup_epochs=0",
         )
-    warming = (positives, negatives) == ("prototype", "batch") and e_step.warmup_epochs
-    if kwargs.pred_hidden_dim and warming:
-        raise ConfigError(
-            f"{CLUSTERS}.warmup_epochs",
-            e_step.warmup_epochs,
-            "until then positives are views of the batch, which have no side for the predictor",
-            "take 0, or method_kwargs.pred_hidden_dim=0",
-        )
-    if positives == "nearest_neighbor" and support.top_k > support.size:
+    if positives == "nearest_neighbor" and kwargs.support_set.top_k > kwargs.support_set.size:
         raise ConfigError(
             "method_kwargs.support_set.top_k",
-            support.top_k,
-            f"the support set has {support.size} rows",
-            f"allowed: up to {support.size}",
+            kwargs.support_set.top_k,
+            f"the support set has {kwargs.support_set.size} rows",
+            "take fewer",
         )
-    if positives == "nearest_neighbor" and support.exclude_own:
+    if positives == "nearest_neighbor" and kwargs.support_set.exclude_own:
         require_indices(cfg, "leaves the image's own earlier embedding out")
     if positives == "prototype":
         require_indices(cfg, "looks clusters up")
-        check_e_step(e_step, CLUSTERS)
+        check_e_step(kwargs.clusters, CLUSTERS)
     return cfg
 
 
 def check_size(cfg: DictConfig, num_samples: int) -> None:
-    """Refuses more prototypes than samples.
-
-    Raises:
-        ConfigError: with both numbers.
-    """
+    """Refuses more prototypes than samples."""
     if cfg.method_kwargs.positives == "prototype":
         check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, num_samples)
-
-
-def report_settings(
-    cfg: DictConfig, kwargs_type: type[ContrastiveKwargs], num_samples: int | None
-) -> None:
-    """Reports settings at the start of training that do nothing or may surprise.
-
-    Args:
-        cfg: the config.
-        kwargs_type: the class of its ``method_kwargs``.
-        num_samples: of the training set, needed where a support set is compared with it.
-    """
-    kwargs, support = cfg.method_kwargs, cfg.method_kwargs.support_set
-    positives, negatives = kwargs.positives, kwargs.negatives
-    idle = idle_in_projector(kwargs)
-    if positives == "prototype":
-        idle["clusters.alpha"] = UNREAD_ALPHA
-        warn_of_late_start(cfg, kwargs.clusters, CLUSTERS)
-    else:
-        idle["clusters"] = f"positives={positives} has no clusters"
-    if positives != "nearest_neighbor":
-        idle["support_set"] = f"positives={positives} has no support set"
-    if (positives, negatives) != ("nearest_neighbor", "batch"):
-        idle["symmetric"] = "read with positives=nearest_neighbor and negatives=batch"
-    warn_of_idle_settings(cfg, kwargs_type, idle | idle_in_negatives(kwargs))
-    warn_of_the_floor(
-        "method_kwargs",
-        kwargs.tau_plus,
-        kwargs.beta,
-        kwargs.temperature,
-        kwargs.proj_output_dim,
-        watch="train_clamped_fraction",
-    )
-    # Neighbours are compared with the predictions of one crop at a time.
-    report_mixing(cfg, all_crops=positives != "nearest_neighbor")
-    if positives != "nearest_neighbor" or not num_samples or support.exclude_own:
-        return
-    share = min(support.size / num_samples, 1)
-    if share > 0.5:
-        exclude = "exclude_own: true or a smaller size (watch train_nn_own)"
-        logger.warning(
-            f"method_kwargs.support_set.size={support.size} holds {share:.0%} of the {num_samples} "
-            "training images: an image's nearest neighbour will mostly be its own earlier "
-            f"embedding; take {exclude if has_indices(cfg) else 'a smaller size'}"
-        )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core.errors import ConfigError
@@ -16,13 +16,7 @@ from solo_ext.host import BaseMethod
 from solo_ext.losses.alignment import effective_rank
 from solo_ext.memory.heads import projector
 from solo_ext.methods.projected import ProjectedMethod
-from solo_ext.methods.registry import (
-    fill_method_kwargs,
-    idle_in_projector,
-    logger,
-    require_indices,
-    typed_kwargs,
-)
+from solo_ext.methods.registry import fill_method_kwargs, logger, typed_kwargs
 
 if TYPE_CHECKING:
     from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource
@@ -44,8 +38,6 @@ class TeacherKwargs(Section):
         dtype: of the teacher's forward pass, by autocast.
         in_checkpoint: keep the teacher's weights in the student's checkpoints, and not only their
             digest; resuming needs the teacher's file either way.
-        cache: keep the teacher's embeddings by sample index; needs augmentations without
-            randomness.
     """
 
     layout: Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"] = "run"
@@ -55,7 +47,6 @@ class TeacherKwargs(Section):
     networks: Literal["online", "momentum"] = "online"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     in_checkpoint: bool = False
-    cache: bool = False
 
 
 class DistillationKwargs(Section):
@@ -105,7 +96,7 @@ class Distillation(ProjectedMethod):
         super().__init__(cfg)
         # Imported here: registering a method does not need the code that reads teachers.
         from solo_ext.data.transforms import statistics
-        from solo_ext.memory.teacher import Renormalize, Teacher, TeacherCache
+        from solo_ext.memory.teacher import Renormalize, Teacher
         from solo_ext.pretrained.teachers import load_teacher
 
         self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, self.kwargs_type)
@@ -114,7 +105,7 @@ class Distillation(ProjectedMethod):
             raise ConfigError(
                 "method_kwargs.prototypes",
                 "old",
-                f"the teacher came without prototypes: {loaded.description}",
+                f"the teacher has no prototypes: {loaded.description}",
                 "take new",
             )
         self.embed_dim = loaded.embed_dim
@@ -127,22 +118,29 @@ class Distillation(ProjectedMethod):
             prototypes=loaded.prototypes if self.keep_prototypes else None,
         )
         crops = [a for a in self.cfg.augmentations for _ in range(a.num_crops)][: self.num_targets]
+        _refuse_sizes({crop.crop_size for crop in crops}, loaded)
         self.teacher_views = nn.ModuleList(
             Renormalize(*statistics(self.cfg.data.dataset, crop), loaded.mean, loaded.std)
             for crop in crops
         )
-        self.projector = student_head(kwargs, self.features_dim, loaded)
-        self.cache = TeacherCache(len(crops) * self.embed_dim) if kwargs.teacher.cache else None
-        self._cached = False
-        self._description = loaded.description
+        self.projector = _student_head(kwargs, self.features_dim, loaded)
+        self.description = loaded.description
         self._last: tuple[Tensor, Tensor] | None = None
-        _refuse_sizes({crop.crop_size for crop in crops}, loaded)
 
     @classmethod
     def add_and_assert_specific_cfg(cls, cfg: DictConfig) -> DictConfig:
         """Fills in the defaults and refuses what the method cannot do."""
+        from solo_ext.pretrained.teachers import check_source
+
         cfg = fill_method_kwargs(BaseMethod.add_and_assert_specific_cfg(cfg), cls.kwargs_type)
-        _check_teacher(cfg, typed_kwargs(cfg.method_kwargs, cls.kwargs_type).teacher)
+        if not 1 <= cfg.data.num_large_crops <= 2:
+            raise ConfigError(
+                "augmentations",
+                f"{cfg.data.num_large_crops} large crops",
+                f"{cfg.method} has one target for all crops, or one for each of two large crops",
+                "give the largest crop_size num_crops: 1 or 2",
+            )
+        check_source(_source(typed_kwargs(cfg.method_kwargs, cls.kwargs_type).teacher))
         return cfg
 
     @property
@@ -156,46 +154,23 @@ class Distillation(ProjectedMethod):
         return False
 
     def on_train_start(self) -> None:
-        """Sizes the cache by the training set, and logs which teacher is used."""
+        """Logs which teacher is used."""
         super().on_train_start()
-        dtype = self.kwargs.teacher.dtype
-        if dtype == "float16" and self.device.type == "cpu":
-            raise ConfigError(
-                "method_kwargs.teacher.dtype",
-                dtype,
-                "CPUs have no fast fp16",
-                "take bfloat16 or float32",
-            )
         if self.trainer.is_global_zero:
-            logger.info(f"teacher: {self._description}")
-        if self.cache is not None:
-            from solo_ext.config.check import common_config
-            from solo_ext.data.indexed import training_set
+            logger.info(f"teacher: {self.description}")
 
-            self.cache.resize_(len(training_set(self.trainer, common_config(self.cfg))))
-
-    def on_train_epoch_start(self) -> None:
-        """Checks once per epoch whether the cache holds every image."""
-        super().on_train_epoch_start()
-        self._cached = self.cache is not None and self.cache.complete
-
-    def targets(self, indices: Tensor, crops: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    def targets(self, crops: Tensor | Sequence[Tensor]) -> list[Tensor]:
         """The teacher's embeddings (N, D) of the crops that it sees, without gradient.
 
         Args:
-            indices: (N,) sample indices.
             crops: (N, 3, H, W) each, as the student sees them.
         """
-        if self.cache is not None and self._cached:
-            return list(self.cache.get(indices).chunk(len(self.teacher_views), 1))
         crops = [crops] if isinstance(crops, Tensor) else crops
         seen = []
         for renormalized, crop in zip(self.teacher_views, crops[: self.num_targets], strict=True):
             if not self.no_channel_last:
                 crop = crop.to(memory_format=torch.channels_last)
             seen.append(self.teacher(renormalized(crop)))
-        if self.cache is not None:
-            self.cache.update_(indices, torch.cat(seen, 1))
         return seen
 
     def log_step(
@@ -220,17 +195,10 @@ class Distillation(ProjectedMethod):
         self.log_dict(ranks, sync_dist=True)
 
 
-def student_head(kwargs: DistillationKwargs, features_dim: int, loaded: LoadedTeacher) -> nn.Module:
-    """The student's projector, which ends in the size of the teacher's embeddings.
-
-    Args:
-        kwargs: settings of the head.
-        features_dim: of the student's backbone.
-        loaded: the teacher.
-
-    Raises:
-        ConfigError: ``head: teacher`` where the teacher has no head.
-    """
+def _student_head(
+    kwargs: DistillationKwargs, features_dim: int, loaded: LoadedTeacher
+) -> nn.Module:
+    """The student's projector, which ends in the size of the teacher's embeddings."""
     from solo_ext.pretrained.heads import build_head
 
     normalised = kwargs.head_batch_norm
@@ -246,7 +214,7 @@ def student_head(kwargs: DistillationKwargs, features_dim: int, loaded: LoadedTe
         raise ConfigError(
             "method_kwargs.head",
             "teacher",
-            f"there is no head to go by: {loaded.description}",
+            f"the teacher has no head: {loaded.description}",
             "take mlp",
         )
     norms = nn.modules.batchnorm._BatchNorm
@@ -255,55 +223,11 @@ def student_head(kwargs: DistillationKwargs, features_dim: int, loaded: LoadedTe
     return build_head(loaded.head, features_dim, batch_norm=normalised)
 
 
-def idle_in_head(kwargs: Any) -> dict[str, str]:
-    """Settings of the student's head that nothing reads, and why."""
-    if kwargs.head == "mlp":
-        return idle_in_projector(kwargs, batch_norm="head_batch_norm")
-    return dict.fromkeys(
-        ("proj_hidden_dim", "proj_layers"), "head=teacher has the layers of the teacher's head"
-    )
-
-
 def _source(settings: TeacherKwargs) -> TeacherSource:
     from solo_ext.pretrained.teachers import TeacherSource
 
-    return TeacherSource(
-        layout=settings.layout,
-        path=settings.path,
-        model=settings.model,
-        model_kwargs=settings.model_kwargs,
-        networks=settings.networks,
-    )
-
-
-def _check_teacher(cfg: DictConfig, teacher: TeacherKwargs) -> None:
-    """Refuses a source, crops or a cache that cannot work, before anything is loaded."""
-    from solo_ext.config.check import common_config, known_keys, validated
-    from solo_ext.config.schema import Augmentation
-    from solo_ext.data.transforms import first_random_setting
-    from solo_ext.pretrained.teachers import check_source
-
-    if not 1 <= cfg.data.num_large_crops <= 2:
-        raise ConfigError(
-            "augmentations",
-            f"{cfg.data.num_large_crops} large crops",
-            f"{cfg.method} has one target for all crops, or one for each of two large crops",
-            "give the largest crop_size num_crops: 1 or 2",
-        )
-    check_source(_source(teacher))
-    if teacher.cache:
-        config: Any = OmegaConf.to_container(cfg, resolve=True)
-        pipelines = [known_keys(Augmentation, entry) for entry in config["augmentations"]]
-        augmentations = [validated(Augmentation, p, prefix="augmentations") for p in pipelines]
-        random = first_random_setting(augmentations, common_config(config).data.mix)
-        if random is not None:
-            raise ConfigError(
-                "method_kwargs.teacher.cache",
-                True,
-                f"the teacher sees another view in every epoch: {random} leaves it to chance",
-                "take false, or augmentations without chance",
-            )
-        require_indices(cfg, "keeps the teacher's embeddings")
+    names = ("layout", "path", "model", "model_kwargs", "networks")
+    return TeacherSource(**{name: getattr(settings, name) for name in names})
 
 
 def _refuse_sizes(sizes: set[int], loaded: LoadedTeacher) -> None:
@@ -317,6 +241,6 @@ def _refuse_sizes(sizes: set[int], loaded: LoadedTeacher) -> None:
             raise ConfigError(
                 "augmentations",
                 f"crop_size: {size}",
-                f"the teacher does not take it: {str(error).splitlines()[0]}",
+                f"the teacher refuses it ({str(error).splitlines()[0]}): {loaded.description}",
                 f"take crops of {loaded.input_size}",
             ) from None

@@ -13,7 +13,6 @@ to the new cluster that matches its old one (Metric.on_train_epoch_start).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -26,10 +25,10 @@ from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import NonNegativeFloat, PositiveInt, Section
 from solo_ext.host import BaseMethod
-from solo_ext.losses import LOSSES, uniformity_loss_func
+from solo_ext.losses import uniformity_loss_func
+from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.heads import projector
-from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.e_step import (
     PUBLISHED_CLUSTERS,
@@ -40,27 +39,23 @@ from solo_ext.methods.e_step import (
     warn_of_late_start,
 )
 from solo_ext.methods.metric_criteria import (
+    OF_LENGTH,
     Batch,
+    Criterion,
     MarginCriterion,
-    ProxyCriterion,
-    TripletCriterion,
     build_criterion,
     check_loss_kwargs,
-    training_of,
+    criterion_of,
 )
 from solo_ext.methods.projected import ProjectedMethod
 from solo_ext.methods.registry import (
     METHODS,
-    UNREAD_ALPHA,
     clusters,
     fill_from_data,
     fill_method_kwargs,
-    idle_in_projector,
     require_indices,
     require_two_views,
     typed_kwargs,
-    warn_of_idle_settings,
-    warn_of_the_floor,
 )
 
 CLUSTERS = "method_kwargs.clusters"
@@ -116,6 +111,15 @@ class Metric(ProjectedMethod):
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`MetricKwargs`.
+
+    Example:
+        >>> from solo_ext.methods.registry import example_config
+        >>> method = Metric(example_config("metric", loss="triplet_loss_func"))
+        >>> z = [method(torch.randn(4, 3, 32, 32))["z"] for _ in range(2)]
+        >>> images, labels = torch.arange(4), torch.tensor([0, 1, 2, 0])
+        >>> loss, metrics = method.compare(z, images, labels)
+        >>> z[0].shape, loss.shape, list(metrics)
+        (torch.Size([4, 128]), torch.Size([]), ['train_mined_similarity'])
     """
 
     kwargs_type = MetricKwargs
@@ -156,23 +160,22 @@ class Metric(ProjectedMethod):
         cfg = fill_method_kwargs(cfg, MetricKwargs)
         Metric.fill_sizes(cfg)
         kwargs, e_step = cfg.method_kwargs, cfg.method_kwargs.clusters
-        kind = training_of(kwargs.loss).criterion
+        kind = criterion_of(kwargs.loss)
         check_loss_kwargs(kwargs.loss, dict(kwargs.loss_kwargs))
-        problem = _no_such_classes(cfg)
-        if problem is not None:
-            raise ConfigError("method_kwargs.classes", kwargs.classes, *problem)
-        if kwargs.classes == "instance" and kind.uses_classes:
+        _check_classes(cfg, kind)
+        if kwargs.classes == "instance" and len(kind.classes) > 1:
             require_indices(cfg, "tells images apart")
         if kwargs.classes != "cluster":
             return cfg
         require_indices(cfg, "looks clusters up")
         check_e_step(e_step, CLUSTERS)
         if len(e_step.num_prototypes) > 1:
-            given, problem = (
+            raise ConfigError(
+                f"{CLUSTERS}.num_prototypes",
                 list(e_step.num_prototypes),
-                ("an image has one class", "give one number"),
+                "an image has one class",
+                "give one number",
             )
-            raise ConfigError(f"{CLUSTERS}.num_prototypes", given, *problem)
         if issubclass(kind, MarginCriterion) and e_step.warmup_epochs:
             raise ConfigError(
                 f"{CLUSTERS}.warmup_epochs",
@@ -184,23 +187,14 @@ class Metric(ProjectedMethod):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Sets the number of clusters if it is needed and null, by the training set.
-
-        Args:
-            cfg: the config, ``method_kwargs`` filled in.
-            images: number of training images; counted by default where it is needed.
-        """
+        """Sets the number of clusters if it is needed and null, by the training set."""
         if cfg.method_kwargs.classes == "cluster":
             coarsest = {"clusters.num_prototypes": clusters(PUBLISHED_CLUSTERS[0])}
             fill_from_data(cfg, coarsest, images)
 
     @staticmethod
     def check_size(cfg: DictConfig, num_samples: int) -> None:
-        """Refuses more clusters than samples.
-
-        Raises:
-            ConfigError: with both numbers.
-        """
+        """Refuses more clusters than samples."""
         if cfg.method_kwargs.classes == "cluster":
             check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, num_samples)
 
@@ -222,12 +216,13 @@ class Metric(ProjectedMethod):
         return z
 
     def on_train_start(self) -> None:
-        """Prepares the E-step and reports settings that may surprise."""
+        """Prepares the E-step."""
         super().on_train_start()
-        if self.e_step is not None:
-            self.e_step.start(self)
+        if self.e_step is None:
+            return
+        self.e_step.start(self)
         if self.trainer.is_global_zero:
-            report_settings(self.cfg)
+            warn_of_late_start(self.cfg, self.kwargs.clusters, CLUSTERS)
 
     def on_train_epoch_start(self) -> None:
         """Runs the E-step if it is due, and moves the class weights along with their clusters."""
@@ -238,12 +233,10 @@ class Metric(ProjectedMethod):
         before = self.prototypes.assignments if self.prototypes.epoch >= 0 else None
         metrics = self.e_step.run(self)
         if before is not None and isinstance(self.criterion, MarginCriterion):
-            from solo_ext.clustering.agreement import match_clusters
-
             weights = self.criterion.class_weights
-            match = match_clusters(before[0], self.prototypes.assignments[0], len(weights.weight))
             state = self.optimizers().optimizer.state  # type: ignore[union-attr]
-            weights.rematch_(match, state.get(weights.weight))
+            after = self.prototypes.assignments[0]
+            weights.rematch_(before[0], after, state.get(weights.weight))
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
     def training_step(  # type: ignore[override]
@@ -281,7 +274,7 @@ class Metric(ProjectedMethod):
             classes = self.prototypes.assignments[0, indices]
         views = [z.float() if z.dtype != torch.float64 else z for z in views]
         unit = [F.normalize(z, dim=1) for z in views]
-        raw = training_of(kwargs.loss).raw if kwargs.normalize is None else not kwargs.normalize
+        raw = kwargs.loss in OF_LENGTH if kwargs.normalize is None else not kwargs.normalize
         loss, metrics = self.criterion(views if raw else unit, classes)
         if kwargs.uniformity_weight:
             uniformity = torch.stack([uniformity_loss_func(z) for z in unit]).mean()
@@ -296,55 +289,17 @@ class Metric(ProjectedMethod):
         self._written = None
 
 
-def _no_such_classes(cfg: DictConfig) -> tuple[str, str] | None:
-    """Why the ``classes`` of a config cannot be used, and what to do instead."""
-    classes, loss = cfg.method_kwargs.classes, cfg.method_kwargs.loss
-    kind = training_of(loss).criterion
-    if not kind.uses_classes and classes != "instance":
-        remedy = "take instance, or a loss of classes"
-        return f"{loss} compares the crops of an image, whatever its class", remedy
-    if issubclass(kind, ProxyCriterion) and classes != "label":
-        remedy = "take label, or arcface_loss_func, cosface_loss_func or sphereface_loss_func"
-        return f"{loss} learns weights of classes, which cannot follow clusters or images", remedy
-    if issubclass(kind, MarginCriterion) and classes == "instance":
-        remedy = "take label or cluster"
-        return f"{loss} learns a weight per class, which an image is too small for", remedy
-    if classes == "label" and cfg.data.get("no_labels"):
-        return "data.no_labels is true", "take instance or cluster"
-    if classes == "label" and cfg.data.dataset == "stl10":
-        return "most images that stl10 trains on have none", "take instance or cluster"
-    return None
-
-
-def report_settings(cfg: DictConfig) -> None:
-    """Reports settings at the start of training that do nothing or may surprise."""
-    kwargs, training = cfg.method_kwargs, training_of(cfg.method_kwargs.loss)
-    # The arguments of a loss of ours, defaults included; those of others are unknown.
-    loss: dict[str, Any] = {}
-    if kwargs.loss in LOSSES and LOSSES[kwargs.loss].origin == "solo_ext":
-        parameters = inspect.signature(LOSSES[kwargs.loss].target).parameters.values()
-        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        loss = defaults | dict(kwargs.loss_kwargs)
-    idle = idle_in_projector(kwargs)
-    if not issubclass(training.criterion, TripletCriterion):
-        idle["mining"] = f"{kwargs.loss} is not of triplets, which alone are mined"
-    if kwargs.classes == "cluster":
-        idle["clusters.alpha"] = UNREAD_ALPHA
-        warn_of_late_start(cfg, kwargs.clusters, CLUSTERS)
-    else:
-        idle["clusters"] = f"classes={kwargs.classes} has no clusters"
-    # `normalize: true` is not idle: it is what such a loss does anyway.
-    normalizes = training.normalizes or loss.get("distance") == "cosine"
-    if kwargs.normalize is False and normalizes:
-        idle["normalize"] = f"{kwargs.loss} normalises by itself"
-    if loss.get("detach_weights") and not loss["beta"]:
-        idle["loss_kwargs.detach_weights"] = "beta=0 has no weights"
-    warn_of_idle_settings(cfg, MetricKwargs, idle)
-    if "tau_plus" in loss:
-        warn_of_the_floor(
-            "method_kwargs.loss_kwargs",
-            loss["tau_plus"],
-            loss.get("beta", 0.0),
-            loss["temperature"],
-            kwargs.proj_output_dim,
+def _check_classes(cfg: DictConfig, kind: type[Criterion]) -> None:
+    """Refuses classes that the loss does not train with, or that the data do not have."""
+    kwargs = cfg.method_kwargs
+    unlabelled = cfg.data.get("no_labels") or cfg.data.dataset == "stl10"
+    allowed = [name for name in kind.classes if not (name == "label" and unlabelled)]
+    if kwargs.classes not in allowed:
+        raise ConfigError(
+            "method_kwargs.classes",
+            kwargs.classes,
+            "not all images have labels"
+            if kwargs.classes in kind.classes
+            else f"{kwargs.loss} does not train with them",
+            f"allowed: {', '.join(allowed)}",
         )

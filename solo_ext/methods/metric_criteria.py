@@ -12,7 +12,6 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -23,6 +22,7 @@ from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses import LOSSES
+from solo_ext.losses.contrastive import own_columns
 from solo_ext.memory.heads import BilinearCritic, ClassWeights
 
 PML = "pml/"
@@ -33,6 +33,7 @@ Loss = Callable[..., Tensor]
 Views = Sequence[Tensor]
 Result = tuple[Tensor, dict[str, Tensor]]
 K = TypeVar("K", bound="type[Criterion]")
+ANY = ("instance", "label", "cluster")
 
 
 class Batch(NamedTuple):
@@ -48,28 +49,26 @@ class Batch(NamedTuple):
     num_large: int
     num_classes: int
     dim: int
-    mining: str
+    mining: str = "semi_hard"
 
 
 class Criterion(nn.Module, ABC):
     """Calls a loss on embeddings and classes.
 
     Args:
-        loss: the function, its hyper-parameters bound.
+        loss: the function.
         batch: what the criterion is built for.
-        own: settings named by :attr:`settings`.
+        **given: hyper-parameters of the loss; a criterion names those in its own constructor that
+            it takes instead of the loss.
     """
 
-    tensors: ClassVar[int]
-    """Number of tensors that it passes to the loss, as first arguments."""
-    settings: ClassVar[tuple[str, ...]] = ()
-    """Hyper-parameters of the config that the criterion takes instead of the loss."""
-    uses_classes: ClassVar[bool] = False
-    """Whether it makes a difference that two images are of one class."""
+    classes: ClassVar[tuple[str, ...]] = ("instance",)
+    """What may count as one class; an instance alone where two of a class are as any two."""
 
-    def __init__(self, loss: Loss, batch: Batch) -> None:
+    def __init__(self, loss: Loss, batch: Batch, **given: Any) -> None:
         super().__init__()
-        self.loss, self.num_large = loss, batch.num_large
+        self.loss = functools.partial(loss, **given) if given else loss
+        self.batch = batch
 
     @abstractmethod
     def forward(self, views: Views, classes: Tensor) -> Result:
@@ -82,50 +81,37 @@ class Criterion(nn.Module, ABC):
 
     def _pairs(self, views: Views) -> list[tuple[Tensor, Tensor]]:
         """Every crop with every other large crop."""
-        large = range(self.num_large)
+        large = range(self.batch.num_large)
         return [(z, views[u]) for v, z in enumerate(views) for u in large if u != v]
 
     def _mean_over_pairs(self, views: Views, *more: Tensor) -> Tensor:
         return torch.stack([self.loss(a, b, *more) for a, b in self._pairs(views)]).mean()
 
 
-@dataclass(frozen=True)
-class Training:
-    """How ``metric`` trains a loss.
-
-    Attributes:
-        criterion: class that calls the loss.
-        raw: whether the loss uses the embeddings' length; they are then not normalised by default.
-        normalizes: whether the loss itself normalises, whatever the config says.
-    """
-
-    criterion: type[Criterion]
-    raw: bool = False
-    normalizes: bool = False
+CRITERIA: dict[str, type[Criterion]] = {}
+"""What trains each loss, by the name that configs give it."""
+OF_LENGTH: set[str] = set()
+"""Losses that use the embeddings' length, which are then not normalised by default."""
 
 
-CRITERIA: dict[str, Training] = {}
-"""How each loss is trained, by the name that configs give it."""
-
-
-def trains(*losses: str, raw: bool = False, normalizes: bool = False) -> Callable[[K], K]:
+def trains(*losses: str, of_length: bool = False) -> Callable[[K], K]:
     """Decorator that registers the losses a criterion trains.
 
     Args:
         losses: names, as configs write them.
-        raw: as in :class:`Training`.
-        normalizes: as in :class:`Training`.
+        of_length: whether they use the embeddings' length.
 
     Example:
         >>> def someones_loss_func(x, targets, power=1.0): ...
         >>> trains("someones_loss_func")(LabelCriterion).__name__
         'LabelCriterion'
-        >>> CRITERIA.pop("someones_loss_func").criterion.tensors
-        2
+        >>> CRITERIA.pop("someones_loss_func").classes
+        ('instance', 'label', 'cluster')
     """
 
     def add(criterion: K) -> K:
-        CRITERIA.update(dict.fromkeys(losses, Training(criterion, raw, normalizes)))
+        CRITERIA.update(dict.fromkeys(losses, criterion))
+        OF_LENGTH.update(losses if of_length else ())
         return criterion
 
     return add
@@ -135,19 +121,17 @@ def trains(*losses: str, raw: bool = False, normalizes: bool = False) -> Callabl
 class LabelCriterion(Criterion):
     """All crops at once, each with the class of its image: ``loss(x, targets)``."""
 
-    tensors, uses_classes = 2, True
+    classes = ANY
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         return self.loss(torch.cat(list(views)), classes.repeat(len(views))), {}
 
 
-@trains("nt_xent_loss_func", "debiased_loss_func", "hard_negative_loss_func", normalizes=True)
-@trains("n_pair_loss_func", raw=True)
+@trains("nt_xent_loss_func", "debiased_loss_func", "hard_negative_loss_func")
+@trains("n_pair_loss_func", of_length=True)
 @trains("alignment_loss_func")
 class PairCriterion(Criterion):
     """Two crops of the same images: ``loss(z1, z2)``."""
-
-    tensors = 2
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         return self._mean_over_pairs(views), {}
@@ -157,27 +141,22 @@ class PairCriterion(Criterion):
 class CropCriterion(Criterion):
     """Each crop by itself: ``loss(x)``."""
 
-    tensors = 1
-
     def forward(self, views: Views, classes: Tensor) -> Result:
         return torch.stack([self.loss(z) for z in views]).mean(), {}
 
 
-@trains("clip_loss_func", normalizes=True)
+@trains("clip_loss_func")
 class ScaledPairCriterion(Criterion):
     """Two crops and a scale: ``loss(image, text, logit_scale)``.
 
     The scale is fixed where ``logit_scale`` gives it, above 0; else learned as CLIP does, from
     1 / 0.07 and at most 100.
-
-    Raises:
-        ValueError: the scale is not positive.
     """
 
-    tensors, settings = 3, ("logit_scale",)
-
-    def __init__(self, loss: Loss, batch: Batch, logit_scale: float | None = None) -> None:
-        super().__init__(loss, batch)
+    def __init__(
+        self, loss: Loss, batch: Batch, logit_scale: float | None = None, **given: Any
+    ) -> None:
+        super().__init__(loss, batch, **given)
         fixed = logit_scale is not None
         if logit_scale is not None and not logit_scale > 0:
             raise ValueError(f"logit_scale={logit_scale}: must be above 0")
@@ -192,14 +171,12 @@ class ScaledPairCriterion(Criterion):
         return self._mean_over_pairs(views, scale), {"train_logit_scale": scale.detach()}
 
 
-@trains("bilinear_info_nce_loss_func", raw=True)
+@trains("bilinear_info_nce_loss_func", of_length=True)
 class CriticCriterion(Criterion):
     """Two crops under a learned bilinear critic: ``loss(query, context, weight)``."""
 
-    tensors = 3
-
-    def __init__(self, loss: Loss, batch: Batch) -> None:
-        super().__init__(loss, batch)
+    def __init__(self, loss: Loss, batch: Batch, **given: Any) -> None:
+        super().__init__(loss, batch, **given)
         self.critic = BilinearCritic(batch.dim, batch.dim)
 
     def forward(self, views: Views, classes: Tensor) -> Result:
@@ -210,16 +187,16 @@ class CriticCriterion(Criterion):
 class SamenessCriterion(Criterion):
     """The views of an image, and one of them with a view of the next: ``loss(x, y, same)``."""
 
-    tensors, uses_classes = 3, True
+    classes = ANY
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         joined_classes = distributed.gather(classes)
-        following = _own_place(classes, shift=1) % len(joined_classes)
+        following = (own_columns(classes).squeeze(1) + 1) % len(joined_classes)
         also_same = joined_classes[following] == classes
+        same = torch.cat((torch.ones_like(also_same), also_same))
         losses = []
         for a, b in self._pairs(views):
             other = distributed.gather_with_gradient(b)[following]
-            same = torch.cat((torch.ones_like(also_same), also_same))
             losses.append(self.loss(torch.cat((a, a)), torch.cat((b, other)), same))
         return torch.stack(losses).mean(), {}
 
@@ -232,11 +209,7 @@ class TripletCriterion(Criterion):
     positive, or where there is none the farthest; ``random``: any.
     """
 
-    tensors, uses_classes = 3, True
-
-    def __init__(self, loss: Loss, batch: Batch) -> None:
-        super().__init__(loss, batch)
-        self.mining = batch.mining
+    classes = ANY
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         other = distributed.gather(classes) != classes.unsqueeze(1)
@@ -258,19 +231,17 @@ class TripletCriterion(Criterion):
     ) -> tuple[Tensor, Tensor]:
         """Indices (N,) of the chosen candidates, and (N, 1) whether there was one."""
         anchor, positive, candidates = full_precision(anchor, positive, candidates)
-        with full_precision_products(anchor.device):
-            if self.mining == "random":
-                # Images come in random order: take the first of another class after the own one.
-                total = other.shape[1]
-                order = torch.arange(total, device=anchor.device)
-                distance = (order - _own_place(anchor).unsqueeze(1)) % total
-                distance = distance.to(anchor.dtype)
-            else:
+        if self.batch.mining == "random":
+            # Images come in random order: take the first of another class after the own one.
+            order = torch.arange(other.shape[1], device=anchor.device)
+            distance = ((order - own_columns(anchor)) % other.shape[1]).to(anchor.dtype)
+        else:
+            with full_precision_products(anchor.device):
                 distance = torch.cdist(anchor, candidates)
         none = distance.new_full((), math.inf)
         nearest_other = torch.where(other, distance, none)
         chosen = nearest_other.argmin(1)
-        if self.mining == "semi_hard":
+        if self.batch.mining == "semi_hard":
             reach = (anchor - positive).norm(dim=1, keepdim=True)
             beyond = torch.where(nearest_other > reach, nearest_other, none)
             farthest = torch.where(other, distance, -none).argmax(1)
@@ -278,14 +249,14 @@ class TripletCriterion(Criterion):
         return chosen, other.any(1, keepdim=True)
 
 
-@trains("arcface_loss_func", "cosface_loss_func", normalizes=True)
+@trains("arcface_loss_func", "cosface_loss_func")
 class MarginCriterion(Criterion):
     """All crops against learned weights of the classes: ``loss(cosine, target)``."""
 
-    tensors, uses_classes = 2, True
+    classes = ("label", "cluster")
 
-    def __init__(self, loss: Loss, batch: Batch) -> None:
-        super().__init__(loss, batch)
+    def __init__(self, loss: Loss, batch: Batch, **given: Any) -> None:
+        super().__init__(loss, batch, **given)
         self.class_weights = ClassWeights(batch.num_classes, batch.dim)
 
     def forward(self, views: Views, classes: Tensor) -> Result:
@@ -298,7 +269,7 @@ class MarginCriterion(Criterion):
         return self.loss(cosine, target)
 
 
-@trains("sphereface_loss_func", raw=True)
+@trains("sphereface_loss_func", of_length=True)
 class NormMarginCriterion(MarginCriterion):
     """As :class:`MarginCriterion`, also with the features' length: ``feature_norm=``."""
 
@@ -306,21 +277,16 @@ class NormMarginCriterion(MarginCriterion):
         return self.loss(cosine, target, feature_norm=full_precision(x)[0].norm(dim=1))
 
 
-@trains("nce_loss_func", normalizes=True)
+@trains("nce_loss_func")
 class NoiseCriterion(Criterion):
     """An image's views as data, other images as noise: ``loss(data_logits, noise_logits)``.
 
     Logits are cosines over the ``temperature`` less ``log K``, K others: ``exp(cosine / T)`` stands
     for the ratio of the densities of data and noise.
-
-    Raises:
-        ValueError: the temperature is not positive.
     """
 
-    tensors, settings = 2, ("temperature",)
-
-    def __init__(self, loss: Loss, batch: Batch, temperature: float = 0.2) -> None:
-        super().__init__(loss, batch)
+    def __init__(self, loss: Loss, batch: Batch, temperature: float = 0.2, **given: Any) -> None:
+        super().__init__(loss, batch, **given)
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: must be above 0")
         self.temperature = temperature
@@ -334,19 +300,23 @@ class NoiseCriterion(Criterion):
                 joined = distributed.gather_with_gradient(b)
                 total = joined.shape[0]
                 logits = a @ joined.T / self.temperature - math.log(max(total - 1, 1))
-            steps = torch.arange(total, device=a.device)
-            columns = (_own_place(a).unsqueeze(1) + steps) % total
+            # The image's own column first.
+            columns = (own_columns(a) + torch.arange(total, device=a.device)) % total
             logits = logits.gather(1, columns)
             losses.append(self.loss(logits[:, 0], logits[:, 1:]))
         return torch.stack(losses).mean(), {}
 
 
-class ModuleCriterion(LabelCriterion):
-    """A loss of pytorch-metric-learning, on the crops of all processes."""
+class ModuleCriterion(Criterion):
+    """A loss of pytorch-metric-learning, on the crops of all processes: ``loss(x, targets)``."""
 
-    def __init__(self, loss: nn.Module, batch: Batch) -> None:
-        super().__init__(loss, batch)
-        self.module = loss
+    classes: ClassVar[tuple[str, ...]] = ANY
+
+    def __init__(self, loss: Loss, batch: Batch, **given: Any) -> None:
+        takes = inspect.signature(loss).parameters
+        sizes = {"num_classes": batch.num_classes, "embedding_size": batch.dim}
+        module: Any = loss(**{k: v for k, v in sizes.items() if k in takes} | given)
+        super().__init__(module, batch)
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         x, targets = torch.cat(list(views)), classes.repeat(len(views))
@@ -356,13 +326,9 @@ class ModuleCriterion(LabelCriterion):
 
 
 class ProxyCriterion(ModuleCriterion):
-    """A loss of pytorch-metric-learning that learns weights of classes."""
+    """A loss of pytorch-metric-learning whose weights of classes cannot follow clusters."""
 
-
-def _own_place(rows: Tensor, shift: int = 0) -> Tensor:
-    """(N,) positions of this process's rows among those of all processes, plus ``shift``."""
-    count = rows.shape[0]
-    return torch.arange(count, device=rows.device) + distributed.rank() * count + shift
+    classes = ("label",)
 
 
 def metric_losses() -> list[str]:
@@ -370,18 +336,22 @@ def metric_losses() -> list[str]:
     return [name for name in LOSSES if name in CRITERIA]
 
 
-def training_of(name: str) -> Training:
-    """How a loss is trained.
+def criterion_of(name: str) -> type[Criterion]:
+    """What trains a loss.
 
     Args:
         name: of a registered loss, or ``pml/`` and a class of pytorch-metric-learning.
 
     Raises:
         ConfigError: it is unknown, or needs something that a batch does not contain.
+
+    Example:
+        >>> criterion_of("triplet_loss_func").__name__
+        'TripletCriterion'
     """
     if name.startswith(PML):
-        proxies = "num_classes" in inspect.signature(_pml_class(name).__init__).parameters
-        return Training(ProxyCriterion if proxies else ModuleCriterion)
+        takes = inspect.signature(_pml_class(name)).parameters
+        return ProxyCriterion if "num_classes" in takes else ModuleCriterion
     if name not in LOSSES:
         raise ConfigError(KEY, name, "unknown loss", nearest(name, metric_losses()))
     if name not in CRITERIA:
@@ -399,60 +369,45 @@ def build_criterion(name: str, given: Mapping[str, Any], batch: Batch) -> Criter
     """Builds the criterion of a loss, with the parameters that it learns.
 
     Args:
-        name: as :func:`training_of` takes it.
+        name: as :func:`criterion_of` takes it.
         given: hyper-parameters of the loss.
         batch: what the criterion is built for.
 
     Raises:
-        ConfigError: as :func:`training_of`.
+        ConfigError: as :func:`criterion_of`.
+
+    Example:
+        >>> batch = Batch(num_large=2, num_classes=5, dim=8)
+        >>> criterion = build_criterion("arcface_loss_func", {"margin": 0.3}, batch)
+        >>> views, classes = [torch.randn(4, 8), torch.randn(4, 8)], torch.arange(4)
+        >>> loss, metrics = criterion(views, classes)
+        >>> loss.shape, list(metrics)
+        (torch.Size([]), ['train_class_weight_acc'])
     """
-    kind, left = training_of(name).criterion, dict(given)
-    if name.startswith(PML):
-        return kind(_pml_loss(name, given, batch), batch)
-    own = {key: left.pop(key) for key in kind.settings if key in left}
-    return kind(functools.partial(LOSSES[name].target, **left), batch, **own)
+    return criterion_of(name)(_target(name), batch, **given)
 
 
 def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
     """Refuses hyper-parameters that the loss does not take, or values that it rejects.
 
     Raises:
-        ConfigError: names the first unknown one, or quotes the loss's own error.
+        ConfigError: quotes the error of the loss.
     """
-    allowed = _hyper_parameters(name)
-    for key in given:
-        if key not in allowed:
-            raise ConfigError(
-                f"method_kwargs.loss_kwargs.{key}",
-                given[key],
-                f"{name} takes no such argument",
-                (nearest(key, allowed) if allowed else "it takes none")
-                + "; those of a config go with ~method_kwargs.loss_kwargs",
-            )
     try:
-        # Try the values on two images: the loss itself says whether it takes them.
+        # The loss itself says so, on two images. Other packages' may need more of them.
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            criterion = build_criterion(name, given, Batch(2, 2, 2, "hard"))
-            # Not for other packages' losses, which may need more images, nor on several processes.
+            criterion = build_criterion(name, given, Batch(2, 2, 2))
             ours = name in LOSSES and LOSSES[name].origin == "solo_ext"
             if ours and distributed.world_size() == 1:
                 criterion([torch.eye(2)] * 2, torch.arange(2))
     except (TypeError, ValueError) as error:
-        problem, _, remedy = str(error).partition(": ")
-        raise ConfigError(
-            "method_kwargs.loss_kwargs", dict(given), problem, remedy or f"see {name}"
-        ) from None
+        takes = ", ".join(inspect.signature(_target(name)).parameters)
+        remedy = f"{name} takes {takes}; drop those of a config with ~method_kwargs.loss_kwargs"
+        raise ConfigError("method_kwargs.loss_kwargs", dict(given), str(error), remedy) from None
 
 
-def _hyper_parameters(name: str) -> list[str]:
-    """Hyper-parameters that a config may set: all arguments but the tensors."""
-    kind = training_of(name).criterion
-    if name.startswith(PML):
-        taken = list(inspect.signature(_pml_class(name).__init__).parameters.values())[1:]
-    else:
-        taken = list(inspect.signature(LOSSES[name].target).parameters.values())[kind.tensors :]
-    named = (p for p in taken if p.kind is not p.VAR_KEYWORD and "Tensor" not in str(p.annotation))
-    return [*(p.name for p in named), *kind.settings]
+def _target(name: str) -> Any:
+    return _pml_class(name) if name.startswith(PML) else LOSSES[name].target
 
 
 def _pml_class(name: str) -> type[Any]:
@@ -471,10 +426,3 @@ def _pml_class(name: str) -> type[Any]:
         remedy = nearest(wanted, known)
         raise ConfigError(KEY, name, "pytorch-metric-learning has no such loss", remedy)
     return getattr(losses, wanted)  # type: ignore[no-any-return]
-
-
-def _pml_loss(name: str, given: Mapping[str, Any], batch: Batch) -> nn.Module:
-    made = _pml_class(name)
-    takes = inspect.signature(made.__init__).parameters
-    known = {"num_classes": batch.num_classes, "embedding_size": batch.dim}
-    return made(**{**{k: v for k, v in known.items() if k in takes}, **given})  # type: ignore[no-any-return]

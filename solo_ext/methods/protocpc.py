@@ -1,4 +1,13 @@
-"""ProtoCPC as a self-supervised method (Lee, 2021, openreview 8la28hZOwug)."""
+"""ProtoCPC as a self-supervised method (Lee, 2021, openreview 8la28hZOwug).
+
+One step (Algorithm 1), W the prototypes, q their prior::
+
+    z_s = g_s(f_s(x)) of every crop, z_t = g_t(f_t(x)) of the large ones      training_step
+    p_t = Sinkhorn or softmax of z_t . W / tau_t                              protocpc_step
+    q <- m q + (1 - m) K mean(p_t)                                            Eq. 4
+    loss = -p_t . (z_s . W / tau_s) + log sum_k q_k exp(z_s . W_k / tau_s)    align + unif
+    f_t, g_t <- moving averages of f_s, g_s; W <- unit rows                   on_train_batch_end
+"""
 
 from __future__ import annotations
 
@@ -11,21 +20,18 @@ from torch import Tensor, nn
 
 from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
 from solo_ext.host import initialize_momentum_params
-from solo_ext.losses.protocpc import ProtoCPCTerms, protocpc_step
+from solo_ext.losses.protocpc import protocpc_step
 from solo_ext.memory.heads import projector
 from solo_ext.memory.prototypes import PrototypePrior, Prototypes
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.projected import ProjectedMomentumMethod
+from solo_ext.methods.projected import ProjectedMethod, ProjectedMomentumMethod
 from solo_ext.methods.registry import (
     METHODS,
     fill_from_data,
     fill_method_kwargs,
-    idle_in_projector,
-    logger,
     prototypes,
     require_two_views,
     typed_kwargs,
-    warn_of_idle_settings,
 )
 
 
@@ -91,23 +97,98 @@ class ProtoCPCKwargs(PrototypeKwargs):
     freeze_prototypes_epochs: NonNegativeInt = 1
 
 
+class PrototypeMethod(ProjectedMethod):
+    """A method with prototypes W and a prior q, which subclasses make: ProtoCPC and ProtoSEED."""
+
+    kwargs: Any
+    prototypes: Prototypes
+    prior: PrototypePrior
+    _next_prior: Tensor | None = None
+
+    @property
+    def learnable_params(self) -> list[dict[str, Any]]:
+        """Adds the prototypes."""
+        prototypes = {"name": "prototypes", "params": self.prototypes.parameters()}
+        return [*super().learnable_params, prototypes]
+
+    def protocpc(
+        self,
+        students: Sequence[Tensor],
+        teachers: Sequence[Tensor],
+        targets: Tensor | None,
+        teacher_prototypes: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of Algorithm 1, which also moves the prior.
+
+        Args:
+            students: z_s, (N, D) each, of V crops.
+            teachers: z_t, (N, D) each, of U crops.
+            targets: (V, U) weights: which teacher's crop is a target of which student's; ``None``:
+                all.
+            teacher_prototypes: W of the teacher; ``None``: the student's.
+
+        Returns:
+            Scalar, and what to log.
+        """
+        kwargs = self.kwargs
+        terms = protocpc_step(
+            torch.stack(list(students)),
+            torch.stack(list(teachers)),
+            self.prototypes.weight,
+            self.prior.value,
+            teacher_prototypes=teacher_prototypes,
+            targets=targets,
+            student_temperature=kwargs.student_temperature,
+            teacher_temperature=kwargs.teacher_temperature,
+            assignment=kwargs.assignment,
+            iterations=kwargs.sinkhorn_iterations,
+            prior_momentum=kwargs.prior_momentum,
+            prior_order=kwargs.prior_order,
+            loss=kwargs.loss,
+            compute_dtype=torch.bfloat16 if kwargs.compute_dtype == "bfloat16" else None,
+        )
+        self._next_prior = terms.prior
+        # exp(entropy) / K, the share of the prototypes that the prior spreads over.
+        share = terms.prior / len(terms.prior)
+        perplexity = torch.special.entr(share).sum().exp() / len(share)
+        return terms.loss, {
+            "train_align": terms.align,
+            "train_unif": terms.unif,
+            "train_prior_perplexity": perplexity,
+        }
+
+    def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
+        """Updates the momentum networks where there are some, prototypes and prior."""
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        self.prototypes.normalize_()
+        if self._next_prior is not None:
+            self.prior.commit_(self._next_prior)
+            self._next_prior = None
+
+
 @METHODS.register(
     "protocpc",
     paper="Representation Distillation by Prototypical Contrastive Predictive Coding",
     year=2021,
 )
-class ProtoCPC(ProjectedMomentumMethod):
+class ProtoCPC(PrototypeMethod, ProjectedMomentumMethod):
     """Every crop predicts the momentum teacher's assignment of the other large crops (Lee, 2021).
 
-    Teacher and student share the student's prototypes.
-
-    Logs ``train_protocpc_loss``; ``train_align`` and ``train_unif``, its two terms;
-    ``train_prior_perplexity``, the share of the prototypes that the prior spreads over; and once
-    per epoch ``train_effective_rank``, ``train_alignment`` and ``train_uniformity`` of the last
-    batch.
+    Teacher and student share the student's prototypes. Logs ``train_protocpc_loss``, what
+    docs/distillation.md lists of the ProtoCPC loss, and the geometry of :class:`ProjectedMethod`.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`ProtoCPCKwargs`.
+
+    Example:
+        >>> from solo_ext.methods.registry import example_config
+        >>> method = ProtoCPC(example_config("protocpc", num_prototypes=20))
+        >>> views = [torch.randn(4, 3, 32, 32) for _ in range(2)]
+        >>> z_s = [method(x)["z"] for x in views]
+        >>> z_t = [method.momentum_forward(x)["z"] for x in views]
+        >>> loss, metrics = method.compare(z_s, z_t)
+        >>> z_s[0].shape, loss.shape, sorted(metrics)[0]
+        (torch.Size([4, 256]), torch.Size([]), 'train_align')
     """
 
     kwargs_type = ProtoCPCKwargs
@@ -120,7 +201,6 @@ class ProtoCPC(ProjectedMomentumMethod):
         initialize_momentum_params(self.projector, self.momentum_projector)
         self.prototypes = Prototypes(kwargs.num_prototypes, kwargs.proj_output_dim)
         self.prior = PrototypePrior(kwargs.num_prototypes, kwargs.prior_momentum)
-        self._next_prior: Tensor | None = None
         keep_out_of_broadcast(self)
 
     def _new_projector(self) -> nn.Module:
@@ -144,41 +224,19 @@ class ProtoCPC(ProjectedMomentumMethod):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Sets the number of prototypes if it is null, by the training set.
-
-        Args:
-            cfg: the config, ``method_kwargs`` filled in.
-            images: number of training images; counted by default where it is needed.
-        """
+        """Sets the number of prototypes if it is null, by the training set."""
         fill_from_data(cfg, {"num_prototypes": prototypes(65536)}, images)
-
-    @property
-    def learnable_params(self) -> list[dict[str, Any]]:
-        """Adds the prototypes."""
-        return [
-            *super().learnable_params,
-            {"name": "prototypes", "params": self.prototypes.parameters()},
-        ]
-
-    def on_train_start(self) -> None:
-        """Reports settings that may surprise."""
-        super().on_train_start()
-        if self.trainer.is_global_zero:
-            idle = idle_in_projector(self.kwargs)
-            report_settings(self.cfg, ProtoCPCKwargs, idle)
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
     ) -> Tensor:
         """Algorithm 1 between crops of an image, plus the online classifier's loss."""
         out = super().training_step(batch, batch_idx)
-        students = out["z"]  # of every crop
-        teachers = out["momentum_z"]  # of the large crops
-        loss, metrics = self.compare(students, teachers)
-        self.keep_for_geometry(students)
-        self.log_dict(
-            {"train_protocpc_loss": loss, **metrics}, on_step=False, on_epoch=True, sync_dist=True
-        )
+        # z_s of every crop, z_t of the large ones.
+        loss, metrics = self.compare(out["z"], out["momentum_z"])
+        self.keep_for_geometry(out["z"])
+        metrics = {"train_protocpc_loss": loss, **metrics}
+        self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]
 
     def compare(
@@ -187,97 +245,19 @@ class ProtoCPC(ProjectedMomentumMethod):
         """The mean over pairs of a crop and another large crop.
 
         Args:
-            students: (N, D) embeddings, one per crop.
-            teachers: (N, D) momentum embeddings, one per large crop.
+            students: z_s, (N, D) each, one per crop.
+            teachers: z_t, (N, D) each, one per large crop.
 
         Returns:
             Scalar, and what to log.
         """
-        large = len(teachers)
-        # No view predicts its own assignment: (V, U) weights, 0 on the diagonal.
-        others = torch.ones(len(students), large, device=students[0].device)
-        others[:large] -= torch.eye(large, device=others.device)
-        terms = protocpc_step(
-            torch.stack(list(students)),  # z_s
-            torch.stack(list(teachers)),  # z_t
-            self.prototypes.weight,  # W
-            self.prior.value,  # q
-            targets=others,
-            **step_settings(self.kwargs),
-        )
-        self._next_prior = terms.prior
-        return terms.loss, step_metrics(terms)
+        # No view predicts its own assignment: weights (V, U) are 0 on the diagonal.
+        others = torch.ones(len(students), len(teachers), device=students[0].device)
+        others[: len(teachers)].fill_diagonal_(0)
+        return self.protocpc(students, teachers, others)
 
     def on_after_backward(self) -> None:
         """Drops the prototypes' gradient in the first epochs, so that they stay as drawn."""
         super().on_after_backward()
         if self.current_epoch < self.kwargs.freeze_prototypes_epochs:
             self.prototypes.weight.grad = None
-
-    def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
-        """Updates the momentum networks, prototypes and prior."""
-        super().on_train_batch_end(outputs, batch, batch_idx)
-        self.prototypes.normalize_()
-        if self._next_prior is not None:
-            self.prior.commit_(self._next_prior)
-            self._next_prior = None
-
-
-def step_settings(kwargs: PrototypeKwargs) -> dict[str, Any]:
-    """The arguments of :func:`~solo_ext.losses.protocpc_step` that :class:`PrototypeKwargs` give.
-
-    Example:
-        >>> step_settings(PrototypeKwargs())["prior_momentum"]
-        0.9
-    """
-    return {
-        "student_temperature": kwargs.student_temperature,
-        "teacher_temperature": kwargs.teacher_temperature,
-        "assignment": kwargs.assignment,
-        "iterations": kwargs.sinkhorn_iterations,
-        "prior_momentum": kwargs.prior_momentum,
-        "prior_order": kwargs.prior_order,
-        "loss": kwargs.loss,
-        "compute_dtype": torch.bfloat16 if kwargs.compute_dtype == "bfloat16" else None,
-    }
-
-
-def step_metrics(terms: ProtoCPCTerms) -> dict[str, Tensor]:
-    """What to log of a step: both terms of the loss, and how far the prior spreads.
-
-    Example:
-        >>> zero = torch.zeros(())
-        >>> flat = ProtoCPCTerms(zero, zero, zero, prior=torch.ones(20))
-        >>> round(step_metrics(flat)["train_prior_perplexity"].item(), 3)
-        1.0
-    """
-    share = terms.prior / len(terms.prior)
-    perplexity = torch.special.entr(share).sum().exp() / len(share)
-    return {
-        "train_align": terms.align,
-        "train_unif": terms.unif,
-        "train_prior_perplexity": perplexity,
-    }
-
-
-def report_settings(
-    cfg: DictConfig, kwargs_type: type[PrototypeKwargs], idle: dict[str, str]
-) -> None:
-    """Warns of settings that do nothing.
-
-    Args:
-        cfg: the config.
-        kwargs_type: the class of its ``method_kwargs``.
-        idle: the method's own settings that nothing reads, with the reason.
-    """
-    kwargs = cfg.method_kwargs
-    idle = dict(idle)
-    if kwargs.assignment == "softmax":
-        idle["sinkhorn_iterations"] = "assignment=softmax does not iterate"
-    if kwargs.loss == "ce":
-        idle |= dict.fromkeys(("prior_momentum", "prior_order"), "loss=ce has no prior")
-    warn_of_idle_settings(cfg, kwargs_type, idle)
-    if kwargs.prior_momentum == 1 and kwargs.loss == "protocpc":
-        logger.warning(
-            "method_kwargs.prior_momentum=1: the prior stays flat and the loss is cross-entropy"
-        )

@@ -1,4 +1,8 @@
-"""ProtoSEED: distillation of assignments to prototypes (Lee, 2021, openreview 8la28hZOwug)."""
+"""ProtoSEED: distillation of assignments to prototypes (Lee, 2021, openreview 8la28hZOwug).
+
+The step is that of :mod:`~solo_ext.methods.protocpc` (Algorithm 1) with a frozen teacher f_t and
+its prototypes W_t, which are the student's own or those of the teacher's training.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,10 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.losses.protocpc import protocpc_step
 from solo_ext.memory.prototypes import PrototypePrior, Prototypes
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.distillation import Distillation, DistillationKwargs, idle_in_head
-from solo_ext.methods.protocpc import (
-    ProtoCPC,
-    PrototypeKwargs,
-    report_settings,
-    step_metrics,
-    step_settings,
-)
+from solo_ext.methods.distillation import Distillation, DistillationKwargs
+from solo_ext.methods.protocpc import ProtoCPC, PrototypeKwargs, PrototypeMethod
 from solo_ext.methods.registry import METHODS
 
 
@@ -47,21 +44,34 @@ class ProtoSEEDKwargs(PrototypeKwargs, DistillationKwargs):
     paper="Representation Distillation by Prototypical Contrastive Predictive Coding",
     year=2021,
 )
-class ProtoSEED(Distillation):
+class ProtoSEED(PrototypeMethod, Distillation):
     """Distils a frozen teacher's assignments to prototypes by the ProtoCPC loss (Lee, 2021).
 
     With one large crop the teacher's assignment of it is the target of every crop; with two, each
     is its own target, and both are the targets of small crops.
 
-    Logs, besides what :class:`Distillation` does, ``train_align`` and ``train_unif``, the two terms
-    of the loss, and ``train_prior_perplexity``, the share of the prototypes that the prior spreads
-    over.
+    Logs what :class:`Distillation` does, and what docs/distillation.md lists of the ProtoCPC loss.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`ProtoSEEDKwargs`.
 
     Raises:
         ConfigError: old prototypes of a teacher that has none, or of another number.
+
+    Example:
+        >>> import tempfile, timm
+        >>> from solo_ext.methods.registry import example_config
+        >>> network = timm.create_model("resnet10t", channels=(8, 8, 8, 8), num_classes=0)
+        >>> file = tempfile.NamedTemporaryFile()
+        >>> torch.save(network.state_dict(), file.name)
+        >>> teacher = {"layout": "timm", "path": file.name, "model": "resnet10t"}
+        >>> teacher["model_kwargs"] = {"channels": [8, 8, 8, 8]}
+        >>> kwargs = {"teacher": teacher, "head": "mlp", "num_prototypes": 20}
+        >>> method = ProtoSEED(example_config("protoseed", large=1, **kwargs))
+        >>> crop = torch.randn(4, 3, 32, 32)
+        >>> z_s, z_t = method(crop)["z"], method.targets(crop)[0]
+        >>> z_s.shape, method.distill([z_s], [z_t])[0].shape
+        (torch.Size([4, 8]), torch.Size([]))
     """
 
     kwargs_type = ProtoSEEDKwargs
@@ -79,11 +89,10 @@ class ProtoSEED(Distillation):
             raise ConfigError(
                 "method_kwargs.num_prototypes",
                 count,
-                f"the teacher has {len(old)}",
+                f"the teacher has {len(old)}: {self.description}",
                 f"take {len(old)}, or prototypes=new",
             )
         self.prior = PrototypePrior(len(self.prototypes.weight), self.kwargs.prior_momentum)
-        self._next_prior: Tensor | None = None
         keep_out_of_broadcast(self)
 
     @classmethod
@@ -104,69 +113,33 @@ class ProtoSEED(Distillation):
         """Whether the teacher's own prototypes are asked for."""
         return bool(self.kwargs.prototypes == "old")
 
-    @property
-    def learnable_params(self) -> list[dict[str, Any]]:
-        """Adds the prototypes."""
-        return [
-            *super().learnable_params,
-            {"name": "prototypes", "params": self.prototypes.parameters()},
-        ]
-
-    def on_train_start(self) -> None:
-        """Reports settings that may surprise."""
-        super().on_train_start()
-        if self.trainer.is_global_zero:
-            idle = idle_in_head(self.kwargs)
-            report_settings(self.cfg, ProtoSEEDKwargs, idle)
-
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
     ) -> Tensor:
         """Algorithm 1 between student and teacher, plus the online classifier's loss."""
-        indices, crops, _ = batch
+        _, crops, _ = batch
         out = super().training_step(batch, batch_idx)
-        students = out["z"]  # of every crop
-        teachers = self.targets(indices, crops)  # of the same large crops, frozen
-        loss, metrics = self.distill(students, teachers)
-        self.log_step(loss, metrics, students[0], teachers[0])
+        z_s, z_t = out["z"], self.targets(crops)  # of every crop; of the large ones, frozen
+        loss, metrics = self.distill(z_s, z_t)
+        self.log_step(loss, metrics, z_s[0], z_t[0])
         return loss + out["loss"]  # type: ignore[no-any-return]
 
     def distill(
         self, students: Sequence[Tensor], teachers: Sequence[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """ProtoCPC, or cross-entropy, of every crop with the large crops' assignments.
+        """The loss of every crop with the large crops' assignments.
 
         Args:
-            students: (N, D) embeddings of the student, one per crop.
-            teachers: (N, D) embeddings of the teacher, one per large crop.
+            students: z_s, (N, D) each, one per crop.
+            teachers: z_t, (N, D) each, one per large crop.
 
         Returns:
             Scalar, and what to log.
         """
-        terms = protocpc_step(
-            torch.stack(list(students)),  # z_s
-            torch.stack(list(teachers)),  # z_t
-            self.prototypes.weight,  # W_s
-            self.prior.value,  # q
-            teacher_prototypes=self.teacher.prototypes,  # W_t; None: the student's
-            targets=self._targets_of(students[0]),
-            **step_settings(self.kwargs),
-        )
-        self._next_prior = terms.prior
-        return terms.loss, step_metrics(terms)
-
-    def _targets_of(self, like: Tensor) -> Tensor | None:
-        """(V, U) weights: which large crop's assignment is a target of which crop."""
-        large = self.num_large_crops
-        if large == 1:
-            return None
-        small = like.new_full((self.num_small_crops, large), 1 / large, dtype=torch.float32)
-        return torch.cat((torch.eye(large, device=like.device), small))
-
-    def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
-        """Updates prototypes and prior."""
-        super().on_train_batch_end(outputs, batch, batch_idx)
-        self.prototypes.normalize_()
-        if self._next_prior is not None:
-            self.prior.commit_(self._next_prior)
-            self._next_prior = None
+        # One large crop is the target of every crop, itself included. Of two each is its own
+        # target, and both are those of small crops: weights (V, U).
+        large, targets = len(teachers), None
+        if large > 1:
+            targets = torch.full((len(students), large), 1 / large, device=students[0].device)
+            targets[:large] = torch.eye(large, device=targets.device)
+        return self.protocpc(students, teachers, targets, self.teacher.prototypes)

@@ -1,17 +1,16 @@
 """The table of methods, and what their settings share.
 
-Beside it stand the checks of what a method requires of the config (:func:`require_indices`, ...),
-defaults that follow the number of training images (:func:`fill_from_data`), and warnings of
-settings that do nothing.
+Settings come as ``cfg.method_kwargs``: :func:`fill_method_kwargs` checks them,
+:func:`fill_from_data` replaces sizes left open by those that follow from the number of training
+images, :func:`typed_kwargs` gives them as the method's own class. :func:`example_config` is a
+config to try a method with.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_only
@@ -24,6 +23,38 @@ from solo_ext.core.types import Section
 logger = logging.getLogger("solo_ext.methods")
 METHODS: Registry[Any] = Registry("method")
 K = TypeVar("K", bound=Section)
+
+
+def example_config(method: str, large: int = 2, small: int = 0, **method_kwargs: Any) -> DictConfig:
+    """A config of a network so small that a step on random images takes a moment.
+
+    Args:
+        method: its name.
+        large: number of large crops.
+        small: number of small crops.
+        **method_kwargs: of the method.
+
+    Example:
+        >>> example_config("debiased", tau_plus=0.2).method_kwargs
+        {'tau_plus': 0.2}
+    """
+    crops = {"num_large_crops": large, "num_small_crops": small}
+    rates = {"lr": 0.1, "classifier_lr": 0.1, "weight_decay": 0.0}
+    return OmegaConf.create(
+        {
+            "method": method,
+            "method_kwargs": method_kwargs,
+            "backbone": {"name": "timm/resnet10t", "kwargs": {"channels": [8, 8, 8, 8]}},
+            "data": {"dataset": "custom", "num_classes": 3, **crops},
+            "augmentations": [
+                {"crop_size": 32, "num_crops": large},
+                {"crop_size": 16, "num_crops": small},
+            ],
+            "optimizer": {"name": "sgd", "batch_size": 4, **rates},
+            "scheduler": {"name": "none"},
+            "max_epochs": 1,
+        }
+    )
 
 
 def fill_method_kwargs(cfg: DictConfig, kwargs_type: type[Section]) -> DictConfig:
@@ -43,43 +74,30 @@ def fill_method_kwargs(cfg: DictConfig, kwargs_type: type[Section]) -> DictConfi
 
 
 def typed_kwargs(section: DictConfig, kwargs_type: type[K]) -> K:
-    """Settings that :func:`fill_method_kwargs` has checked and filled in, as their own class.
-
-    Args:
-        section: ``cfg.method_kwargs``, or a section of it.
-        kwargs_type: its class.
-    """
+    """``cfg.method_kwargs``, which :func:`fill_method_kwargs` has checked, as its own class."""
     return kwargs_type.model_validate(OmegaConf.to_container(section, resolve=True))
 
 
 def require_two_views(cfg: DictConfig, small: bool = False) -> None:
-    """Refuses anything but two large crops.
-
-    Args:
-        cfg: the config.
-        small: whether small crops are allowed besides.
+    """Refuses anything but two large crops, and small ones unless they are allowed besides.
 
     Raises:
-        ConfigError: another number of large crops, or small crops that are not allowed.
+        ConfigError: with the numbers of crops.
     """
     counts = cfg.data.num_large_crops, cfg.data.num_small_crops
     if counts[0] != 2 or (counts[1] and not small):
-        remedy = "give num_crops: 2 in all, of one crop_size"
-        if small:
-            remedy = (
-                "give the largest crop_size num_crops: 2 in all; smaller ones may be any number"
-            )
         raise ConfigError(
             "augmentations",
             f"{counts[0]} large and {counts[1]} small crops",
             f"{cfg.method} compares two views",
-            remedy,
+            f"give the largest crop_size num_crops: 2{'' if small else ', and no other'}",
         )
 
 
 def has_indices(cfg: DictConfig) -> bool:
     """Whether batches carry the indices of their samples; with DALI this is an option."""
-    return bool(cfg.data.get("format") != "dali" or _encoded_indices(cfg))
+    encoded = (cfg.get("dali") or {}).get("encode_indexes_into_labels")
+    return bool(cfg.data.get("format") != "dali" or encoded)
 
 
 def require_indices(cfg: DictConfig, purpose: str) -> None:
@@ -95,14 +113,10 @@ def require_indices(cfg: DictConfig, purpose: str) -> None:
     if not has_indices(cfg):
         raise ConfigError(
             "dali.encode_indexes_into_labels",
-            _encoded_indices(cfg),
+            False,
             f"{cfg.method} {purpose} by sample index, which DALI's batches then lack",
             "set it to true",
         )
-
-
-def _encoded_indices(cfg: DictConfig) -> Any:
-    return (cfg.get("dali") or {}).get("encode_indexes_into_labels")
 
 
 IMAGENET = 1_281_167
@@ -134,8 +148,6 @@ def prototypes(published: int) -> Size:
 def fill_from_data(cfg: DictConfig, sizes: Mapping[str, Size], images: int | None) -> None:
     """Sets the keys of ``method_kwargs`` that are null, and logs them in one line.
 
-    A run that starts from another run's checkpoint takes the sizes recorded beside it.
-
     Args:
         cfg: the config, ``method_kwargs`` filled in.
         sizes: by dotted key of ``method_kwargs``.
@@ -148,17 +160,12 @@ def fill_from_data(cfg: DictConfig, sizes: Mapping[str, Size], images: int | Non
     absent = {k: size for k, size in sizes.items() if OmegaConf.select(kwargs, k) is None}
     if not absent:
         return
-    found = {k: v for k in absent if (v := _recorded(cfg, k)) is not None}
-    source = "the checkpoint's run"
-    if found.keys() != absent.keys():
-        count = num_training_images(cfg.data) if images is None else images
-        source = f"{count:,} training images"
-        batch = cfg.optimizer.batch_size
-        found = {k: found.get(k) or size(count, batch) for k, size in absent.items()}
+    count = num_training_images(cfg.data) if images is None else images
+    found = {key: size(count, cfg.optimizer.batch_size) for key, size in absent.items()}
     for key, value in found.items():
         OmegaConf.update(kwargs, key, value)
     listed = ", ".join(f"{key}={value}" for key, value in found.items())
-    rank_zero_only(logger.info)(f"{cfg.method}: {listed} from {source}")
+    rank_zero_only(logger.info)(f"{cfg.method}: {listed} from {count:,} training images")
 
 
 def num_training_images(data: Mapping[str, Any]) -> int:
@@ -181,97 +188,23 @@ def num_training_images(data: Mapping[str, Any]) -> int:
     return len(open_images(validated(Images, given, prefix="data"), "train"))
 
 
-def _recorded(cfg: DictConfig, key: str) -> int | list[int] | None:
-    """Reads a size from the config beside the checkpoint this run starts from, if it is there."""
-    checkpoint = cfg.get("resume_from_checkpoint")
-    try:
-        held = json.loads(Path(checkpoint or "").with_name("args.json").read_text())
-        value: Any = held["method_kwargs"] if held["method"] == cfg.method else None
-        # Look keys up without resolving: interpolations in another run's file are not trusted.
-        for name in key.split("."):
-            value = value[name]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    numbers = value if isinstance(value, list) else [value]
-    return value if numbers and all(type(n) is int and n > 0 for n in numbers) else None
-
-
-UNREAD_ALPHA = "the loss does not read the clusters' concentrations"
-"""Why ``clusters.alpha`` is idle where only the clusters' means or members are used."""
-
-
-def warn_of_idle_settings(cfg: DictConfig, kwargs_type: type[Any], idle: Mapping[str, str]) -> None:
-    """Warns in one line of settings that were changed although nothing reads them.
-
-    Args:
-        cfg: the config, ``method_kwargs`` filled in.
-        kwargs_type: the class of these; a setting at its default is not reported.
-        idle: why nothing reads a setting, by its name; a section's name covers all in it.
-    """
-    changed = _changed(cfg.method_kwargs, kwargs_type)
-    reasons: dict[str, list[str]] = {}
-    for name, reason in idle.items():
-        for key in changed:
-            if key == name or key.startswith(f"{name}."):
-                reasons.setdefault(reason, []).append(f"method_kwargs.{key}")
-    if reasons:
-        listed = "; ".join(f"{', '.join(keys)} ({reason})" for reason, keys in reasons.items())
-        logger.warning(f"{cfg.method}: settings without effect on training: {listed}")
-
-
-def idle_in_projector(kwargs: Any, batch_norm: str = "proj_batch_norm") -> dict[str, str]:
-    """Settings of the projector's hidden layers, which are idle if it has none.
-
-    Args:
-        kwargs: ``method_kwargs``.
-        batch_norm: name of the setting that normalises the hidden layers.
-    """
-    if kwargs.proj_layers > 1:
-        return {}
-    return dict.fromkeys(("proj_hidden_dim", batch_norm), "proj_layers=1 has no hidden layer")
-
-
-def warn_of_the_floor(
-    section: str, tau_plus: float, beta: float, temperature: float, dim: int, watch: str = ""
-) -> None:
+def warn_of_clamping(tau_plus: float, beta: float, temperature: float, dim: int) -> None:
     """Warns if the debiased estimate can be expected to be clamped for most anchors.
 
+    The test is whether independent directions and a positive at cosine 0.9 already clamp the
+    estimate: then a trained backbone will too.
+
     Args:
-        section: where in the config the settings stand.
         tau_plus: in [0, 1); 0 never warns.
         beta: 0 or more.
         temperature: above 0.
         dim: D of the embeddings.
-        watch: metric that shows the share of clamped anchors, if the method logs one.
     """
-    # The test is whether independent directions and a positive at cosine 0.9 already clamp the
-    # estimate: then a trained backbone will too.
     exponent = (1 + 2 * beta) / (2 * dim * temperature**2) - 0.9 / temperature
     share = math.exp(min(exponent, 0.0))
     if tau_plus > share:
         logger.warning(
-            f"{section}.tau_plus={tau_plus} is large for temperature={temperature}: most anchors "
-            "will sit on the floor and get no gradient from their negatives"
-            + (f" (watch {watch})" if watch else "")
-            + f"; take tau_plus below {share:.2g} or a higher temperature"
+            f"method_kwargs.tau_plus={tau_plus} is large for temperature={temperature}: most "
+            "anchors will get no gradient from their negatives (watch train_clamped_fraction); "
+            f"take tau_plus below {share:.2g} or a higher temperature"
         )
-
-
-def _changed(kwargs: DictConfig, kwargs_type: type[Section]) -> list[str]:
-    given: Any = OmegaConf.to_container(kwargs, resolve=True)
-    required = {n: given[n] for n, f in kwargs_type.model_fields.items() if f.is_required()}
-    return _differing(given, kwargs_type(**required).model_dump())
-
-
-def _differing(
-    given: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = ""
-) -> list[str]:
-    """Dotted keys of the values that differ from their defaults."""
-    found = []
-    for name, value in given.items():
-        default = defaults.get(name)
-        if isinstance(value, dict) and isinstance(default, dict):
-            found += _differing(value, default, f"{prefix}{name}.")
-        elif value != default:
-            found.append(f"{prefix}{name}")
-    return found

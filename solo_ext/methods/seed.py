@@ -1,4 +1,13 @@
-"""SEED and the baselines that share its step (Fang et al., ICLR 2021, arXiv 2101.04731)."""
+"""SEED and the baselines that share its step (Fang et al., ICLR 2021, arXiv 2101.04731).
+
+One step, for each crop x of an image and a queue D of the teacher's past embeddings::
+
+    z_S = g(f_S(x)), z_T = f_T(x), unit rows; f_T is frozen
+    D+ = [z_T, D]
+    p_S = softmax(z_S . D+ / tau_S), p_T = softmax(z_T . D+ / tau_T)     # section 3.2
+    loss = -sum p_T log p_S
+    D <- z_T, after the step
+"""
 
 from __future__ import annotations
 
@@ -13,31 +22,19 @@ from torch import Tensor, nn
 
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt, ProbabilityBelowOne
-from solo_ext.losses.contrastive import NegativeEstimator, contrastive
+from solo_ext.core.types import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ProbabilityBelowOne,
+)
+from solo_ext.losses.contrastive import NegativeEstimator, contrastive, own_columns
 from solo_ext.losses.seed import seed_terms
 from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.distillation import Distillation, DistillationKwargs, idle_in_head
-from solo_ext.methods.negatives import (
-    DrawnMixing,
-    MixingKwargs,
-    check_num_hard,
-    fill_num_hard,
-    idle_in_negatives,
-    mixes,
-    queue_metrics,
-    report_mixing,
-    term_metrics,
-)
-from solo_ext.methods.registry import (
-    METHODS,
-    fill_from_data,
-    logger,
-    warn_of_idle_settings,
-    warn_of_the_floor,
-)
-from solo_ext.methods.registry import queue as queue_rows
+from solo_ext.methods.distillation import Distillation, DistillationKwargs
+from solo_ext.methods.negatives import DrawnMixing, MixingKwargs, queue_metrics, term_metrics
+from solo_ext.methods.registry import METHODS, fill_from_data, logger, queue, warn_of_clamping
 
 
 class SEEDKwargs(DistillationKwargs):
@@ -103,15 +100,28 @@ class SEED(Distillation):
     embedding as the positive, or regression of the embedding. Large crops count as much as all
     small ones together, times ``small_weight``.
 
-    Logs, besides what :class:`Distillation` does, ``train_teacher_similarity`` (cosine of the
-    student's and the teacher's embeddings), with SEED's own loss ``train_target_entropy`` (nats)
-    and ``train_target_own`` (share of the target on the image itself; near 1 the loss is InfoNCE),
-    with a queue ``train_queue_filled`` and ``train_queue_age``, with a contrastive one
-    ``train_hardness``, ``train_clamped_fraction``, ``train_mined_similarity`` and
-    ``train_mixed_similarity``.
+    Logs what :class:`Distillation` does, and what applies of docs/distillation.md and, with
+    ``loss: contrastive``, of docs/contrastive.md, "What to watch".
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`SEEDKwargs`.
+
+    Example:
+        >>> import tempfile, timm
+        >>> from solo_ext.methods.registry import example_config
+        >>> network = timm.create_model("resnet10t", channels=(8, 8, 8, 8), num_classes=0)
+        >>> file = tempfile.NamedTemporaryFile()
+        >>> torch.save(network.state_dict(), file.name)
+        >>> teacher = {"layout": "timm", "path": file.name, "model": "resnet10t"}
+        >>> teacher["model_kwargs"] = {"channels": [8, 8, 8, 8]}
+        >>> kwargs = {"teacher": teacher, "teacher_temperature": 0.01, "queue_size": 16}
+        >>> method = SEED(example_config("seed", large=1, **kwargs))
+        >>> crop = torch.randn(4, 3, 32, 32)
+        >>> z_s, z_t = method(crop)["z"], method.targets(crop)[0]
+        >>> z_s.shape, z_t.shape, z_t.requires_grad
+        (torch.Size([4, 8]), torch.Size([4, 8]), False)
+        >>> method.distill([z_s], [z_t])[0].shape
+        torch.Size([])
     """
 
     kwargs_type = SEEDKwargs
@@ -122,12 +132,11 @@ class SEED(Distillation):
         kwargs = self.kwargs
         # Small crops with targets of their own have a second queue.
         count = 2 if self.num_targets > self.num_large_crops else 1
-        self.queues = nn.ModuleList(
-            FeatureQueue(kwargs.queue_size, self.embed_dim)  # type: ignore[arg-type]  # filled in
-            for _ in range(count if _is_queued(kwargs) else 0)
-        )
+        size = kwargs.queue_size if _is_queued(kwargs) else None
+        queues = (FeatureQueue(size, self.embed_dim) for _ in range(count) if size)
+        self.queues = nn.ModuleList(queues)
         self.estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
-        self._mixing = DrawnMixing(kwargs.mixing)
+        self._mixing = DrawnMixing(kwargs.mixing, size)
         self._written: list[Tensor] | None = None
         keep_out_of_broadcast(self)
 
@@ -141,15 +150,9 @@ class SEED(Distillation):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Sets the queue's size if one is needed and null, by the training set.
-
-        Args:
-            cfg: the config, ``method_kwargs`` filled in.
-            images: number of training images; counted by default where it is needed.
-        """
+        """Sets the queue's size if one is needed and null, by the training set."""
         if _is_queued(cfg.method_kwargs):
-            fill_from_data(cfg, {"queue_size": queue_rows(65536)}, images)
-        fill_num_hard(cfg)
+            fill_from_data(cfg, {"queue_size": queue(65536)}, images)
 
     @property
     def num_targets(self) -> int:
@@ -162,19 +165,37 @@ class SEED(Distillation):
         super().on_train_start()
         distributed.broadcast_buffers(*self.queues)
         if self.trainer.is_global_zero:
-            report_settings(self.cfg, self.embed_dim)
+            self._warn()
+
+    def _warn(self) -> None:
+        """Warns of settings that may surprise."""
+        kwargs = self.kwargs
+        if kwargs.loss == "contrastive":
+            temperature = kwargs.student_temperature
+            warn_of_clamping(kwargs.tau_plus, kwargs.beta, temperature, self.embed_dim)
+            self._mixing.warn_of_late_start(self.cfg)
+        if kwargs.loss != "seed" or not kwargs.teacher_temperature or not kwargs.queue_size:
+            return
+        # Target weight of a queue whose rows all are as near as another photo of the same object.
+        shared = kwargs.queue_size * math.exp(-0.05 / kwargs.teacher_temperature)
+        if shared < 0.01:
+            logger.warning(
+                f"method_kwargs.teacher_temperature={kwargs.teacher_temperature} puts the whole "
+                "target on the image itself: the loss is InfoNCE with the teacher's embedding as "
+                "the positive (watch train_target_own); the paper has 0.01"
+            )
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
     ) -> Tensor:
         """SEED's step (section 3.2), plus the online classifier's loss."""
         self._mixing.begin(self.cfg.get("seed") or 0, self.current_epoch, batch_idx)
-        indices, crops, _ = batch
+        _, crops, _ = batch
         out = super().training_step(batch, batch_idx)
-        students = out["z"]  # of every crop, z_S = g(f_S(x))
-        targets = self.targets(indices, crops)  # of the same crops, z_T = f_T(x), frozen
-        loss, metrics = self.distill(students, targets)
-        self.log_step(loss, metrics, students[0], targets[0])
+        z_s = out["z"]  # g(f_S(x)) of every crop
+        z_t = self.targets(crops)  # f_T(x) of the same crops, frozen
+        loss, metrics = self.distill(z_s, z_t)
+        self.log_step(loss, metrics, z_s[0], z_t[0])
         return loss + out["loss"]  # type: ignore[no-any-return]
 
     def distill(
@@ -222,39 +243,32 @@ class SEED(Distillation):
     def _of_crop(
         self, student: Tensor, target: Tensor, queue: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of z_S given z_T, unit rows, against the queue D."""
         kwargs = self.kwargs
         if kwargs.loss == "seed":
             assert queue is not None
             assert kwargs.teacher_temperature is not None
-            # p_T = softmax(z_T.d / tau_T), p_S = softmax(z_S.d / tau_S) over d = [z_T, queue];
-            # -p_T.log p_S
-            terms = seed_terms(
-                student, target, queue, kwargs.student_temperature, kwargs.teacher_temperature
-            )
-            return terms.loss, {
-                "train_target_entropy": terms.entropy,
-                "train_target_own": terms.own,
-            }
+            temperatures = kwargs.student_temperature, kwargs.teacher_temperature
+            # -sum p_T log p_S (section 3.2)
+            loss, entropy, own = seed_terms(student, target, queue, *temperatures)
+            return loss, {"train_target_entropy": entropy, "train_target_own": own}
         if kwargs.loss == "regression":
             # |z_S - z_T|^2 of unit vectors
             return (2 - 2 * (student * target).sum(1)).mean(), {}
-        candidates, own = queue, None
-        if candidates is None:
-            # Negatives are the teacher's embeddings of the batch, less the image's own.
-            candidates = distributed.gather(target)
-            begin = distributed.rank() * len(target)
-            own = torch.arange(begin, begin + len(target), device=target.device).unsqueeze(1)
-        epoch, negatives = self.current_epoch, len(candidates) - (own is not None)
+        # z_T is the positive. Negatives are the queue, or the batch less the image itself.
+        candidates = distributed.gather(target) if queue is None else queue
+        own_column = own_columns(target) if queue is None else None
+        available = len(candidates) - (queue is None)
         found = contrastive(
             student,
             target.unsqueeze(1),
             candidates,
-            excluded_columns=own,
+            excluded_columns=own_column,
             estimator=self.estimator,
-            mixing=self._mixing.draw(epoch, negatives, student),
+            mixing=self._mixing.draw(self.current_epoch, available, student),
             temperature=kwargs.student_temperature,
         )
-        debiased, mixed = self.estimator.tau_plus > 0, self._mixing.active(epoch)
+        debiased, mixed = kwargs.tau_plus > 0, self._mixing.active(self.current_epoch)
         return found.loss, term_metrics([found], debiased=debiased, mixing=mixed)
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
@@ -262,8 +276,8 @@ class SEED(Distillation):
         super().on_train_batch_end(outputs, batch, batch_idx)
         if self._written is None:
             return
-        for queue, keys in zip(self.queues, self._written, strict=False):
-            cast(FeatureQueue, queue).update_(distributed.gather(keys))
+        for past, keys in zip(self.queues, self._written, strict=False):
+            cast(FeatureQueue, past).update_(distributed.gather(keys))
         self._written = None
 
 
@@ -281,64 +295,17 @@ def _check_loss(kwargs: Any) -> None:
             "the paper and its code differ a hundredfold, so that there is no default",
             "give 0.01 (paper) or 1.0e-4 (official code, where the loss is InfoNCE)",
         )
-    if kwargs.loss != "seed" and kwargs.teacher_temperature is not None:
-        raise ConfigError(
-            "method_kwargs.teacher_temperature",
-            kwargs.teacher_temperature,
-            f"loss={kwargs.loss} has no distribution of the teacher",
-            "leave it out",
-        )
-    mixed = mixes(kwargs)
-    estimated = {"tau_plus": kwargs.tau_plus, "beta": kwargs.beta, "mixing": mixed}
-    named = next((name for name, value in estimated.items() if value), None)
-    if kwargs.loss != "contrastive" and named is not None:
-        raise ConfigError(
-            f"method_kwargs.{named}",
-            estimated[named],
-            f"loss={kwargs.loss} has no negatives",
-            "take loss=contrastive, or leave it out",
-        )
-    check_num_hard(kwargs)
-
-
-def report_settings(cfg: DictConfig, dim: int) -> None:
-    """Warns of settings that do nothing or may surprise.
-
-    Args:
-        cfg: the config.
-        dim: D of the embeddings.
-    """
-    kwargs = cfg.method_kwargs
-    idle = idle_in_head(kwargs)
-    if kwargs.loss == "contrastive":
-        idle |= idle_in_negatives(kwargs)
-    else:
-        # _check_loss has already refused tau_plus, beta and mixtures.
-        of_negatives = ("negatives", "detach_weights", "mixing")
-        idle |= dict.fromkeys(of_negatives, f"loss={kwargs.loss} has no negatives")
-    if kwargs.loss == "regression":
-        idle["queue_size"] = "loss=regression has no queue"
-        idle["student_temperature"] = "loss=regression has no temperature"
-    if not cfg.data.num_small_crops:
-        idle |= dict.fromkeys(("small_crop_target", "small_weight"), "there are no small crops")
-    warn_of_idle_settings(cfg, SEEDKwargs, idle)
-    if kwargs.loss == "seed":
-        # Target weight of a queue whose rows all are as near as another photo of the same object.
-        shared = kwargs.queue_size * math.exp(-0.05 / kwargs.teacher_temperature)
-        if shared < 0.01:
-            logger.warning(
-                f"method_kwargs.teacher_temperature={kwargs.teacher_temperature} puts the whole "
-                "target on the image itself: the loss is InfoNCE with the teacher's embedding as "
-                "the positive (watch train_target_own); the paper has 0.01"
+    mixing = kwargs.mixing.num_pair_mixes + kwargs.mixing.num_query_mixes
+    for name, value, reader in (
+        ("teacher_temperature", kwargs.teacher_temperature, "seed"),
+        ("tau_plus", kwargs.tau_plus, "contrastive"),
+        ("beta", kwargs.beta, "contrastive"),
+        ("mixing", mixing, "contrastive"),
+    ):
+        if value and kwargs.loss != reader:
+            raise ConfigError(
+                f"method_kwargs.{name}",
+                value,
+                f"loss={kwargs.loss} does not read it",
+                f"leave it out, or take loss={reader}",
             )
-    if kwargs.loss == "contrastive":
-        warn_of_the_floor(
-            "method_kwargs",
-            kwargs.tau_plus,
-            kwargs.beta,
-            kwargs.student_temperature,
-            dim,
-            watch="train_clamped_fraction",
-        )
-        # The negatives are the teacher's embeddings of one crop at a time.
-        report_mixing(cfg, all_crops=False)

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from benchmarks.interleaved import Work
-from benchmarks.speed import operation, peers
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.operation import EXACT, NEEDS_GPU, Case, Goal, Setup
+from benchmarks.speed import operation
+from benchmarks.speed.operation import EXACT, NEEDS_GPU, Case, Goal, Setup, relative
 from benchmarks.speed.rows import ROWS, in_batch, queue_loss, training
-from benchmarks.speed.rows.inputs import relative
+from benchmarks.speed.target import Effort
 from benchmarks.speed.turns import TEACHERS, race_trainers
 from solo_ext import host
 
@@ -30,7 +29,7 @@ def test_row(name: str) -> None:
     assert details
     for finding in findings:
         if finding.measured is None:
-            reasons = (NEEDS_GPU, "not compiled", "peer not installed", "not implemented")
+            reasons = (NEEDS_GPU, "not compiled", "peer not installed")
             assert finding.note.startswith(reasons), finding
     assert any(f.measured is not None for f in findings)
 
@@ -112,7 +111,7 @@ def test_a_failing_run_ends_the_race() -> None:
 
 
 def test_a_missing_peer_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "installed", lambda name: name != "lightly")
+    monkeypatch.setattr(operation, "installed", lambda name: name != "lightly")
     findings, _ = queue_loss.ROW.cases[0].measure(TINY)
     of_lightly = [f for f in findings if f.peer == "lightly"]
     assert [f.verdict for f in of_lightly] == ["not measured here"]

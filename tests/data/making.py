@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor
@@ -34,3 +36,28 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple | list):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
+
+
+def png(level: int) -> bytes:
+    """An image file of one colour."""
+    file = io.BytesIO()
+    Image.new("RGB", (6, 6), (level, 2 * level, 255 - level)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_h5(path: Path, files: list[bytes]) -> None:
+    """The first half of the files is of class a, the others of class b."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as held:
+        for index, file in enumerate(files):
+            held[f"{'ab'[2 * index // len(files)]}/{index}"] = np.frombuffer(file, dtype=np.uint8)
+
+
+def save_table(path: Path, files: list[bytes]) -> None:
+    """The same as a table of Hugging Face's."""
+    datasets: Any = pytest.importorskip("datasets")
+    labels = [2 * index // len(files) for index in range(len(files))]
+    table = {"image": [{"bytes": f, "path": None} for f in files], "label": labels}
+    label = datasets.ClassLabel(names=["a", "b"])
+    features = datasets.Features(image=datasets.Image(), label=label)
+    datasets.Dataset.from_dict(table, features=features).save_to_disk(str(path))

@@ -44,10 +44,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def config(folder: Path, form: str, size: int = 16) -> CommonConfig:
+def config(folder: Path, form: str, size: int = 16, workers: int = 0) -> CommonConfig:
     return CommonConfig(
         backbone=Backbone(name="resnet18"),
-        data=section(folder, format=form, num_workers=0),
+        data=section(folder, format=form, num_workers=workers),
         dali=DALI(device="cpu"),
         optimizer=Batch(batch_size=4),
         augmentations=[Crop(crop_size=size)],
@@ -105,15 +105,7 @@ def test_names_a_file_that_is_no_image(tmp_path: Path, name: str, threads: int) 
     for place in (13, 0, 20):
         listed = [str(file) for file in files]
         listed.insert(place, str(bad))
-        views = DALIViews(
-            listed,
-            range(21),
-            16,
-            ((0.5,) * 3, (0.5,) * 3),
-            batch_size=4,
-            num_threads=threads,
-            device="cpu",
-        )
+        views = DALIViews(config(tmp_path, "dali", workers=threads), listed, range(21), 4)
         begin = time.monotonic()
         with pytest.raises(UserError, match=name) as caught:
             list(views)
@@ -122,14 +114,13 @@ def test_names_a_file_that_is_no_image(tmp_path: Path, name: str, threads: int) 
         assert "data.format=image_folder" in str(caught.value)
 
 
-def test_another_error_is_passed_on() -> None:
-    error = RuntimeError("out of memory")
-    assert dali.unreadable(error, ["/no/file.jpg"]) is error
-
-
 def test_says_how_to_install_dali(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dali.importlib.util, "find_spec", lambda name: None)
     images = open_images(config(folder, "dali").data, "val")
+    skipping = config(folder, "dali")
+    skipping.data.unreadable = "skip"
+    with pytest.raises(ConfigError, match="DALI stops at an image"):
+        fixed_loader(skipping, images)
     with pytest.raises(ConfigError, match=r"not installed.*dali-cuda12.*dali-cuda13"):
         fixed_loader(config(folder, "dali"), images)
 

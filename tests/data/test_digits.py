@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import stat
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from solo_ext.core.errors import UserError
-from solo_ext.data import digits
 from solo_ext.data.digits import add_resolvers, digits_folder
 
 COUNTS = {"train": 1400, "val": 397}
@@ -65,15 +63,6 @@ def test_images_are_scikit_learns(root: Path) -> None:
         assert abs(back.mean() - original.mean()) < 8
 
 
-def test_is_written_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(folder: Path) -> None:
-        raise AssertionError(f"wrote {folder} again")
-
-    monkeypatch.setattr(digits, "_write", refuse)
-    for split in COUNTS:
-        digits_folder(split, root)
-
-
 def test_root_is_the_data_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from omegaconf import OmegaConf
 
@@ -84,41 +73,6 @@ def test_root_is_the_data_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert OmegaConf.create({"path": "${solo_ext.digits:train}"}).path == str(
         root / "digits" / "train"
     )
-
-
-@pytest.mark.parametrize("split", ["test", "", "Train"])
-def test_refuses_other_splits(tmp_path: Path, split: str) -> None:
-    with pytest.raises(ValueError, match="train and val"):
-        digits_folder(split, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
-def test_others_may_read_it(root: Path) -> None:
-    usual = root / "usual"
-    usual.mkdir()
-    expected = stat.S_IMODE(usual.stat().st_mode)
-    usual.rmdir()
-    assert stat.S_IMODE((root / "digits").stat().st_mode) == expected
-    assert stat.S_IMODE((root / "digits" / "val" / "0").stat().st_mode) == expected
-
-
-def test_a_second_writer_leaves_the_first_ones_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both have written everything when the first renames its own."""
-    replace = os.replace
-
-    def after_another(source: Path, target: Path) -> None:
-        monkeypatch.setattr(os, "replace", replace)
-        digits_folder("train", tmp_path)
-        (tmp_path / "digits" / "first").touch()
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", after_another)
-    digits_folder("val", tmp_path)
-    (tmp_path / "digits" / "first").unlink()
-    assert is_whole(tmp_path)
 
 
 def test_an_interrupted_writer_leaves_nothing_that_counts(
@@ -141,17 +95,6 @@ def test_a_folder_without_the_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'val'"):
         digits_folder("val", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["digits"]
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError("read-only file system")
-
-    monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(PermissionError, match="read-only"):
-        digits_folder("train", tmp_path)
 
 
 def test_two_processes_write_one_folder(tmp_path: Path) -> None:

@@ -90,9 +90,3 @@ def test_cutmix() -> None:
     (found,) = mix([view[:2]], [whole])
     assert (found[0, 0] == 1).nonzero().T.aminmax(dim=1)[0].tolist() == [5, 5]
     assert (found[0, 0] == 1).sum() == 100, "sides are the root of 1 - 0.75"
-
-
-@pytest.mark.parametrize("value", [0.4, 1.0])
-def test_identity_keeps_the_larger_share(value: float) -> None:
-    with pytest.raises(ValueError, match="min_share"):
-        Mix(name="mixup", min_share=value)

@@ -13,12 +13,11 @@ from PIL import Image
 from torch.utils.data import Subset
 from torchvision import datasets
 
-from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data import raw_batches
-from solo_ext.data.images import WithoutLabels, open_images
+from solo_ext.data.images import open_images
+from solo_ext.data.loaders import ResumableLoader
 from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
-from solo_ext.data.reading import Images
-from solo_ext.data.sampler import SampleKey
+from solo_ext.data.reading import Images, UnreadableImage
+from solo_ext.data.views import EpochSampler, SampleKey
 from tests.data.making import section
 
 COUNT = 12
@@ -53,7 +52,8 @@ def test_folders(folder: Callable[..., Images], in_memory: bool, part: bool) -> 
     images: Any = folder()
     images = Subset(images, [1, 4, 7, 9, 10]) if part else images
     read = open_pixels(images, in_memory)
-    assert (read.height, read.width, read.held) == (6, 8, in_memory)
+    assert (read.height, read.width) == (6, 8)
+    assert isinstance(read, HeldPixels) == in_memory
     samples = [3, 0, 4]
     indices, taken, targets = read.read(samples)
     wanted = expected(images, samples)
@@ -84,51 +84,17 @@ def test_arrays_of_torchvision_are_not_copied(kind: Any, part: bool) -> None:
     assert torch.equal(taken, wanted[1])
 
 
-def test_grey_images_have_three_channels(tmp_path: Path) -> None:
-    (tmp_path / "0").mkdir()
-    Image.fromarray(np.full((4, 4), 9, np.uint8)).save(tmp_path / "0" / "a.png")
-    images: Any = [(Image.open(tmp_path / "0" / "a.png"), 0)]
-    assert open_pixels(images, False).read([0])[1].shape == (1, 3, 4, 4)
-
-
-def test_sizes_that_differ_are_refused_at_the_start(folder: Callable[..., Images]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"image '.*005.png' has 8 x 8 pixels, the first 8 x 6.*take image"
-    ):
-        open_pixels(folder(odd=5), in_memory=False)
-
-
 def test_sizes_that_differ_are_refused_when_met(folder: Callable[..., Images]) -> None:
-    """Past the look at the start: from memory before training, else as a message, not a crash."""
     images = folder(60, odd=58)
-    with pytest.raises(ConfigError, match=r"image '.*058.png' has 8 x 8"):
+    message = r"^data.augmentation='batch': image '.*058.png' has 8 x 8 pixels, the first 8 x 6"
+    with pytest.raises(UnreadableImage, match=message):
         open_pixels(images, in_memory=True)
     batches = RawBatches(images, open_pixels(images, in_memory=False))
     assert isinstance(batches.__getitems__([SampleKey(0, 3), SampleKey(0, 4)]), RawBatch)
-    error = batches.__getitems__([SampleKey(0, 3), SampleKey(0, 58)])
-    assert isinstance(error, UserError)
-    assert "058.png' has 8 x 8 pixels" in str(error)
-    assert "\n" not in str(error)
-
-
-def test_more_than_memory_is_refused(
-    folder: Callable[..., Images], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(raw_batches, "MEMORY_BOUND", COUNT * 3 * 48)
-    open_pixels(folder(), in_memory=True)
-    monkeypatch.setattr(raw_batches, "MEMORY_BOUND", COUNT * 3 * 48 - 1)
-    with pytest.raises(ConfigError, match=r"data.in_memory=true: 12 images of 8 x 6 pixels take"):
-        open_pixels(folder(), in_memory=True)
-    open_pixels(folder(), in_memory=False)
-
-
-@pytest.mark.parametrize("in_memory", [False, True])
-def test_images_three_pixels_wide(tmp_path: Path, in_memory: bool) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 3, 3), dtype=np.uint8)
-    images: Any = [(Image.fromarray(array), 0) for array in pixels]
-    read = open_pixels(images, in_memory)
-    assert (read.height, read.width) == (5, 3)
-    assert np.array_equal(read.read([1, 0])[1].numpy(), pixels[[1, 0]].transpose(0, 3, 1, 2))
+    loader = ResumableLoader(batches, EpochSampler(60, 0), 4, 1)
+    with pytest.raises(UnreadableImage, match=message) as caught:
+        list(loader)
+    assert "\n" not in str(caught.value)
 
 
 def _cifar(count: int = COUNT) -> Any:
@@ -141,28 +107,16 @@ def _cifar(count: int = COUNT) -> Any:
     return made
 
 
-@pytest.mark.parametrize("part", [False, True])
-def test_without_labels_arrays_stay_arrays(part: bool) -> None:
-    source = _cifar()
-    images: Any = WithoutLabels(source)
-    images = Subset(images, [5, 2, 7]) if part else images
-    read = open_pixels(images, in_memory=False)
-    assert read.held
-    indices, taken, targets = read.read([1, 0])
-    places = [2, 5] if part else [1, 0]
-    assert indices.tolist() == [1, 0]
-    assert np.array_equal(taken.numpy(), source.data[places].transpose(0, 3, 1, 2))
-    assert targets.tolist() == [-1, -1]
-
-
-def test_a_fraction_without_what_is_held_out_stays_an_array(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize(
+    "given", [{"fraction": 0.5, "holdout": 0.2}, {"fraction": 0.4, "no_labels": True}]
+)
+def test_a_part_stays_an_array(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     source = _cifar(40)
     monkeypatch.setattr("solo_ext.data.images._opened", lambda *_: source)
-    part = open_images(section("x", dataset="cifar10", fraction=0.5, holdout=0.2), "train")
+    part = open_images(section("x", dataset="cifar10", **given), "train")
     read = open_pixels(part, in_memory=False)
-    assert read.held
+    assert isinstance(read, HeldPixels)
+    assert read.read(range(16))[2].tolist() == [part[i][1] for i in range(16)]
     wanted = np.stack([np.asarray(part[i][0]) for i in range(len(part))])
     assert len(part) == 16
     assert np.array_equal(read.read(range(16))[1].numpy(), wanted.transpose(0, 3, 1, 2))

@@ -16,7 +16,6 @@ from solo_ext.config.schema import Augmentation, Mix
 from solo_ext.data.transforms import (
     STATISTICS,
     FixedView,
-    MultiCrop,
     eval_transform,
     first_random_setting,
     pretrain_transform,
@@ -48,15 +47,6 @@ def draw(image: Image.Image, count: int, size: int = SIDE, **given: Any) -> list
 
 def as_tensor(image: Image.Image) -> Tensor:
     return T.functional.to_tensor(image)  # type: ignore[no-any-return]
-
-
-def test_without_crop_the_middle_is_kept() -> None:
-    image = make_image(48, 24)
-    (view,) = draw(image, 1, 12)
-    expected = T.functional.center_crop(
-        T.functional.resize(image, 12, T.InterpolationMode.BICUBIC), [12]
-    )
-    assert torch.equal(view, as_tensor(expected))
 
 
 def _blur(image: Image.Image) -> Image.Image:
@@ -120,17 +110,6 @@ def test_equals_torchvision_draw_by_draw(names: str, size: int) -> None:
         assert all(torch.equal(view, expected(image)) for view in found)
 
 
-def test_crops_are_counted_and_sized() -> None:
-    crops = pretrain_transform("custom", [augmentation(12, 2), augmentation(8, 3)])(make_image())
-    assert [tuple(c.shape) for c in crops] == [(3, 12, 12)] * 2 + [(3, 8, 8)] * 3
-
-
-def test_crops_differ() -> None:
-    first, second, third = draw(make_image(), 3, rrc={"enabled": True})
-    assert not torch.equal(first, second)
-    assert not torch.equal(second, third)
-
-
 def test_each_pipeline_has_its_own_settings() -> None:
     """As BYOL's second view, which alone is solarised."""
     plain, solarised = augmentation(**PLAIN), augmentation(**PLAIN, solarization={"prob": 1.0})
@@ -140,11 +119,6 @@ def test_each_pipeline_has_its_own_settings() -> None:
     assert torch.equal(views[1], as_tensor(ImageOps.solarize(image)))
 
 
-def test_counts_and_transforms_must_match() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        MultiCrop([as_tensor], [1, 2])(make_image())
-
-
 IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 
 
@@ -152,13 +126,9 @@ IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
     ("dataset", "given", "expected"),
     [
         ("cifar10", {}, ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))),
-        ("cifar100", {}, ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))),
-        ("stl10", {}, ((0.4914, 0.4823, 0.4466), (0.2470, 0.2430, 0.2610))),
         ("imagenet100", {}, IMAGENET),
-        ("custom", {}, IMAGENET),
         ("custom", {"mean": None, "std": None}, IMAGENET),
         ("custom", {"mean": [0.1, 0.2, 0.3]}, ([0.1, 0.2, 0.3], IMAGENET_DEFAULT_STD)),
-        ("custom", {"std": [0.1, 0.2, 0.3]}, (IMAGENET_DEFAULT_MEAN, [0.1, 0.2, 0.3])),
         ("custom", {"mean": [0.0] * 3, "std": [0.5] * 3}, ([0.0] * 3, [0.5] * 3)),
         ("cifar10", {"mean": [0.0] * 3}, STATISTICS["cifar10"]),
     ],
@@ -172,16 +142,10 @@ def test_normalises(dataset: str, given: dict[str, Any], expected: Any) -> None:
     torch.testing.assert_close(eval_transform(SIDE, mean, std)(image), view)
 
 
-@pytest.mark.parametrize("side", [8, 32, 96, 224])
-def test_evaluation_leaves_images_of_the_right_size_alone(side: int) -> None:
-    image = make_image(side, side)
-    view = eval_transform(side, (0.0,) * 3, (1.0,) * 3)(image)
-    assert torch.equal(view, as_tensor(image))
-
-
 @pytest.mark.parametrize(
     ("width", "height", "resized"),
     [
+        (32, 32, 32),
         (28, 28, 32),
         (20, 60, 32),
         (32, 64, 32),
@@ -200,21 +164,9 @@ def test_evaluation_scales_others_to_the_size_of_pretraining(
     assert view.shape == (3, 32, 32)
     expected = T.functional.resize(image, resized, T.InterpolationMode.BICUBIC)
     assert torch.equal(view, as_tensor(T.functional.center_crop(expected, [32])))
-
-
-def test_evaluation_of_large_images_is_the_usual_one() -> None:
-    image = make_image(400, 320)
+    large = make_image(400, 320)
     usual = T.Compose([T.Resize(256, T.InterpolationMode.BICUBIC), T.CenterCrop(224)])
-    assert FixedView(224)(image).tobytes() == usual(image).tobytes()
-
-
-def test_evaluation_has_no_chance() -> None:
-    transform = eval_transform(32, *IMAGENET)
-    torch.manual_seed(0)
-    state = torch.get_rng_state()
-    image = make_image(50, 41)
-    assert torch.equal(transform(image), transform(image))
-    assert torch.equal(torch.get_rng_state(), state)
+    assert FixedView(224)(large).tobytes() == usual(large).tobytes()
 
 
 POLICIES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
@@ -267,6 +219,8 @@ def views_differ(pipeline: Augmentation) -> bool:
         ({"color_jitter": {"prob": 1.0, "hue": 0.1}}, "color_jitter.prob=1.0"),
         ({"color_jitter": {"brightness": 0.4}}, None),
         ({"gaussian_blur": {"prob": 1.0}}, "gaussian_blur.prob=1.0"),
+        ({"rand_augment": {}}, "rand_augment=num_ops=2 magnitude=9"),
+        ({"auto_augment": {"policy": "svhn"}}, "auto_augment=policy='svhn'"),
         *(
             ({name: {"prob": prob}}, f"{name}.prob=0.5" if prob == 0.5 else None)
             for name in ("grayscale", "solarization", "equalization", "horizontal_flip")
@@ -281,27 +235,5 @@ def test_which_setting_leaves_something_to_chance(
     found = first_random_setting([augmentation(32), pipeline])
     assert found == (says and f"augmentations.1.{says}")
     assert views_differ(pipeline) == (says is not None)
-
-
-def test_whole_images_may_lose_a_line() -> None:
-    found = first_random_setting([augmentation(32, rrc={"crop_min_scale": 1.0})])
-    assert found == "augmentations.0.rrc.enabled=true"
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"rand_augment": {}}, "augmentations.0.rand_augment={'num_ops': 2, 'magnitude': 9}"),
-        ({"auto_augment": {"policy": "svhn"}}, "augmentations.0.auto_augment={'policy': 'svhn'}"),
-    ],
-)
-def test_policies_are_chance(changes: dict[str, Any], says: str) -> None:
-    assert first_random_setting([augmentation(32, **changes)]) == says
-    assert views_differ(augmentation(32, **changes))
-
-
-@pytest.mark.parametrize(
-    ("prob", "says"), [(0.0, None), (0.5, "data.mix.prob=0.5"), (1.0, "data.mix.prob=1.0")]
-)
-def test_mixing_is_chance(prob: float, says: str | None) -> None:
-    assert first_random_setting([augmentation(32)], Mix(name="mixup", prob=prob)) == says
+    mixed = first_random_setting([augmentation(32)], Mix(name="mixup", prob=0.5))
+    assert mixed == "data.mix.prob=0.5"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Subset
 
 from solo_ext.config.schema import Augmentation, Batch, RunConfig
-from solo_ext.core.errors import ConfigError
 from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.images import class_names, files_of, open_images, targets_of
+from solo_ext.data.images import class_names, open_images
 from solo_ext.data.indexed import indexed_eval_loader
 from solo_ext.data.loaders import FixedLoader, ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import (
@@ -27,12 +24,11 @@ from solo_ext.data.reading import (
     Skipping,
     UnreadableImage,
     name_of,
-    passed_over,
     read_sample,
+    targets_of,
 )
-from solo_ext.data.sampler import EpochSampler, SampleKey
-from solo_ext.data.views import FixedViews, TrainingViews
-from solo_ext.lab.training.watch import UnreadableReport, add_lines
+from solo_ext.data.views import EpochSampler, FixedViews, SampleKey, TrainingViews
+from solo_ext.lab.training.watch import add_lines
 from tests.data.making import same, section
 
 PER_CLASS, BATCH = 8, 4
@@ -93,36 +89,21 @@ def test_the_next_readable_sample_stands_in(folder: Path) -> None:
         images[8]
 
 
-@pytest.mark.parametrize(
-    ("asked", "served", "left_out"),
-    [(3, 3, []), (2, 3, [2]), (7, 10, [7, 8, 9]), (23, 0, [23]), (22, 1, [22, 23, 0])],
-)
-def test_passed_over(asked: int, served: int, left_out: list[int]) -> None:
-    assert passed_over(asked, served, SIZE) == left_out
-
-
 @pytest.mark.fault
-def test_views_of_a_stand_in(folder: Path) -> None:
+@pytest.mark.parametrize("kind", ["image", "batch", "batch in memory"])
+def test_views_of_a_stand_in(folder: Path, kind: str) -> None:
     """Index and label are its own, its crops are not those that it has as itself."""
-    views: Any = loader_of(config(folder)).dataset
-    index, crops, target = views[SampleKey(0, 7)]
-    assert (index, target) == (10, 1)
-    asked = [views[SampleKey(0, i)][1][0] for i in (7, 8, 9, 10)]
-    assert not any(torch.equal(a, b) for a, b in itertools.combinations(asked, 2))
-    assert torch.equal(asked[0], crops[0])
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize("in_memory", [False, True])
-def test_views_of_a_stand_in_on_the_batch(folder: Path, in_memory: bool) -> None:
-    cfg = config(folder, augmentation="batch", in_memory=in_memory)
+    cfg = config(folder, augmentation=kind.split()[0], in_memory="memory" in kind)
     views: Any = loader_of(cfg).dataset
-    batch = views.__getitems__([SampleKey(0, i) for i in (7, 8, 9, 10)])
-    assert batch.indices.tolist() == [10] * 4
-    assert batch.targets.tolist() == [1] * 4
-    assert all(torch.equal(image, batch.images[3]) for image in batch.images)
-    augment = BatchAugment("custom", cfg.augmentations, 8, 8, cfg.seed)
-    crops = augment(batch.images, augment.draw(batch.epoch, batch.asked.numpy()))[0]
+    keys = [SampleKey(0, i) for i in (7, 8, 9, 10)]
+    if kind != "image":
+        batch = views.__getitems__(keys)
+        assert (batch.indices.tolist(), batch.targets.tolist()) == ([10] * 4, [1] * 4)
+        augment = BatchAugment("custom", cfg.augmentations, 8, 8, cfg.seed)
+        crops = augment(batch.images, augment.draw(batch.epoch, batch.asked.numpy()))[0]
+    else:
+        assert {views[key][::2] for key in keys} == {(10, 1)}
+        crops = torch.stack([views[key][1][0] for key in keys])
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(crops, 2))
 
 
@@ -170,16 +151,6 @@ def test_the_same_with_workers_and_after_a_resume(folder: Path, expected: Batche
     assert sorted(loader.skipped) == list(BROKEN)
 
 
-def test_without_unreadable_images_nothing_changes(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    for index in BROKEN:
-        place = tmp_path / "abc"[index // PER_CLASS]
-        shutil.copy(place.parent / "a" / "00.png", place / f"{index:02d}.png")
-    skipping, refusing = (loader_of(config(tmp_path, policy)) for policy in ("skip", "refuse"))
-    assert same(epochs(skipping), epochs(refusing))
-    assert not skipping.skipped
-
-
 @pytest.mark.fault
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("workers", [0, 2])
@@ -201,7 +172,7 @@ def test_refused_in_one_line(folder: Path, workers: int) -> None:
 
 @pytest.mark.fault
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("batch_size", [1, 2, 5, 24, 100])
+@pytest.mark.parametrize("batch_size", [1, 5, 100])
 def test_left_out_of_evaluation(folder: Path, batch_size: int, workers: int) -> None:
     cfg = config(folder, workers=workers)
     images = open_images(cfg.data, "val")
@@ -229,31 +200,6 @@ def test_a_pass_by_index_has_a_row_for_every_sample(folder: Path) -> None:
     for index in BROKEN:
         assert torch.equal(found[index], found[NEXT[index]])
     assert not torch.equal(found[0], found[1])
-
-
-@pytest.mark.fault
-def test_a_part_of_the_images(folder: Path) -> None:
-    cfg = config(folder, fraction=0.5)
-    images = open_images(cfg.data, "train")
-    assert len(images) == len(targets_of(images)) == SIZE // 2
-    loader = loader_of(cfg)
-    assert {batch[0].max().item() < SIZE // 2 for batch in epochs(loader)} == {True}
-    names = {name_of(images, index) for index in loader.skipped}
-    unreadable = {str(folder / "abc"[i // PER_CLASS] / f"{i:02d}.png") for i in BROKEN}
-    part: Any = images.images
-    assert names == unreadable & {part.dataset.samples[i][0] for i in part.indices}
-
-
-@pytest.mark.fault
-def test_no_labels(folder: Path) -> None:
-    cfg = config(folder / "b", no_labels=True)
-    loader = loader_of(cfg)
-    for indices, _, targets in epochs(loader):
-        assert set(targets.tolist()) == {-1}
-        assert not {0, 1} & set(indices.tolist())
-    views: Any = loader.dataset
-    names = {name_of(views.images, index) for index in loader.skipped}
-    assert names == {str(folder / "b" / f"0{i}.png") for i in (8, 9)}
 
 
 class _Broken:
@@ -302,57 +248,20 @@ def test_no_endless_search(size: int, workers: int) -> None:
 
 
 @pytest.mark.fault
-def test_training_and_evaluation_have_one_limit() -> None:
-    size = MOST_IN_A_ROW + 1
-    images: Any = Skipping(_Broken(size, (size - 1,)))  # type: ignore[arg-type]
-    with pytest.raises(UnreadableImage, match=f"none of {MOST_IN_A_ROW} images"):
-        read_sample(images, 0)
-    with pytest.raises(UnreadableImage, match=f"none of {MOST_IN_A_ROW} images"):
-        list(FixedLoader(FixedViews(images, _to_zeros), 8))
-    size = MOST_IN_A_ROW
-    images = Skipping(_Broken(size, (size - 1,)))  # type: ignore[arg-type]
-    assert read_sample(images, 0)[0] == size - 1
+def test_the_last_that_is_tried_may_be_readable() -> None:
+    images: Any = Skipping(_Broken(MOST_IN_A_ROW, (MOST_IN_A_ROW - 1,)))  # type: ignore[arg-type]
+    assert read_sample(images, 0)[0] == MOST_IN_A_ROW - 1
     loader = FixedLoader(FixedViews(images, _to_zeros), 8)
     assert [len(targets) for _, targets in loader] == [1]
-    assert loader.skipped == list(range(size - 1))
+    assert loader.skipped == list(range(MOST_IN_A_ROW - 1))
 
 
 def test_names_are_written_once(tmp_path: Path) -> None:
     file = tmp_path / "unreadable.txt"
     add_lines(file, {"a b.jpg": "it is empty", "c\n.jpg": "it is a folder"})
-    add_lines(file, {"c\n.jpg": "another", "d.jpg": "it is empty"})
-    assert file.read_text().splitlines() == [
-        "a b.jpg\tit is empty",
-        "c .jpg\tit is a folder",
-        "d.jpg\tit is empty",
+    add_lines(file, {"c\n.jpg": "another", os.fsdecode(b"\xff.jpg"): "it is empty"})
+    assert file.read_bytes().splitlines() == [
+        b"a b.jpg\tit is empty",
+        b"c .jpg\tit is a folder",
+        b"\xff.jpg\tit is empty",
     ]
-
-
-def test_names_need_not_be_utf8(tmp_path: Path) -> None:
-    file = tmp_path / "unreadable.txt"
-    odd = os.fsdecode(b"\xff.jpg")
-    for _ in range(2):
-        add_lines(file, {odd: "it is empty", "\u00e4.jpg": "it is a folder"})
-    assert file.read_bytes() == b"\xff.jpg\tit is empty\n\xc3\xa4.jpg\tit is a folder\n"
-
-
-def test_another_image_of_a_later_pass_is_named(folder: Path, tmp_path: Path) -> None:
-    """A loader of validation begins a list of its own with every pass."""
-    cfg = config(folder)
-    loader: Any = fixed_loader(cfg, open_images(cfg.data, "val"))
-    report: Any = UnreadableReport(tmp_path / "unreadable.txt", [loader])
-    for skipped in ([2], [7], [7]):
-        loader.skipped = skipped
-        report.on_validation_end(None, None)
-    names = [line.split("\t")[0] for line in report.file.read_text().splitlines()]
-    assert [Path(name).name for name in names] == ["02.png", "07.png"]
-
-
-def test_dali_does_not_skip(folder: Path) -> None:
-    """Of a run that did, an evaluation through DALI says so."""
-    images = open_images(config(folder).data, "val")
-    part: Any = Subset(images, [0, 1])  # type: ignore[arg-type]
-    for given in (images, part):
-        with pytest.raises(ConfigError, match="DALI stops at an image") as caught:
-            files_of(given)
-        assert (caught.value.key, caught.value.value) == ("data.unreadable", "skip")

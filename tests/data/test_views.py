@@ -1,7 +1,8 @@
-"""Views of images: a function of seed, epoch and index, whatever process makes them."""
+"""Order and views of the samples: functions of seed, epoch and index, enterable anywhere."""
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import random
 from typing import Any
@@ -9,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import Subset
-from torchvision import transforms as T
 
 from solo_ext.config.schema import Augmentation
 from solo_ext.data.images import open_images
 from solo_ext.data.reading import Images
-from solo_ext.data.sampler import SampleKey
 from solo_ext.data.transforms import MultiCrop, pretrain_transform
-from solo_ext.data.views import FixedViews, TrainingViews
+from solo_ext.data.views import EpochSampler, SampleKey, TrainingViews
 from tests.data.making import same, save_image, section
 
 SIZE = 42
@@ -49,15 +50,6 @@ def transform() -> MultiCrop:
     return pretrain_transform("custom", [settings])
 
 
-def test_views_are_of_the_sample(images: Images) -> None:
-    views = TrainingViews(images, transform(), 0)
-    assert len(views) == SIZE
-    index, crops, target = views[SampleKey(3, 25)]
-    assert (index, target) == (25, 1)
-    assert [tuple(crop.shape) for crop in crops] == [(3, 8, 8)] * 2
-    assert not torch.equal(*crops)
-
-
 def test_views_depend_on_seed_epoch_and_index_alone(images: Images) -> None:
     keys = [SampleKey(epoch, index) for epoch in (0, 1, 7) for index in (0, 3, 41)]
     found = []
@@ -65,9 +57,14 @@ def test_views_depend_on_seed_epoch_and_index_alone(images: Images) -> None:
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
         torch.manual_seed(seed)
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr] # noqa: NPY002
         views = TrainingViews(images, transform(), 5)
         found.append({key: views[key] for key in order})
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert random.getstate() == before[1]
+        assert np.random.get_state()[1].tobytes() == before[2]  # type: ignore[index,union-attr] # noqa: NPY002
     assert all(same(found[0][key], found[1][key]) for key in keys)
+    assert all(found[0][key][::2] == (key.sample, key.sample // 21) for key in keys)
 
 
 def test_views_differ_by_seed_epoch_and_index() -> None:
@@ -83,40 +80,85 @@ def test_views_differ_by_seed_epoch_and_index() -> None:
     assert not any(same(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
 
 
-def test_views_leave_all_generators_alone(images: Images) -> None:
-    views = TrainingViews(images, transform(), 0)
-    torch.manual_seed(3)
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr] # noqa: NPY002
-    views[SampleKey(0, 0)]
-    views[SampleKey(1, 7)]
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-    assert np.random.get_state()[1].tobytes() == before[2]  # type: ignore[index,union-attr] # noqa: NPY002
-
-
-def test_a_failing_transform_leaves_the_generator_alone() -> None:
-    def fail(_: Any) -> Any:
-        torch.rand(3)
-        raise OSError("broken image")
-
-    images: Any = [(Image.new("RGB", (4, 4)), 0)]
-    state = torch.get_rng_state()
-    with pytest.raises(OSError, match="broken image"):
-        TrainingViews(images, MultiCrop([fail], [1]), 0)[SampleKey(0, 0)]
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_fixed_views(images: Images) -> None:
-    views = FixedViews(images, T.ToTensor())
-    assert len(views) == SIZE
-    view, target = views[SIZE - 1]
-    assert torch.equal(view, T.functional.to_tensor(images[SIZE - 1][0]))
-    assert target == 1
-
-
 @pytest.mark.parametrize("part", [False, True])
 def test_is_pickled_whole(images: Any, part: bool) -> None:
     """Workers that are spawned get the views by pickle."""
     views = TrainingViews(Subset(images, [5, 2, 3, 9]) if part else images, transform(), 0)
     copy = pickle.loads(pickle.dumps(views))
     assert same(views[SampleKey(2, 3)], copy[SampleKey(2, 3)])
+
+
+def order(
+    size: int,
+    seed: int = 0,
+    *,
+    epoch: int = 0,
+    start: int = 0,
+    replicas: int | None = None,
+    rank: int | None = None,
+) -> list[int]:
+    """Returns the samples of one epoch of one rank."""
+    sampler = EpochSampler(size, seed, replicas, rank)
+    sampler.set_epoch(epoch)
+    sampler.start = start
+    keys = list(sampler)
+    assert all(isinstance(key, SampleKey) and key.epoch == epoch for key in keys)
+    return [key.sample for key in keys]
+
+
+@given(size=st.integers(1, 60), seed=st.integers(0, 2**62), epoch=st.integers(0, 10_000))
+def test_is_a_permutation(size: int, seed: int, epoch: int) -> None:
+    samples = order(size, seed, epoch=epoch)
+    assert sorted(samples) == list(range(size))
+    assert len(EpochSampler(size, seed)) == size
+    assert order(size, seed, epoch=epoch) == samples
+    if size > 30:
+        assert order(size, seed, epoch=epoch + 1) != samples != order(size, seed + 1, epoch=epoch)
+
+
+@given(size=st.integers(1, 60), replicas=st.integers(1, 7), data=st.data())
+def test_ranks_share_the_epoch_out(size: int, replicas: int, data: st.DataObject) -> None:
+    shares = [order(size, epoch=1, replicas=replicas, rank=r) for r in range(replicas)]
+    assert {len(share) for share in shares} == {size // replicas}
+    together = list(itertools.chain.from_iterable(shares))
+    assert len(set(together)) == len(together)
+    assert set(together) <= set(range(size))
+    start, rank = data.draw(st.integers(0, size // replicas)), replicas - 1
+    rest = order(size, replicas=replicas, rank=rank, epoch=1, start=start)
+    assert rest == shares[-1][start:]
+
+
+def test_ranks_together_are_one_process() -> None:
+    """A batch of one process is that of two, whatever their number."""
+    alone = order(20, 3, epoch=2)
+    shares = [order(20, 3, epoch=2, replicas=2, rank=rank) for rank in range(2)]
+    assert [sample for pair in zip(*shares, strict=True) for sample in pair] == alone
+
+
+def test_set_epoch_keeps_the_place_within_the_current_one() -> None:
+    """A trainer names the epoch again when it resumes within it."""
+    sampler = EpochSampler(10, 0)
+    sampler.epoch, sampler.start = 3, 4
+    sampler.set_epoch(3)
+    assert (sampler.epoch, sampler.start) == (3, 4)
+    sampler.set_epoch(4)
+    assert (sampler.epoch, sampler.start) == (4, 0)
+
+
+def test_an_epoch_under_way_keeps_its_number() -> None:
+    sampler = EpochSampler(10, 0)
+    under_way = iter(sampler)
+    keys = [next(under_way)]
+    sampler.set_epoch(1)
+    keys += under_way
+    assert [key.sample for key in keys] == order(10)
+    assert {key.epoch for key in keys} == {0}
+
+
+def test_takes_the_ranks_of_a_late_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = EpochSampler(11, 0)
+    assert len(sampler) == 11
+    monkeypatch.setattr("solo_ext.core.distributed.world_size", lambda: 3)
+    monkeypatch.setattr("solo_ext.core.distributed.rank", lambda: 2)
+    assert len(sampler) == 3
+    assert [key.sample for key in sampler] == order(11, replicas=3, rank=2)

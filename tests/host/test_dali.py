@@ -15,8 +15,9 @@ from PIL import Image
 from solo_ext.config.schema import DALI, Images, RunConfig
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.images import files_of, targets_of
+from solo_ext.data.images import files_of
 from solo_ext.data.loaders import pretrain_loader
+from solo_ext.data.reading import targets_of
 from solo_ext.host.dali_loader import DALILoader, check_dali
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import Prepared, prepare

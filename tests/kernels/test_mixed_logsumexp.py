@@ -88,52 +88,6 @@ def test_equals_the_plain_form(
     )
 
 
-@pytest.mark.parametrize(("pairs", "singles"), [(6, 0), (0, 3)])
-def test_one_kind_of_mixture(pairs: int, singles: int) -> None:
-    query, table, _, _ = inputs()
-    draws = draw_mixes(query, HARD, pairs, singles)
-    found, expected = (f(query, table, 3.0, draws, HARD) for f in (mixed_logsumexp, plain))
-    torch.testing.assert_close(found.lse, expected.lse)
-    torch.testing.assert_close(slope(found.lse, query), slope(expected.lse, query))
-
-
-@pytest.mark.parametrize("powers", [(1.0,), (1.7, 0.7)])
-def test_mixtures_are_constants(powers: tuple[float, ...]) -> None:
-    """The gradient is that of the formula with the mixtures held fixed, row by row."""
-    query, table, own, draws = inputs()
-    found = mixed_logsumexp(query, table, 3.0, draws, HARD, powers, excluded_columns=own)
-    ours = slope(found.lse, query)
-    step = 1e-6
-    with torch.no_grad():
-        # Mixtures of the unmoved query, compared by a table that holds them.
-        for row in range(N):
-            keep = [k for k in range(K) if k not in own[row].tolist()]
-            hard = table[keep][(table[keep] @ query[row]).argsort(descending=True)[:HARD]]
-            i, j = draws.pair_indices[row].unbind(1)
-            alpha, beta = draws.alpha[row].unsqueeze(1), draws.beta[row].unsqueeze(1)
-            made = torch.cat(
-                (
-                    alpha * hard[i] + (1 - alpha) * hard[j],
-                    beta * query[row] + (1 - beta) * hard[draws.single_indices[row]],
-                )
-            )
-            rows = torch.cat((table[keep], F.normalize(made, dim=1)))
-            for axis in range(D):
-                shifted = [query[row].clone(), query[row].clone()]
-                shifted[0][axis] += step
-                shifted[1][axis] -= step
-                up, down = (
-                    sum(
-                        (row + 1 + N * e) * (p * 3.0 * rows @ q).logsumexp(0)
-                        for e, p in enumerate(powers)
-                    )
-                    for q in shifted
-                )
-                assert float((up - down) / (2 * step)) == pytest.approx(
-                    ours[row, axis].item(), rel=1e-6, abs=1e-7
-                )
-
-
 def test_large_similarities_do_not_overflow() -> None:
     query, table, _, draws = inputs(torch.float32)
     found = mixed_logsumexp(query, table, 1e4, draws, HARD, (3.0, 2.0))
@@ -169,30 +123,6 @@ def test_single_precision_keeps_up() -> None:
     )
 
 
-def test_table_may_be_overwritten_before_the_backward_pass() -> None:
-    query, table, _, draws = inputs()
-    expected = slope(mixed_logsumexp(query, table, 3.0, draws, HARD).lse, query)
-    lse = mixed_logsumexp(query, table, 3.0, draws, HARD).lse
-    table.zero_()
-    assert torch.equal(slope(lse, query), expected)
-
-
-def test_second_derivative_is_refused() -> None:
-    query, table, _, draws = inputs()
-    lse = mixed_logsumexp(query, table, 3.0, draws, HARD).lse
-    (first,) = torch.autograd.grad(lse.square().sum(), query, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
-
-
-def test_no_gradient_where_none_is_wanted() -> None:
-    query, table, _, draws = inputs()
-    lse = mixed_logsumexp(query, table, 3.0, draws, HARD).lse
-    constant = mixed_logsumexp(query.detach(), table, 3.0, draws, HARD).lse
-    assert not constant.requires_grad
-    assert torch.equal(lse, constant)
-
-
 def test_memory_is_a_twenty_fifth_of_the_plain_form_s(peak_bytes: PeakBytes) -> None:
     query = F.normalize(torch.randn(128, 128), dim=1).requires_grad_()
     table = F.normalize(torch.randn(16384, 128), dim=1)
@@ -202,15 +132,3 @@ def test_memory_is_a_twenty_fifth_of_the_plain_form_s(peak_bytes: PeakBytes) -> 
         return peak_bytes(lambda: form(query, table, 5.0, draws, 1024).lse.sum().backward())
 
     assert of(mixed_logsumexp) * 25 <= of(plain)
-
-
-def test_memory_is_one_matrix(peak_bytes: PeakBytes) -> None:
-    """Of a block's similarities to the table, which become its weights; few rows are mixed."""
-    query = F.normalize(torch.randn(16, 8), dim=1).requires_grad_()
-    table = F.normalize(torch.randn(2**16, 8), dim=1)
-    draws = draw_mixes(query, 4, 3, 2)
-    peak = peak_bytes(
-        lambda: mixed_logsumexp(query, table, 5.0, draws, 4, tile=16).lse.sum().backward()
-    )
-    matrix = 4 * 16 * 2**16
-    assert matrix < peak < 1.1 * matrix

@@ -89,15 +89,6 @@ def test_equals_the_plain_form(
             torch.testing.assert_close(ours, theirs, rtol=20 * tolerance, atol=20 * tolerance)
 
 
-@BOUNDED
-def test_gradcheck(bound: float | None) -> None:
-    query, table, scale = inputs()
-    settings: Any = {"log_weight": weights_of(K), "powers": (1.5, 0.5), "bound": bound, "tile": 7}
-    assert torch.autograd.gradcheck(
-        lambda q: table_logsumexp(q, table, scale, **settings)[0], query
-    )
-
-
 @pytest.mark.parametrize("size", [0, K])
 def test_mean_equals_the_plain_form(size: int) -> None:
     query, table, _ = inputs()
@@ -176,37 +167,6 @@ def test_factors_of_half_precision(powers: tuple[float, ...], bound: float | Non
     one, two = slope(half, query), slope(exact, query)
     assert one.dtype == torch.float32
     assert (one - two).norm() < 2e-2 * two.norm()
-
-
-@BOUNDED
-def test_table_may_be_overwritten_before_the_backward_pass(bound: float | None) -> None:
-    query, table, _ = inputs()
-    lse, _ = table_logsumexp(query, table, 5.0, bound=bound)
-    expected = slope(plain(query, table, 5.0), query)
-    table.zero_()
-    torch.testing.assert_close(slope(lse, query), expected)
-
-
-def test_second_derivative_is_refused() -> None:
-    query, table, scale = inputs()
-    lse, _ = table_logsumexp(query, table, scale)
-    (first,) = torch.autograd.grad(lse.square().sum(), query, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
-
-
-def test_no_gradient_where_none_is_wanted(launches: Launches) -> None:
-    query, table, scale = inputs()
-
-    def run() -> Tensor:
-        return table_logsumexp(query, table, scale, tile=1)[0]
-
-    full = launches(run)
-    assert not table_logsumexp(query.detach(), table, scale)[0].requires_grad
-    with torch.no_grad():
-        assert not run().requires_grad
-        # The product with the rows of every tile.
-        assert launches(run) <= full - K
 
 
 def test_fewer_launches_without_a_running_maximum(launches: Launches) -> None:

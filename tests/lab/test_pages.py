@@ -88,6 +88,8 @@ def test_figures_follow_the_colours_of_the_page() -> None:
     assert "var(--plugin)" in svg
     assert not [light for light, _ in COLOURS.values() if light in svg]
     assert svg == drawing("pcl")
+    # Six inches of text of 11 points do not shrink below 10 pixels on a phone.
+    assert 'style="min-width: 389px; max-width: 475px"' in svg
 
 
 def luminance(colour: str) -> float:

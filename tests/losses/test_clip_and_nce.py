@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -90,23 +91,6 @@ def test_cpc_equals_the_loop(count: int, seed: int, temperature: float) -> None:
     close(found, cross_entropy(score, count), [z, c, weight])
 
 
-def test_gradcheck() -> None:
-    a, b, c = make(4, 0, 3, 3, 5)
-    weight, scale = make(3, 1, 5)[0], torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, y: n_pair_loss_func(x, y, 0.3), (a, b))
-    assert torch.autograd.gradcheck(clip_loss_func, (a, b, scale))
-    assert torch.autograd.gradcheck(bilinear_info_nce_loss_func, (a, c, weight))
-
-
-def test_clip_is_symmetric_and_blind_to_length() -> None:
-    image, text = make(5, 0, 4, 4)
-    expected = clip_loss_func(image, text, 7.0)
-    torch.testing.assert_close(clip_loss_func(text, image, 7.0), expected)
-    torch.testing.assert_close(clip_loss_func(1e5 * image, 1e-5 * text, 7.0), expected)
-    one = torch.tensor([7.0], dtype=torch.float64)
-    torch.testing.assert_close(clip_loss_func(image, text, one), expected)
-
-
 def test_cpc_with_the_identity_is_n_pair() -> None:
     a, b = make(5, 0, 4, 4)
     identity = torch.eye(4, dtype=torch.float64)
@@ -114,16 +98,6 @@ def test_cpc_with_the_identity_is_n_pair() -> None:
     torch.testing.assert_close(found, n_pair_loss_func(a, b))
     turned = bilinear_info_nce_loss_func(b, a, identity)
     assert not torch.isclose(found, turned)
-
-
-def test_collapsed_rows_give_the_logarithm_of_their_number() -> None:
-    rows = torch.ones(6, 4)
-    for loss in (
-        n_pair_loss_func(rows, rows),
-        clip_loss_func(rows, rows, 100.0),
-        bilinear_info_nce_loss_func(rows, rows, torch.eye(4)),
-    ):
-        assert loss.item() == pytest.approx(math.log(6), rel=1e-5)
 
 
 def test_a_single_pair_gives_zero_on_the_graph() -> None:
@@ -146,33 +120,6 @@ def test_large_products_do_not_overflow() -> None:
     torch.testing.assert_close(loss, expected)
     assert a.grad is not None
     assert a.grad.isfinite().all()
-
-
-def test_refuses_shapes() -> None:
-    x = torch.ones(3, 2)
-    for y in (x[:2], x[:, :1], x[0]):
-        with pytest.raises(ValueError, match=r"\(N, D\)"):
-            n_pair_loss_func(x, y)
-        with pytest.raises(ValueError, match=r"\(N, D\)"):
-            clip_loss_func(x, y, 1.0)
-    with pytest.raises(ValueError, match=r"logit_scale has the shape \(3,\)"):
-        clip_loss_func(x, x, torch.ones(3))
-    with pytest.raises(ValueError, match=r"query must be \(N, D1\)"):
-        bilinear_info_nce_loss_func(x, x[:2], torch.eye(2))
-    with pytest.raises(ValueError, match=r"weight must be \(2, 4\)"):
-        bilinear_info_nce_loss_func(x, torch.ones(3, 4), torch.ones(4, 2))
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
-def test_refuses_settings(value: float) -> None:
-    x = torch.ones(3, 2)
-    with pytest.raises(ValueError, match="logit_scale"):
-        clip_loss_func(x, x, value)
-    with pytest.raises(ValueError, match="temperature"):
-        bilinear_info_nce_loss_func(x, x, torch.eye(2), value)
-    if value != 0:
-        with pytest.raises(ValueError, match="l2_reg"):
-            n_pair_loss_func(x, x, value)
 
 
 def nce_make(count: int, noise: int | None, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -200,17 +147,6 @@ def test_equals_the_loop(count: int, noise: int | None, seed: int) -> None:
     torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-11)
 
 
-def test_nce_gradcheck() -> None:
-    assert torch.autograd.gradcheck(nce_loss_func, nce_make(4, 3))
-    assert torch.autograd.gradcheck(nce_loss_func, nce_make(4, None))
-
-
-def test_one_sample_of_noise_may_have_its_own_axis() -> None:
-    data, noise = nce_make(5, None)
-    found = nce_loss_func(data, noise.unsqueeze(1))
-    torch.testing.assert_close(found, nce_loss_func(data, noise))
-
-
 def test_is_least_at_the_true_ratio() -> None:
     """Data and noise on three points; the logits that minimise are log(p / q)."""
     p, q = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.3, 0.5]], dtype=torch.float64)
@@ -236,10 +172,25 @@ def test_large_logits(size: float) -> None:
     torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-10)
 
 
-def test_nce_refuses_shapes() -> None:
-    x = torch.ones(3)
-    with pytest.raises(ValueError, match=r"data_logits must be \(N,\)"):
-        nce_loss_func(torch.ones(3, 1), x)
-    for noise in (torch.ones(2), torch.ones(2, 3), torch.ones(3, 1, 1), torch.ones(())):
-        with pytest.raises(ValueError, match=r"noise_logits must be \(3,\) or \(3, K\)"):
-            nce_loss_func(x, noise)
+X = torch.ones(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "message"),
+    [
+        (n_pair_loss_func, (X, X[:2]), r"\(N, D\)"),
+        (n_pair_loss_func, (X, X, -1.0), "l2_reg=-1.0"),
+        (clip_loss_func, (X, X[:, :1], 1.0), r"\(N, D\)"),
+        (clip_loss_func, (X, X, torch.ones(3)), r"logit_scale has the shape \(3,\)"),
+        (clip_loss_func, (X, X, 0.0), "logit_scale=0.0"),
+        (bilinear_info_nce_loss_func, (X, X[:2], torch.eye(2)), r"query must be \(N, D1\)"),
+        (bilinear_info_nce_loss_func, (X, X, torch.eye(4)), r"weight must be \(2, 2\)"),
+        (bilinear_info_nce_loss_func, (X, X, torch.eye(2), math.nan), "temperature=nan"),
+        (nce_loss_func, (X, X), r"data_logits must be \(N,\)"),
+        (nce_loss_func, (X[:, 0], X[:2]), r"noise_logits must be \(3,\) or \(3, K\)"),
+        (nce_loss_func, (X[:, 0], torch.ones(())), r"noise_logits must be \(3,\) or \(3, K\)"),
+    ],
+)
+def test_refuses(loss: Any, given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        loss(*given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -210,32 +210,6 @@ def test_views_against_each_other(number: int, estimator: str, mixes: str) -> No
     check(found, expected, views)
 
 
-@pytest.mark.parametrize("pool", ["queue", "learnable"])
-def test_precision_is_the_anchors(pool: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    exact = [unit(*shape, generator=generator) for shape in ((N,), (N, 2), (K,))]
-    if pool == "queue":
-        exact[2] = exact[2].detach()
-    found = []
-    for dtype, others in ((torch.float32, torch.float64), (torch.float64, torch.bfloat16)):
-        anchors = exact[0].to(dtype)
-        for positives, candidates in (
-            (x.to(others) for x in exact[1:]),
-            (x.to(others).to(dtype) for x in exact[1:]),
-        ):
-            terms = contrastive(
-                anchors,
-                positives,
-                candidates,
-                estimator=ESTIMATORS["hard"],
-                temperature=0.4,
-            )
-            assert terms.loss.dtype == dtype
-            found.append(terms.loss)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[2], found[3])
-
-
 def test_what_is_unranked_is_mixed_all_the_same() -> None:
     """Without a rank the indices mean the same rows, in another order."""
     generator = torch.Generator().manual_seed(0)
@@ -277,37 +251,6 @@ def test_more_hard_ones_than_there_are_are_all(excluded: int) -> None:
     for other in (all_rows, many):
         assert torch.equal(fits.loss, other.loss)
         assert torch.equal(fits.mined, other.mined)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"anchors": torch.ones(3)}, r"anchors must be \(N, D\)"),
-        ({"positives": torch.ones(3, 4)}, r"positives \(N, P, D\), got \(3, 4\) and \(3, 4\)"),
-        ({"positives": torch.ones(2, 1, 4)}, r"\(2, 1, 4\)"),
-        ({"positives": torch.ones(3, 1, 5)}, r"\(3, 1, 5\)"),
-        ({"positives": torch.ones(3, 0, 4)}, "at least one"),
-        ({"candidates": torch.ones(5, 3)}, r"candidates must be \(K, 4\).*\(5, 3\)"),
-        (
-            {"excluded_columns": torch.zeros(2, 1, dtype=torch.long)},
-            r"excluded_columns must be \(3, m\), got \(2, 1\)",
-        ),
-        ({"temperature": 0.0}, "temperature=0.0"),
-        ({"temperature": -1.0}, "temperature=-1.0"),
-        ({"temperature": math.nan}, "temperature=nan"),
-        ({"mixing": Mixing(2, draw_mixes(torch.ones(2, 4), 2, 1, 1))}, "draws for 2 anchors"),
-    ],
-)
-def test_refuses_what_does_not_fit(changes: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {
-        "anchors": torch.ones(3, 4),
-        "positives": torch.ones(3, 1, 4),
-        "candidates": torch.ones(5, 4),
-        "temperature": 0.1,
-        **changes,
-    }
-    with pytest.raises(ValueError, match=message):
-        contrastive(**arguments)
 
 
 @pytest.mark.parametrize("pool", ["queue", "own columns"])
@@ -374,43 +317,6 @@ def test_two_views_equal_the_loop(
             assert torch.equal(nt_xent_loss_func(*views, temperature), hard)
 
 
-@pytest.mark.parametrize("temperature", [0.01, 0.07, 0.5, 2.0])
-def test_nt_xent_is_cross_entropy_with_the_other_view(temperature: float) -> None:
-    views = make_views(7, seed=1)
-    rows = F.normalize(torch.cat(views), dim=1)
-    logits = (rows @ rows.T / temperature).fill_diagonal_(-math.inf)
-    expected = F.cross_entropy(logits, torch.arange(14).roll(7))
-    found = nt_xent_loss_func(*views, temperature)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
-    assert nt_xent_loss_func(views[0], views[1].roll(1, 0), temperature) > found + 0.1
-
-
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "nt_xent": lambda a, b: nt_xent_loss_func(a, b, 0.2),
-    "debiased": lambda a, b: debiased_loss_func(a, b, 0.3, 0.1),
-    "hard": lambda a, b: hard_negative_loss_func(a, b, 0.3, 0.1, 1.0),
-}
-
-
-@pytest.mark.parametrize("name", LOSSES)
-@drawn(deadline=None, max_examples=20)
-@given(
-    batch=st.integers(2, 6),
-    seed=st.integers(0, 10_000),
-    exponents=st.tuples(st.integers(-6, 6), st.integers(-6, 6)),
-)
-def test_symmetries(name: str, batch: int, seed: int, exponents: tuple[int, int]) -> None:
-    """Neither the scale of the rows, nor the order of views or samples, matters."""
-    loss, (z1, z2) = LOSSES[name], make_views(batch, seed=seed)
-    order = torch.randperm(batch, generator=torch.Generator().manual_seed(seed))
-    for found in (
-        loss(z2, z1),
-        loss(z1[order], z2[order]),
-        loss(z1 * 10.0 ** exponents[0], z2 * 10.0 ** exponents[1]),
-    ):
-        torch.testing.assert_close(found, loss(z1, z2), rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("estimator", [NegativeEstimator(0.1), NegativeEstimator(0.9, 0.5)])
 def test_floored_anchors_do_not_push_their_negatives(estimator: NegativeEstimator) -> None:
     """On the floor only the positive is left: the gradient is that of a loss without negatives."""
@@ -439,30 +345,6 @@ def test_only_floored_anchors_lose_their_negatives() -> None:
     assert (positive.grad < 0).all()
 
 
-def test_estimate_of_nothing_sits_on_the_floor() -> None:
-    """Half the samples' mass is taken for the anchor's class, and that is all there is."""
-    lse = torch.tensor([[0.5]], dtype=torch.float64).log().requires_grad_()
-    positive = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
-    mass, floored = NegativeEstimator(0.5)(lse, positive, 1, 0.1)
-    assert floored.item()
-    assert mass.item() == -10
-    assert [g.item() for g in torch.autograd.grad(mass.sum(), [lse, positive])] == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("temperature", "tau_plus", "lowest", "highest"),
-    [(0.5, 0.0, 0, 0), (0.5, 0.1, 0, 0.05), (0.1, 0.1, 0.95, 1), (0.1, 1e-6, 0, 0.05)],
-)
-def test_floored_share_at_usual_settings(
-    temperature: float, tau_plus: float, lowest: float, highest: float
-) -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows, other = F.normalize(torch.randn(2, 128, 128, generator=generator), dim=2)
-    views = rows, 0.9 * rows + math.sqrt(1 - 0.81) * other
-    terms = two_view_terms(*views, temperature, NegativeEstimator(tau_plus))
-    assert lowest <= terms.floored.item() <= highest
-
-
 def test_all_weight_on_the_hardest() -> None:
     """A large beta leaves copies of the hardest negative; a small one is continuous at zero."""
     views = make_views(4)
@@ -485,19 +367,41 @@ def test_detached_weights_change_the_gradient_alone() -> None:
     assert (one - two).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("beta", [5.0, 50.0, 200.0])
-@pytest.mark.parametrize("temperature", [0.05, 0.1, 0.5])
-def test_single_precision_of_concentrated_weights(temperature: float, beta: float) -> None:
-    exact = make_views(32, 16, noise=1.5)
-    single = [z.detach().float().requires_grad_() for z in exact]
-    expected, found = (
-        hard_negative_loss_func(*views, temperature, 0.01, beta) for views in (exact, single)
-    )
-    assert found.item() == pytest.approx(expected.item(), rel=3e-4)
-    for a, b in zip(
-        torch.autograd.grad(found, single), torch.autograd.grad(expected, exact), strict=True
-    ):
-        assert (a.double() - b).norm() / b.norm() < 5e-3
+def test_neither_scale_nor_order_matters() -> None:
+    z1, z2 = make_views(5)
+    order, expected = torch.randperm(5), hard_negative_loss_func(z1, z2)
+    for views in ((z2, z1), (z1[order], z2[order]), (1e-6 * z1, 1e6 * z2)):
+        torch.testing.assert_close(hard_negative_loss_func(*views), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"anchors": torch.ones(3)}, r"anchors must be \(N, D\)"),
+        ({"positives": torch.ones(3, 4)}, r"positives \(N, P, D\), got \(3, 4\) and \(3, 4\)"),
+        ({"positives": torch.ones(2, 1, 4)}, r"\(2, 1, 4\)"),
+        ({"positives": torch.ones(3, 0, 4)}, "at least one"),
+        ({"candidates": torch.ones(5, 3)}, r"candidates must be \(K, 4\).*\(5, 3\)"),
+        ({"excluded_columns": torch.zeros(2, 1).long()}, r"must be \(3, m\), got \(2, 1\)"),
+        ({"temperature": 0.0}, "temperature=0.0: must be above 0"),
+        ({"temperature": math.nan}, "temperature=nan"),
+        ({"mixing": Mixing(2, draw_mixes(torch.ones(2, 4), 2, 1, 1))}, "draws for 2 anchors"),
+        (
+            {"candidates": torch.ones(5, 4, requires_grad=True), "compute_dtype": torch.bfloat16},
+            "compute_dtype=torch.bfloat16: is for a queue",
+        ),
+    ],
+)
+def test_refuses_what_does_not_fit(changes: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "anchors": torch.ones(3, 4),
+        "positives": torch.ones(3, 1, 4),
+        "candidates": torch.ones(5, 4),
+        "temperature": 0.1,
+        **changes,
+    }
+    with pytest.raises(ValueError, match=message):
+        contrastive(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -505,22 +409,12 @@ def test_single_precision_of_concentrated_weights(temperature: float, beta: floa
     [
         ({"tau_plus": -0.1}, r"tau_plus=-0.1: must lie in \[0, 1\)"),
         ({"tau_plus": 1.0}, "tau_plus=1.0"),
-        ({"tau_plus": math.nan}, "tau_plus=nan"),
         ({"beta": -0.1}, "beta=-0.1: must be 0 or more"),
-        ({"beta": math.inf}, "beta=inf"),
         ({"beta": math.nan}, "beta=nan"),
-        ({"temperature": 0.0}, "temperature=0.0: must be above 0"),
-        ({"temperature": math.nan}, "temperature=nan"),
+        ({"z1": torch.ones(3, 4)}, r"must both be \(N, D\)"),
     ],
 )
-def test_refuses_settings(settings: dict[str, Any], message: str) -> None:
+def test_named_losses_refuse(settings: dict[str, Any], message: str) -> None:
+    z1, z2 = make_views(4)
     with pytest.raises(ValueError, match=message):
-        hard_negative_loss_func(*make_views(3), **settings)
-
-
-@pytest.mark.parametrize(
-    ("first", "second"), [((3, 4), (4, 4)), ((3, 4), (3, 5)), ((4,), (4,)), ((2, 3, 4), (2, 3, 4))]
-)
-def test_refuses_shapes_of_views(first: tuple[int, ...], second: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"\(N, D\)"):
-        nt_xent_loss_func(torch.ones(first), torch.ones(second))
+        hard_negative_loss_func(**{"z1": z1, "z2": z2, **settings})

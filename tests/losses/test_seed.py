@@ -60,11 +60,6 @@ def test_equals_the_loop() -> None:
     assert float(seed_loss_func(student, teacher, queue, 0.2, 0.1)) == pytest.approx(total / N)
 
 
-def test_gradcheck() -> None:
-    student, teacher, queue = make()
-    assert torch.autograd.gradcheck(lambda s: seed_loss_func(s, teacher, queue, 0.3, 0.2), student)
-
-
 def test_cold_teacher_is_info_nce() -> None:
     student, teacher, queue = make()
     found = seed_terms(student, teacher, queue, 0.2, 1e-4)
@@ -83,23 +78,6 @@ def test_loss_is_the_entropy_where_student_is_teacher() -> None:
     assert float(found.entropy) > 0.01
 
 
-def test_hot_teacher_is_flat() -> None:
-    found = seed_terms(*make(), 0.2, 1e6)
-    assert float(found.entropy) == pytest.approx(math.log(K + 1), abs=1e-4)
-    assert float(found.own) == pytest.approx(1 / (K + 1), abs=1e-4)
-
-
-@pytest.mark.parametrize("teacher_temperature", [0.01, 1e-4])
-def test_single_precision_is_near_double(teacher_temperature: float) -> None:
-    given = make()
-    single = (x.detach().float() for x in given)
-    wide = seed_terms(*given, 0.2, teacher_temperature)
-    terms = seed_terms(*single, 0.2, teacher_temperature)
-    assert terms.loss.dtype == torch.float32
-    torch.testing.assert_close(terms.loss.double(), wide.loss.detach(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(terms.entropy.double(), wide.entropy, rtol=1e-3, atol=1e-5)
-
-
 def test_half_precision_products_are_near() -> None:
     student, teacher, queue = (x.detach().float() for x in make(400))
     student.requires_grad_()
@@ -109,31 +87,6 @@ def test_half_precision_products_are_near() -> None:
     assert torch.equal(terms[1].own, terms[0].own)
     own, near = (torch.autograd.grad(t.loss, student)[0] for t in terms)
     assert 0 < float((near - own).norm() / own.norm()) < 0.05
-
-
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-def test_autocast_computes_in_single_precision(half: torch.dtype) -> None:
-    given = [x.detach().to(half) for x in make()]
-    expected = seed_terms(*(x.float() for x in given))
-    with torch.autocast("cpu", dtype=half):
-        assert F.linear(given[0], given[0]).dtype == half, "autocast must be on"
-        found = seed_terms(given[0].requires_grad_(), *given[1:])
-        found.loss.backward()
-    assert torch.equal(found.loss, expected.loss)
-    assert given[0].grad is not None
-    assert given[0].grad.dtype == half
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-def test_collapsed_features(rows: int) -> None:
-    student = torch.ones(rows, D, requires_grad=True)
-    queue = F.normalize(torch.ones(K, D), dim=1)
-    terms = seed_terms(student, torch.ones(rows, D), queue)
-    terms.loss.backward()
-    assert terms.loss.item() == pytest.approx(math.log(K + 1), rel=1e-4)
-    assert float(terms.own) == pytest.approx(1 / (K + 1), rel=1e-3)
-    assert student.grad is not None
-    assert student.grad.isfinite().all()
 
 
 def test_only_the_student_learns() -> None:
@@ -146,22 +99,6 @@ def test_only_the_student_learns() -> None:
     assert teacher.grad is queue.grad is None
     with torch.no_grad():
         assert torch.equal(seed_loss_func(student, teacher, queue), terms.loss)
-
-
-def test_queue_may_be_overwritten_before_the_backward_pass() -> None:
-    student, teacher, queue = make()
-    expected = torch.autograd.grad(seed_loss_func(student, teacher, queue), student)
-    loss = seed_loss_func(student, teacher, queue)
-    queue.zero_()
-    torch.testing.assert_close(torch.autograd.grad(loss, student), expected)
-
-
-def test_runs_without_looking_at_values() -> None:
-    given = [x.detach().float().to("meta") for x in make()]
-    terms = seed_terms(given[0].requires_grad_(), *given[1:])
-    terms.loss.backward()
-    assert all(term.is_meta for term in terms)
-    assert given[0].grad is not None
 
 
 @pytest.mark.parametrize(

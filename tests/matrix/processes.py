@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "methods"))
 
 from contrastive_run import from_the_hardest_down, same_draws
 
-from solo_ext.data.sampler import EpochSampler
+from solo_ext.data.views import EpochSampler
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.methods import negatives

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,12 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS
-from solo_ext.methods.contrastive import Preset
-from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
+from tests.methods.contrastive_run import CONTRASTIVE, DIM, built
 
 MakeConfig = Callable[..., dict[str, Any]]
-SAMPLES, DIM = 20, 8
-CONTRASTIVE = Preset(ContrastiveKwargs)
 
 
 @pytest.fixture(scope="session")
@@ -40,25 +36,9 @@ def build(make_config: MakeConfig) -> Callable[..., Any]:
     ) -> Any:
         own = copy.deepcopy(cfg)
         own.data.update({"num_small_crops": small, **(data or {})})
-        own.method_kwargs = {"proj_hidden_dim": 16, "proj_output_dim": DIM, **kwargs}
-        torch.manual_seed(0)
-        method = kind(own)
-        fill_prototypes(method)
-        return method
+        return built(own, kind, kwargs)
 
     return make
-
-
-def fill_prototypes(method: Any) -> None:
-    """Random prototypes of 20 samples, as an E-step leaves them."""
-    state = method.prototypes
-    if not state.num_prototypes:
-        return
-    means = [torch.randn(k, DIM) for k in state.num_prototypes]
-    assignments = torch.stack([torch.randint(0, k, (SAMPLES,)) for k in state.num_prototypes])
-    unit = [F.normalize(m, dim=1) for m in means]
-    state.update_(means, unit, [torch.ones(k) for k in state.num_prototypes], assignments)
-    state.epoch = 0
 
 
 @pytest.fixture

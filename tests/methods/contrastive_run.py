@@ -33,7 +33,10 @@ MIXES = {"num_hard": 5, "num_pair_mixes": 6, "num_query_mixes": 3, "warmup_epoch
 HARD = {"temperature": 0.5, "tau_plus": 0.1, "beta": 1.0}
 QUEUE = {"negatives": "queue", "queue_size": 30}
 NEAR = {"positives": "nearest_neighbor", "support_set": {"size": 30, "top_k": 2}}
-PROTOTYPES = {"positives": "prototype", "clusters": {"num_prototypes": [3, 4]}}
+PROTOTYPES = {
+    "positives": "prototype",
+    "clusters": {"num_prototypes": [3, 4], "warmup_epochs": 0},
+}
 MARGIN = {"loss": "arcface_loss_func", "loss_kwargs": {"scale": 8.0}}
 FIXED: dict[str, tuple[Any, dict[str, Any]]] = {
     "simclr": (CONTRASTIVE, {}),
@@ -78,22 +81,26 @@ def from_the_hardest_down(num_hard: int, draws: Any, ranked: bool) -> Mixing:
     return Mixing(num_hard, draws)
 
 
+def fill_prototypes(method: Any) -> None:
+    """Random prototypes of 20 samples, as an E-step leaves them."""
+    state = method.prototypes
+    if not state.num_prototypes:
+        return
+    means = [torch.randn(k, DIM) for k in state.num_prototypes]
+    assignments = torch.stack([torch.randint(0, k, (SAMPLES,)) for k in state.num_prototypes])
+    unit = [F.normalize(m, dim=1) for m in means]
+    state.update_(means, unit, [torch.ones(k) for k in state.num_prototypes], assignments)
+    state.epoch = 0
+
+
 def built(cfg: Any, kind: Any, kwargs: dict[str, Any]) -> Any:
     """A method of 8 dimensions with given clusters."""
     own = copy.deepcopy(cfg)
     own.method_kwargs = {"proj_hidden_dim": 16, "proj_output_dim": DIM, **kwargs}
-    if "clusters" in kwargs:
-        own.method_kwargs.clusters.warmup_epochs = 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         method = kind(own)
-        sizes = method.prototypes.num_prototypes
-        if sizes:
-            means = [torch.randn(k, DIM) for k in sizes]
-            assignments = torch.stack([torch.randint(0, k, (SAMPLES,)) for k in sizes])
-            unit = [F.normalize(m, dim=1) for m in means]
-            method.prototypes.update_(means, unit, [torch.ones(k) for k in sizes], assignments)
-            method.prototypes.epoch = 0
+        fill_prototypes(method)
     return method
 
 

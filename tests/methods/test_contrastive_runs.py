@@ -77,10 +77,3 @@ def test_geometry_is_that_of_the_last_batch(train: Train) -> None:
     uniformity = (-2 * distances).exp().mean().log().item()
     assert logged["train_uniformity"] == pytest.approx(uniformity, rel=1e-4)
     assert logged["train_effective_rank"] == pytest.approx(effective_rank(one).item())
-
-
-def test_unlabelled_data_has_no_neighbour_accuracy(train: Train, images: Path) -> None:
-    data = {"no_labels": True, "train_path": str(images / "0")}
-    logged = train("nnclr_symmetric", data=data, optimizer={"batch_size": 8})
-    assert "train_nn_own" in logged
-    assert "train_nn_acc" not in logged

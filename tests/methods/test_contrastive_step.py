@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.losses.mochi import draw_mixes
-from solo_ext.methods import METHODS, Debiased
+from solo_ext.methods import Debiased
 from solo_ext.methods import negatives as module
-from solo_ext.methods.contrastive import Contrastive, Preset
+from solo_ext.methods.contrastive import Contrastive
 
 Build = Callable[..., Any]
 NEAR = {"positives": "nearest_neighbor", "support_set": {"size": 12}, "pred_hidden_dim": 16}
@@ -183,22 +183,6 @@ def test_nothing_is_mixed_in_warm_up_epochs(
     assert set(metrics) == set(without) | more
 
 
-def test_the_floor_is_debiasing_s(build: Build, features: Any) -> None:
-    queries, indices = features(2), torch.arange(4)
-    for kwargs, floor in (({}, False), ({"beta": 1.0}, False), ({"tau_plus": 0.01}, True)):
-        _, metrics = build(**kwargs).contrast(queries, queries, indices, indices)
-        assert set(metrics) == {"train_hardness"} | ({"train_clamped_fraction"} if floor else set())
-
-
-def test_presets_are_there_by_name() -> None:
-    presets = {"debiased", "hard_negative", "mochi", "nnclr_symmetric"}
-    for name in presets:
-        assert isinstance(METHODS[name].target, Preset)
-        assert METHODS[name].year in (2020, 2021)
-        assert METHODS[name].arxiv
-    assert "metric" in METHODS
-
-
 def test_debiased_by_its_formula(build: Build, log: Any) -> None:
     """With three crops the estimate takes the mean over all other crops of the image (M of it)."""
     method, given = build(Debiased, small=1), batch(3)
@@ -225,9 +209,6 @@ def test_heads(build: Build, batch_norm: bool) -> None:
     assert ("BatchNorm1d" in kinds) == batch_norm
     # A bias that the batch norm removes again would be a parameter without effect.
     assert (method.projector[0].bias is None) == batch_norm
-    images = torch.randn(4, 3, 16, 16)
-    out = method.eval()(images)
-    assert set(out) == {"feats", "logits", "z"}
+    out = method.eval()(torch.randn(4, 3, 16, 16))
     assert out["z"].shape == (4, 8)
-    torch.testing.assert_close(out["z"], method.projector(method.backbone(images)))
-    torch.testing.assert_close(out["logits"], method.classifier(out["feats"]))
+    assert out["q"] is out["z"]

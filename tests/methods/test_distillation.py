@@ -26,7 +26,6 @@ VIT = {
     "name": "timm/vit_tiny_patch16_224",
     "kwargs": {"embed_dim": 12, "depth": 1, "num_heads": 2, "img_size": 16, "patch_size": 8},
 }
-FIXED = {"rrc": {"enabled": False}, "crop_size": SIDE, "num_crops": 1}
 
 
 def built(config: dict[str, Any]) -> Any:
@@ -76,8 +75,10 @@ def _weights(network: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_epoch_leaves_the_teacher_as_it_was(
-    method: str, make_distilled: MakeConfig, tmp_path: Path
+    method: str, make_distilled: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It sees the student's views, is no part of the checkpoint, and is named in the log."""
+    caplog.set_level("INFO", logger="solo_ext")
     watch = Watch()
     prepared = prepare(make_distilled(method))
     result = pretrain(prepared, run_dir=tmp_path / "run", callbacks=[watch], show_progress=False)
@@ -90,6 +91,10 @@ def test_an_epoch_leaves_the_teacher_as_it_was(
     assert any(name.startswith("backbone.") for name in state)
     assert not any(name.startswith("teacher.backbone") for name in state)
     assert not any(name.startswith("teacher.head") for name in state)
+    assert len(watch.seen) == len(watch.crops) == 2
+    assert all(torch.equal(*pair) for pair in zip(watch.seen, watch.crops, strict=True))
+    (said,) = [m for m in caplog.messages if m.startswith("teacher: ")]
+    assert "8 prototypes" in said
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -102,19 +107,6 @@ def test_the_teacher_is_not_optimised(method: str, make_distilled: MakeConfig) -
     assert {id(p) for p in network.projector.parameters()} <= held
     network.train()
     assert not any(m.training for m in network.teacher.modules())
-
-
-def test_the_teacher_sees_the_student_s_view(make_distilled: MakeConfig, tmp_path: Path) -> None:
-    watch = Watch()
-    pretrain(
-        prepare(make_distilled("seed")),
-        run_dir=tmp_path / "run",
-        callbacks=[watch],
-        show_progress=False,
-    )
-    assert len(watch.seen) == len(watch.crops) == 2
-    for seen, crop in zip(watch.seen, watch.crops, strict=True):
-        assert torch.equal(seen, crop)
 
 
 def test_under_the_teacher_s_own_normalisation(make_distilled: MakeConfig) -> None:
@@ -130,11 +122,10 @@ def test_under_the_teacher_s_own_normalisation(make_distilled: MakeConfig) -> No
         return (pixels - torch.tensor(m).view(3, 1, 1)) / torch.tensor(s).view(3, 1, 1)
 
     loaded = load_teacher(TeacherSource(layout="run", path=_path(network)))
-    ids = torch.arange(4)
-    (found,) = network.targets(ids, [normalised(mean, std)])
-    (expected,) = same.targets(ids, [normalised(loaded.mean, loaded.std)])
+    (found,) = network.targets([normalised(mean, std)])
+    (expected,) = same.targets([normalised(loaded.mean, loaded.std)])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    (other,) = same.targets(ids, [normalised(mean, std)])
+    (other,) = same.targets([normalised(mean, std)])
     assert (other - expected).abs().max() > 1e-2
 
 
@@ -274,7 +265,6 @@ def test_a_teacher_without_head(make_distilled: MakeConfig, tmp_path: Path) -> N
             "https://",
         ),
         ({"teacher": {"dtype": "int8"}}, "method_kwargs.teacher.dtype", "bfloat16"),
-        ({"teacher": {"cache": True}}, "method_kwargs.teacher.cache", "rrc"),
         ({"head": "teachers"}, "method_kwargs.head", "teacher"),
     ],
 )
@@ -291,33 +281,6 @@ def test_three_large_crops_are_refused(make_distilled: MakeConfig) -> None:
     error = refusal(make_distilled("seed", augmentations=crops))
     assert error.key == "augmentations"
     assert "1 or 2" in str(error)
-
-
-def test_cached_teacher_is_asked_once(make_distilled: MakeConfig, tmp_path: Path) -> None:
-    """And the run's numbers are those of a run that asks it at every step."""
-
-    def run(cache: bool) -> tuple[dict[str, Tensor], int]:
-        watch = Watch()
-        section = {"cache": cache}
-        config = make_distilled(
-            "protoseed",
-            method_kwargs={"teacher": section},
-            augmentations=[FIXED],
-            max_epochs=3,
-        )
-        folder = tmp_path / f"run-{cache}"
-        result = pretrain(prepare(config), run_dir=folder, callbacks=[watch], show_progress=False)
-        assert result.checkpoint is not None
-        state = torch.load(result.checkpoint, weights_only=True)["state_dict"]
-        return state, len(watch.seen)
-
-    (with_cache, few), (without, many) = run(True), run(False)
-    assert many == 6
-    assert few == 2
-    assert with_cache.keys() == without.keys()
-    for name, value in without.items():
-        if "_extra_state" not in name:
-            torch.testing.assert_close(with_cache[name], value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["seed", "protoseed", "protocpc"])
@@ -353,21 +316,3 @@ def test_mixed_precision_and_accumulated_gradients(
         losses[precision] = [x for x in logged if f"train_{method}_loss" in x][-1]
     values = [x[f"train_{method}_loss"] for x in losses.values()]
     assert values[0] == pytest.approx(values[1], rel=0.1)
-
-
-def test_half_precision_of_the_teacher_is_for_gpus(
-    make_distilled: MakeConfig, tmp_path: Path
-) -> None:
-    config = make_distilled("seed", method_kwargs={"teacher": {"dtype": "float16"}})
-    assert built(config).teacher.dtype == torch.float16
-    with pytest.raises(ConfigError, match="CPUs have no fast fp16"):
-        pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
-
-
-def test_what_came_with_the_teacher_is_said(
-    make_distilled: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO", logger="solo_ext"):
-        pretrain(prepare(make_distilled("seed")), run_dir=tmp_path / "run", show_progress=False)
-    (said,) = [r.message for r in caplog.records if r.message.startswith("teacher: ")]
-    assert "8 prototypes" in said

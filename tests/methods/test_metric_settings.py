@@ -31,32 +31,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "loss",
         "no criterion trains it: .*business of a method of its own.*register it with",
     ),
-    "a loss of neighbours": ({"loss": "nnclr_symmetric_loss_func"}, "loss", "no criterion"),
     "no such argument": (
         {**TRIPLET, "loss_kwargs": {"margn": 1.0}},
-        "loss_kwargs.margn",
-        "=1.0: triplet_loss_func takes no such argument; did you mean 'margin'",
+        "loss_kwargs",
+        "=.*'margn': 1.0.*unexpected.*margn.*triplet_loss_func takes .*margin",
     ),
     "an argument that is a tensor": (
         {"loss": "contrastive_loss_func", "loss_kwargs": {"same": 1}},
-        "loss_kwargs.same",
-        "takes no such argument",
-    ),
-    "the length of features": (
-        {"loss": "sphereface_loss_func", "classes": "label", "loss_kwargs": {"feature_norm": 1}},
-        "loss_kwargs.feature_norm",
-        "takes no such argument",
+        "loss_kwargs",
+        "multiple values.*same",
     ),
     "a margin below 0": (
         {**TRIPLET, "loss_kwargs": {"margin": -1.0}},
         "loss_kwargs",
-        r"=\{'margin': -1.0\}: margin=-1.0; must be at least 0",
+        r"=\{'margin': -1.0\}: margin=-1.0: must be at least 0",
     ),
-    "a margin in words": (
-        {**TRIPLET, "loss_kwargs": {"margin": "one"}},
-        "loss_kwargs",
-        "'one'.*see triplet_loss_func",
-    ),
+    "a margin in words": ({**TRIPLET, "loss_kwargs": {"margin": "one"}}, "loss_kwargs", "'one'"),
     "no distance": (
         {"loss": "soft_nearest_neighbor_loss_func", "loss_kwargs": {"distance": "euclidian"}},
         "loss_kwargs",
@@ -65,27 +55,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a scale of nothing": (
         {"loss": "clip_loss_func", "loss_kwargs": {"logit_scale": 0}},
         "loss_kwargs",
-        "logit_scale=0; must be above 0",
+        "logit_scale=0: must be above 0",
     ),
     "a temperature of nothing": (
         {"loss": "nce_loss_func", "loss_kwargs": {"temperature": 0.0}},
         "loss_kwargs",
-        "temperature=0.0; must be above 0",
+        "temperature=0.0: must be above 0",
     ),
     "a class for each image": (
         {**MARGIN, "classes": "instance"},
         "classes",
-        "='instance': arcface_loss_func learns a weight per class.*label or cluster",
+        "='instance': arcface_loss_func does not train with them; allowed: label, cluster",
     ),
     "classes of no use": (
         {"loss": "nt_xent_loss_func", "classes": "label"},
         "classes",
-        "='label': nt_xent_loss_func compares the crops of an image, whatever its class",
-    ),
-    "clusters of no use": (
-        {"loss": "uniformity_loss_func", **CLUSTER},
-        "classes",
-        "='cluster': uniformity_loss_func compares",
+        "='label': nt_xent_loss_func does not train with them; allowed: instance",
     ),
     "several clusterings": (
         {**TRIPLET, **CLUSTER, "clusters": {"num_prototypes": [3, 4]}},
@@ -107,13 +92,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "clusters.num_prototypes",
         r"=\[49\]: the training set has 48 images",
     ),
-    "mining": ({**TRIPLET, "mining": "easy"}, "mining", "not a valid choice.*semi_hard"),
-    "less than no uniformity": (
-        {**TRIPLET, "uniformity_weight": -1.0},
-        "uniformity_weight",
-        "0 or more",
-    ),
-    "misspelt key": ({**TRIPLET, "uniformity": 1.0}, "uniformity", "unknown key"),
     "misspelt clusters": (
         {**TRIPLET, "clusters": {"num_prototype": [3]}},
         "clusters.num_prototype",
@@ -143,7 +121,7 @@ def test_a_loss_is_required(make_config: MakeConfig) -> None:
     "data", [{"no_labels": True}, {"dataset": "stl10"}], ids=["no labels", "stl10"]
 )
 def test_labels_that_are_not_there(build: Build, data: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"classes='label'.*instance or cluster"):
+    with pytest.raises(ConfigError, match=r"classes='label'.*labels; allowed: instance, cluster"):
         build(Metric, data=data, **TRIPLET, classes="label")
     build(Metric, data=data, **TRIPLET)
     build(Metric, data=data, **TRIPLET, **CLUSTER)
@@ -178,12 +156,6 @@ def test_values_are_tried_without_a_trace(build: Build) -> None:
     two = build(Metric, **shapes, loss_kwargs={"margin": 0.3})
     for p, q in zip(one.parameters(), two.parameters(), strict=True):
         assert torch.equal(p, q)
-
-
-def test_has_no_momentum(make_config: MakeConfig, caplog: pytest.LogCaptureFixture) -> None:
-    prepared = prepare(make_config("metric", momentum={"base_tau": 0.9}))
-    assert prepared.run.momentum is None
-    assert "metric has no momentum backbone" in caplog.text
 
 
 @pytest.fixture
@@ -243,17 +215,17 @@ def test_losses_of_pytorch_metric_learning(build: Build, features: Any) -> None:
     torch.testing.assert_close(found, expected)
     # One with weights of its own, as many as there are classes.
     method = build(Metric, loss="pml/ArcFaceLoss", classes="label")
-    assert method.criterion.module.W.shape == (8, 3)
+    assert method.criterion.loss.W.shape == (8, 3)
     found, _ = method.compare(views, torch.arange(4), targets)
-    torch.testing.assert_close(found, method.criterion.module(unit, targets.repeat(2)))
+    torch.testing.assert_close(found, method.criterion.loss(unit, targets.repeat(2)))
     learnt = [id(p) for group in method.learnable_params for p in group["params"]]
     assert sorted(learnt) == sorted(id(p) for p in method.parameters())
     for classes in ("instance", "cluster"):
-        with pytest.raises(ConfigError, match=r"classes=.*cannot follow clusters or images"):
+        with pytest.raises(ConfigError, match=r"classes=.*allowed: label"):
             build(Metric, loss="pml/ArcFaceLoss", classes=classes)
     with pytest.raises(ConfigError, match=r"no such loss; did you mean 'NTXentLoss'"):
         build(Metric, loss="pml/NTXenLoss")
     with pytest.raises(ConfigError, match=r"loss_kwargs=\{\}.*required.*'loss'"):
         build(Metric, loss="pml/SelfSupervisedLoss")
-    with pytest.raises(ConfigError, match=r"loss_kwargs\.temprature.*did you mean 'temperature'"):
+    with pytest.raises(ConfigError, match=r"temprature.*NTXentLoss takes temperature"):
         build(Metric, loss="pml/NTXentLoss", loss_kwargs={"temprature": 1.0})

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from solo_ext.losses import LOSSES
 from solo_ext.methods import METHODS, Metric
-from solo_ext.methods.metric_criteria import MarginCriterion, metric_losses, training_of
+from solo_ext.methods.metric_criteria import criterion_of, metric_losses
 
 Build = Callable[..., Any]
 META = torch.device("meta")
@@ -25,13 +25,6 @@ PRESETS = {
     "nnclr_symmetric": {"support_set": {"size": 40, "exclude_own": True}, "pred_hidden_dim": 16},
 }
 COMBINED = list(itertools.product(POSITIVES, NEGATIVES, (False, True)))
-
-
-def classes_of(name: str) -> list[str]:
-    """What may count as a class to a loss."""
-    kind = training_of(name).criterion
-    of_images = [] if issubclass(kind, MarginCriterion) else ["instance"]
-    return [*of_images, *(("label", "cluster") if kind.uses_classes else ())]
 
 
 OWN = [n for n in metric_losses() if LOSSES[n].origin == "solo_ext"]
@@ -87,7 +80,9 @@ def test_mining(build: Build, on_meta: Any, mining: str) -> None:
     compare(build(Metric, loss="triplet_loss_func", mining=mining), on_meta)
 
 
-@pytest.mark.parametrize(("name", "classes"), [(n, c) for n in OWN for c in classes_of(n)])
+@pytest.mark.parametrize(
+    ("name", "classes"), [(n, c) for n in OWN for c in criterion_of(n).classes]
+)
 def test_metric_losses(build: Build, on_meta: Any, name: str, classes: str) -> None:
     clusters = {"num_prototypes": [3], "warmup_epochs": 0}
     method = build(Metric, loss=name, classes=classes, clusters=clusters, uniformity_weight=0.1)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from solo_ext.lab.cli.main import main
-from solo_ext.lab.evaluation.protocol import file_digest
 from solo_ext.lab.evaluation.suite_page import render_suite
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
@@ -65,7 +64,6 @@ def test_suite(record: dict[str, Any], tmp_path: Path) -> None:
     entry["settings"] = {HOSTILE: HOSTILE}
     entry["results"] = [{HOSTILE: HOSTILE, "picture": HOSTILE}]
     entry["headline"] = {HOSTILE: 1.0}
-    entry["files"] = {HOSTILE: HOSTILE}
     spoiled["entries"].append({**entry, "status": "failed", "error": HOSTILE})
     spoiled["environment"] = {HOSTILE: HOSTILE}
     page = render_suite(spoiled, tmp_path)
@@ -76,7 +74,9 @@ def test_suite(record: dict[str, Any], tmp_path: Path) -> None:
     assert page.count("bad()") > 20
 
 
-@pytest.mark.parametrize("name", ["../secret.png", "/etc/passwd", "a/b.png", "x.svg", "x.html"])
+@pytest.mark.parametrize(
+    "name", ["../secret.png", "/etc/passwd", "a/b.png", "link.png", "x.svg", "x.html"]
+)
 def test_pictures_of_other_folders_are_not_shown(
     name: str, record: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -89,9 +89,7 @@ def test_pictures_of_other_folders_are_not_shown(
         folder / "x.html",
     ):
         place.write_bytes(b"secret")
-    # With the right digest, as who wrote the record may well know it.
-    files = {name: file_digest(folder / name)}
-    assert files[name] is not None
-    entry = {**record["entries"][0], "results": [{"picture": name}], "files": files}
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    entry = {**record["entries"][0], "results": [{"picture": name}]}
     page = render_suite({**record, "entries": [entry]}, folder)
     assert not parse(page).all("img")

@@ -28,7 +28,6 @@ _ALL: tuple[Row, ...] = (
     proto_nce.ROW,
     e_step.ROW,
     e_step.CONCENTRATIONS,
-    e_step.PASS,
     e_step.GRANULARITIES,
     queue_update.ROW,
     queue_update.EMA,

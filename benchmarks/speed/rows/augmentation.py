@@ -12,9 +12,8 @@ import yaml
 from PIL import Image
 
 from benchmarks.interleaved import Work, by_clock, ratios, take_turns
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.peers import installed, not_installed
-from benchmarks.speed.target import Finding, Measured, Target, Whole
+from benchmarks.speed.operation import installed, not_installed
+from benchmarks.speed.target import Effort, Finding, Measured, Target, Whole
 from benchmarks.speed.turns import made_images
 from solo_ext.config.schema import Augmentation
 from solo_ext.core.files import config_root

@@ -23,15 +23,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.interleaved import Work, take_turns
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.law import Law
-from benchmarks.speed.operation import EXACT, NEEDS_GPU, Case, Goal, Operation, Setup
-from benchmarks.speed.peers import NOT_IMPLEMENTED, installed, not_installed
-from benchmarks.speed.rows.inputs import relative, unit
-from benchmarks.speed.target import Finding, Measured, Target, Whole, at_most, slope
+from benchmarks.interleaved import take_turns
+from benchmarks.speed.operation import (
+    EXACT,
+    NEEDS_GPU,
+    Case,
+    Goal,
+    Operation,
+    Setup,
+    installed,
+    not_installed,
+    relative,
+    unit,
+)
+from benchmarks.speed.target import Effort, Finding, Measured, Target, Whole, at_most
 from solo_ext.clustering import cluster_concentration, multi_granularity_kmeans
-from solo_ext.clustering.lloyd import assign, distances_to
+from solo_ext.clustering.k_means import distances_to
 
 ROWS, WIDTH, CLUSTERS = 50_000, 128, (250, 500, 1000)
 WARM_ITERATIONS, TEMPERATURE, DRIFT = 5, 0.2, 0.33
@@ -219,13 +226,6 @@ def e_step(effort: Effort) -> Measured:
             Finding("k-means, on a GPU", Target(target), peer=peer, note=NEEDS_GPU)
             for peer, target in ((ON_GPU, GPU_TIMES), ("flash-kmeans", FLASH))
         ]
-    findings.append(
-        Finding(
-            "features of an E-step in bfloat16: memory",
-            Target(2.0),
-            note=f"{NOT_IMPLEMENTED} in PCL",
-        )
-    )
     return Measured(findings, {k: part.details for k, part in parts.items()})
 
 
@@ -259,12 +259,6 @@ def concentrations(effort: Effort) -> Setup:
     )
 
 
-def one_pass(effort: Effort, rows: int, count: int) -> Work:
-    """Assignment of rows to means."""
-    x, means = unit(effort, rows, WIDTH), unit(effort, count, WIDTH)
-    return lambda: assign(x, means)
-
-
 def granularities(effort: Effort) -> Measured:
     """All granularities at once beside each by itself."""
     x = unit(effort, effort.size(ROWS), WIDTH)
@@ -292,24 +286,6 @@ CONCENTRATIONS = Operation(
             "concentrations, 50,000 rows, K 1000",
             concentrations,
             (Goal("lists (PCL)", 10, most_difference=EXACT),),
-        ),
-    ),
-)
-PASS = Operation(
-    "k-means-pass",
-    (),
-    (
-        Law(
-            "k-means pass against K",
-            (125, 250, 500, 1000, 2000),
-            lambda effort, count: one_pass(effort, effort.size(ROWS), count),
-            slope(1, at_most=True),
-        ),
-        Law(
-            "k-means pass against N",
-            (6250, 12500, 25000, 50000),
-            lambda effort, rows: one_pass(effort, rows, effort.size(1000)),
-            slope(1),
         ),
     ),
 )

@@ -8,8 +8,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.target import Finding, Measured, Whole, at_most
+from benchmarks.speed.target import Effort, Finding, Measured, Whole, at_most
 
 ROUNDS = 5
 

@@ -14,12 +14,8 @@ from torch import Tensor
 
 from benchmarks.interleaved import Work
 from benchmarks.speed.counting import counted
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.law import Law
-from benchmarks.speed.operation import EXACT, Case, Goal, Operation, Setup
-from benchmarks.speed.peers import peer
-from benchmarks.speed.rows.inputs import relative
-from benchmarks.speed.target import Finding, Measured, at_most, slope
+from benchmarks.speed.operation import EXACT, Case, Goal, Operation, Setup, peer, relative
+from benchmarks.speed.target import Effort, Finding, Measured, at_most
 from solo_ext import host
 from solo_ext.losses.contrastive import (
     batch_of_views,
@@ -116,18 +112,6 @@ def setup(effort: Effort, rows: int) -> Setup:
     )
 
 
-def growing(effort: Effort, size: int) -> Work:
-    """Ours alone, for the law."""
-    views = two_views(effort, size // 2)
-    return lambda: torch.autograd.grad(debiased_loss_func(*views, TEMPERATURE, TAU), views)
-
-
-def growing_hard(effort: Effort, size: int) -> Work:
-    """The same with hard negatives."""
-    views, settings = two_views(effort, size // 2), (TEMPERATURE, TAU, BETA)
-    return lambda: torch.autograd.grad(hard_negative_loss_func(*views, *settings), views)
-
-
 class InBatch(Operation):
     """Also counts what a GPU would have to launch."""
 
@@ -152,7 +136,6 @@ class InBatch(Operation):
 
 
 HARD = "hard negatives"
-SIZES = (512, 1024, 2048, 4096)
 
 
 def goals(debiased: float, hard: float, others: float | None, lean: float, gpu: float) -> Any:
@@ -184,9 +167,5 @@ ROW = InBatch(
     (
         Case("in-batch, 2N 512", partial(setup, rows=512), goals(1.4, 1.8, 1.8, 1.3, 3.0)),
         Case("in-batch, 2N 4,096", partial(setup, rows=4096), goals(2.1, 3.6, 2.1, 12, 5.0)),
-    ),
-    (
-        Law("debiased against 2N", SIZES, growing, slope(2), slope(1, at_most=True)),
-        Law("hard negatives against 2N", SIZES, growing_hard, slope(2), slope(1, at_most=True)),
     ),
 )

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.interleaved import Work
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.operation import EXACT, Case, Goal, Operation, Setup
-from benchmarks.speed.rows.inputs import across, relative, unit
+from benchmarks.speed.operation import EXACT, Case, Goal, Operation, Setup, across, relative, unit
+from benchmarks.speed.target import Effort
 from solo_ext.losses import MixDraws, mochi_loss_func
 from solo_ext.losses.mochi import plain_mochi
 

@@ -10,19 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.interleaved import Work
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.law import Law
-from benchmarks.speed.operation import Case, Goal, Operation, Setup
-from benchmarks.speed.peers import NOT_IMPLEMENTED, compiled, peer
-from benchmarks.speed.rows.inputs import unit
-from benchmarks.speed.target import slope
+from benchmarks.speed.operation import Case, Goal, Operation, Setup, compiled, peer, unit
+from benchmarks.speed.target import Effort
 from solo_ext import host
 from solo_ext.kernels.nearest_rows import nearest_rows
 
 IMAGES = 50_000
 """Ids are drawn from as many."""
 SIZE = 512, 98304, 256
-NOT_EXACT = f"{NOT_IMPLEMENTED}: it would find other rows"
 
 
 def ours(query: Tensor, table: Tensor, k: int = 1, **ids: Tensor) -> Tensor:
@@ -79,8 +74,6 @@ def one(effort: Effort, shape: tuple[int, int, int]) -> Setup:
             "lightly": peer("lightly.models.modules", lightly),
             "plain (lightly)": lambda: written_out(query, table),
             "compiled": compiled(effort, plain, query, table),
-            "bfloat16": NOT_EXACT,
-            "bfloat16, scored again": NOT_EXACT,
         },
         share_of_others,
     )
@@ -112,12 +105,6 @@ def five(effort: Effort) -> Setup:
     )
 
 
-def growing(effort: Effort, size: int) -> Work:
-    """Ours alone, for the law."""
-    query, table = unit(effort, effort.size(256), 128), unit(effort, size, 128)
-    return lambda: ours(query, table)
-
-
 ROW = Operation(
     "nearest",
     (
@@ -129,9 +116,6 @@ ROW = Operation(
                 Goal("lightly", 1.6, 24, most_difference=0),
                 Goal("plain (lightly)", 1.6, 24, most_difference=0),
                 Goal("compiled", 0, most_difference=0),
-                Goal("solo-learn", 3.0, ours="bfloat16, scored again"),
-                Goal("plain (lightly)", 3.5, ours="bfloat16, scored again"),
-                Goal("solo-learn", 4.3, ours="bfloat16"),
                 Goal("plain (lightly)", 3.0, device="cuda", most_ms=0.1),
             ),
         ),
@@ -151,15 +135,5 @@ ROW = Operation(
             (Goal("plain", 0, most_difference=0),),
         ),
         Case("five nearest 512 x 98,304 x 256", five, (Goal("plain", 0, most_difference=0),)),
-    ),
-    (
-        Law(
-            "nearest against K",
-            (16384, 32768, 65536, 98304),
-            growing,
-            slope(1),
-            slope(0),
-            most_growth=1.1,
-        ),
     ),
 )

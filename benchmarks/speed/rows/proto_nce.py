@@ -11,11 +11,20 @@ import torch
 from torch import Tensor
 
 from benchmarks.interleaved import Work
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.operation import EXACT, NARROW, Case, Goal, Operation, Setup
-from benchmarks.speed.peers import compiled
-from benchmarks.speed.rows.inputs import across, relative, unit
-from solo_ext.losses.proto_nce import plain_proto_nce, proto_nce_loss_func
+from benchmarks.speed.operation import (
+    EXACT,
+    NARROW,
+    Case,
+    Goal,
+    Operation,
+    Setup,
+    across,
+    compiled,
+    relative,
+    unit,
+)
+from benchmarks.speed.target import Effort
+from solo_ext.losses.info_nce import plain_proto_nce, proto_nce_loss_func
 
 BATCH, DIM = 256, 128
 IMAGENET = (25000, 50000, 100000), 16384

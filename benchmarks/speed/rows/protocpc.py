@@ -10,13 +10,20 @@ import torch
 from torch import Tensor
 
 from benchmarks.interleaved import Work
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.law import Law
-from benchmarks.speed.operation import EXACT, NARROW, Case, Goal, Operation, Setup
-from benchmarks.speed.peers import compiled
-from benchmarks.speed.rows.inputs import across, relative, unit
+from benchmarks.speed.operation import (
+    EXACT,
+    NARROW,
+    Case,
+    Goal,
+    Operation,
+    Setup,
+    across,
+    compiled,
+    relative,
+    unit,
+)
 from benchmarks.speed.rows.sinkhorn import plain_sinkhorn
-from benchmarks.speed.target import slope
+from benchmarks.speed.target import Effort
 from solo_ext.losses import protocpc_step, seed_loss_func
 from solo_ext.losses.seed import plain_seed
 
@@ -103,20 +110,6 @@ def seed(effort: Effort) -> Setup:
     )
 
 
-def growing(effort: Effort, size: int) -> Work:
-    """Ours with learnable prototypes, for the law."""
-    batch = effort.size(BATCH)
-    student, teacher = unit(effort, batch, 128).requires_grad_(), unit(effort, batch, 128)
-    prototypes = unit(effort, size, 128).requires_grad_()
-    prior = torch.ones(size, device=effort.device)
-
-    def work() -> tuple[Tensor, ...]:
-        terms = protocpc_step(student.unsqueeze(0), teacher.unsqueeze(0), prototypes, prior)
-        return torch.autograd.grad(terms.loss, (student, prototypes))
-
-    return work
-
-
 PEER = "pseudo-code"
 EAGER = 0.8
 """Of the targets in bfloat16, 4.0 and 4.5, which are a compiled step's: ours is not compiled."""
@@ -158,6 +151,4 @@ ROW = Operation(
             ),
         ),
     ),
-    # Memory: the teacher's exponentials and the gradient of the prototypes.
-    (Law("ProtoCPC step against K", (4096, 8192, 16384, 32768), growing, slope(1), slope(1)),),
 )

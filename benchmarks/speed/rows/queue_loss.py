@@ -10,12 +10,20 @@ import torch
 from torch import Tensor
 
 from benchmarks.interleaved import Work
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.law import Law
-from benchmarks.speed.operation import EXACT, NARROW, Case, Goal, Operation, Setup
-from benchmarks.speed.peers import compiled, peer
-from benchmarks.speed.rows.inputs import across, relative, unit
-from benchmarks.speed.target import slope
+from benchmarks.speed.operation import (
+    EXACT,
+    NARROW,
+    Case,
+    Goal,
+    Operation,
+    Setup,
+    across,
+    compiled,
+    peer,
+    relative,
+    unit,
+)
+from benchmarks.speed.target import Effort
 from solo_ext import host
 from solo_ext.losses.info_nce import info_nce_loss_func, plain_info_nce
 
@@ -93,21 +101,5 @@ ROW = Operation(
     (
         Case("InfoNCE 256 x 65,536 x 128", partial(setup, size=65536), LARGE),
         Case("InfoNCE 256 x 16,384 x 128", partial(setup, size=16384), SMALL),
-    ),
-    (
-        Law(
-            "InfoNCE against K",
-            (8192, 16384, 32768, 65536, 131072),
-            lambda effort, size: ours(effort, effort.size(BATCH), size),
-            slope(1),
-            slope(0),
-            most_growth=1.1,
-        ),
-        Law(
-            "InfoNCE against N",
-            (64, 128, 256, 512),
-            lambda effort, batch: ours(effort, batch, effort.size(65536)),
-            slope(1, at_most=True),
-        ),
     ),
 )

@@ -9,10 +9,8 @@ import torch
 from torch import nn
 
 from benchmarks.interleaved import Work
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.operation import Case, Goal, Operation, Setup
-from benchmarks.speed.peers import peer
-from benchmarks.speed.rows.inputs import unit
+from benchmarks.speed.operation import Case, Goal, Operation, Setup, peer, unit
+from benchmarks.speed.target import Effort
 from solo_ext import host
 from solo_ext.host.patches import PATCHES
 from solo_ext.memory.features import FeatureQueue, SupportSet

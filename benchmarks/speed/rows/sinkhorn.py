@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.interleaved import Work
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.operation import EXACT, NARROW, Case, Goal, Operation, Setup
-from benchmarks.speed.peers import compiled, peer
-from benchmarks.speed.rows.inputs import unit
+from benchmarks.speed.operation import (
+    EXACT,
+    NARROW,
+    Case,
+    Goal,
+    Operation,
+    Setup,
+    compiled,
+    peer,
+    unit,
+)
+from benchmarks.speed.target import Effort
 from solo_ext import host
 from solo_ext.kernels.sinkhorn import Assignment, assign
 from solo_ext.memory import sinkhorn

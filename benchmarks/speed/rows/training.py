@@ -17,8 +17,7 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmarks.interleaved import peak_mib
 from benchmarks.speed.counting import synchronisations
-from benchmarks.speed.effort import Effort
-from benchmarks.speed.target import Finding, Measured, Target, Whole, at_most
+from benchmarks.speed.target import Effort, Finding, Measured, Target, Whole, at_most
 from benchmarks.speed.turns import a_teacher, race_trainers, train, training_images
 
 Run = tuple[str, tuple[str, ...]]

@@ -29,10 +29,9 @@ def cluster_scores(targets: Tensor, assignments: Tensor) -> dict[str, float]:
 
     Returns:
         ``nmi``, normalised mutual information by the arithmetic mean of the entropies; ``ari``,
-        the adjusted Rand index, about 0 for random clusters; ``accuracy``, of the one-to-one
-        matching of clusters to classes with the most rows in common (the Hungarian method), where
-        rows of unmatched clusters count as wrong; ``purity``, the share of rows that are of the
-        most frequent class of their cluster.
+        the adjusted Rand index; ``accuracy`` of the best one-to-one matching of clusters to classes
+        (Hungarian method), where rows of unmatched clusters are wrong; ``purity``, the share of
+        rows that are of the most frequent class of their cluster.
 
     >>> import torch
     >>> cluster_scores(torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 3, 3]))["accuracy"]
@@ -66,14 +65,13 @@ class Clusters(FeatureProtocol):
 
     def measure(self, features: Features) -> list[Row]:
         """One row per k: means and sample deviations over seeds, in percent."""
-        rows, targets = features.split(self.split)
-        if self.k is None and features.classes < 2:
-            raise ConfigError(
-                "k", None, "there is one class, which any clusters agree with", "give k"
-            )
-        unit = F.normalize(rows.to(features.device).float(), dim=1)
+        rows, targets = features.test if self.split == "test" else features.train
+        if self.k is None and features.num_classes < 2:
+            problem = "there is one class, which any clusters agree with"
+            raise ConfigError("k", None, problem, "give k")
+        unit = F.normalize(rows.float(), dim=1)
         found = []
-        for place, k in enumerate([features.classes] if self.k is None else self.k):
+        for place, k in enumerate([features.num_classes] if self.k is None else self.k):
             if k > len(unit):
                 raise ConfigError(
                     "k" if self.k is None else f"k.{place}",

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from solo_ext.config.schema import DALI, CommonConfig, Crop
@@ -21,18 +21,12 @@ from solo_ext.config.schema import Images as ImagesSection
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.dali import DALIViews
-from solo_ext.data.images import (
-    Split,
-    class_names,
-    images_fingerprint,
-    open_images,
-    targets_of,
-)
+from solo_ext.data.images import Split, class_names, images_fingerprint, open_images
 from solo_ext.data.loaders import FixedLoader, fixed_loader
-from solo_ext.data.reading import Images, Skipping, name_of
+from solo_ext.data.reading import Images, Skipping, name_of, targets_of
 from solo_ext.data.transforms import STATISTICS, fixed_view
-from solo_ext.lab.evaluation.features import Features, extract_features, feature_batches
-from solo_ext.lab.evaluation.models import DTYPES, EvalData, EvalRun, Model, open_model
+from solo_ext.lab.evaluation.features import Features, Rows, extract_features, feature_batches
+from solo_ext.lab.evaluation.models import EvalData, EvalRun, Model, open_model
 from solo_ext.lab.evaluation.store import ALONE, FeatureStore, Ranks
 
 logger = logging.getLogger(__name__)
@@ -49,7 +43,7 @@ _OF_FILES = ("image_folder", "dali")
 """Formats that read the same image files."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class EvalContext:
     """Model, images and features for a protocol.
 
@@ -57,14 +51,13 @@ class EvalContext:
         model: the backbone; :meth:`backbone` gives a copy.
         settings: shared by all protocols.
         cfg: for this evaluation; the one entry of ``augmentations`` is the fixed view.
-        train: training images that have a label.
-        test: labelled test images; classes are numbered as in ``train``.
+        train: training images, all with a label.
+        test: likewise; classes are numbered as in ``train``.
         device: where to compute.
         out: folder for pictures; it may not exist yet.
-        progress: called as work goes on; ``None`` without display.
+        progress: called as work goes on.
         ranks: this process among several.
-        unreadable: by split, names of unreadable images that were left out of the features because
-            ``data.unreadable`` is ``skip``; features of such data are not stored.
+        unreadable: by split, names of images without features, if ``data.unreadable`` is ``skip``.
     """
 
     model: Model
@@ -80,18 +73,18 @@ class EvalContext:
 
     @cached_property
     def class_names(self) -> list[str]:
-        """Names of the classes by their number."""
+        """Names of the C classes by their number."""
         return class_names(self.train)
 
-    @property
-    def num_classes(self) -> int:
-        """C."""
-        return len(self.class_names)
+    @cached_property
+    def fingerprints(self) -> tuple[str | None, str | None]:
+        """Digests of the images of both splits; computed once, because they list every file."""
+        return images_fingerprint(self.train), images_fingerprint(self.test)
 
     @property
-    def features_dim(self) -> int:
-        """D."""
-        return self.model.features_dim
+    def title(self) -> str:
+        """The method, or the name of a model without one, for pictures."""
+        return self.cfg.method or self.model.name
 
     def backbone(self) -> nn.Module:
         """A copy of the backbone with its weights, on the CPU, that may be trained."""
@@ -110,23 +103,30 @@ class EvalContext:
 
     @cached_property
     def features(self) -> Features:
-        """Frozen features of both splits, read from disk if they are stored already.
+        """Frozen features of both splits, on the CPU, read from disk if they are stored already.
 
         Processes other than the first get no rows.
         """
-        return Features(
-            *self._features("train", self.train),
-            *self._features("val", self.test),
-            num_classes=self.num_classes,
-            device=self.device,
-            class_names=self.class_names,
-        )
+        train, test = self._features("train", self.train), self._features("val", self.test)
+        return Features(train, test, self.class_names)
 
-    def left_out(self) -> dict[str, list[str]]:
-        """By split, names of images without features, found by extracting features."""
-        skips = self.cfg.data.unreadable == "skip" and not self.ranks.rank
-        features = self.features if skips else None
-        return {} if features is None else self.unreadable
+    def refuse_unreadable(self) -> None:
+        """Refuses data sets in which images are skipped.
+
+        Raises:
+            ConfigError: features were found to be missing.
+        """
+        if self.cfg.data.unreadable != "skip":
+            return
+        _ = self.features
+        for split, names in self.unreadable.items():
+            raise ConfigError(
+                "data.unreadable",
+                "skip",
+                f"{len(names)} images of {split} cannot be read, the first {names[0]!r}, and this "
+                "protocol needs every image",
+                "remove them; protocols on features, such as knn and linear, go without",
+            )
 
     def about(self) -> dict[str, Any]:
         """Model and data of the evaluation, for a record."""
@@ -143,17 +143,16 @@ class EvalContext:
             "test": self._about_split("val", self.test),
         }
 
-    def _about_split(self, split: str, images: Images) -> dict[str, Any]:
+    def _about_split(self, split: Split, images: Images) -> dict[str, Any]:
         unreadable, data = self.unreadable.get(split, []), self.cfg.data
         # With data.holdout both splits are parts of the training images.
-        held_out = data.holdout is not None
         return {
-            "path": str(data.train_path if held_out else data.path(split)),
+            "path": str(data.path(split) if data.holdout is None else data.train_path),
             "images": len(images) - len(unreadable),
             "unreadable": unreadable,
         }
 
-    def on(self, data: EvalData) -> EvalContext:
+    def on(self, data: EvalData, out: Path) -> EvalContext:
         """The same backbone on other images.
 
         Raises:
@@ -162,50 +161,42 @@ class EvalContext:
         settings = self.settings.model_copy(update={"data": data})
         cfg = evaluation_config(self.model.cfg, settings)
         train, test = _images(cfg)
-        return replace(self, settings=settings, cfg=cfg, train=train, test=test, unreadable={})
+        return replace(
+            self, settings=settings, cfg=cfg, train=train, test=test, out=out, unreadable={}
+        )
 
     def alone(self) -> EvalContext:
-        """The same in this process only, without the others; features already extracted stay."""
+        """The same, with its features if they are there, without waiting for other processes."""
         if self.ranks == ALONE:
             return self
-        found = replace(self, ranks=ALONE)
-        held = None if self.ranks.rank else self.__dict__.get("features")
-        return found if held is None else found.with_features(held)
-
-    def with_features(self, features: Features) -> EvalContext:
-        """The same with given features, which are then neither extracted nor stored."""
-        found = replace(self)
-        # functools.cached_property looks up its value here.
-        found.__dict__["features"] = features
+        found = copy.copy(self)
+        found.ranks = ALONE
         return found
 
-    def _features(self, split: str, images: Images) -> tuple[Tensor, Tensor]:
-        def batches(indices: Sequence[int]) -> Generator[tuple[Tensor, Tensor]]:
-            every = len(indices) == len(images)
-            part = images if every else Subset(cast(Dataset[Any], images), indices)
-            return feature_batches(
-                self.model.backbone,
-                self.loader(cast(Images, part)),
-                device=self.device,
-                progress=self.report(split),
-            )
-
-        dtype = DTYPES[self.settings.features_dtype]
-        found = images_fingerprint(images)
+    def _features(self, split: Split, images: Images) -> Rows:
+        backbone, report, device = self.model.backbone, self.report(split), self.device
+        dtype = getattr(torch, self.settings.features_dtype)
+        found = self.fingerprints[split != "train"]
         if found is None:
             if self.ranks.rank:
                 # Features are shared by the store, and these images have no key in it.
                 return torch.empty(0, 0, dtype=dtype), torch.empty(0, dtype=torch.int64)
             loader = self.loader(images)
-            extracted = extract_features(
-                self.model.backbone,
-                loader,
-                device=self.device,
-                progress=self.report(split),
-                dtype=dtype,
-            )
-            self._note_unreadable(split, images, loader.skipped)
-            return extracted
+            rows = extract_features(backbone, loader, device=device, progress=report, dtype=dtype)
+            if loader.skipped:
+                names = self.unreadable[split] = [name_of(images, i) for i in loader.skipped]
+                logger.warning(
+                    f"{len(names)} of {len(images)} images of {split} cannot be read and are left "
+                    f"out, the first {names[0]!r}"
+                )
+            return rows
+
+        def batches(indices: Sequence[int]) -> Generator[Rows]:
+            part = images
+            if len(indices) < len(images):
+                part = cast(Images, Subset(cast(Dataset[Any], images), indices))
+            return feature_batches(backbone, self.loader(part), device=device, progress=report)
+
         size, (mean, std) = fixed_view(self.cfg)
         key = {
             "model": self.model.digest,
@@ -227,23 +218,9 @@ class EvalContext:
         store = FeatureStore(Path(folder).expanduser(), dtype)
         return store.features(key, len(images), batches, self.ranks)
 
-    def _note_unreadable(self, split: str, images: Images, indices: Sequence[int]) -> None:
-        names = [name_of(images, index) for index in indices]
-        if names:
-            self.unreadable[split] = names
-            logger.warning(
-                f"{len(names)} of {len(images)} images of {split} cannot be read and are left "
-                f"out, the first {names[0]!r}"
-            )
-
 
 def open_context(name: str, settings: EvalRun, progress: Progress | None = None) -> EvalContext:
     """Loads a model and opens the images that it is evaluated on.
-
-    Args:
-        name: as :func:`solo_ext.lab.evaluation.models.open_model` takes it.
-        settings: shared by all protocols.
-        progress: called during the extraction of features.
 
     Raises:
         UserError: no such model, no such device, or images that cannot be evaluated on.
@@ -293,63 +270,39 @@ def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
     if settings.num_workers is not None:
         data["num_workers"] = settings.num_workers
     size, (mean, std) = fixed_view(trained)
-    return trained.model_copy(
-        update={
-            "data": ImagesSection(**data),
-            "augmentations": [
-                Crop(crop_size=settings.crop_size or size, mean=list(mean), std=list(std))
-            ],
-            "dali": DALI(device=settings.dali.device or (trained.dali or DALI()).device),
-        }
-    )
+    view = Crop(crop_size=settings.crop_size or size, mean=list(mean), std=list(std))
+    dali = DALI(device=settings.dali.device or (trained.dali or DALI()).device)
+    update = {"data": ImagesSection(**data), "augmentations": [view], "dali": dali}
+    return trained.model_copy(update=update)
 
 
 def _images(cfg: CommonConfig) -> tuple[Images, Images]:
-    for split in SPLITS:
-        path = str(cfg.data.path(split))
-        if "${" in path:
-            raise ConfigError(
-                f"data.{split}_path",
-                path,
-                "an interpolation, which is not resolved out of a run's file",
-                f"give the path with data.{split}_path=...",
-            )
-    if cfg.data.no_labels:
+    data = cfg.data
+    if data.no_labels:
         raise ConfigError(
             "data.train_path",
-            cfg.data.train_path,
+            data.train_path,
             "the run was trained without labels, and an evaluation needs some",
             "give class folders with data.train_path=... data.val_path=...",
         )
     train, test = (
-        labelled_images(
-            open_images(cfg.data, split), f"data.{split}_path", str(cfg.data.path(split))
-        )
+        labelled_images(open_images(data, split), f"data.{split}_path", data.path(split))
         for split in SPLITS
     )
-    if cfg.data.dataset not in STATISTICS:
-        same_classes(train, test, str(cfg.data.val_path))
+    if data.dataset not in STATISTICS:
+        same_classes(train, test, str(data.val_path))
     return train, test
 
 
 def labelled_images(images: Images, key: str, path: str | None) -> Images:
     """Leaves out images without a label, such as the unlabelled part of STL-10's training images.
 
-    Args:
-        images: as :func:`solo_ext.data.images.open_images` gives them.
-        key: config key that they come from, such as ``data.train_path``.
-        path: its value.
-
-    Returns:
-        The same object if all have one.
-
     Raises:
-        ConfigError: no image has a label.
+        ConfigError: no image of the config's ``key``, whose value is ``path``, has a label.
     """
-    targets = targets_of(images)
-    if all(target >= 0 for target in targets):
+    kept = [index for index, target in enumerate(targets_of(images)) if target >= 0]
+    if len(kept) == len(images):
         return images
-    kept = [index for index, target in enumerate(targets) if target >= 0]
     if not kept:
         raise ConfigError(
             key,

@@ -27,8 +27,7 @@ def evaluate(
     """Measures a model with one protocol.
 
     Args:
-        path: as :func:`solo_ext.lab.evaluation.models.open_model` takes it: a run directory, a
-            checkpoint, ``timm/<model>`` or ``pixels``.
+        path: a run directory, a checkpoint, ``timm/<model>`` or ``pixels``.
         protocol: a name in :data:`PROTOCOLS`.
         settings: fields of the protocol, and of :class:`~solo_ext.lab.evaluation.models.EvalRun`.
         progress: called with the name of a task, its batches done and its batches in all.

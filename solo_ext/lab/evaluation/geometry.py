@@ -24,9 +24,7 @@ _DEAD = 1e-4
 
 @torch.no_grad()
 def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
-    """Measures the spread of features.
-
-    Takes n^2 D operations, and memory for one copy of the features and a bounded table.
+    """Measures the spread of features, by n^2 D operations.
 
     Args:
         features: (n, D), n at least 2, finite.
@@ -37,11 +35,10 @@ def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
         - ``uniformity``, ``log mean_{i != j} exp(-2 |x_i - x_j|^2)`` of unit rows, at most 0;
         - ``class_alignment``, the mean ``|x_i - x_j|^2`` of unit rows over pairs of the same class,
           in [0, 4]; nan if no class has two rows;
-        - ``mean_cosine`` over pairs of rows; 1 if all have the same direction;
+        - ``mean_cosine`` over pairs of rows;
         - ``std``, the mean deviation of the dimensions of unit rows, times ``sqrt(D)``: about 1 for
           an isotropic cloud, 0 for a collapsed one;
-        - ``dead``, the share of dimensions that hardly vary, in percent;
-        - ``mean_norm``, the mean length of the rows.
+        - ``dead``, the percentage of dimensions that hardly vary, and the rows' ``mean_norm``.
 
     Source:
         Effective rank: Garrido et al., ICML 2023, arXiv 2210.02885. Alignment and uniformity: Wang
@@ -60,7 +57,7 @@ def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
     return {
         "effective_rank": float(effective_rank(x)),
         "uniformity": _uniformity(unit),
-        "class_alignment": _class_alignment(unit, targets.to(x.device)),
+        "class_alignment": _class_alignment(unit, targets),
         "mean_cosine": pairs / (count * (count - 1)),
         "std": float(unit.std(dim=0, correction=0).mean()) * math.sqrt(x.shape[1]),
         "dead": 100 * float((deviations <= _DEAD * deviations.max()).float().mean()),
@@ -73,11 +70,9 @@ def _uniformity(unit: Tensor, t: float = 2.0) -> float:
     size = max(1, _MAX_ELEMENTS // count)
     masses = []
     for start in range(0, count, size):
-        block = cosines(unit[start : start + size], unit, scale)
         # Unit rows: |x - y|^2 = 2 - 2 x.y.
-        potentials = block.mul_(2 * t).sub_(2 * t)
-        own = torch.arange(len(block), device=block.device)
-        potentials[own, start + own] = float("-inf")
+        potentials = cosines(unit[start : start + size], unit, scale).mul_(2 * t).sub_(2 * t)
+        potentials.diagonal(start).fill_(float("-inf"))
         masses.append(potentials.logsumexp(1))
     mass = torch.cat(masses).double().logsumexp(0)
     return float(mass) - math.log(count * (count - 1))
@@ -110,7 +105,7 @@ class FeatureSpace(FeatureProtocol):
 
     def measure(self, features: Features) -> list[Row]:
         """One row: the numbers of :func:`feature_geometry`, with ``None`` instead of nan."""
-        rows, targets = features.split(self.split)
+        rows, targets = features.test if self.split == "test" else features.train
         if len(rows) < 2:
             other = "train" if self.split == "test" else "test"
             raise ConfigError(
@@ -123,7 +118,7 @@ class FeatureSpace(FeatureProtocol):
             generator = torch.Generator().manual_seed(self.seed)
             drawn = torch.randperm(len(rows), generator=generator)[: self.samples]
             rows, targets = rows[drawn], targets[drawn]
-        found = feature_geometry(rows.to(features.device), targets)
+        found = feature_geometry(rows, targets)
         plain = {k: None if math.isnan(v) else v for k, v in found.items()}
         return [{"images": len(rows), "dimensions": rows.shape[1], **plain}]
 

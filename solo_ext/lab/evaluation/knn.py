@@ -11,7 +11,7 @@ from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import PositiveFloat, PositiveInt
-from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.evaluation.features import Features, Rows
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
 from solo_ext.memory.knn import cosines, inverse_norms, knn_accuracy
 
@@ -28,14 +28,9 @@ class KNN(FeatureProtocol):
 
     def measure(self, features: Features) -> list[Row]:
         """One row per k and temperature: ``k``, ``temperature``, ``acc1``, ``acc5``."""
-        (bank, labels), (queries, targets) = features.split("train"), features.split("test")
+        (bank, labels), (queries, targets) = features.train, features.test
         scores = knn_accuracy(
-            queries.to(features.device),
-            targets,
-            bank.to(features.device),
-            labels,
-            ks=self.k,
-            temperatures=self.temperature,
+            queries, targets, bank, labels, ks=self.k, temperatures=self.temperature
         )
         return [
             {"k": k, "temperature": t, "acc1": tops[1], "acc5": tops[5]}
@@ -51,30 +46,24 @@ class KNN(FeatureProtocol):
 
 @torch.no_grad()
 def retrieval_scores(
-    queries: Tensor,
-    targets: Tensor,
-    gallery: tuple[Tensor, Tensor] | None,
-    ks: Sequence[int],
-    device: str | torch.device = "cpu",
+    queries: Tensor, targets: Tensor, gallery: Rows | None, ks: Sequence[int]
 ) -> Row:
-    """Ranks a gallery for every query; rows of the query's class are relevant.
+    """Ranks a gallery by cosine for every query; rows of the query's class are relevant.
 
     Average precision is ``mean_{relevant r} |{relevant up to rank r}| / rank(r)`` over the whole
-    ranking. Equal similarities keep the order of the gallery. Queries are processed in blocks, so
-    memory holds only a bounded table besides the features.
+    ranking. Equal similarities keep the order of the gallery. Queries are processed in blocks.
 
     Args:
         queries: (n, D).
         targets: (n,) classes.
         gallery: features (m, D) and classes (m,); ``None``: the queries, where each one is left out
             of its own ranking.
-        ks: ranks for recall; one beyond the gallery's size means the whole ranking.
-        device: where to compute.
+        ks: ranks for recall.
 
     Returns:
-        ``map``, mean average precision in percent over the full ranking; for each k
-        ``recall_<k>``, the percentage of queries with a relevant row among the first k;
-        ``queries``, the number of queries that have a relevant row: the others are left out.
+        In percent ``map``, the mean average precision, and for each k ``recall_<k>``, the queries
+        with a relevant row among the first k; ``queries``, the number of those that have one at
+        all: the others are left out.
 
     Raises:
         ValueError: no query has a relevant row.
@@ -84,24 +73,19 @@ def retrieval_scores(
     {'map': 100.0, 'recall_1': 100.0, 'queries': 6}
     """
     alone = gallery is None
-    rows, labels = (t.to(device) for t in ((queries, targets) if gallery is None else gallery))
-    scale = inverse_norms(rows)
-    size = max(1, _MAX_ELEMENTS // len(rows))
-    precision = torch.zeros((), dtype=torch.float64, device=device)
-    hits = {k: torch.zeros((), dtype=torch.int64, device=device) for k in ks}
-    count = torch.zeros((), dtype=torch.int64, device=device)
+    rows, labels = (queries, targets) if gallery is None else gallery
+    scale, size = inverse_norms(rows), max(1, _MAX_ELEMENTS // len(rows))
+    precision = torch.zeros((), dtype=torch.float64, device=rows.device)
+    hits = {k: torch.zeros((), dtype=torch.int64, device=rows.device) for k in ks}
+    count = torch.zeros((), dtype=torch.int64, device=rows.device)
     for start in range(0, len(queries), size):
-        block = queries[start : start + size].to(device)
-        similarity = cosines(block, rows, scale)
+        similarity = cosines(queries[start : start + size], rows, scale)
         if alone:
-            own = torch.arange(len(block), device=device)
             # Mask the query itself: it sorts last and is sliced off.
-            similarity[own, start + own] = float("-inf")
-        order = similarity.argsort(dim=1, descending=True, stable=True)
-        order = order[:, : len(rows) - alone]
-        truth = targets[start : start + size].to(device)
-        relevant = labels[order] == truth[:, None]
-        ranks = torch.arange(1, order.shape[1] + 1, device=device)
+            similarity.diagonal(start).fill_(float("-inf"))
+        order = similarity.argsort(dim=1, descending=True, stable=True)[:, : len(rows) - alone]
+        relevant = labels[order] == targets[start : start + size, None]
+        ranks = torch.arange(1, order.shape[1] + 1, device=rows.device)
         share = relevant.cumsum(1) / ranks
         average = (share * relevant).sum(1, dtype=torch.float64) / relevant.sum(1).clamp_min(1)
         precision += average.sum()
@@ -128,9 +112,9 @@ class Retrieval(FeatureProtocol):
 
     def measure(self, features: Features) -> list[Row]:
         """One row: ``map`` and ``recall_<k>`` in percent, and the number of ``queries``."""
-        gallery = None if self.gallery == "test" else features.split("train")
+        gallery = None if self.gallery == "test" else features.train
         try:
-            found = retrieval_scores(*features.split("test"), gallery, self.k, features.device)
+            found = retrieval_scores(*features.test, gallery, self.k)
         except ValueError as error:
             other = "train" if self.gallery == "test" else "test"
             raise ConfigError(

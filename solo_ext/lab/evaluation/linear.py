@@ -7,10 +7,11 @@ runs :func:`sweep_linear_probes`.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -23,84 +24,50 @@ from torch import Tensor
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.types import LearningRate, NonNegativeFloat, NonNegativeInt, PositiveInt
-from solo_ext.lab.evaluation.features import Features
-from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
+from solo_ext.lab.evaluation.features import Features, Rows, refuse_non_finite
+from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row, accuracies, first_and_five
 
+logger = logging.getLogger(__name__)
 Holdout = Annotated[float, Gt(0), Lt(1)]
+Head = tuple[Tensor, Tensor]
+"""Weight (C, D) and bias (C,)."""
 _MOMENTUM = 0.9
-_ROWS = 4096
+_BLOCK = 4096
 """Number of rows whose logits are computed at once."""
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    """Result of a probe, in percent.
-
-    Attributes:
-        accuracy: top-1 on the test features.
-        top5: top-5 on the test features; top-C with C < 5 train classes.
-        train_accuracy: top-1 on the train features.
-        weight_decay: the penalty used.
-        learning_rate: the rate used by SGD.
-        held_out: top-1 on the held-out rows by (rate, penalty); the largest was chosen. Empty if
-            there was no choice, or nothing held out.
-    """
-
-    accuracy: float
-    top5: float
-    train_accuracy: float
-    weight_decay: float
-    learning_rate: float | None = None
-    held_out: dict[tuple[float, float], float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Model:
-    weight: Tensor
-    bias: Tensor
-
-    def accuracy(self, features: Tensor, targets: Tensor, topk: int = 1) -> float:
-        logits = torch.addmm(self.bias, features, self.weight.T)
-        guess = logits.topk(min(topk, logits.shape[1]), dim=1).indices
-        return 100.0 * int((guess == targets[:, None]).sum()) / len(targets)
 
 
 @torch.inference_mode(False)
 def linear_probe(
-    train: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
+    train: Rows,
+    test: Rows,
     *,
-    weight_decays: Sequence[float] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0),
+    weight_decay: Sequence[float] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0),
     holdout: float = 0.2,
     max_iterations: int = 200,
     seed: int = 0,
-) -> ProbeResult:
+) -> dict[str, float]:
     """Accuracy of a multinomial logistic regression fitted to frozen features.
 
     Minimises ``mean_i CE(W x_i + b, y_i) + weight_decay / 2 * ||W||^2`` over the n train rows
-    (scikit-learn's ``C = 1 / (n * weight_decay)``), x standardised by the mean and standard
-    deviation of the train features, in float64 by L-BFGS with strong Wolfe line search, on the
-    device of the train features. The penalty is the one with the best top-1 on a stratified
-    hold-out of the train rows, the stronger one on a tie; the grid is walked from the strongest
-    penalty to the weakest, each fit starting at the previous one, and the chosen one is refitted
-    on all train rows. The test rows are used for nothing but the reported accuracies. Repeated
-    calls return the same numbers.
+    (scikit-learn's ``C = 1 / (n * weight_decay)``), x standardised by the mean and deviation of the
+    train rows, in float64 by L-BFGS with strong Wolfe line search. The penalty is
+    the one with the best top-1 on a stratified hold-out of the train rows, the stronger one on a
+    tie; each fit starts at that of the next stronger penalty, and the chosen one is refitted on all
+    train rows. The test rows choose nothing.
 
-    If a train class has fewer than 2 rows there is no stratified hold-out, and the middle of the
-    sorted grid is used (the stronger of two middles); a single penalty is used as it is. Classes
-    without train rows are never predicted: their test rows count as errors.
+    If a train class has one row there is no hold-out, and the middle of the sorted grid is used
+    (the stronger of two middles). Classes without train rows are never predicted.
 
     Args:
         train: features (n, D), finite, and their classes (n,).
         test: features (m, D), finite, and their classes (m,).
-        weight_decays: penalties to choose from, each at least 0.
-        holdout: share of every class's train rows held out, in (0, 1); at least one row of each
-            class is held out and at least one is fitted.
-        max_iterations: cap of the L-BFGS iterations of every fit, at least 1.
-        seed: of the hold-out, at least 0.
+        weight_decay: penalties to choose from, each at least 0.
+        holdout: share of every class's train rows held out, in (0, 1).
+        max_iterations: cap of the L-BFGS iterations of every fit.
+        seed: of the hold-out.
 
     Returns:
-        The accuracies in percent, with the penalty chosen.
+        ``acc1``, ``acc5`` and ``train_acc1`` in percent, and the chosen ``weight_decay``.
 
     Raises:
         ValueError: features that are not finite.
@@ -110,38 +77,33 @@ def linear_probe(
 
     >>> y = torch.arange(3).repeat(10)
     >>> x = torch.eye(3)[y]
-    >>> linear_probe((x, y), (x, y)).accuracy
+    >>> linear_probe((x, y), (x, y))["acc1"]
     100.0
     """
-    x, x_test = (_finite(side, part[0]) for side, part in (("train", train), ("test", test)))
-    x_test = x_test.to(x.device)
+    for features, _ in (train, test):
+        refuse_non_finite(features)
+    x, x_test = train[0].double(), test[0].double()
     # Leave out classes without train rows: their biases would go to minus infinity.
-    classes, y = torch.unique(train[1].to(x.device), return_inverse=True)
-    y_test = _numbered(test[1].to(x.device), classes)
+    classes, y = torch.unique(train[1], return_inverse=True)
+    y_test = _numbered(test[1], classes)
 
     std, mean = torch.std_mean(x, dim=0, correction=0)
     std = std.clamp_min(max(1e-6 * float(std.max()), 1e-30))
     x, x_test = (x - mean) / std, (x_test - mean) / std
 
-    blank = _Model(x.new_zeros(len(classes), x.shape[1]), x.new_zeros(len(classes)))
-    weight_decay, start = _choose(x, y, blank, sorted(weight_decays), holdout, max_iterations, seed)
-    model = _fit(x, y, start, weight_decay, max_iterations)
-    return ProbeResult(
-        accuracy=model.accuracy(x_test, y_test),
-        top5=model.accuracy(x_test, y_test, topk=5),
-        train_accuracy=model.accuracy(x, y),
-        weight_decay=weight_decay,
-    )
-
-
-def _finite(side: str, features: Tensor) -> Tensor:
-    broken = int((~features.isfinite().all(dim=1)).sum())
-    if broken:
-        raise ValueError(
-            f"{broken} of {len(features)} rows of {side} features are not finite; check the "
-            "backbone that made them."
-        )
-    return features.double()
+    grid, best = sorted(weight_decay), -1.0
+    chosen = grid[len(grid) // 2]
+    head = start = x.new_zeros(len(classes), x.shape[1]), x.new_zeros(len(classes))
+    if len(grid) > 1 and int(y.bincount().min()) > 1:
+        held = holdout_mask(y.cpu().numpy(), holdout, seed).to(x.device)
+        for penalty in reversed(grid):
+            head = _fit(x[~held], y[~held], head, penalty, max_iterations)
+            accuracy = _accuracies(head, x[held], y[held])["acc1"]
+            if accuracy > best:
+                best, chosen, start = accuracy, penalty, head
+    head = _fit(x, y, start, chosen, max_iterations)
+    train_acc1 = _accuracies(head, x, y)["acc1"]
+    return {**_accuracies(head, x_test, y_test), "train_acc1": train_acc1, "weight_decay": chosen}
 
 
 def _numbered(targets: Tensor, classes: Tensor) -> Tensor:
@@ -150,32 +112,12 @@ def _numbered(targets: Tensor, classes: Tensor) -> Tensor:
     return torch.where(classes[found] == targets, found, -1)
 
 
-def _choose(
-    x: Tensor,
-    y: Tensor,
-    blank: _Model,
-    grid: list[float],
-    holdout: float,
-    max_iterations: int,
-    seed: int,
-) -> tuple[float, _Model]:
-    """Returns the penalty to use, and a starting point for the fit on all rows."""
-    if len(grid) == 1 or int(y.bincount().min()) < 2:
-        return grid[len(grid) // 2], blank
-    held = holdout_mask(y.cpu().numpy(), holdout, seed).to(x.device)
-    x_fit, y_fit, x_held, y_held = x[~held], y[~held], x[held], y[held]
-    model, best = blank, (-1.0, grid[-1], blank)
-    for weight_decay in reversed(grid):
-        model = _fit(x_fit, y_fit, model, weight_decay, max_iterations)
-        accuracy = model.accuracy(x_held, y_held)
-        if accuracy > best[0]:
-            best = (accuracy, weight_decay, model)
-    return best[1:]
+def _accuracies(head: Head, x: Tensor, y: Tensor) -> dict[str, float]:
+    return accuracies(torch.addmm(head[1], x, head[0].T), y)
 
 
-def _fit(x: Tensor, y: Tensor, start: _Model, weight_decay: float, max_iterations: int) -> _Model:
-    weight = start.weight.clone().requires_grad_()
-    bias = start.bias.clone().requires_grad_()
+def _fit(x: Tensor, y: Tensor, start: Head, weight_decay: float, max_iterations: int) -> Head:
+    weight, bias = (tensor.clone().requires_grad_() for tensor in start)
     optimizer = torch.optim.LBFGS(
         [weight, bias],
         max_iter=max_iterations,
@@ -194,19 +136,11 @@ def _fit(x: Tensor, y: Tensor, start: _Model, weight_decay: float, max_iteration
         return loss
 
     optimizer.step(objective)  # type: ignore[no-untyped-call]
-    return _Model(weight.detach(), bias.detach())
+    return weight.detach(), bias.detach()
 
 
 def holdout_mask(labels: npt.NDArray[np.int64], holdout: float, seed: int) -> Tensor:
-    """Selects rows to hold out: ``holdout`` of every class, at least one but never all.
-
-    Args:
-        labels: (n,) classes.
-        holdout: above 0, below 1.
-        seed: of the draw.
-
-    Returns:
-        (n,) bool.
+    """Selects rows (n,) to hold out: a share of every class, at least one but never all.
 
     >>> held = holdout_mask(np.array([0] * 10 + [1] * 5), 0.2, seed=0)
     >>> held[:10].sum().item(), held[10:].sum().item()
@@ -232,45 +166,26 @@ class Linear(FeatureProtocol):
 
     def measure(self, features: Features) -> list[Row]:
         """One row: ``acc1``, ``acc5``, ``train_acc1``, the chosen ``weight_decay``."""
-        x, y = features.split("train")
-        result = linear_probe(
-            (x.to(features.device), y),
-            features.split("test"),
-            weight_decays=self.weight_decay,
-            holdout=self.holdout,
-            max_iterations=self.max_iterations,
-            seed=self.seed,
-        )
-        return [
-            {
-                "acc1": result.accuracy,
-                "acc5": result.top5,
-                "train_acc1": result.train_accuracy,
-                "weight_decay": result.weight_decay,
-            }
-        ]
+        return [linear_probe(features.train, features.test, **self.model_dump())]
 
 
 def labelled_draw(
     labels: npt.NDArray[np.int64], classes: Sequence[int], amount: int | float, seed: int, draw: int
 ) -> Tensor:
-    """Draws rows of every class.
+    """Indices of drawn rows, class by class.
 
     A draw depends only on the labels and on (seed, draw), so models whose features are in the same
     order are compared on the same rows. Within a draw, larger amounts contain the smaller ones.
 
     Args:
-        labels: (n,), -1 for none.
-        classes: classes that must be present.
+        labels: (n,).
+        classes: to draw from.
         amount: rows per class, at most as many as exist; a float is a share of every class, at
             least one row.
-        seed: at least 0.
+        seed: of all draws.
         draw: number of the draw.
 
-    Returns:
-        Indices of the rows, class by class.
-
-    >>> labels = np.array([0, 1, 0, 1, -1, 0])
+    >>> labels = np.array([0, 1, 0, 1, 0])
     >>> labels[labelled_draw(labels, [0, 1], 2, seed=0, draw=0)].tolist()
     [0, 0, 1, 1]
     """
@@ -307,151 +222,135 @@ class LowShot(FeatureProtocol):
 
         ``std`` is their sample deviation, ``ci95`` half the 95 % interval of the mean by Student's
         t: over draws of labels, not over training seeds. Amounts that exceed the images of a class
-        have no numbers, and ``note`` names the class.
+        are left out, with a warning.
 
         Raises:
             UserError: all amounts exceed them, or a class has no training image at all.
         """
-        test, (_, labels) = features.split("test"), features.split("train")
-        amounts: list[tuple[str, int | float, str]] = [
-            *((f"{shots} per class", shots, f"shots.{i}") for i, shots in enumerate(self.shots)),
-            *((f"{100 * f:g} %", f, f"fractions.{i}") for i, f in enumerate(self.fractions)),
-        ]
+        amounts: dict[str, int | float] = {
+            **{f"{shots} per class": shots for shots in self.shots},
+            **{f"{100 * fraction:g} %": fraction for fraction in self.fractions},
+        }
         if not amounts:
             raise ConfigError("shots", [], "nothing to measure", "give shots or fractions")
-        counts = labels.bincount(minlength=features.classes)
-        smallest = int(counts.argmin())
-        name, count = features.name_of(smallest), int(counts[smallest])
+        counts = features.train[1].bincount(minlength=features.num_classes)
+        name, count = features.class_names[int(counts.argmin())], int(counts.min())
         if not count:
             raise UserError(
-                f"class {name} has no training image, and few labels are of every class; give "
+                f"class {name!r} has no training image, and few labels are of every class; give "
                 "images of it, or leave the class out of both splits"
             )
-        short = f"class {name} has {count} training images"
+        short = f"class {name!r} has {count} training images"
         # A fraction never exceeds the images of a class.
-        possible = [not isinstance(amount, int) or amount <= count for _, amount, _ in amounts]
-        if not any(possible):
-            raise ConfigError(amounts[0][2], amounts[0][1], short, "lower it")
-        rows = []
-        for (label, amount, _), fits in zip(amounts, possible, strict=True):
-            row = self._row(features, test, amount) if fits else dict.fromkeys(_OF_DRAWS)
-            note = {} if all(possible) else {"note": "" if fits else short}
-            rows.append({"labels": label, **row, **note})
-        return rows
+        possible = {k: v for k, v in amounts.items() if isinstance(v, float) or v <= count}
+        if not possible:
+            raise ConfigError("shots", self.shots, short, "lower them")
+        if len(possible) < len(amounts):
+            left_out = ", ".join(label for label in amounts if label not in possible)
+            logger.warning(f"few labels: {short}, so {left_out} cannot be measured")
+        return [{"labels": k, **self._row(features, v)} for k, v in possible.items()]
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """Accuracy by amount, such as ``acc1_10_per_class``, for amounts that every class has."""
-        found = {}
-        for row in rows:
-            if row["acc1"] is not None:
-                name = row["labels"].replace(" per class", "_per_class").replace(" %", "_percent")
-                found[f"acc1_{name}"] = float(row["acc1"])
-        return found
+        """Accuracy by amount, such as ``acc1_10_per_class`` and ``acc1_1_percent``."""
+        names = [r["labels"].replace(" per ", "_per_").replace(" %", "_percent") for r in rows]
+        return {f"acc1_{n}": float(r["acc1"]) for n, r in zip(names, rows, strict=True)}
 
-    def _row(self, features: Features, test: tuple[Tensor, Tensor], amount: int | float) -> Row:
-        labels, classes = features.train_targets.numpy(), range(features.classes)
-        accuracies, count = [], 0
+    def _row(self, features: Features, amount: int | float) -> Row:
+        x, y = features.train
+        scores, count, labels = [], 0, y.cpu().numpy()
         for draw in range(self.draws):
-            rows = labelled_draw(labels, classes, amount, self.seed, draw)
+            rows = labelled_draw(labels, range(features.num_classes), amount, self.seed, draw)
             count = len(rows)
-            result = linear_probe(
-                (features.train[rows].to(features.device), features.train_targets[rows]),
-                test,
-                weight_decays=self.weight_decay,
+            found = linear_probe(
+                (x[rows], y[rows]),
+                features.test,
+                weight_decay=self.weight_decay,
                 max_iterations=self.max_iterations,
                 seed=self.seed,
             )
-            accuracies.append(result.accuracy)
-        std = statistics.stdev(accuracies) if self.draws > 1 else None
-        half = None
-        if std is not None:
+            scores.append(found["acc1"])
+        std = half = None
+        if self.draws > 1:
+            std = statistics.stdev(scores)
             half = float(student_t.ppf(0.975, self.draws - 1)) * std / self.draws**0.5
-        mean = statistics.fmean(accuracies)
-        return dict(zip(_OF_DRAWS, (count, mean, std, half, self.draws), strict=True))
-
-
-_OF_DRAWS = ("images", "acc1", "std", "ci95", "draws")
+        mean = statistics.fmean(scores)
+        return {"images": count, "acc1": mean, "std": std, "ci95": half, "draws": self.draws}
 
 
 @torch.no_grad()
 def sweep_linear_probes(
-    train: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
+    train: Rows,
+    test: Rows,
     *,
-    learning_rates: Sequence[float],
-    weight_decays: Sequence[float] = (0.0,),
+    learning_rate: Sequence[float],
+    weight_decay: Sequence[float] = (0.0,),
     epochs: int = 30,
-    batch_size: int = 256,
+    sgd_batch_size: int = 256,
     holdout: float = 0.2,
     seed: int = 0,
-    device: str | torch.device = "cpu",
-) -> ProbeResult:
+) -> dict[str, float | None]:
     """Trains one linear classifier for each rate and penalty at once, and keeps the best.
 
     Every classifier starts at zero and minimises ``mean CE(W x + b, y) + decay / 2 |W|^2`` by SGD
     with momentum 0.9 and a cosine schedule, on the same batches: one matrix product gives the
     logits of all. The pair with the best top-1 on a stratified hold-out of the train rows is
     chosen, on a tie the smaller rate and the larger penalty, and trained again on all train rows.
-    If no class has two train rows there is no hold-out, and the middle of both lists is taken. The
-    test rows are used only for the accuracies that are returned. x is standardised by mean and
-    deviation of the train rows, batch by batch, so features on ``device`` are not copied.
+    If no class has two train rows, the middle of both lists is taken. Rows are standardised by mean
+    and deviation of the train rows, batch by batch: features are not copied.
 
     Args:
         train: features (n, D), finite, and their classes (n,).
         test: features (m, D), finite, and their classes (m,).
-        learning_rates: each above 0; not scaled by the batch.
-        weight_decays: each 0 or more.
+        learning_rate: each above 0; not scaled by the batch.
+        weight_decay: each 0 or more.
         epochs: passes over the rows.
-        batch_size: rows of a batch.
+        sgd_batch_size: rows of a batch.
         holdout: share of each class's rows that is held out to choose.
         seed: of the hold-out and the order.
-        device: where the classifiers are.
+
+    Returns:
+        ``acc1``, ``acc5``, ``train_acc1`` and ``held_out_acc1``, the best on the hold-out, in
+        percent; the chosen ``learning_rate`` and ``weight_decay``.
 
     Source:
         The protocol of many heads in one pass: Oquab et al., 2023, arXiv 2304.07193.
 
     >>> y = torch.arange(3).repeat(10)
     >>> x = torch.eye(3)[y]
-    >>> sweep_linear_probes((x, y), (x, y), learning_rates=[0.1, 1.0]).accuracy
+    >>> sweep_linear_probes((x, y), (x, y), learning_rate=[0.1, 1.0])["acc1"]
     100.0
     """
-    train_features, test_features = train[0].to(device), test[0].to(device)
-    classes, targets = torch.unique(train[1], return_inverse=True)
-    everything = torch.arange(len(targets))
+    features, (classes, targets) = train[0], torch.unique(train[1], return_inverse=True)
+    held, every = holdout_mask(targets.cpu().numpy(), holdout, seed), torch.arange(len(targets))
     # max() returns the first of equals: the smallest rate, then the largest penalty.
-    grid = list(itertools.product(sorted(learning_rates), sorted(weight_decays, reverse=True)))
-    held = holdout_mask(targets.numpy(), holdout, seed)
-    targets = targets.to(device)
+    rates, decays = sorted(set(learning_rate)), sorted(set(weight_decay), reverse=True)
+    grid = list(itertools.product(rates, decays))
     # Without a hold-out, use the middle of both lists.
-    rates, decays = (list(dict.fromkeys(column)) for column in zip(*grid, strict=True))
     chosen = (rates[(len(rates) - 1) // 2], decays[(len(decays) - 1) // 2])
-    scores: dict[tuple[float, float], float] = {}
+    best: float | None = None
     if len(grid) > 1 and bool(held.any()):
-        fitted = everything[~held]
-        fit = _Rows(train_features, targets, *_statistics(train_features, fitted))
-        heads = _trained(fit, fitted, len(classes), grid, epochs, batch_size, seed)
-        accuracies = _accuracies(fit, everything[held], heads, (1,))[1]
-        scores = dict(zip(grid, accuracies, strict=True))
-        chosen = max(grid, key=scores.__getitem__)
-    whole = _Rows(train_features, targets, *_statistics(train_features, everything))
-    head = _trained(whole, everything, len(classes), [chosen], epochs, batch_size, seed)
-    known = _numbered(test[1], classes).to(device)
-    found = _accuracies(
-        _Rows(test_features, known, whole.mean, whole.std), torch.arange(len(known)), head, (1, 5)
-    )
-    return ProbeResult(
-        accuracy=found[1][0],
-        top5=found[5][0],
-        train_accuracy=_accuracies(whole, everything, head, (1,))[1][0],
-        weight_decay=chosen[1],
-        learning_rate=chosen[0],
-        held_out=scores,
-    )
+        fit = _Standardised(features, targets, *_statistics(features, every[~held]))
+        heads = _trained(fit, every[~held], len(classes), grid, epochs, sgd_batch_size, seed)
+        scores = [first for first, _ in _sweep_accuracies(fit, every[held], heads)]
+        best = max(scores)
+        chosen = grid[scores.index(best)]
+    whole = _Standardised(features, targets, *_statistics(features, every))
+    head = _trained(whole, every, len(classes), [chosen], epochs, sgd_batch_size, seed)
+    tested = _Standardised(test[0], _numbered(test[1], classes), whole.mean, whole.std)
+    ((first, five),) = _sweep_accuracies(tested, torch.arange(len(test[1])), head)
+    return {
+        "acc1": first,
+        "acc5": five,
+        "train_acc1": _sweep_accuracies(whole, every, head)[0][0],
+        "held_out_acc1": best,
+        "learning_rate": chosen[0],
+        "weight_decay": chosen[1],
+    }
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _Standardised:
     """Features and classes; rows are standardised by ``mean`` and ``std`` as they are read."""
 
     features: Tensor
@@ -459,14 +358,14 @@ class _Rows:
     mean: Tensor
     std: Tensor
 
-    def __getitem__(self, which: Tensor) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, which: Tensor) -> Rows:
         which = which.to(self.mean.device)
         return (self.features[which].float() - self.mean) / self.std, self.targets[which]
 
 
 def _statistics(features: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     total = square = torch.zeros(features.shape[1], dtype=torch.float64, device=features.device)
-    for part in torch.split(rows.to(features.device), _ROWS):
+    for part in torch.split(rows.to(features.device), _BLOCK):
         x = features[part].double()
         total, square = total + x.sum(0), square + x.square().sum(0)
     mean = total / len(rows)
@@ -477,7 +376,7 @@ def _statistics(features: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _trained(
-    data: _Rows,
+    data: _Standardised,
     rows: Tensor,
     num_classes: int,
     grid: Sequence[tuple[float, float]],
@@ -491,8 +390,7 @@ def _trained(
     weight = torch.zeros(width, heads, num_classes, device=device)
     bias = torch.zeros(heads, num_classes, device=device)
     moved, moved_bias = torch.zeros_like(weight), torch.zeros_like(bias)
-    steps = epochs * -(-len(rows) // batch_size)
-    done = 0
+    steps, done = epochs * -(-len(rows) // batch_size), 0
     rng = np.random.default_rng(seed)
     for _ in range(epochs):
         order = rows[torch.from_numpy(rng.permutation(len(rows)))]
@@ -510,22 +408,17 @@ def _trained(
     return weight, bias
 
 
-def _accuracies(
-    data: _Rows, rows: Tensor, heads: tuple[Tensor, Tensor], ranks: Sequence[int]
-) -> dict[int, list[float]]:
-    """Top-k accuracies of every classifier in percent."""
+def _sweep_accuracies(
+    data: _Standardised, rows: Tensor, heads: tuple[Tensor, Tensor]
+) -> list[tuple[float, float]]:
+    """Top-1 and top-5 accuracy of every classifier in percent."""
     weight, bias = heads
-    hits = {k: torch.zeros(len(bias), device=bias.device) for k in ranks}
-    for part in torch.split(rows, _ROWS):
+    hits = torch.zeros(len(bias), 2, device=bias.device)
+    for part in torch.split(rows, _BLOCK):
         x, y = data[part]
         logits = (x @ weight.flatten(1)).view(len(x), *bias.shape) + bias
-        # Non-finite logits, from a rate that is far too large, count as a wrong answer.
-        logits = logits.nan_to_num(float("-inf"), float("-inf"), float("-inf"))
-        guess = logits.topk(min(max(ranks), bias.shape[1]), dim=-1).indices
-        right = (guess == y[:, None, None]) & logits.isfinite().any(-1, keepdim=True)
-        for k in ranks:
-            hits[k] += right[..., :k].any(-1).sum(0)
-    return {k: (100 * h / len(rows)).tolist() for k, h in hits.items()}
+        hits += first_and_five(logits, y[:, None]).sum(0)
+    return [(first, five) for first, five in (100 * hits / len(rows)).tolist()]
 
 
 class LinearSGD(FeatureProtocol):
@@ -543,33 +436,14 @@ class LinearSGD(FeatureProtocol):
     seed: NonNegativeInt = 0
 
     def measure(self, features: Features) -> list[Row]:
-        """One row: accuracies, the chosen ``learning_rate`` and ``weight_decay``.
+        """One row: the numbers of :func:`sweep_linear_probes`, and ``at_edge``.
 
-        ``at_edge`` says that the chosen rate is the largest or smallest of several, so the grid
-        should be widened; ``None`` if no class has two training images to hold one out.
+        It says that the chosen rate is the largest or smallest of several, so the grid should be
+        widened; ``None`` if no class has two training images to hold one out.
         """
-        found = sweep_linear_probes(
-            features.split("train"),
-            features.split("test"),
-            learning_rates=self.learning_rate,
-            weight_decays=self.weight_decay,
-            epochs=self.epochs,
-            batch_size=self.sgd_batch_size,
-            holdout=self.holdout,
-            seed=self.seed,
-            device=features.device,
-        )
-        chosen = found.learning_rate
-        edges = (min(self.learning_rate), max(self.learning_rate))
-        several = len(set(self.learning_rate)) > 1
-        return [
-            {
-                "acc1": found.accuracy,
-                "acc5": found.top5,
-                "train_acc1": found.train_accuracy,
-                "held_out_acc1": max(found.held_out.values(), default=None),
-                "learning_rate": chosen,
-                "weight_decay": found.weight_decay,
-                "at_edge": None if several and not found.held_out else several and chosen in edges,
-            }
-        ]
+        row: Row = sweep_linear_probes(features.train, features.test, **self.model_dump())
+        edges = {min(self.learning_rate), max(self.learning_rate)}
+        at_edge: bool | None = len(edges) > 1 and row["learning_rate"] in edges
+        if len(edges) > 1 and row["held_out_acc1"] is None:
+            at_edge = None
+        return [{**row, "at_edge": at_edge}]

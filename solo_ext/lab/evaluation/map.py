@@ -27,11 +27,8 @@ from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row
 
 Method = Literal["pca", "tsne", "umap"]
 _TITLES: dict[Method, str] = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
-_FEWEST = 4
 _BEFORE_TSNE = 50
 _NEIGHBOURS = 15
-_COLOURS = [mpl.colors.to_hex(c) for c in mpl.colormaps["tab10"].colors]  # type: ignore[attr-defined]
-_SHAPES = "o^sDvP"
 _LEGEND_ROWS = 20
 
 
@@ -52,41 +49,32 @@ class FeatureMap(BackboneProtocol):
     def run(self, context: EvalContext) -> list[Row]:
         """One row per method: ``method``, ``images``, ``trustworthiness``, ``picture``.
 
+        Trustworthiness, at most 1, says whether neighbours in the map are neighbours in feature
+        space, for 15 neighbours or fewer for few points (Venna and Kaski, ICANN 2001).
+
         Raises:
-            ConfigError: fewer than four labelled images.
+            ConfigError: fewer than four images.
         """
-        found = context.features
-        if self.split == "test":
-            x, targets = found.test, found.test_targets
-        else:
-            x, targets = found.train, found.train_targets
+        features, targets = getattr(context.features, self.split)
         drawn = seeded_sample(targets, self.max_images, self.max_classes, self.seed)
-        if len(drawn) < _FEWEST:
-            raise ConfigError(
-                "max_images", self.max_images, f"leaves {len(drawn)} images", "a map needs four"
-            )
-        x, targets = x[drawn].float(), targets[drawn]
-        present = len(torch.unique(targets))
-        title = f"{context.cfg.method or context.model.name}"
+        if len(drawn) < 4:
+            problem = f"leaves {len(drawn)} images"
+            raise ConfigError("max_images", self.max_images, problem, "a map needs four")
+        x, targets = F.normalize(features[drawn].double(), dim=1).numpy(), targets[drawn].numpy()
+        present, names = len(np.unique(targets)), context.class_names
         about = f"{len(drawn)} {self.split} images of {present} classes"
-        if present < context.num_classes:
-            about += f" (of {context.num_classes})"
+        if present < len(names):
+            about += f" (of {len(names)})"
         context.out.mkdir(parents=True, exist_ok=True)
-        report = context.report("maps")
+        count, report = min(_NEIGHBOURS, max(1, (len(x) - 1) // 2)), context.report("maps")
         rows: list[Row] = []
         for done, method in enumerate(dict.fromkeys(self.methods), start=1):
-            points = self.points(x, method)
-            axes = principal_axes(x, points) if method == "pca" else ("", "")
-            figure = draw_map(
-                points,
-                targets.numpy(),
-                context.class_names,
-                f"{_TITLES[method]} of {title}, {about}",
-                axes,
-            )
+            points, axes = self.points(x, method)
+            title = f"{_TITLES[method]} of {context.title}, {about}"
             picture = f"map_{method}.png"
+            figure = draw_map(points, targets, names, title, axes)
             figure.savefig(refuse_link(context.out / picture), metadata={"Software": None})
-            kept = round(kept_neighbours(x, points), 4)
+            kept = round(float(trustworthiness(x, points, n_neighbors=count)), 4)
             row: Row = {"method": method, "images": len(drawn), "trustworthiness": kept}
             rows.append({**row, "picture": picture})
             if report is not None:
@@ -98,7 +86,9 @@ class FeatureMap(BackboneProtocol):
         """Trustworthiness of each method."""
         return {f"trustworthiness_{r['method']}": float(r["trustworthiness"]) for r in rows}
 
-    def points(self, features: Tensor, method: Method) -> npt.NDArray[np.float64]:
+    def points(
+        self, x: npt.NDArray[np.float64], method: Method
+    ) -> tuple[npt.NDArray[np.float64], tuple[str, str]]:
         """Lays out L2-normalised features.
 
         PCA (Hotelling, 1933); t-SNE (van der Maaten and Hinton, JMLR 2008) of the first 50
@@ -106,23 +96,25 @@ class FeatureMap(BackboneProtocol):
         1802.03426). The perplexity is at most a third of the number of images.
 
         Args:
-            features: (n, D), n above 3.
-            method: name of the method.
+            x: (n, D), n above 3.
+            method: of the layout.
 
         Returns:
-            (n, 2).
+            (n, 2), and names of the axes, empty if they have no meaning.
 
-        >>> FeatureMap().points(torch.eye(8), "pca").shape
-        (8, 2)
+        >>> points, axes = FeatureMap().points(np.eye(8), "pca")
+        >>> points.shape, axes
+        ((8, 2), ('component 1 (14% of variance)', 'component 2 (14%)'))
         """
-        x = F.normalize(features.double(), dim=1).numpy()
         if method == "pca":
-            made: Any = PCA(2, svd_solver="full")
-        elif method == "tsne":
+            pca = PCA(2, svd_solver="full")
+            points, (first, second) = pca.fit_transform(x), pca.explained_variance_ratio_
+            return points, (f"component 1 ({first:.0%} of variance)", f"component 2 ({second:.0%})")
+        if method == "tsne":
             if min(x.shape) > _BEFORE_TSNE:
                 x = PCA(_BEFORE_TSNE, random_state=self.seed).fit_transform(x)
             perplexity = min(self.perplexity, (len(x) - 1) / 3)
-            made = TSNE(perplexity=perplexity, init="pca", random_state=self.seed)
+            layout: Any = TSNE(perplexity=perplexity, init="pca", random_state=self.seed)
         else:
             try:
                 from umap import UMAP
@@ -132,7 +124,7 @@ class FeatureMap(BackboneProtocol):
                     "of methods"
                 ) from None
             # With several jobs UMAP would ignore the seed.
-            made = UMAP(
+            layout = UMAP(
                 n_neighbors=min(self.n_neighbors, len(x) - 1),
                 min_dist=self.min_dist,
                 random_state=self.seed,
@@ -141,7 +133,7 @@ class FeatureMap(BackboneProtocol):
         with warnings.catch_warnings():
             # The libraries warn about their own defaults, and about spectral layouts of few points.
             warnings.simplefilter("ignore")
-            return np.asarray(made.fit_transform(x), dtype=np.float64)
+            return np.asarray(layout.fit_transform(x), dtype=np.float64), ("", "")
 
 
 def draw_map(
@@ -151,27 +143,17 @@ def draw_map(
     title: str,
     axes: tuple[str, str] = ("", ""),
 ) -> Figure:
-    """The picture of a map: a colour and shape per class, and their names in a legend.
-
-    Args:
-        points: (n, 2).
-        targets: (n,) class numbers.
-        classes: names by number.
-        title: above the map.
-        axes: labels of the axes, empty if they have no meaning.
+    """The picture of points (n, 2): a colour and shape per class, and their names in a legend.
 
     >>> corners = np.array([[0, 0], [0, 1], [1, 0], [1, 1.0]])
     >>> figure = draw_map(corners, np.array([0, 0, 1, 1]), ["cat", "dog"], "PCA")
     >>> [text.get_text() for text in figure.legends[0].get_texts()]
     ['cat', 'dog']
     """
-    present = [int(label) for label in np.unique(targets)]
+    present = np.unique(targets).tolist()
     columns = -(-len(present) // _LEGEND_ROWS)
     looks: dict[int, Any] = {
-        label: {
-            "color": _COLOURS[place % len(_COLOURS)],
-            "marker": _SHAPES[place // len(_COLOURS) % len(_SHAPES)],
-        }
+        label: {"color": f"C{place % 10}", "marker": "o^sDvP"[place // 10 % 6]}
         for place, label in enumerate(present)
     }
     with mpl.rc_context({"text.parse_math": False}):
@@ -203,48 +185,17 @@ def draw_map(
 
 
 def seeded_sample(targets: Tensor, count: int, max_classes: int, seed: int) -> Tensor:
-    """At most ``count`` labelled rows of at most ``max_classes`` classes, drawn from the seed.
+    """Draws at most ``count`` rows of at most ``max_classes`` classes; indices in ascending order.
 
-    Args:
-        targets: (n,), -1 for none.
-        count: above 0.
-        max_classes: above 0.
-        seed: of the draw.
-
-    Returns:
-        Indices in ascending order.
-
-    >>> seeded_sample(torch.tensor([0, -1, 1, 0]), count=9, max_classes=9, seed=0).tolist()
-    [0, 2, 3]
+    >>> seeded_sample(torch.tensor([0, 1, 0]), count=9, max_classes=1, seed=0).tolist()
+    [0, 2]
     """
     generator = torch.Generator().manual_seed(seed)
-    classes = torch.unique(targets[targets >= 0])
+    classes = torch.unique(targets)
     if len(classes) > max_classes:
         classes = classes[torch.randperm(len(classes), generator=generator)[:max_classes]]
     rows = torch.nonzero(torch.isin(targets, classes)).flatten()
     return rows[torch.randperm(len(rows), generator=generator)[:count]].sort().values
-
-
-def kept_neighbours(features: Tensor, points: npt.NDArray[np.float64]) -> float:
-    """Trustworthiness, at most 1: whether neighbours in the map are neighbours in feature space.
-
-    Uses 15 neighbours, or fewer for few points (Venna and Kaski, ICANN 2001).
-
-    >>> angles = torch.linspace(0, 1.5, 20)
-    >>> circle = torch.stack([angles.cos(), angles.sin()], dim=1)
-    >>> kept_neighbours(circle, circle.numpy())
-    1.0
-    """
-    count = min(_NEIGHBOURS, max(1, (len(points) - 1) // 2))
-    x = F.normalize(features.double(), dim=1).numpy()
-    return float(trustworthiness(x, points, n_neighbors=count))
-
-
-def principal_axes(features: Tensor, points: npt.NDArray[np.float64]) -> tuple[str, str]:
-    """Names of the axes of PCA's ``points`` with their shares of the variance."""
-    total = float(F.normalize(features.double(), dim=1).var(dim=0).sum())
-    first, second = points.var(axis=0, ddof=1) / max(total, 1e-30)
-    return f"component 1 ({first:.0%} of variance)", f"component 2 ({second:.0%})"
 
 
 def shortened(name: str, longest: int) -> str:

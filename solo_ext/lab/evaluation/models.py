@@ -28,9 +28,6 @@ from solo_ext.pretrained.libraries import image_side
 from solo_ext.pretrained.runs import load_pretrained
 
 PIXELS = "pixels"
-_PIXELS_SIZE = 32
-_BATCH_SIZE = 64
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class EvalData(Section):
@@ -101,11 +98,6 @@ class RawPixels(nn.Module):
         return x.flatten(1)
 
 
-def is_baseline(name: str) -> bool:
-    """Whether a name is a model's rather than a run's."""
-    return name == PIXELS or (name.startswith(PREFIX) and not Path(name).exists())
-
-
 def open_model(name: str, settings: EvalRun) -> Model:
     """Loads what is to be evaluated.
 
@@ -118,24 +110,21 @@ def open_model(name: str, settings: EvalRun) -> Model:
     Raises:
         UserError: no such run or model, or settings that do not apply to it.
     """
-    if not is_baseline(name):
-        return _run(name, settings)
-    if settings.data.train_path is None or settings.data.val_path is None:
+    timm = name.startswith(PREFIX) and not Path(name).exists()
+    if (timm or name == PIXELS) and not (settings.data.train_path and settings.data.val_path):
         key = "data.val_path" if settings.data.train_path else "data.train_path"
         raise ConfigError(key, None, f"{name} was trained on no images here", "give both folders")
+    if timm:
+        return _timm(name, settings)
+    for key in ("pretrained", "model_seed", "model_kwargs"):
+        value = getattr(settings, key)
+        if value != EvalRun.model_fields[key].default:
+            raise ConfigError(key, value, f"{name!r} is no model of timm", "leave it out")
     if name == PIXELS:
-        _refuse_model_settings(name, settings)
-        size = settings.crop_size or _PIXELS_SIZE
-        cfg = _config(PIXELS, {}, size)
-        place = _folder(name, settings)
-        return Model(name, RawPixels(), 3 * size * size, cfg, PIXELS, PIXELS, None, place)
-    return _timm(name, settings)
-
-
-def _run(name: str, settings: EvalRun) -> Model:
-    _refuse_model_settings(name, settings)
-    path = Path(name)
-    found = load_pretrained(path)
+        size = settings.crop_size or 32
+        cfg, folder = _config(PIXELS, {}, size), _folder(settings, PIXELS)
+        return Model(name, RawPixels(), 3 * size * size, cfg, PIXELS, PIXELS, None, folder)
+    found = load_pretrained(Path(name))
     return Model(
         name,
         found.backbone,
@@ -152,15 +141,12 @@ def _timm(name: str, settings: EvalRun) -> Model:
     kwargs = dict(settings.model_kwargs)
     if "pretrained" in kwargs:
         raise ConfigError("model_kwargs.pretrained", kwargs["pretrained"], "set pretrained itself")
+    given = {**kwargs, "pretrained": settings.pretrained}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.model_seed)
         try:
-            backbone, features_dim = build_backbone(
-                host.load().backbones,
-                name,
-                {**kwargs, "pretrained": settings.pretrained},
-                method=None,
-                dataset="custom",
+            backbone, width = build_backbone(
+                host.load().backbones, name, given, method=None, dataset="custom"
             )
         except ConfigError:
             raise
@@ -173,14 +159,13 @@ def _timm(name: str, settings: EvalRun) -> Model:
                 "ones"
             ) from error
     config = resolve_model_data_config(backbone)  # type: ignore[no-untyped-call]
-    size = image_side(kwargs, config["input_size"][-1])
-    cfg = _config(name, kwargs, size, mean=list(config["mean"]), std=list(config["std"]))
+    view = {"mean": list(config["mean"]), "std": list(config["std"])}
+    cfg = _config(name, kwargs, image_side(kwargs, config["input_size"][-1]), **view)
     tag = (getattr(backbone, "pretrained_cfg", None) or {}).get("tag")
     weights = (tag or "pretrained") if settings.pretrained else f"random-{settings.model_seed}"
+    folder = _folder(settings, *name.split("/"), weights)
     digest = state_digest(backbone.state_dict())
-    return Model(
-        name, backbone, features_dim, cfg, weights, digest, None, _folder(name, settings, weights)
-    )
+    return Model(name, backbone, width, cfg, weights, digest, None, folder)
 
 
 def _config(name: str, kwargs: dict[str, Any], size: int, **normalization: Any) -> CommonConfig:
@@ -188,18 +173,9 @@ def _config(name: str, kwargs: dict[str, Any], size: int, **normalization: Any) 
         backbone=Backbone(name=name, kwargs=kwargs),
         data=Images(dataset="custom"),
         augmentations=[Crop(crop_size=size, **normalization)],
-        optimizer=Batch(batch_size=_BATCH_SIZE),
+        optimizer=Batch(batch_size=64),
     )
 
 
-def _folder(name: str, settings: EvalRun, weights: str = "") -> Path:
-    if settings.out:
-        return Path(settings.out)
-    return Path("evaluations") / "-".join(p for p in (*name.split("/"), weights) if p)
-
-
-def _refuse_model_settings(name: str, settings: EvalRun) -> None:
-    for key in ("pretrained", "model_seed", "model_kwargs"):
-        value = getattr(settings, key)
-        if value != EvalRun.model_fields[key].default:
-            raise ConfigError(key, value, f"{name!r} is no model of timm", "leave it out")
+def _folder(settings: EvalRun, *words: str) -> Path:
+    return Path(settings.out) if settings.out else Path("evaluations") / "-".join(words)

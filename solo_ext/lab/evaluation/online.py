@@ -13,45 +13,35 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 from rich.console import Console
 
-from solo_ext.config.check import validated
 from solo_ext.config.schema import RunConfig
 from solo_ext.core.distributed import on_first, propagate_rank_errors
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.reading import Images
-from solo_ext.lab.evaluation.context import EvalContext, evaluation_config, labelled_images
+from solo_ext.lab.evaluation.context import (
+    SPLITS,
+    EvalContext,
+    evaluation_config,
+    labelled_images,
+)
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, headline
 from solo_ext.lab.evaluation.features import Features, extract_features
 from solo_ext.lab.evaluation.models import EvalRun, Model
-from solo_ext.lab.evaluation.protocol import BackboneProtocol, Protocol, measure
+from solo_ext.lab.evaluation.protocol import BackboneProtocol, Protocol, measure, protocols_of
 from solo_ext.pretrained.files import state_digest
 
 
 def online_protocols(run: RunConfig) -> dict[str, Protocol]:
-    """The protocols that ``online_eval`` names, with their settings.
-
-    Args:
-        run: the checked config.
+    """The protocols that ``online_eval`` of a checked config names, with their settings.
 
     Raises:
         ConfigError: a setting that a protocol does not have or lacks, or a protocol that needs all
             images although unreadable ones are skipped.
     """
     given = run.online_eval
-    names = list(dict.fromkeys(given.protocols))
-    for name in given.settings:
-        if name not in names:
-            raise ConfigError(
-                f"online_eval.settings.{name}",
-                given.settings[name],
-                "not among online_eval.protocols",
-                nearest(name, names),
-            )
-    chosen: dict[str, Protocol] = {}
-    for name in names:
-        prefix, own = f"online_eval.settings.{name}", given.settings.get(name, {})
-        chosen[name] = validated(PROTOCOLS[name], own, prefix=prefix)
-        if isinstance(chosen[name], BackboneProtocol) and run.data.unreadable == "skip":
+    chosen = protocols_of(PROTOCOLS, given.protocols, given.settings, "online_eval.settings")
+    for name, protocol in chosen.items():
+        if isinstance(protocol, BackboneProtocol) and run.data.unreadable == "skip":
             raise ConfigError(
                 "online_eval.protocols",
                 name,
@@ -62,20 +52,19 @@ def online_protocols(run: RunConfig) -> dict[str, Protocol]:
 
 
 class OnlineEvaluation(Callback):
-    """Logs the headline numbers of protocols, ``online_<protocol>_<number>``.
+    """Logs the headline numbers of protocols, such as ``online_knn_acc1``.
 
-    It measures before training, every n epochs and after the last one; a metric is for example
-    ``online_knn_acc1``. Code, transform and splits are those of ``solo-ext eval``; the state of
-    training, random generators included, is not changed. Rank 0 measures alone. Pictures and
-    weights of protocols go to ``<out>/epoch-<n>``.
+    It measures before training, every n epochs and after the last one, as ``solo-ext eval`` does;
+    the state of training, random generators included, is not changed. Rank 0 measures alone.
+    Pictures and weights of protocols go to ``<out>/epoch-<n>``.
 
     Args:
         run: the checked config.
         train: training images; those without a label are left out.
         val: validation images, likewise.
         every_n_epochs: above 0.
-        protocols: by name, as :func:`online_protocols` gives them.
-        out: folder, created when something is written.
+        protocols: of :func:`online_protocols`.
+        out: folder.
     """
 
     def __init__(
@@ -90,7 +79,7 @@ class OnlineEvaluation(Callback):
         self.run, self.out = run, out
         self.train, self.val = (
             labelled_images(images, f"data.{split}_path", run.data.path(split))
-            for images, split in ((train, "train"), (val, "val"))
+            for images, split in zip((train, val), SPLITS, strict=True)
         )
         self.loaders = fixed_loader(run, self.train), fixed_loader(run, self.val)
         self.every_n_epochs, self.protocols = every_n_epochs, protocols
@@ -134,8 +123,8 @@ class OnlineEvaluation(Callback):
         cfg = evaluation_config(self.run, settings)
         context = EvalContext(model, settings, cfg, self.train, self.val, device, out)
         train, test = (extract_features(backbone, part, device=device) for part in self.loaders)
-        names = context.class_names
-        return context.with_features(Features(*train, *test, len(names), device, names))
+        context.features = Features(train, test, context.class_names)
+        return context
 
     def _log(self, trainer: pl.Trainer, accuracies: dict[str, float], epoch: int) -> None:
         if accuracies:

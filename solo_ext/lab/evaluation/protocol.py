@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from pydantic import create_model
+from torch import Tensor
 
 from solo_ext.config.check import validated
-from solo_ext.core.errors import ConfigError
+from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.core.types import Section
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import Features
@@ -28,19 +28,13 @@ class Protocol(Section):
     Attributes:
         title: its name in tables.
         by_default: whether the suite runs it without being asked.
-        version: raised when the same settings give other numbers than before, so that the suite
-            does not reuse old ones from its record.
     """
 
     title: ClassVar[str]
     by_default: ClassVar[bool] = True
-    version: ClassVar[int] = 1
 
     def depends_on(self, context: EvalContext) -> list[str | None]:
-        """Digests of what the rows depend on besides settings, model and images of the context.
-
-        ``None`` in the list: it is unknown whether something is still the same.
-        """
+        """Digests of other images than the context's that are measured, ``None`` if unknown."""
         return []
 
     @classmethod
@@ -54,11 +48,7 @@ class FeatureProtocol(Protocol):
 
     @abstractmethod
     def measure(self, features: Features) -> list[Row]:
-        """Measures features.
-
-        Raises:
-            UserError: these features cannot be measured with the settings.
-        """
+        """Measures features; settings that they do not allow are a ``UserError``."""
 
 
 class BackboneProtocol(Protocol):
@@ -72,30 +62,21 @@ class BackboneProtocol(Protocol):
 
     @abstractmethod
     def run(self, context: EvalContext) -> list[Row]:
-        """Measures a backbone on a data set.
-
-        Raises:
-            UserError: the settings or images do not allow it.
-        """
+        """Measures a backbone on a data set; what these do not allow is a ``UserError``."""
 
 
 def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
     """Runs one protocol; if there are several processes, only the first gets rows."""
     if isinstance(protocol, FeatureProtocol):
         features = context.features
-        return [] if context.ranks.rank else protocol.measure(features)
+        return [] if context.ranks.rank else protocol.measure(features.to(context.device))
     assert isinstance(protocol, BackboneProtocol)
+    if context.ranks.rank:
+        return []
     if protocol.needs_every_image:
         # Without its features, an image would be shown or trained on as another one.
-        for split, names in context.left_out().items():
-            raise ConfigError(
-                "data.unreadable",
-                "skip",
-                f"{len(names)} images of {split} cannot be read, the first {names[0]!r}, and this "
-                "protocol needs every image",
-                "remove them; protocols on features, such as knn and linear, go without",
-            )
-    return [] if context.ranks.rank else protocol.run(context.alone())
+        context.refuse_unreadable()
+    return protocol.run(context.alone())
 
 
 def read_settings(kind: type[Protocol], settings: Mapping[str, Any]) -> tuple[EvalRun, Protocol]:
@@ -111,26 +92,58 @@ def read_settings(kind: type[Protocol], settings: Mapping[str, Any]) -> tuple[Ev
     return EvalRun.model_validate({k: values[k] for k in EvalRun.model_fields}), own
 
 
+def protocols_of(
+    kinds: Mapping[str, type[Protocol]],
+    names: Sequence[str],
+    settings: Mapping[str, Mapping[str, Any]],
+    prefix: str,
+) -> dict[str, Protocol]:
+    """The named protocols, with the ``settings`` (a config's key ``prefix``) given for them.
+
+    Raises:
+        ConfigError: an unknown protocol, a wrong setting, or settings of one that is not named.
+    """
+    for name in names:
+        if name not in kinds:
+            raise ConfigError("protocols", name, "not possible here", nearest(name, kinds))
+    for name in settings:
+        if name not in names:
+            problem = "not among the protocols"
+            raise ConfigError(f"{prefix}.{name}", settings[name], problem, nearest(name, names))
+    return {
+        name: validated(kinds[name], settings.get(name, {}), prefix=f"{prefix}.{name}")
+        for name in dict.fromkeys(names)
+    }
+
+
 def files_of(rows: Iterable[Row]) -> list[str]:
     """Paths, in the folder of the rows, of pictures, weights and further files.
 
     >>> files_of([{"acc1": 87.5, "picture": "map.png"}, {"picture": "map.png", "files": ["a.png"]}])
     ['map.png', 'a.png']
     """
-    keys = ("picture", "saved")
-    named = [[*(row.get(k) for k in keys), *(row.get("files") or ())] for row in rows]
+    named = [[row.get("picture"), row.get("saved"), *(row.get("files") or ())] for row in rows]
     return list(dict.fromkeys(str(file) for files in named for file in files if file))
 
 
-def file_digest(file: Path) -> str | None:
-    """SHA-256 of a file; ``None`` if it cannot be read."""
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError:
-        return None
+def first_and_five(logits: Tensor, targets: Tensor) -> Tensor:
+    """Whether the class is the first guess, and among the first five: (..., 2) bool.
+
+    Logits are (..., C), targets broadcast to the axes before C; -1 is never guessed, and a row
+    without finite logits is wrong.
+    """
+    # topk would rank NaN first.
+    logits = logits.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
+    guess = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
+    hit = (guess == targets[..., None]) & logits.isfinite().any(-1, keepdim=True)
+    return torch.stack((hit[..., 0], hit.any(-1)), dim=-1)
 
 
-def is_unchanged(file: Path, digest: str | None) -> bool:
-    """Whether a file has the digest that it was written with."""
-    return digest is not None and file_digest(file) == digest
+def accuracies(logits: Tensor, targets: Tensor) -> dict[str, float]:
+    """Percentages of rows whose class is the first guess of logits (n, C), and of the first five.
+
+    >>> accuracies(torch.eye(8), torch.arange(8))
+    {'acc1': 100.0, 'acc5': 100.0}
+    """
+    first, five = first_and_five(logits, targets).sum(0).tolist()
+    return {"acc1": 100.0 * first / len(targets), "acc5": 100.0 * five / len(targets)}

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from solo_ext.lab.evaluation.protocol import is_unchanged
 from solo_ext.lab.pages import (
     Block,
     Figure,
@@ -34,7 +33,17 @@ def render_suite(record: Mapping[str, Any], folder: Path) -> str:
         record: from :func:`solo_ext.lab.evaluation.suite.evaluate_suite`, complete or not.
         folder: contains the pictures that rows name; they are embedded in the page.
     """
-    entries = record["entries"]
+    entries, backbone = record["entries"], record["backbone"]
+    kwargs = ", ".join(f"{k} {v}" for k, v in (backbone.get("kwargs") or {}).items())
+    trained = "" if record["epoch"] is None else f", {record['epoch']} epochs"
+    about = {
+        "model": record["run"],
+        "weights": f"{record['checkpoint']}{trained} (digest {record['checkpoint_sha256']})",
+        "backbone": f"{backbone['name']}{f' ({kwargs})' if kwargs else ''}",
+        "train": f"{record['train']['images']:,} images of {record['train']['path']}",
+        "test": f"{record['test']['images']:,} images of {record['test']['path']}",
+        "view": f"{record['image_size']} x {record['image_size']} pixels",
+    }
     remark = (
         "Accuracies and agreement in percent. The backbone is frozen unless the protocol says "
         "otherwise; the test split chooses nothing."
@@ -47,26 +56,12 @@ def render_suite(record: Mapping[str, Any], folder: Path) -> str:
     return render_page(
         f"Evaluation of {record['method'] or record['run']}",
         [
-            Section("", [_facts(_about(record))]),
+            Section("", [_facts(about)]),
             Section("Summary", [Paragraph(remark, "soft"), summary]),
             *(Section(e["title"], [*_blocks(e, folder)], note=e["protocol"]) for e in entries),
             Section("What ran where", [_facts(record["environment"])]),
         ],
     )
-
-
-def _about(record: Mapping[str, Any]) -> dict[str, str]:
-    backbone = record["backbone"]
-    kwargs = ", ".join(f"{k} {v}" for k, v in (backbone.get("kwargs") or {}).items())
-    trained = "" if record["epoch"] is None else f", {record['epoch']} epochs"
-    return {
-        "model": record["run"],
-        "weights": f"{record['checkpoint']}{trained} (digest {record['checkpoint_sha256']})",
-        "backbone": f"{backbone['name']}{f' ({kwargs})' if kwargs else ''}",
-        "train": f"{record['train']['images']:,} images of {record['train']['path']}",
-        "test": f"{record['test']['images']:,} images of {record['test']['path']}",
-        "view": f"{record['image_size']} x {record['image_size']} pixels",
-    }
 
 
 def _facts(facts: Mapping[str, Any]) -> Table:
@@ -77,52 +72,33 @@ def _result(entry: Mapping[str, Any]) -> str:
     if entry["status"] != "done":
         return f"failed: {entry['error']}"
     numbers = entry["headline"].items()
-    return ", ".join(f"{_words(k)} {_cell(float(v), abs(v) < 1)}" for k, v in numbers)
+    return ", ".join(f"{_words(k)} {_cell(float(v))}" for k, v in numbers)
 
 
 def _blocks(entry: Mapping[str, Any], folder: Path) -> Iterator[Block]:
     if entry["status"] != "done":
         yield Paragraph(entry["error"], "wrong")
         return
-    rows = entry["results"]
+    rows: Sequence[Mapping[str, Any]] = entry["results"]
     keys = [k for k in rows[0] if k not in _FILES] if rows else []
     if keys:
-        yield _table(keys, rows)
-    figures = [*_figures(rows, folder, entry.get("files") or {})]
+        numeric = {i for i, k in enumerate(keys) if any(_is_number(row.get(k)) for row in rows)}
+        cells = [[_cell(row.get(k)) for k in keys] for row in rows]
+        yield Table([_words(k) for k in keys], cells, numeric=frozenset(numeric))
+    figures = [_figure(row, folder) for row in rows if row.get("picture")]
     if figures:
         yield Figures(figures)
     settings = ", ".join(f"{k} {v}" for k, v in (entry["settings"] or {}).items())
     yield Folded("Settings", [Paragraph(settings, "soft")])
 
 
-def _table(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
-    numeric = {k for k in keys if any(_is_number(r.get(k)) for r in rows)}
-    # With two decimals, numbers below 1 would lose their meaning.
-    fine = {k for k in numeric if all(abs(r[k]) < 1 for r in rows if _is_number(r.get(k)))}
-    return Table(
-        [_words(k) for k in keys],
-        [[_cell(row.get(k), k in fine) for k in keys] for row in rows],
-        numeric=frozenset(i for i, k in enumerate(keys) if k in numeric),
-    )
-
-
-def _figures(
-    rows: Sequence[Mapping[str, Any]], folder: Path, digests: Mapping[str, str | None]
-) -> Iterator[Figure]:
-    """Pictures that have not changed since the rows were written."""
-    for row in rows:
-        if row.get("picture"):
-            name = str(row["picture"])
-            said = [f"{_words(k)} {_cell(v, True)}" for k, v in row.items() if k not in _FILES]
-            png = _png(folder, name, digests.get(name))
-            yield Figure(", ".join(said) + ("" if png else f" (no picture {name})"), png=png)
-
-
-def _png(folder: Path, name: str, digest: str | None) -> bytes:
-    """A PNG in the folder; a file elsewhere or changed since is not used."""
-    file = folder / name
-    own = Path(name).name == name and file.suffix.lower() == ".png"
-    return file.read_bytes() if own and is_unchanged(file, digest) else b""
+def _figure(row: Mapping[str, Any], folder: Path) -> Figure:
+    """The picture of a row, if it is a PNG in this folder and no link to another place."""
+    name = str(row["picture"])
+    file, said = folder / name, [f"{_words(k)} {_cell(row[k])}" for k in row if k not in _FILES]
+    own = Path(name).name == name and file.suffix.lower() == ".png" and not file.is_symlink()
+    png = file.read_bytes() if own and file.is_file() else b""
+    return Figure(", ".join(said) + ("" if png else f" (no picture {name})"), png=png)
 
 
 def _words(key: str) -> str:
@@ -133,11 +109,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cell(value: Any, fine: bool) -> str:
+def _cell(value: Any) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "\N{EN DASH}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}" if fine else f"{value:.2f}"
+        # With two decimals, numbers below 1 would lose their meaning.
+        return f"{value:.2f}" if abs(value) >= 1 or not value else f"{value:.4g}"
     return str(value)

@@ -1,79 +1,221 @@
-"""Shared by protocols that train with labels: views, schedule, seeds, resumption, accuracies."""
+"""What ``linear_augmented`` and ``finetune`` share: training on the images with their labels."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from safetensors.torch import save_file
 from timm.scheduler import CosineLRScheduler  # type: ignore[attr-defined]
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchvision import transforms as T
 
-from solo_ext.config.schema import Augmentation, Chance, View
-from solo_ext.core.errors import ConfigError
+from solo_ext import __version__
+from solo_ext.config.schema import Augmentation, Chance, Seed, View
+from solo_ext.core.draws import mix
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import atomic_write, refuse_link
-from solo_ext.data.images import images_fingerprint
+from solo_ext.core.types import PositiveInt
 from solo_ext.data.loaders import ResumableLoader
-from solo_ext.data.sampler import EpochSampler
-from solo_ext.data.transforms import MultiCrop, pretrain_transform
-from solo_ext.data.views import TrainingViews
+from solo_ext.data.transforms import pretrain_transform
+from solo_ext.data.views import EpochSampler, TrainingViews
 from solo_ext.lab.evaluation.context import EvalContext
-from solo_ext.lab.evaluation.protocol import Protocol
+from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row
 
-STANDARD_VIEW = View(horizontal_flip=Chance(prob=0.5))
-"""Crops of 8 to 100 % of the area, and flips, as usual in supervised training."""
 BASE_BATCH = 256
 """Rates are given for this batch size and scaled by batch / 256, as in solo-learn."""
-Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Mean loss of indices (B,), views (B, 3, H, W) and targets (B,)."""
 _DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
-def training_loader(
-    context: EvalContext, view: View, *, batch_size: int, seed: int, random_erasing: float = 0.0
-) -> ResumableLoader:
-    """Batches ``(indices, [views], targets)``; the last, incomplete one of an epoch is dropped.
+class Diverged(UserError):
+    """A training whose loss, weights or answers are not finite; resumed, it would end so again."""
 
-    Order and views depend only on (seed, epoch, index), not on the number of workers.
 
-    Args:
-        context: images, size and normalisation.
-        view: how images are augmented.
-        batch_size: images of a batch.
-        seed: of order and views.
-        random_erasing: probability that a box of the view is blanked (Zhong et al., 2017, arXiv
-            1708.04896).
+class SupervisedProtocol(BackboneProtocol):
+    """Base of the protocols that train on augmented views; by default random crops and flips.
 
-    Raises:
-        ConfigError: fewer images than ``batch_size``.
+    Attributes:
+        file: name of the file with the weights that ``save`` writes.
     """
-    if batch_size > len(context.train):
-        raise ConfigError(
-            "batch_size",
-            batch_size,
-            f"the training set has {len(context.train)} images",
-            "take a smaller batch",
+
+    by_default: ClassVar[bool] = False
+    file: ClassVar[str]
+
+    epochs: PositiveInt
+    batch_size: PositiveInt = 256
+    augmentation: View = View(horizontal_flip=Chance(prob=0.5))
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    seed: Seed = 0
+    save: bool = False
+
+    @abstractmethod
+    def trained(self, context: EvalContext) -> tuple[Row, nn.Module]:
+        """Trains; returns the row, and the module to save."""
+
+    def run(self, context: EvalContext) -> list[Row]:
+        """One row: ``acc1`` and ``acc5`` after the last epoch, and what the training says.
+
+        Raises:
+            UserError: settings that do not fit, or the training diverged.
+        """
+        checkpoint = self.checkpoint(context)
+        try:
+            row, module = self.trained(context)
+        except Diverged:
+            checkpoint.unlink(missing_ok=True)
+            raise
+        if self.save:
+            tensors = {k: v.cpu().contiguous() for k, v in module.state_dict().items()}
+            about = {
+                "backbone": context.cfg.backbone.model_dump(),
+                "classes": context.class_names,
+            }
+            context.out.mkdir(parents=True, exist_ok=True)
+            metadata = {k: json.dumps(v) for k, v in about.items()}
+            save_file(tensors, refuse_link(context.out / self.file), metadata)
+            row["saved"] = self.file
+        checkpoint.unlink(missing_ok=True)
+        return [row]
+
+    def checkpoint(self, context: EvalContext) -> Path:
+        """The file that is written after every epoch, and removed at the end.
+
+        Its name is a digest of everything that the numbers depend on, so another model, setting or
+        data set starts anew.
+        """
+        data, first = context.cfg.data, context.cfg.augmentations[0]
+        key = {
+            "solo_ext": __version__,
+            "model": context.model.digest,
+            "backbone": context.cfg.backbone.model_dump(),
+            "protocol": type(self).__name__,
+            "settings": self.model_dump(exclude={"save"}),
+            "images": context.fingerprints,
+            "paths": [str(data.train_path), str(data.val_path)],
+            "view": [first.crop_size, first.mean, first.std],
+        }
+        text = json.dumps(key, sort_keys=True, default=str)
+        return context.out / f".unfinished-{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt"
+
+    def loader(self, context: EvalContext, random_erasing: float = 0.0) -> ResumableLoader:
+        """Batches ``(indices, [views], targets)``; the last, incomplete one of an epoch is dropped.
+
+        Order and views depend only on (seed, epoch, index), not on the number of workers. With
+        probability ``random_erasing`` a box of the view is blanked (Zhong et al., 2017, arXiv
+        1708.04896).
+
+        Raises:
+            ConfigError: fewer images than ``batch_size``.
+        """
+        count = len(context.train)
+        if self.batch_size > count:
+            problem = f"the training set has {count} images"
+            raise ConfigError("batch_size", self.batch_size, problem, "take a smaller batch")
+        view = {**self.augmentation.model_dump(), **context.cfg.augmentations[0].model_dump()}
+        augmentation = Augmentation(**view, num_crops=1)
+        transform = pretrain_transform(context.cfg.data.dataset, [augmentation])
+        if random_erasing:
+            pipeline: Any = transform.transforms[0]
+            pipeline.transforms.append(T.RandomErasing(p=random_erasing))
+        return ResumableLoader(
+            TrainingViews(context.train, transform, self.seed),
+            # One process trains, even if several have extracted the features.
+            EpochSampler(count, self.seed, num_replicas=1, rank=0),
+            self.batch_size,
+            context.cfg.data.num_workers,
         )
-    fixed = context.cfg.augmentations[0]
-    augmentation = Augmentation(**view.model_dump(), **fixed.model_dump(), num_crops=1)
-    transform = pretrain_transform(context.cfg.data.dataset, [augmentation])
-    if random_erasing:
-        erasing = T.RandomErasing(p=random_erasing)
-        transform = MultiCrop([T.Compose([transform.transforms[0], erasing])], [1])
-    return ResumableLoader(
-        TrainingViews(context.train, transform, seed),
-        # One process trains, even if several have extracted the features.
-        EpochSampler(len(context.train), seed, num_replicas=1, rank=0),
-        batch_size,
-        context.cfg.data.num_workers,
-    )
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Mixed precision inside the block, with Lightning's names."""
+        mixed = self.precision != "32-true"
+        return torch.autocast(device.type, dtype=_DTYPES.get(self.precision), enabled=mixed)
+
+    def train(
+        self,
+        context: EvalContext,
+        loader: ResumableLoader,
+        module: nn.Module,
+        optimizer: Optimizer,
+        loss: Loss,
+        *,
+        warmup_epochs: float = 0.0,
+        heads_only: bool = False,
+    ) -> float:
+        """Trains a module; continues after the last finished epoch of an earlier, stopped call.
+
+        Random numbers come from (seed, epoch), so that training in parts gives the same result as
+        in one go.
+
+        The rates of the optimizer follow :func:`cosine_schedule`. With ``heads_only`` the module
+        has linear classifiers alone, some of which may diverge.
+
+        Returns:
+            The mean loss of the last epoch.
+
+        Raises:
+            Diverged: loss or weights of an epoch are not finite.
+        """
+        device, steps, progress = context.device, len(loader), context.report(self.title)
+        schedule = cosine_schedule(optimizer, steps * self.epochs, round(steps * warmup_epochs))
+        scaled = self.precision == "16-mixed" and not heads_only
+        scaler = torch.amp.GradScaler(torch.device(device).type, enabled=scaled)
+        first, mean, checkpoint = 0, float("nan"), self.checkpoint(context)
+        state = _loaded(checkpoint)
+        if state is not None:
+            module.load_state_dict(state["module"])
+            optimizer.load_state_dict(state["optimizer"])
+            scaler.load_state_dict(state["scaler"])
+            first, mean = state["epochs"], state["loss"]
+        for epoch in range(first, self.epochs):
+            loader.order.set_epoch(epoch)
+            module.train()
+            total = torch.zeros((), device=device)
+            with seeded(mix(self.seed, epoch)):
+                for step, (indices, (views,), targets) in enumerate(loader, start=epoch * steps):
+                    schedule.step_update(step)
+                    optimizer.zero_grad()
+                    value = loss(indices, views.to(device), targets.to(device))
+                    scaler.scale(value).backward()  # type: ignore[no-untyped-call]
+                    scaler.step(optimizer)
+                    scaler.update()
+                    total += value.detach()
+                    if progress is not None:
+                        progress(step + 1, steps * self.epochs)
+            mean = float(total) / steps
+            # The loss was computed before the last update, so check the weights as well.
+            tensors = [total, *module.state_dict().values()]
+            if not heads_only and not all(bool(t.isfinite().all()) for t in tensors):
+                raise Diverged(
+                    f"the loss or the weights of epoch {epoch + 1} are not finite; take a smaller "
+                    "lr, or longer warmup_epochs"
+                )
+            held: dict[str, Any] = {"module": module, "optimizer": optimizer, "scaler": scaler}
+            state = {name: part.state_dict() for name, part in held.items()}
+            state |= {"epochs": epoch + 1, "loss": mean}
+            context.out.mkdir(parents=True, exist_ok=True)
+            atomic_write(checkpoint, functools.partial(torch.save, state))
+        return mean
+
+
+def _loaded(checkpoint: Path) -> dict[str, Any] | None:
+    try:
+        state: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception:
+        # torch raises many types of error for a damaged file; the training then starts anew.
+        return None
+    return state
 
 
 def cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
@@ -96,108 +238,10 @@ def cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
     )
 
 
-def autocast(device: str, precision: Precision) -> AbstractContextManager[Any]:
-    """Mixed precision inside the block, with Lightning's names."""
-    if precision == "32-true":
-        return nullcontext()
-    return torch.autocast(torch.device(device).type, dtype=_DTYPES[precision])
-
-
 @contextmanager
-def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Seeds torch and numpy, which timm's Mixup uses, and restores both afterwards."""
-    kind = torch.device(device)
-    gpus = [kind.index or 0] if kind.type == "cuda" else []
-    # timm draws from numpy's global generator.
-    state = np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=gpus):
+    with isolate_rng(include_cuda=torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            np.random.set_state(state)  # noqa: NPY002
-
-
-def accuracies(logits: Tensor, targets: Tensor) -> dict[str, float]:
-    """Percentages of rows whose class is the first guess, and among the first five.
-
-    Rows without a label (-1) do not count; a row with NaN counts as an error of the model.
-
-    Args:
-        logits: (n, C).
-        targets: (n,), from -1.
-
-    >>> accuracies(torch.eye(8), torch.arange(8))
-    {'acc1': 100.0, 'acc5': 100.0}
-    """
-    labelled = targets >= 0
-    logits, targets = logits[labelled], targets[labelled]
-    # topk would rank NaN first.
-    logits = torch.where(logits.isnan(), -torch.inf, logits)
-    guess = logits.topk(min(5, logits.shape[1]), dim=1).indices
-    hit = (guess == targets[:, None]) & ~logits.isneginf().all(dim=1, keepdim=True)
-    count = max(len(targets), 1)
-    return {
-        "acc1": 100.0 * int(hit[:, 0].sum()) / count,
-        "acc5": 100.0 * int(hit.any(dim=1).sum()) / count,
-    }
-
-
-def save_weights(
-    context: EvalContext, name: str, weights: Mapping[str, Tensor], **about: Any
-) -> None:
-    """Writes weights and class names to the folder of the records."""
-    tensors = {k: v.cpu().contiguous() for k, v in weights.items()}
-    metadata = {k: json.dumps(v) for k, v in about.items()}
-    metadata["classes"] = json.dumps(context.class_names)
-    context.out.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, refuse_link(context.out / name), metadata)
-
-
-class EvalCheckpoint:
-    """A file in the folder of the records, written after every epoch and removed at the end.
-
-    Its name is a digest of everything that the numbers depend on, so another model, setting or data
-    set starts anew.
-
-    Args:
-        context: model and images.
-        settings: of the protocol.
-    """
-
-    def __init__(self, context: EvalContext, settings: Protocol) -> None:
-        data, first = context.cfg.data, context.cfg.augmentations[0]
-        key = {
-            "model": context.model.digest,
-            "backbone": context.cfg.backbone.model_dump(),
-            "protocol": type(settings).__name__,
-            "version": settings.version,
-            "settings": settings.model_dump(exclude={"save"}),
-            "images": [images_fingerprint(i) for i in (context.train, context.test)],
-            "paths": [str(data.train_path), str(data.val_path)],
-            "view": [first.crop_size, first.mean, first.std],
-        }
-        text = json.dumps(key, sort_keys=True, default=str)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.file: Path = context.out / f".unfinished-{digest}.pt"
-
-    def load(self) -> dict[str, Any] | None:
-        """The last state given to :meth:`save`, on the CPU; ``None`` if there is none."""
-        if not self.file.is_file():
-            return None
-        try:
-            state: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True)
-        except Exception:
-            # torch raises many types of error for a damaged file; the training then starts anew.
-            return None
-        return state
-
-    def save(self, state: dict[str, Any]) -> None:
-        """Writes the file atomically."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(self.file, lambda path: torch.save(state, path))
-
-    def remove(self) -> None:
-        """Removes the file."""
-        self.file.unlink(missing_ok=True)
+        yield

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import MinLen
 from pydantic import Field
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from solo_ext.config.schema import Free, HuggingFace
-from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.core.types import Section
-from solo_ext.data.images import images_fingerprint
 from solo_ext.lab.evaluation.clustering import Clusters
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.finetune import Finetune
@@ -23,7 +18,6 @@ from solo_ext.lab.evaluation.knn import KNN, Retrieval
 from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot
 from solo_ext.lab.evaluation.linear_augmented import LinearAugmented
 from solo_ext.lab.evaluation.map import FeatureMap
-from solo_ext.lab.evaluation.models import EvalData
 from solo_ext.lab.evaluation.neighbors import Neighbors
 from solo_ext.lab.evaluation.protocol import (
     BackboneProtocol,
@@ -31,7 +25,7 @@ from solo_ext.lab.evaluation.protocol import (
     Row,
     files_of,
     measure,
-    read_settings,
+    protocols_of,
 )
 
 ON_ONE_DATA_SET: dict[str, type[Protocol]] = {
@@ -52,10 +46,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$")]
 
 
 class TransferData(Section):
-    """Another data set; by default its settings are those of the evaluation's images.
-
-    ``format`` is ``image_folder`` if those images are not files but this path has class folders.
-    """
+    """Another data set; by default its settings are those of the evaluation's images."""
 
     train_path: str
     val_path: str
@@ -79,11 +70,7 @@ class Transfer(BackboneProtocol):
     settings: dict[str, Free] = {}
 
     def depends_on(self, context: EvalContext) -> list[str | None]:
-        """The files of every data set, and the versions of the protocols."""
-        others = self._others(context).values()
-        prints = [images_fingerprint(images) for o in others for images in (o.train, o.test)]
-        versions = [f"{name} {protocol.version}" for name, protocol in self._measured().items()]
-        return [*versions, *prints]
+        return [found for o in self._contexts(context).values() for found in o.fingerprints]
 
     def run(self, context: EvalContext) -> list[Row]:
         """A row per data set: ``dataset``, ``classes``, ``train``, ``test``, numbers of protocols.
@@ -94,13 +81,16 @@ class Transfer(BackboneProtocol):
         Raises:
             ConfigError: an unknown protocol, a wrong setting of one, or no such folder.
         """
-        measured = self._measured()
+        measured = protocols_of(ON_ONE_DATA_SET, self.protocols, self.settings, "settings")
         # Open all data sets before measuring the first, so that a wrong path is found at once.
-        others = self._others(context)
+        contexts = self._contexts(context)
         # pop() frees the features of a data set before those of the next are extracted.
-        rows = [self._row(name, others.pop(name), measured) for name in self.datasets]
+        rows = [_row(name, contexts.pop(name), measured) for name in self.datasets]
         if len(rows) > 1:
-            rows.append(_mean(rows))
+            # Few-label amounts may exceed one of the data sets.
+            names = [k for k in rows[0] if k not in _ABOUT and all(k in row for row in rows)]
+            means = {k: sum(row[k] for row in rows) / len(rows) for k in names}
+            rows.append({**dict.fromkeys(_ABOUT, ""), "dataset": "mean", **means, "files": []})
         keys = dict.fromkeys(k for row in rows for k in row)
         if not any(row["files"] for row in rows):
             del keys["files"]
@@ -109,81 +99,31 @@ class Transfer(BackboneProtocol):
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
         """Numbers of the last row: the means, or those of the only data set."""
-        numbers = {k: v for k, v in rows[-1].items() if k not in _ABOUT}
-        return {k: float(v) for k, v in numbers.items() if v is not None}
+        # A table has empty cells where one data set cannot be measured like the others.
+        given = {k: v for k, v in rows[-1].items() if k not in _ABOUT and v is not None}
+        return {k: float(v) for k, v in given.items()}
 
-    def _row(self, name: str, context: EvalContext, measured: Mapping[str, Protocol]) -> Row:
-        numbers: Row = {}
-        files: list[str] = []
-        for key, protocol in measured.items():
-            found = measure(protocol, context)
-            numbers |= {f"{key}_{k}": v for k, v in protocol.headline(found).items()}
-            files += [str(_place(name) / file) for file in files_of(found)]
-        # Count last: unreadable images are only found during the extraction.
-        counted = {split: context.about()[split]["images"] for split in ("train", "test")}
-        row = {"dataset": name, "classes": context.num_classes, **counted, **numbers}
-        return {**row, "files": files}
-
-    def _others(self, context: EvalContext) -> dict[str, EvalContext]:
-        return {
-            name: replace(
-                context.on(_data(context, data)),
-                # One folder per data set, so that pictures and weights are not overwritten.
-                out=context.out / _place(name),
-            )
-            for name, data in self.datasets.items()
-        }
-
-    def _measured(self) -> dict[str, Protocol]:
-        measured = {name: self._protocol(name) for name in dict.fromkeys(self.protocols)}
-        for name in self.settings:
-            if name not in measured:
-                raise ConfigError(
-                    f"settings.{name}", None, "not among the protocols", nearest(name, measured)
-                )
-        return measured
-
-    def _protocol(self, name: str) -> Protocol:
-        kind = ON_ONE_DATA_SET.get(name)
-        if kind is None:
-            raise ConfigError(
-                "protocols", name, "not possible here", nearest(name, ON_ONE_DATA_SET)
-            )
-        try:
-            return read_settings(kind, self.settings.get(name, {}))[1]
-        except ConfigError as error:
-            key = f"settings.{name}.{error.key}"
-            raise ConfigError(key, error.value, error.problem, error.remedy) from None
+    def _contexts(self, context: EvalContext) -> dict[str, EvalContext]:
+        """By data set; each has a folder, so that pictures and weights are not overwritten."""
+        found = {}
+        for name, given in self.datasets.items():
+            own = {key: value for key, value in given if value is not None}
+            data = context.settings.data.model_copy(update=own)
+            found[name] = context.on(data, context.out / "transfer" / name)
+        return found
 
 
 _ABOUT = ("dataset", "classes", "train", "test", "files")
 
 
-def _place(name: str) -> Path:
-    return Path("transfer") / name
-
-
-def _data(context: EvalContext, data: TransferData) -> EvalData:
-    given = {k: v for k, v in data.model_dump().items() if v is not None}
-    held_elsewhere = context.cfg.data.format in ("h5", "huggingface")
-    if data.format is None and held_elsewhere and _has_class_folders(Path(data.train_path)):
-        given["format"] = "image_folder"
-    if data.huggingface is not None:
-        given["huggingface"] = data.huggingface
-    return context.settings.data.model_copy(update=given)
-
-
-def _mean(rows: list[Row]) -> Row:
-    """Means of the numbers that every data set has; few-label amounts may exceed one of them."""
-    names = [k for k in rows[0] if k not in _ABOUT and all(k in row for row in rows)]
-    means: dict[str, Any] = {k: sum(r[k] for r in rows) / len(rows) for k in names}
-    return {"dataset": "mean", "classes": "", "train": "", "test": "", **means, "files": []}
-
-
-def _has_class_folders(root: Path) -> bool:
-    """Whether a folder contains folders with images."""
-    root = root.expanduser()
-    if not root.is_dir():
-        return False
-    folders = (p for p in root.iterdir() if p.is_dir())
-    return any(file.suffix.lower() in IMG_EXTENSIONS for f in folders for file in f.iterdir())
+def _row(name: str, context: EvalContext, measured: Mapping[str, Protocol]) -> Row:
+    numbers: Row = {}
+    files: list[str] = []
+    for key, protocol in measured.items():
+        found = measure(protocol, context)
+        numbers |= {f"{key}_{k}": v for k, v in protocol.headline(found).items()}
+        files += [f"transfer/{name}/{file}" for file in files_of(found)]
+    # Count last: unreadable images are only found during the extraction.
+    counted = {split: context.about()[split]["images"] for split in ("train", "test")}
+    classes = len(context.class_names)
+    return {"dataset": name, "classes": classes, **counted, **numbers, "files": files}

@@ -9,9 +9,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from solo_ext.config.schema import RunConfig
-from solo_ext.core.errors import UserError
-from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.batch_augment.draws import ViewDraws
+from solo_ext.data.batch_augment import BatchAugment, ViewDraws
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.loaders import FixedLoader, ResumableLoader, pretrain_loader
 from solo_ext.data.mixing import MixDraws, ViewMixer
@@ -93,8 +91,6 @@ class RunData(pl.LightningDataModule):
         return self.loader
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        if isinstance(batch, UserError):
-            raise batch
         assert self.trainer is not None
         if not self.trainer.training or (self.augment is None and self.mixer is None):
             return batch

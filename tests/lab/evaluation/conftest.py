@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from solo_ext.core.files import atomic_write
+from solo_ext.lab.evaluation import supervised
 from solo_ext.lab.evaluation.features import Features
 
 PLAIN: dict[str, Any] = {"rrc": {"enabled": False}, "horizontal_flip": {"prob": 0.0}}
@@ -24,12 +27,30 @@ def shared(data: dict[str, str], out: Path) -> dict[str, Any]:
     return {"data": data, "crop_size": 16, "num_workers": 0, "device": "cpu", "out": str(out)}
 
 
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Path]]:
+    """``interrupt(n)``: a training with labels stops after n epochs; returns what it writes."""
+
+    def after(epochs: int) -> list[Path]:
+        def write(path: Path, save: Callable[[Path], object]) -> None:
+            atomic_write(path, save)
+            written.append(path)
+            if len(written) == epochs:
+                raise KeyboardInterrupt
+
+        written: list[Path] = []
+        monkeypatch.setattr(supervised, "atomic_write", write)
+        return written
+
+    return after
+
+
 @pytest.fixture(scope="session")
 def digits() -> Features:
     """Pixels of scikit-learn's digits: 1,000 images to train on, 797 to test."""
     bunch = load_digits()
     x, y = torch.from_numpy(bunch.data).float(), torch.from_numpy(bunch.target).long()
-    return Features(x[:1000], y[:1000], x[1000:], y[1000:], num_classes=10)
+    return Features((x[:1000], y[:1000]), (x[1000:], y[1000:]), [str(c) for c in range(10)])
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.images import open_images, targets_of
+from solo_ext.data.images import open_images
+from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.context import same_classes
 
 

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.evaluation import linear
-from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.evaluation.features import Features, Rows
 from solo_ext.lab.evaluation.linear import (
     Linear,
     LinearSGD,
     LowShot,
-    ProbeResult,
     labelled_draw,
     linear_probe,
     sweep_linear_probes,
@@ -31,7 +30,7 @@ from solo_ext.lab.evaluation.linear import (
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def probe(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, **options: Any) -> ProbeResult:
+def probe(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, **options: Any) -> dict[str, float]:
     return linear_probe((x, y), (x_test, y_test), **options)
 
 
@@ -51,7 +50,7 @@ def make_data(
 @pytest.mark.parametrize("classes", [2, 4, 9])
 def test_equals_scikit_learn(weight_decay: float, classes: int) -> None:
     x, y, x_test, y_test = make_data(classes=classes)
-    found = probe(x, y, x_test, y_test, weight_decays=[weight_decay], max_iterations=500)
+    found = probe(x, y, x_test, y_test, weight_decay=[weight_decay], max_iterations=500)
     scaler = StandardScaler().fit(x.double())
     inputs = torch.from_numpy(scaler.transform(x.double()))
     # scikit-learn's binary model is a sigmoid, whose weight is the difference of the two rows.
@@ -60,32 +59,31 @@ def test_equals_scikit_learn(weight_decay: float, classes: int) -> None:
     reference.fit(inputs, y)
     inputs_test = scaler.transform(x_test.double())
     expected = 100 * reference.score(inputs_test, y_test)
-    assert found.accuracy == pytest.approx(expected, abs=1e-9)
+    assert found["acc1"] == pytest.approx(expected, abs=1e-9)
     if classes > 5:
         best = reference.decision_function(inputs_test).argsort(axis=1)[:, -5:]
         expected_top5 = 100 * (best == y_test.numpy()[:, None]).any(axis=1).mean()
-        assert found.top5 == pytest.approx(expected_top5, abs=1e-9)
-    assert found.train_accuracy == pytest.approx(100 * reference.score(inputs, y), abs=1e-9)
+        assert found["acc5"] == pytest.approx(expected_top5, abs=1e-9)
+    assert found["train_acc1"] == pytest.approx(100 * reference.score(inputs, y), abs=1e-9)
     assert 30 < expected < 99, "the data must not be trivial"
 
-    blank = linear._Model(inputs.new_zeros(classes, x.shape[1]), inputs.new_zeros(classes))
-    weight = linear._fit(inputs, y, blank, weight_decay, 500).weight
+    blank = inputs.new_zeros(classes, x.shape[1]), inputs.new_zeros(classes)
+    weight, _ = linear._fit(inputs, y, blank, weight_decay, 500)
     coefficients = torch.from_numpy(reference.coef_)
     if classes == 2:
         weight = weight[1:] - weight[:1]
     torch.testing.assert_close(weight, coefficients, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("seed", [0, 3])
-def test_same_numbers_every_call(seed: int) -> None:
+def test_same_numbers_every_call() -> None:
     data = make_data(classes=4)
     torch.manual_seed(1)
-    first = probe(*data, seed=seed)
+    first = probe(*data, seed=3)
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    assert probe(*data, seed=seed) == first
+    assert probe(*data, seed=3) == first
     assert torch.equal(torch.get_rng_state(), state), "drew from the global generator"
-    assert first.top5 == 100, "there are four classes"
+    assert first["acc5"] == 100, "there are four classes"
 
 
 def make_strong() -> Data:
@@ -118,9 +116,9 @@ def test_penalty_is_the_best_on_the_holdout(
         reference = LogisticRegression(C=2 / (128 * weight_decay), tol=1e-10, max_iter=5000)
         scores[weight_decay] = reference.fit(inputs[~held], y[~held]).score(inputs[held], y[held])
     assert max(scores, key=scores.__getitem__) == best, "the data must need this penalty"
-    found = probe(x, y, x_test, y_test, weight_decays=grid)
-    assert found.weight_decay == best
-    alone = probe(x, y, x_test, y_test, weight_decays=[best])
+    found = probe(x, y, x_test, y_test, weight_decay=grid)
+    assert found["weight_decay"] == best
+    alone = probe(x, y, x_test, y_test, weight_decay=[best])
     assert found == alone, "the chosen penalty was not refitted on all rows"
 
 
@@ -131,9 +129,9 @@ def test_test_rows_do_not_choose_the_penalty(data: Data) -> None:
     order = torch.randperm(len(y_test), generator=torch.Generator().manual_seed(0))
     shuffled = probe(x, y, x_test, y_test[order])
     other = probe(x, y, 100 * x_test[:7], y_test[:7])
-    assert shuffled.accuracy != found.accuracy
-    assert shuffled.weight_decay == other.weight_decay == found.weight_decay
-    assert shuffled.train_accuracy == other.train_accuracy == found.train_accuracy
+    assert shuffled["acc1"] != found["acc1"]
+    for key in ("weight_decay", "train_acc1"):
+        assert shuffled[key] == other[key] == found[key]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +151,7 @@ def test_a_class_with_one_row_falls_back_to_the_middle(
 ) -> None:
     x, y, x_test, y_test = make_data()
     y = torch.where(torch.arange(len(y)) == 7, 4, y)
-    assert probe(x, y, x_test, y_test, weight_decays=grid).weight_decay == middle
+    assert probe(x, y, x_test, y_test, weight_decay=grid)["weight_decay"] == middle
 
 
 @pytest.mark.parametrize("missing", [0, 2, 3])
@@ -162,43 +160,30 @@ def test_a_class_missing_in_train_only_costs_its_own_rows(missing: int) -> None:
     x, y, there = x[y != missing], y[y != missing], y_test != missing
     known = probe(x, y, x_test[there], y_test[there])
     found = probe(x, y, x_test, y_test)
-    assert found.accuracy == pytest.approx(0.75 * known.accuracy)
-    assert found.top5 == pytest.approx(75.0)
-    assert found.train_accuracy == known.train_accuracy
+    assert found["acc1"] == pytest.approx(0.75 * known["acc1"])
+    assert found["acc5"] == pytest.approx(75.0)
+    assert found["train_acc1"] == known["train_acc1"]
 
 
-def test_a_class_missing_in_test() -> None:
-    x, y, x_test, y_test = make_data(classes=4)
-    everything = probe(x, y, x_test, y_test)
-    found = probe(x, y, x_test[y_test < 3], y_test[y_test < 3])
-    last = probe(x, y, x_test[y_test == 3], y_test[y_test == 3])
-    assert (3 * found.accuracy + last.accuracy) / 4 == pytest.approx(everything.accuracy)
-
-
-def test_constant_columns_do_no_harm() -> None:
-    x, y, x_test, y_test = make_data()
-    expected = probe(x, y, x_test, y_test, weight_decays=[0.01])
-    padded = [torch.cat((rows, torch.full((len(rows), 1), 0.1)), dim=1) for rows in (x, x_test)]
-    found = probe(padded[0], y, padded[1], y_test, weight_decays=[0.01])
-    assert found.accuracy == expected.accuracy
-    collapsed = probe(torch.ones_like(x), y, torch.ones_like(x_test), y_test)
-    assert collapsed.accuracy == 25.0
-
-
-def test_a_large_offset_does_no_harm() -> None:
+def test_constant_columns_and_a_large_offset_do_no_harm() -> None:
     x, y, x_test, y_test = make_data()
     x, x_test = x.double(), x_test.double()
-    expected = probe(x, y, x_test, y_test, weight_decays=[0.01])
-    assert probe(x + 1e6, y, x_test + 1e6, y_test, weight_decays=[0.01]) == expected
+    expected = probe(x, y, x_test, y_test, weight_decay=[0.01])
+    assert probe(x + 1e6, y, x_test + 1e6, y_test, weight_decay=[0.01]) == expected
+    padded = [F.pad(rows, (0, 1), value=0.1) for rows in (x, x_test)]
+    found = probe(padded[0], y, padded[1], y_test, weight_decay=[0.01])
+    assert found["acc1"] == expected["acc1"]
+    collapsed = probe(torch.ones_like(x), y, torch.ones_like(x_test), y_test)
+    assert collapsed["acc1"] == 25.0
 
 
 def test_works_on_inference_tensors_inside_inference_mode() -> None:
     data = make_data()
-    expected = probe(*data, weight_decays=[0.01])
+    expected = probe(*data, weight_decay=[0.01])
     with torch.inference_mode():
         rows = tuple(part.double() if part.is_floating_point() else part + 0 for part in data)
         assert rows[0].is_inference()
-        assert probe(*rows, weight_decays=[0.01]) == expected  # type: ignore[arg-type]
+        assert probe(*rows, weight_decay=[0.01]) == expected
         assert torch.is_inference_mode_enabled()
 
 
@@ -206,19 +191,19 @@ def test_works_on_inference_tensors_inside_inference_mode() -> None:
 def test_features_that_are_not_finite_are_refused(side: str) -> None:
     x, y, x_test, y_test = make_data()
     (x if side == "train" else x_test)[3, 2] = math.nan
-    with pytest.raises(ValueError, match=f"1 of {120 if side == 'train' else 200} rows of {side}"):
+    with pytest.raises(ValueError, match=f"1 of {120 if side == 'train' else 200} rows"):
         probe(x, y, x_test, y_test)
 
 
-def sweep(features: Features, **options: Any) -> ProbeResult:
-    options.setdefault("epochs", 3)
-    return sweep_linear_probes(features.split("train"), features.split("test"), **options)
+def sweep(train: Rows, test: Rows, **options: Any) -> dict[str, Any]:
+    return sweep_linear_probes(train, test, **{"epochs": 3, **options})
 
 
 def test_sweep_at_once_is_each_by_itself(digits: Features) -> None:
     """And each is torch's own SGD on torch's own linear layer."""
-    rows = torch.arange(len(digits.train))
-    data = linear._Rows(digits.train, digits.train_targets, *linear._statistics(digits.train, rows))
+    rows = torch.arange(len(digits.train[0]))
+    statistics = linear._statistics(digits.train[0], rows)
+    data = linear._Standardised(*digits.train, *statistics)
     grid = [(0.01, 0.0), (0.1, 0.01), (0.3, 0.1)]
     weight, bias = linear._trained(data, rows, 10, grid, 2, 300, seed=0)
     for place, (rate, decay) in enumerate(grid):
@@ -245,57 +230,61 @@ def test_sweep_at_once_is_each_by_itself(digits: Features) -> None:
 
 
 def test_sweep_chooses_by_training_rows_alone(digits: Features) -> None:
-    grid = {"learning_rates": [1e-5, 0.3, 1e-4], "weight_decays": [0.0, 0.01]}
-    found = sweep(digits, **grid)
-    assert found.learning_rate == 0.3
-    assert len(found.held_out) == 6
-    assert found.held_out[0.3, found.weight_decay] == max(found.held_out.values())
-    shuffled = Features(
-        digits.train, digits.train_targets, digits.test, (digits.test_targets + 1) % 10
-    )
-    other = sweep(shuffled, **grid)
-    assert (other.learning_rate, other.held_out) == (found.learning_rate, found.held_out)
-    assert other.accuracy < 20 < 80 < found.accuracy <= found.top5
+    grid = {"learning_rate": [1e-5, 0.3, 1e-4], "weight_decay": [0.0, 0.01]}
+    found = sweep(digits.train, digits.test, **grid)
+    assert found["learning_rate"] == 0.3
+    x, y = digits.test
+    other = sweep(digits.train, (x, (y + 1) % 10), **grid)
+    for key in ("learning_rate", "weight_decay", "held_out_acc1", "train_acc1"):
+        assert other[key] == found[key]
+    assert other["acc1"] < 20 < 80 < found["acc1"] <= found["acc5"]
 
 
 def test_sweep_takes_the_smaller_rate_and_larger_penalty_on_a_tie() -> None:
-    x = torch.tensor([[1.0], [-1.0]]).repeat(20, 1)
-    y = torch.tensor([0, 1]).repeat(20)
-    found = sweep(
-        Features(x, y, x, y), learning_rates=[0.5, 0.1], weight_decays=[0.0, 1e-3], holdout=0.3
-    )
-    assert (found.accuracy, found.learning_rate, found.weight_decay) == (100, 0.1, 1e-3)
-
-
-def test_sweep_of_one_setting_needs_no_choice(digits: Features) -> None:
-    found = sweep(digits, learning_rates=[0.3])
-    assert found.held_out == {}
-    assert found.accuracy > 80
+    rows = torch.tensor([[1.0], [-1.0]]).repeat(20, 1), torch.tensor([0, 1]).repeat(20)
+    grid = {"learning_rate": [0.5, 0.1], "weight_decay": [0.0, 1e-3]}
+    found = sweep(rows, rows, holdout=0.3, **grid)
+    assert (found["acc1"], found["learning_rate"], found["weight_decay"]) == (100, 0.1, 1e-3)
 
 
 def test_classes_of_a_sweep_are_what_training_has(digits: Features) -> None:
     """Numbers may have gaps; a class of the test rows alone is never right."""
-    spread = Features(digits.train, digits.train_targets * 7, digits.test, digits.test_targets * 7)
-    assert sweep(spread, learning_rates=[0.03]) == sweep(digits, learning_rates=[0.03])
-    fewer = digits.train_targets != 3
-    partial = Features(
-        digits.train[fewer], digits.train_targets[fewer], digits.test, digits.test_targets
-    )
-    share = 100 * float((digits.test_targets != 3).float().mean())
-    assert sweep(partial, learning_rates=[0.03]).top5 <= share
+    (x, y), (x_test, y_test) = digits.train, digits.test
+    expected = sweep(digits.train, digits.test, learning_rate=[0.03])
+    assert expected["held_out_acc1"] is None
+    assert sweep((x, y * 7), (x_test, y_test * 7), learning_rate=[0.03]) == expected
+    partial = sweep((x[y != 3], y[y != 3]), digits.test, learning_rate=[0.03])
+    assert partial["acc5"] <= 100 * float((y_test != 3).float().mean())
 
 
 def test_sweep_with_a_dimension_that_never_moves(digits: Features) -> None:
-    padded = Features(
-        F.pad(digits.train, (0, 2), value=3.0),
-        digits.train_targets,
-        F.pad(digits.test, (0, 2), value=3.0),
-        digits.test_targets,
-    )
-    assert sweep(padded, learning_rates=[0.03]) == sweep(digits, learning_rates=[0.03])
+    padded = [(F.pad(x, (0, 2), value=3.0), y) for x, y in (digits.train, digits.test)]
+    expected = sweep(digits.train, digits.test, learning_rate=[0.03])
+    assert sweep(*padded, learning_rate=[0.03]) == expected
 
 
-LABELS = np.array([0] * 10 + [1] * 40 + [2] * 7 + [-1] * 5)
+def test_sweep_comes_close_to_the_exact_probe(digits: Features) -> None:
+    row = LinearSGD(epochs=60).measure(digits)[0]
+    best = max(Linear(weight_decay=[w]).measure(digits)[0]["acc1"] for w in (1e-3, 1e-2))
+    assert row["acc1"] == pytest.approx(best, abs=1.0)
+
+
+def first_of_each(rows: Rows) -> Rows:
+    x, y = rows
+    places = torch.stack([(y == c).nonzero()[0, 0] for c in range(10)])
+    return x[places], y[places]
+
+
+def test_nothing_to_choose_by_takes_the_middle(digits: Features) -> None:
+    """One row per class leaves none to hold out."""
+    (row,) = LinearSGD().measure(replace(digits, train=first_of_each(digits.train)))
+    assert (row["learning_rate"], row["weight_decay"]) == (0.01, 1e-3)
+    assert (row["at_edge"], row["held_out_acc1"]) == (None, None)
+    (one,) = LinearSGD(learning_rate=[0.1], weight_decay=[0.0]).measure(digits)
+    assert one["at_edge"] is False
+
+
+LABELS = np.array([0] * 10 + [1] * 40 + [2] * 7)
 
 
 @pytest.mark.parametrize(
@@ -308,24 +297,20 @@ def test_every_class_is_there(amount: float, counts: list[int]) -> None:
     assert len(set(rows.tolist())) == sum(counts)
 
 
-def test_draws_differ_and_repeat() -> None:
+def test_draws_differ_repeat_and_contain_smaller_ones() -> None:
     draws = [labelled_draw(LABELS, range(3), 5, 0, d).tolist() for d in range(4)]
     assert len({tuple(d) for d in draws}) == 4
     assert labelled_draw(LABELS, range(3), 5, 0, 2).tolist() == draws[2]
     assert labelled_draw(LABELS, range(3), 5, 1, 2).tolist() != draws[2]
-
-
-def test_fewer_are_among_more() -> None:
-    few, many = (set(labelled_draw(LABELS, range(3), n, 0, 0).tolist()) for n in (2, 6))
-    assert few < many
+    assert set(labelled_draw(LABELS, range(3), 2, 0, 2).tolist()) < set(draws[2])
 
 
 def test_lowshot_is_the_probe_over_draws(digits: Features) -> None:
-    scores = []
+    (x, y), scores = digits.train, []
     for draw in range(4):
-        rows = labelled_draw(digits.train_targets.numpy(), range(10), 3, 2, draw)
-        train = (digits.train[rows], digits.train_targets[rows])
-        scores.append(linear_probe(train, digits.split("test"), weight_decays=[0.01]).accuracy)
+        rows = labelled_draw(y.numpy(), range(10), 3, 2, draw)
+        found = linear_probe((x[rows], y[rows]), digits.test, weight_decay=[0.01])
+        scores.append(found["acc1"])
     (row,) = LowShot(shots=[3], fractions=[], draws=4, seed=2).measure(digits)
     assert row["acc1"] == pytest.approx(np.mean(scores))
     assert row["std"] == pytest.approx(np.std(scores, ddof=1))
@@ -334,74 +319,29 @@ def test_lowshot_is_the_probe_over_draws(digits: Features) -> None:
     assert (row["labels"], row["images"]) == ("3 per class", 30)
 
 
-def test_methods_are_compared_on_the_same_rows(
-    digits: Features, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def spy(train: tuple[Tensor, Tensor], *rest: object, **options: object) -> None:
-        x = train[0]
-        seen.append((x[:, 0] if x.shape[1] == 1 else x.sum(1)).tolist())
-        raise KeyboardInterrupt
-
-    seen: list[list[float]] = []
-    monkeypatch.setattr("solo_ext.lab.evaluation.linear.linear_probe", spy)
-    other = replace(digits, train=digits.train.sum(1, keepdim=True))
-    for features in (digits, other):
-        with pytest.raises(KeyboardInterrupt):
-            LowShot(shots=[], fractions=[0.1]).measure(features)
-    assert seen[0] == seen[1]
-
-
 def test_more_labels_are_better(digits: Features) -> None:
     rows = LowShot(shots=[1, 10], fractions=[0.5], draws=3).measure(digits)
     assert [r["labels"] for r in rows] == ["1 per class", "10 per class", "50 %"]
     assert rows[0]["acc1"] < rows[1]["acc1"] < rows[2]["acc1"]
     names = LowShot.headline(rows)
     assert list(names) == ["acc1_1_per_class", "acc1_10_per_class", "acc1_50_percent"]
-
-
-def test_single_draw_has_no_deviation(digits: Features) -> None:
     (row,) = LowShot(shots=[2], fractions=[], draws=1).measure(digits)
     assert (row["std"], row["ci95"]) == (None, None)
 
 
-def test_sweep_comes_close_to_the_exact_probe(digits: Features) -> None:
-    row = LinearSGD(epochs=60).measure(digits)[0]
-    best = max(Linear(weight_decay=[w]).measure(digits)[0]["acc1"] for w in (1e-3, 1e-2))
-    assert row["acc1"] == pytest.approx(best, abs=1.0)
-
-
-def test_more_shots_than_images(digits: Features) -> None:
-    rows = LowShot(shots=[1, 500], fractions=[], draws=2).measure(digits)
-    one, many = rows
-    assert one["note"] == ""
-    assert one["acc1"] > 20
-    assert (many["labels"], many["acc1"], many["images"]) == ("500 per class", None, None)
-    smallest = int(digits.train_targets.bincount().min())
-    assert many["note"].endswith(f"has {smallest} training images")
-    assert LowShot.headline(rows) == {"acc1_1_per_class": one["acc1"]}
-    with pytest.raises(ConfigError, match=r"shots\.0=500: class \d has \d+ training images; lower"):
+def test_more_shots_than_images(digits: Features, caplog: pytest.LogCaptureFixture) -> None:
+    (row,) = LowShot(shots=[1, 500], fractions=[], draws=2).measure(digits)
+    assert row["labels"] == "1 per class"
+    assert row["acc1"] > 20
+    smallest = int(digits.train[1].bincount().min())
+    assert f"has {smallest} training images, so 500 per class cannot be measured" in caplog.text
+    with pytest.raises(ConfigError, match=r"shots=\[500\]: class '\d' has \d+ training images"):
         LowShot(shots=[500], fractions=[]).measure(digits)
 
 
 def test_class_without_training_image_is_named(digits: Features) -> None:
-    kept = digits.train_targets != 4
-    without = replace(
-        digits,
-        train=digits.train[kept],
-        train_targets=digits.train_targets[kept],
-        class_names=[f"digit {c}" for c in range(10)],
-    )
-    with pytest.raises(UserError, match="class 'digit 4' has no training image") as caught:
+    x, y = digits.train
+    names = [f"digit {c}" for c in range(10)]
+    without = replace(digits, train=(x[y != 4], y[y != 4]), class_names=names)
+    with pytest.raises(UserError, match="class 'digit 4' has no training image"):
         LowShot().measure(without)
-    assert "lower" not in str(caught.value)
-
-
-def test_nothing_to_choose_by_takes_the_middle(digits: Features) -> None:
-    """One row per class leaves none to hold out."""
-    places = torch.stack([(digits.train_targets == c).nonzero()[0, 0] for c in range(10)])
-    few = replace(digits, train=digits.train[places], train_targets=digits.train_targets[places])
-    (row,) = LinearSGD().measure(few)
-    assert (row["learning_rate"], row["weight_decay"]) == (0.01, 1e-3)
-    assert (row["at_edge"], row["held_out_acc1"]) == (None, None)
-    (one,) = LinearSGD(learning_rate=[0.1], weight_decay=[0.0]).measure(digits)
-    assert one["at_edge"] is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,14 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-from solo_ext.config.schema import View
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.images import targets_of
+from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.context import EvalContext, open_context
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.linear import holdout_mask
 from solo_ext.lab.evaluation.linear_augmented import LinearAugmented
-from solo_ext.lab.evaluation.models import EvalRun, Model
-from solo_ext.lab.evaluation.supervised import EvalCheckpoint, cosine_schedule, training_loader
+from solo_ext.lab.evaluation.models import EvalRun
+from solo_ext.lab.evaluation.supervised import cosine_schedule
 from tests.lab.evaluation.conftest import PLAIN, RESNET, shared
 
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 50, "augmentation": PLAIN}
@@ -47,8 +47,8 @@ def test_without_augmentation_is_a_plain_probe(
     """SGD with momentum 0.9 and a cosine by hand, over stored features, in the same order."""
     context = opened(digit_images, tmp_path)
     found = head(context, tmp_path, lr=[0.05])
-    x, y = context.features.train, context.features.train_targets
-    order = training_loader(context, View.model_validate(PLAIN), batch_size=50, seed=0).order
+    x, y = context.features.train
+    order = LinearAugmented.model_validate(QUICK).loader(context).order
     weight, bias = torch.zeros(10, x.shape[1]), torch.zeros(10)
     moved, moved_bias = torch.zeros_like(weight), torch.zeros_like(bias)
     done, total = 0, 3 * 6
@@ -78,14 +78,14 @@ def test_classifiers_side_by_side_are_those_trained_alone(
 
 
 def test_rate_is_chosen_on_training_images_alone(
-    digit_images: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digit_images: dict[str, str], tmp_path: Path
 ) -> None:
     """Each rate's accuracy on the images held out, by one that is trained without them."""
     context = opened(digit_images, tmp_path)
     targets = torch.tensor(list(targets_of(context.train)))
     held = holdout_mask(targets.numpy(), 0.2, 4)
-    x, y = context.features.train, context.features.train_targets
-    loader = training_loader(context, View.model_validate(PLAIN), batch_size=50, seed=4)
+    x, y = context.features.train
+    loader = LinearAugmented.model_validate({**QUICK, "seed": 4}).loader(context)
     scores = {}
     for rate in (0.001, 0.03):
         probe = nn.Linear(x.shape[1], 10)
@@ -109,24 +109,17 @@ def test_rate_is_chosen_on_training_images_alone(
     assert row["lr"] == max(scores, key=scores.__getitem__)
 
 
-def test_backbone_is_left_as_it_is(digit_images: dict[str, str], tmp_path: Path) -> None:
+def test_backbone_is_left_as_it_is(
+    digit_images: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context = opened(digit_images, tmp_path, "timm/resnet10t")
-    copies: list[nn.Module] = []
-
-    class Kept(EvalContext):
-        def backbone(self) -> nn.Module:
-            copies.append(super().backbone().train())
-            return copies[-1]
-
-    kept = Kept(**{f: getattr(context, f) for f in EvalContext.__dataclass_fields__})
-    before = {k: v.clone() for k, v in context.model.backbone.state_dict().items()}
-    run(kept, augmentation={})
-    (trained,) = copies
+    copied = context.backbone().train()
+    before = {k: v.clone() for k, v in copied.state_dict().items()}
+    monkeypatch.setattr(EvalContext, "backbone", lambda _: copied)
+    run(context, augmentation={})
     assert any("running_mean" in k for k in before)
-    for model in (trained, context.model.backbone):
-        for name, tensor in model.state_dict().items():
-            assert torch.equal(tensor, before[name]), name
-    assert isinstance(context.model, Model)
+    for name, tensor in copied.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
 
 
 def test_learns_is_repeatable_and_the_seed_counts(
@@ -143,32 +136,26 @@ def test_learns_is_repeatable_and_the_seed_counts(
 
 
 def test_goes_on_behind_the_last_finished_epoch(
-    digit_images: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digit_images: dict[str, str], tmp_path: Path, interrupt: Callable[[int], list[Path]]
 ) -> None:
     whole = run(opened(digit_images, tmp_path / "whole"))
-    saved = EvalCheckpoint.save
-
-    def stop(self: EvalCheckpoint, state: dict[str, Any]) -> None:
-        saved(self, state)
-        if state["epochs"] == 2:
-            monkeypatch.setattr(EvalCheckpoint, "save", saved)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(EvalCheckpoint, "save", stop)
+    written = interrupt(2)
     parts = opened(digit_images, tmp_path / "parts")
     with pytest.raises(KeyboardInterrupt):
         run(parts)
-    assert list((tmp_path / "parts").glob(".unfinished*"))
+    assert written[0].is_file()
     assert run(parts) == whole
-    assert not list((tmp_path / "parts").glob(".unfinished*"))
+    assert len(written) == 3
+    assert not written[0].exists()
 
 
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"lr": []}, "lr=[]: not a valid value; allowed: List should have at least 1 item"),
-        ({"lr": 0.1}, "lr=0.1: not a valid value; allowed: a valid list"),
+        ({"lr": []}, "lr=[]: not a valid value"),
         ({"lr": [0.0]}, "lr.0=0.0: not a valid value"),
+        # Beyond single precision.
+        ({"lr": [1e300]}, "lr.0=1e+300: not a valid value"),
         ({"holdout": 1.0}, "holdout=1.0: not a valid value"),
         ({"learning_rate": [1.0]}, "learning_rate=[1.0]: unknown key"),
         ({"batch_size": 301}, "batch_size=301: the training set has 300 images"),
@@ -189,9 +176,3 @@ def test_rates_that_all_diverge_are_a_line(digit_images: dict[str, str], tmp_pat
         run(context, lr=[1e30], weight_decay=1.0)
     assert not list(tmp_path.glob(".unfinished-*"))
     assert run(context, lr=[1e30, 0.01], weight_decay=1.0)["lr"] == 0.01
-
-
-def test_rate_beyond_single_precision_is_refused(digit_images: dict[str, str]) -> None:
-    given = {"data": digit_images, "num_workers": 0, "device": "cpu", "lr": [1e300]}
-    with pytest.raises(ConfigError, match=r"lr\.0=1e\+300: not a valid value"):
-        evaluate("pixels", "linear_augmented", given)

@@ -16,13 +16,7 @@ from sklearn.decomposition import PCA
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.evaluation.evaluate import evaluate, headline
 from solo_ext.lab.evaluation.features import Features
-from solo_ext.lab.evaluation.map import (
-    FeatureMap,
-    draw_map,
-    kept_neighbours,
-    seeded_sample,
-    shortened,
-)
+from solo_ext.lab.evaluation.map import FeatureMap, draw_map, seeded_sample
 from tests.lab.evaluation.conftest import shared
 
 LAYOUT = FeatureMap(perplexity=20.0, n_neighbors=10)
@@ -58,27 +52,24 @@ def test_umap(digit_images: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_pca_is_scikit_learns_and_repeatable(digits: Features) -> None:
-    x = digits.test[:200]
-    points = LAYOUT.points(x, "pca")
-    np.testing.assert_array_equal(points, LAYOUT.points(x, "pca"))
-    expected = PCA(2).fit_transform(F.normalize(x.double(), dim=1).numpy())
+    x = F.normalize(digits.test[0][:200].double(), dim=1).numpy()
+    points, axes = LAYOUT.points(x, "pca")
+    np.testing.assert_array_equal(points, LAYOUT.points(x, "pca")[0])
+    pca = PCA(2)
+    expected = pca.fit_transform(x)
+    assert [
+        f"{share:.0%}" in name
+        for share, name in zip(pca.explained_variance_ratio_, axes, strict=True)
+    ] == 2 * [True]
     signs = np.sign((points * expected).sum(axis=0))
     np.testing.assert_allclose(points, expected * signs, atol=1e-8)
 
 
 def test_tsne_follows_the_seed_and_few_points(digits: Features) -> None:
-    x = digits.test[:40]
-    first = LAYOUT.points(x, "tsne")
-    np.testing.assert_array_equal(first, LAYOUT.points(x, "tsne"))
-    assert np.isfinite(LAYOUT.points(x[:5], "tsne")).all()
-
-
-def test_kept_neighbours_of_the_plane_itself_and_of_chance() -> None:
-    angle = torch.linspace(0, 1.5, 60)
-    x = torch.stack([angle.cos(), angle.sin()], dim=1)
-    assert kept_neighbours(x, x.numpy()) == 1
-    shuffled = np.random.default_rng(0).permutation(x.numpy())
-    assert kept_neighbours(x, shuffled) < 0.7
+    x = F.normalize(digits.test[0][:40].double(), dim=1).numpy()
+    first, _ = LAYOUT.points(x, "tsne")
+    np.testing.assert_array_equal(first, LAYOUT.points(x, "tsne")[0])
+    assert np.isfinite(LAYOUT.points(x[:5], "tsne")[0]).all()
 
 
 def test_legend_has_every_name() -> None:
@@ -92,19 +83,12 @@ def test_legend_has_every_name() -> None:
 
 def test_sample_is_seeded_and_of_few_classes() -> None:
     targets = torch.arange(1000) % 40
-    targets[::7] = -1
     chosen = seeded_sample(targets, 100, 5, seed=0)
     assert torch.equal(chosen, seeded_sample(targets, 100, 5, seed=0))
     assert not torch.equal(chosen, seeded_sample(targets, 100, 5, seed=1))
     assert len(chosen.unique()) == 100
     assert len(targets[chosen].unique()) == 5
-    assert int(targets[chosen].min()) >= 0
-    assert len(seeded_sample(targets, 10**6, 100, seed=0)) == int((targets >= 0).sum())
-
-
-def test_long_names_are_shortened() -> None:
-    assert shortened("n" * 24, 24) == "n" * 24
-    assert shortened("Staffordshire bull terrier of old", 24) == "Staffordshir…rier of old"
+    assert len(seeded_sample(targets, 10**6, 100, seed=0)) == len(targets)
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,39 @@
-"""Online evaluation beside processes that wait for it."""
+"""Online evaluation in a run of two processes, of which the second waits for the first.
+
+The file is also the script of those processes: ``test_online_ranks.py FOLDER``.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback
 
-from tests.scripts import run_script
+from solo_ext.lab.evaluation.online import OnlineEvaluation
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 
-MakeConfig = Callable[..., dict[str, Any]]
 TIMEOUT = 6.0
+numbers = OnlineEvaluation._numbers
 
 
-@pytest.fixture(scope="module")
-def ended(make_config: MakeConfig, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """How both processes of two runs ended."""
-    folder = tmp_path_factory.mktemp("online")
+@pytest.mark.slow
+@pytest.mark.fault
+def test_it_may_outlast_the_timeout_and_its_failure_ends_both(
+    make_config: Callable[..., dict[str, Any]], images: Path, tmp_path: Path
+) -> None:
+    # The script itself runs where the tests cannot be imported.
+    from tests.scripts import run_script
+
     config = make_config(
         "simclr",
         data={"val_path": str(images)},
@@ -27,27 +42,47 @@ def ended(make_config: MakeConfig, images: Path, tmp_path_factory: pytest.TempPa
         devices=2,
         strategy="ddp",
     )
-    (folder / "config.json").write_text(json.dumps(config))
-    run_script(Path(__file__).with_name("online_ranks.py"), folder)
-    return folder
-
-
-def read(folder: Path, run: str) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"{run}-{rank}.json").read_text()) for rank in range(2)]
-
-
-@pytest.mark.slow
-def test_it_may_outlast_the_timeout(ended: Path) -> None:
-    for found in read(ended, "slow"):
-        assert not found["said"]
-        assert found["seconds"] > TIMEOUT
-    lines = (ended / "slow" / "metrics.jsonl").read_text()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run_script(Path(__file__), tmp_path)
+    slow, fails = (
+        [json.loads((tmp_path / f"{run}-{rank}.json").read_text()) for rank in range(2)]
+        for run in ("slow", "fails")
+    )
+    for said, seconds in slow:
+        assert not said
+        assert seconds > TIMEOUT
+    lines = (tmp_path / "slow" / "metrics.jsonl").read_text()
     assert lines.count("online_knn_acc1") == 2
+    assert fails[0][0] == "OSError: no space left on device"
+    assert fails[1][0] == "RankError: rank 0: OSError: no space left on device"
 
 
-@pytest.mark.slow
-@pytest.mark.fault
-def test_its_failure_ends_both(ended: Path) -> None:
-    first, second = read(ended, "fails")
-    assert first["said"] == "OSError: no space left on device"
-    assert second["said"] == "RankError: rank 0: OSError: no space left on device"
+class Impatient(Callback):
+    """Has the process group give up after some seconds."""
+
+    def on_train_start(self, *_: Any) -> None:
+        limit: Any = dist.distributed_c10d
+        limit._set_pg_timeout(timedelta(seconds=TIMEOUT))
+
+
+def slow(self: OnlineEvaluation, *given: Any) -> dict[str, float]:
+    time.sleep(1.5 * TIMEOUT)
+    return numbers(self, *given)
+
+
+def fails(self: OnlineEvaluation, *_: Any) -> dict[str, float]:
+    raise OSError("no space left on device")
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    for measure in (slow, fails):
+        setattr(OnlineEvaluation, "_numbers", measure)  # noqa: B010
+        prepared = prepare(json.loads((folder / "config.json").read_text()))
+        begin, said, name = time.monotonic(), "", measure.__name__
+        try:
+            pretrain(prepared, run_dir=folder / name, callbacks=[Impatient()], show_progress=False)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        file = folder / f"{name}-{os.environ.get('LOCAL_RANK', '0')}.json"
+        file.write_text(json.dumps([said, time.monotonic() - begin]))

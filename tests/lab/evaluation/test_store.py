@@ -59,6 +59,8 @@ def test_extracts_once(tmp_path: Path) -> None:
     assert first.asked == list(range(COUNT))
     assert second.asked == []
     assert [f.name for f in files(tmp_path)] == [f"{i:05d}-of-00005.safetensors" for i in range(5)]
+    (file,) = tmp_path.rglob("key.json")
+    assert json.loads(file.read_text())["model"] == "a"
 
 
 @pytest.mark.parametrize("change", ["model", "count", "dtype"])
@@ -106,8 +108,8 @@ def test_damaged_file_alone_is_made_again(how: str, tmp_path: Path) -> None:
     check(store(tmp_path).features(KEY, COUNT, Extraction(stop_after=0)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision(tmp_path: Path) -> None:
+    dtype = torch.bfloat16
     features, _ = store(tmp_path, dtype=dtype).features(KEY, COUNT, Extraction())
     again, _ = store(tmp_path, dtype=dtype).features(KEY, COUNT, Extraction(stop_after=0))
     assert features.dtype == again.dtype == dtype
@@ -116,51 +118,31 @@ def test_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_what_is_not_finite_is_not_stored(tmp_path: Path) -> None:
+def test_features_that_are_not_finite_or_missing_are_refused(tmp_path: Path) -> None:
     def broken(indices: Sequence[int]) -> Generator[tuple[Tensor, Tensor]]:
-        yield (
-            torch.full((len(indices), 2), float("nan")),
-            torch.zeros(len(indices), dtype=torch.int64),
-        )
+        yield torch.full((len(indices), 2), float("nan")), torch.zeros(len(indices))
 
     with pytest.raises(ValueError, match="5 of 5 rows of features are not finite"):
         store(tmp_path).features(KEY, COUNT, broken)
     assert files(tmp_path) == []
 
-
-@pytest.mark.fault
-def test_missing_rows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="features came for 23 images"):
+    with pytest.raises(ValueError, match="too few features came for 23 images"):
         store(tmp_path).features(KEY, COUNT, Extraction(drop=4))
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("ranks", [Ranks(0, 1), Ranks(0, 2), Ranks(1, 2)])
 def test_folder_that_cannot_be_written(
-    world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor are other processes waited for, which cannot write either."""
-    monkeypatch.setattr("solo_ext.lab.evaluation.store._STALLED", 1e9)
+    """Every process says so."""
+    # Lightning would keep back the warnings of the second process.
+    monkeypatch.setattr(rank_zero_only, "rank", ranks.rank)
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="features are not stored"):
-        check(store(tmp_path / "file").features(KEY, COUNT, Extraction(), Ranks(0, world)))
-
-
-@pytest.mark.fault
-def test_every_process_says_that_it_cannot_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As one of several under a launcher, whose warnings Lightning would keep back."""
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    (tmp_path / "file").touch()
-    with pytest.warns(UserWarning, match="features are not stored"):
-        store(tmp_path / "file").features(KEY, COUNT, Extraction(), Ranks(1, 2))
-
-
-def test_key_is_readable(tmp_path: Path) -> None:
-    store(tmp_path).features(KEY, COUNT, Extraction())
-    (file,) = tmp_path.rglob("key.json")
-    assert json.loads(file.read_text())["model"] == "a"
+        found = store(tmp_path / "file").features(KEY, COUNT, Extraction(), ranks)
+    if not ranks.rank:
+        check(found)
 
 
 @pytest.mark.parametrize("done", [0, 2])
@@ -182,14 +164,13 @@ def test_processes_share_the_work(done: int, tmp_path: Path) -> None:
         thread.join()
     check(found[0])
     assert [len(found[rank][0]) for rank in (1, 2)] == [0, 0]
-    asked = [set(p.asked) for p in parts]
-    assert set.union(*asked) == set(range(5 * done, COUNT))
-    assert sum(map(len, asked)) == COUNT - 5 * done
+    # The first may have done what was not there yet when it was ready.
+    assert {index for part in parts for index in part.asked} == set(range(5 * done, COUNT))
+    assert set(parts[1].asked).isdisjoint(parts[2].asked)
 
 
 @pytest.mark.fault
-def test_share_of_a_lost_process_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solo_ext.lab.evaluation.store._STALLED", 0.0)
+def test_share_of_a_lost_process_is_done(tmp_path: Path) -> None:
     alone = Extraction()
     check(store(tmp_path).features(KEY, COUNT, alone, Ranks(0, 2)))
     assert sorted(alone.asked) == list(range(COUNT))

@@ -11,8 +11,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from solo_ext.config.schema import CommonConfig, Images
-from solo_ext.data.images import files_of, open_images, targets_of
+from solo_ext.data.images import files_of, open_images
 from solo_ext.data.indexed import training_set
+from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume

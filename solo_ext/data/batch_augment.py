@@ -1,0 +1,325 @@
+"""Augmentation of a whole batch on the device that trains, with torchvision's distributions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torchvision.transforms.v2 import functional as F
+
+from solo_ext.config.schema import Augmentation, ColorJitter
+from solo_ext.core.draws import Floats, Keys, sample_keys, uniforms
+from solo_ext.data.batch_ops import (
+    AxisResampler,
+    bicubic_matrices,
+    blur,
+    central_matrix,
+    jitter_,
+    mix_channels,
+    resample,
+    towards_grey,
+)
+from solo_ext.data.transforms import BLUR_RADIUS, Statistics, statistics
+
+_CACHED_BYTES = 1 << 20
+"""Bytes of crops per chunk on the CPU: several such arrays fit in its cache."""
+
+_TRIES = 10
+_RATIO = (3 / 4, 4 / 3)
+_CONTRAST, _SATURATION, _HUE = 1, 2, 3
+_ORDERS = np.array(list(itertools.permutations(range(4))))
+
+_CHANCES = ("color_jitter", "grayscale", "gaussian_blur", "solarization", "equalization")
+_BOX, _ORDER, _RADIUS, _FLIP, _APPLIED = 2 * _TRIES + 2, 22, 27, 28, 29
+_PER_VIEW = 64
+"""Each view takes 64 numbers of a sample's stream: 22 for the box, one for the order of the jitter,
+4 for its factors, one each for blur and mirroring, and one for each of ``_CHANCES``."""
+
+
+class ViewDraws(NamedTuple):
+    """Parameters of one view of N images, on the CPU until the batch is moved.
+
+    Rows are sorted: jittered images come first, by the position of hue among the steps of their
+    jitter, so that images with the same position are one slice.
+
+    Attributes:
+        rows: the image that each row is of (N,).
+        box: top, left, height and width of the crop (N, 4).
+        flip: 0 or 1 (N,).
+        affine: weights (N, steps, 3) of the image, its grey and the mean of its grey, for the
+            steps of the jitter except hue, in each image's order.
+        hue: shift in turns (N,); ``None`` for a jitter without hue.
+        hue_stops: first row of each position of hue, then of the rows without jitter.
+        gray: 0 or 1 (N,).
+        blurred, solarized, equalized: rows that are, ascending.
+        radius: of the blur of each blurred row, in pixels.
+    """
+
+    rows: Tensor
+    box: Tensor
+    flip: Tensor
+    affine: Tensor
+    hue: Tensor | None
+    hue_stops: tuple[int, ...]
+    gray: Tensor
+    blurred: Tensor
+    radius: Tensor
+    solarized: Tensor
+    equalized: Tensor
+
+    def part(self, start: int, stop: int) -> ViewDraws:
+        """The rows from ``start`` to ``stop``; it reads values, so use it on the CPU only."""
+        inside = [
+            slice(*np.searchsorted(rows.numpy(), (start, stop)))
+            for rows in (self.blurred, self.solarized, self.equalized)
+        ]
+        return ViewDraws(
+            self.rows[start:stop],
+            self.box[start:stop],
+            self.flip[start:stop],
+            self.affine[start:stop],
+            None if self.hue is None else self.hue[start:stop],
+            tuple(min(max(s, start), stop) - start for s in self.hue_stops),
+            self.gray[start:stop],
+            self.blurred[inside[0]] - start,
+            self.radius[inside[0]],
+            self.solarized[inside[1]] - start,
+            self.equalized[inside[2]] - start,
+        )
+
+
+def draw_view(
+    augmentation: Augmentation, keys: Keys, number: int, height: int, width: int
+) -> ViewDraws:
+    """Draws the parameters of view ``number`` of the samples with ``keys`` (N,)."""
+    draws = uniforms(keys, number * _PER_VIEW, _APPLIED + len(_CHANCES))
+    applied = {
+        name: draws[:, _APPLIED + place] < getattr(augmentation, name).prob
+        for place, name in enumerate(_CHANCES)
+    }
+    jitter = augmentation.color_jitter
+    affine, hue, place = _jitter(jitter, draws[:, _ORDER:_RADIUS], draws[:, _ORDER])
+    unjittered = affine.shape[1] + 1
+    group = np.where(applied["color_jitter"], place, unjittered)
+    rows = np.argsort(group, kind="stable")
+    stops = np.searchsorted(group[rows], np.arange(unjittered + 1))
+    rrc = augmentation.rrc
+    if rrc.enabled:
+        scale = (rrc.crop_min_scale, rrc.crop_max_scale)
+        box = crop_boxes(draws[:, :_BOX], height, width, scale)
+    else:
+        box = np.tile(np.array((0, 0, height, width)), (len(keys), 1))
+    blurred = np.flatnonzero(applied["gaussian_blur"][rows])
+    low, high = BLUR_RADIUS
+    radius = low + (high - low) * draws[rows[blurred], _RADIUS]
+    flip = draws[:, _FLIP] < augmentation.horizontal_flip.prob
+    return ViewDraws(
+        torch.from_numpy(rows),
+        torch.from_numpy(box[rows]),
+        torch.from_numpy(flip[rows].astype(np.int64)),
+        _floats(affine[rows]),
+        _floats(hue[rows]) if jitter.hue else None,
+        tuple(stops.tolist()),
+        _floats(applied["grayscale"][rows]),
+        torch.from_numpy(blurred),
+        _floats(radius),
+        torch.from_numpy(np.flatnonzero(applied["solarization"][rows])),
+        torch.from_numpy(np.flatnonzero(applied["equalization"][rows])),
+    )
+
+
+def _jitter(
+    jitter: ColorJitter, draws: Floats, order: Floats
+) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Weights of the steps except hue (N, steps, 3), hue (N,) and its position among them (N,)."""
+    strengths = np.array(jitter.strengths)
+    low = np.where(np.arange(4) == _HUE, -strengths, np.maximum(0, 1 - strengths))
+    high = np.where(np.arange(4) == _HUE, strengths, 1 + strengths)
+    factors = low + (high - low) * draws[:, 1:5]
+    # A strength of 0 drops its step; the orders of the other steps stay equally likely.
+    steps = [[s for s in o if s != _HUE and strengths[s]] for o in _ORDERS.tolist()]
+    before = [sum(bool(strengths[s]) for s in o[: o.index(_HUE)]) for o in _ORDERS.tolist()]
+    chosen = (order * len(_ORDERS)).astype(np.int64)
+    step = np.array(steps, dtype=np.int64)[chosen]
+    factor = np.take_along_axis(factors, step, 1)
+    weights = (factor, (1 - factor) * (step == _SATURATION), (1 - factor) * (step == _CONTRAST))
+    place = np.array(before)[chosen] if strengths[_HUE] else np.zeros(len(order), np.int64)
+    return np.stack(weights, 2), factors[:, _HUE], place
+
+
+def _floats(values: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def crop_boxes(
+    draws: Floats, height: int, width: int, scale: tuple[float, float]
+) -> NDArray[np.int64]:
+    """Boxes (N, 4), top, left, height and width, as ``RandomResizedCrop.get_params`` draws them.
+
+    The area is uniform in ``scale``, the ratio log-uniform from 3/4 to 4/3, and sides are rounded;
+    it takes the first of ten tries that fits, else the largest centred box with such a ratio.
+    ``draws`` are uniform numbers (N, 22).
+
+    >>> crop_boxes(np.full((1, 22), 0.5), height=32, width=32, scale=(0.25, 0.25))
+    array([[ 8,  8, 16, 16]])
+    """
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:, :_TRIES])
+    low, high = (math.log(r) for r in _RATIO)
+    ratio = np.exp(low + (high - low) * draws[:, _TRIES : 2 * _TRIES])
+    # `rint` rounds halves to even, like Python's `round`.
+    widths = np.rint(np.sqrt(area * ratio)).astype(np.int64)
+    heights = np.rint(np.sqrt(area / ratio)).astype(np.int64)
+    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+    first = fits.argmax(1)
+    rows = np.arange(len(draws))
+    h, w = heights[rows, first], widths[rows, first]
+    top = (draws[:, -2] * (height - h + 1)).astype(np.int64)
+    left = (draws[:, -1] * (width - w + 1)).astype(np.int64)
+    found = np.stack((top, left, h, w), 1)
+    return np.where(fits[rows, first, None], found, np.array(_central(height, width)))
+
+
+def _central(height: int, width: int) -> tuple[int, int, int, int]:
+    ratio = width / height
+    if ratio < _RATIO[0]:
+        h, w = round(width / _RATIO[0]), width
+    elif ratio > _RATIO[1]:
+        h, w = height, round(height * _RATIO[1])
+    else:
+        h, w = height, width
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+class BatchAugment(nn.Module):
+    """Makes all crops of a batch of uint8 images, in the order of the config's ``augmentations``.
+
+    Distributions are those of :func:`solo_ext.data.transforms.pretrain_transform`, without its
+    rounding to 8 bits between steps. :meth:`draw` draws all parameters on the CPU, from (seed,
+    epoch, index) alone; :meth:`forward` computes on the images' device.
+
+    Args:
+        dataset: ``data.dataset``, which determines mean and deviation.
+        augmentations: the config's list of pipelines.
+        height: of the images. The memory of its matrices grows with the square of the side.
+        width: of the images.
+        seed: seed of the run.
+
+    >>> pipeline = Augmentation(crop_size=8, num_crops=2)
+    >>> augment = BatchAugment("custom", [pipeline], height=12, width=12, seed=5)
+    >>> draws = augment.draw(epoch=0, indices=np.arange(4))
+    >>> views = augment(torch.zeros(4, 3, 12, 12, dtype=torch.uint8), draws)
+    >>> [tuple(view.shape) for view in views]
+    [(4, 3, 8, 8), (4, 3, 8, 8)]
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        augmentations: Sequence[Augmentation],
+        height: int,
+        width: int,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.augmentations, self.seed = augmentations, seed
+        self.height, self.width = height, width
+        self.makers = nn.ModuleList(
+            ViewMaker(a, statistics(dataset, a), height, width) for a in augmentations
+        )
+
+    def draw(self, epoch: int, indices: NDArray[np.int64]) -> list[ViewDraws]:
+        """Draws the parameters of some samples (N,), one entry per crop."""
+        keys = sample_keys(self.seed, epoch, indices)
+        return [
+            draw_view(a, keys, number, self.height, self.width)
+            for number, (a, _) in enumerate(self._views())
+        ]
+
+    def forward(self, images: Tensor, draws: Sequence[ViewDraws]) -> list[Tensor]:
+        """Normalised crops (N, 3, S, S) of uint8 images (N, 3, H, W), drawn by :meth:`draw`."""
+        return [
+            maker(images, drawn) for (_, maker), drawn in zip(self._views(), draws, strict=True)
+        ]
+
+    def extra_repr(self) -> str:
+        return f"from {self.height} x {self.width}, seed {self.seed}"
+
+    def _views(self) -> Iterator[tuple[Augmentation, nn.Module]]:
+        for augmentation, maker in zip(self.augmentations, self.makers, strict=True):
+            for _ in range(augmentation.num_crops):
+                yield augmentation, maker
+
+
+class ViewMaker(nn.Module):
+    """Makes the crops of one entry of ``augmentations``, from images of ``height`` x ``width``."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, augmentation: Augmentation, normal: Statistics, height: int, width: int
+    ) -> None:
+        super().__init__()
+        self.size, self.augmentation = augmentation.crop_size, augmentation
+        for name, values in zip(("mean", "std"), normal, strict=True):
+            self.register_buffer(name, torch.tensor(values), persistent=False)
+        mirrored = augmentation.horizontal_flip.prob > 0
+        rows, columns = (
+            bicubic_matrices(source, self.size)
+            if augmentation.rrc.enabled
+            else central_matrix(source, min(height, width), self.size)
+            for source in (height, width)
+        )
+        self.rows = AxisResampler(rows, mirrored=False)
+        self.columns = AxisResampler(columns, mirrored=mirrored)
+        self._chunk = max(16, _CACHED_BYTES // (12 * self.size**2))
+
+    def extra_repr(self) -> str:
+        return str(self.augmentation)
+
+    def forward(self, images: Tensor, draws: ViewDraws) -> Tensor:
+        n = len(images)
+        shape = (n, 3, self.size, self.size)
+        views = torch.empty(shape, dtype=torch.float32, device=images.device)
+        # Chunks help a CPU's cache; on a GPU they would only add kernel launches.
+        step = self._chunk if images.device.type == "cpu" else n
+        for start in range(0, n, step):
+            drawn = draws if step >= n else draws.part(start, min(start + step, n))
+            views.index_copy_(0, drawn.rows, self._rows(images.index_select(0, drawn.rows), drawn))
+        return views
+
+    def _rows(self, images: Tensor, drawn: ViewDraws) -> Tensor:
+        top, left, height, width = drawn.box.unbind(1)
+        rows = self.rows(top, height) / 255
+        columns = self.columns(left, width, drawn.flip)
+        # Bicubic interpolation overshoots: clip, as is done for 8-bit images.
+        x = resample(images.float(), rows, columns).clamp_(0, 1)
+        jitter_(x, drawn.affine, drawn.hue, drawn.hue_stops)
+        grey = towards_grey(1 - drawn.gray, drawn.gray)
+        # Grey is linear in the channels, so it can share one product with the normalisation,
+        # unless a non-linear step comes between them.
+        early = self.augmentation.solarization.prob or self.augmentation.equalization.prob
+        if early:
+            x = mix_channels(x, grey, torch.zeros(1, 1, device=x.device))
+        x = _changed(x, drawn.blurred, lambda part: blur(part, drawn.radius))
+        # Solarise above 128 of 255, where x and 1 - x meet.
+        x = _changed(x, drawn.solarized, lambda part: torch.minimum(part, 1 - part))
+        x = _changed(x, drawn.equalized, _equalized)
+        scale = torch.diag_embed(1 / self.std)
+        last = scale.expand(len(x), 3, 3) if early else scale @ grey
+        return mix_channels(x, last, -self.mean / self.std)
+
+
+def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    return x.index_copy_(0, rows, change(x.index_select(0, rows))) if len(rows) else x
+
+
+def _equalized(x: Tensor) -> Tensor:
+    pixels = (x * 255).round_().to(torch.uint8)
+    return cast(Tensor, F.equalize_image(pixels)).float() / 255

@@ -1,0 +1,198 @@
+"""Crop, blur and colour of a batch as matrix products, with separate parameters per image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+GREY = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue (ITU-R BT.601), as in PIL."""
+
+_NO_CHROMA = 1e-12
+
+
+class AxisResampler(nn.Module):
+    """Matrices that crop, scale and mirror along one axis.
+
+    There is one matrix per length of crop; its columns are shifted to where the crop begins.
+
+    Args:
+        matrices: at index h the matrix (size, h) for crops of length h, up to the whole image's
+            length; ``None`` for a length that no crop has.
+        mirrored: whether crops may be mirrored.
+    """
+
+    kernels: Tensor
+
+    def __init__(self, matrices: Sequence[Tensor | None], mirrored: bool) -> None:
+        super().__init__()
+        self.source = len(matrices) - 1
+        last = matrices[-1]
+        assert last is not None
+        kernels = torch.zeros(len(matrices), len(last), 2 * self.source)
+        for length, matrix in enumerate(matrices):
+            if matrix is not None:
+                kernels[length, :, self.source : self.source + length] = matrix
+        stacked = torch.stack((kernels, kernels.flip(1)) if mirrored else (kernels,))
+        self.register_buffer("kernels", stacked, persistent=False)
+
+    def forward(self, start: Tensor, length: Tensor, flip: Tensor | None = None) -> Tensor:
+        """The matrices (N, size, source) of crops by first pixel, length and mirroring (N,)."""
+        # The matrices have zeros on their left, so `unfold` gives every shift without a copy.
+        shifted = self.kernels.unfold(3, self.source, 1).permute(0, 1, 3, 2, 4)
+        mirror = flip if flip is not None and len(shifted) == 2 else torch.zeros_like(start)
+        return shifted[mirror, length, self.source - start]
+
+
+def bicubic_matrices(source: int, size: int) -> list[Tensor | None]:
+    """Matrices that scale crops of any length up to ``source`` to ``size`` pixels."""
+    return [None, *(bicubic_matrix(length, size) for length in range(1, source + 1))]
+
+
+def central_matrix(source: int, shorter: int, size: int) -> list[Tensor | None]:
+    """The matrix of torchvision's ``Resize(size)`` and ``CenterCrop(size)`` along one axis."""
+    resized = size * source // shorter
+    first = round((resized - size) / 2)
+    whole = bicubic_matrix(source, resized)[first : first + size]
+    return [*[None] * source, whole]
+
+
+def bicubic_matrix(length: int, size: int) -> Tensor:
+    """The matrix (size, length) that scales ``length`` pixels to ``size`` like PIL.
+
+    Output pixel o samples around (o + 1/2) length / size with the cubic of a = -1/2 (Keys,
+    "Cubic convolution interpolation for digital image processing", 1981), widened by length / size
+    when scaling down; weights outside the image are dropped, and the rest sum to 1.
+
+    >>> bicubic_matrix(length=12, size=8).shape
+    torch.Size([8, 12])
+    """
+    scale = length / size
+    centre = (torch.arange(size, dtype=torch.float64) + 0.5) * scale
+    distance = torch.arange(length, dtype=torch.float64) + 0.5 - centre[:, None]
+    weights = _cubic(distance / max(scale, 1.0))
+    return (weights / weights.sum(1, keepdim=True)).float()
+
+
+def _cubic(x: Tensor) -> Tensor:
+    x = x.abs()
+    near = (1.5 * x - 2.5) * x**2 + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+
+
+def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Multiplies images (N, C, H, W) by rows (N, S, H) and columns (N, T, W), to (N, C, S, T)."""
+    n, channels, height, width = images.shape
+    across = torch.bmm(images.reshape(n, channels * height, width), columns.transpose(1, 2))
+    stacked = across.view(n, channels, height, -1)
+    return torch.matmul(rows.unsqueeze(1), stacked)
+
+
+def blur(images: Tensor, radius: Tensor) -> Tensor:
+    """Blurs every image (N, C, H, W) with its own radius (N,), the standard deviation in pixels."""
+    height, width = images.shape[-2:]
+    rows = blur_matrices(radius, height)
+    return resample(images, rows, rows if height == width else blur_matrices(radius, width))
+
+
+def blur_matrices(radius: Tensor, size: int) -> Tensor:
+    """PIL's ``GaussianBlur`` along one axis, as matrices (N, size, size).
+
+    Three box blurs whose variances add up to that of the Gaussian; the boxes have fractional
+    weights at both ends (Gwosdek et al., "Theoretical foundations of Gaussian convolution by
+    extended box filtering", SSVM 2011). The edge pixels are repeated.
+    """
+    box = _boxes(_box_radius(radius), size)
+    return box @ box @ box
+
+
+def _box_radius(radius: Tensor) -> Tensor:
+    variance = radius**2 / 3
+    whole = ((torch.sqrt(12 * variance + 1) - 1) / 2).floor()
+    end = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance)
+    return whole + end / (6 * (variance - (whole + 1) ** 2))
+
+
+def _boxes(radius: Tensor, size: int) -> Tensor:
+    """Box filters of half-width ``radius`` (N,); weight beyond an end goes to its last pixel."""
+    radius = radius.view(-1, 1, 1)
+    place = torch.arange(size, device=radius.device, dtype=radius.dtype)
+    # Pixel q covers q - 1/2 to q + 1/2; the first and the last also cover all beyond the edge.
+    upper, lower = place + 0.5, place - 0.5
+    far = torch.full_like(place[:1], 4.0 * size)
+    upper = torch.cat((upper[:-1], far))
+    lower = torch.cat((-far, lower[1:]))
+    left, right = place[:, None] - radius - 0.5, place[:, None] + radius + 0.5
+    covered = torch.minimum(upper, right) - torch.maximum(lower, left)
+    return covered.clamp_min(0) / (2 * radius + 1)
+
+
+def jitter_(images: Tensor, affine: Tensor, hue: Tensor | None, stops: Sequence[int]) -> Tensor:
+    """Brightness, contrast, saturation and hue in each image's order, clamped after each.
+
+    The first three are ``clamp(a x + b grey(x) + c mean(grey(x)), 0, 1)`` with the weights of
+    torchvision's ``adjust_*``.
+
+    Args:
+        images: (N, 3, H, W) in [0, 1], changed in place; rows without jitter come last.
+        affine: weights a, b, c of every step (N, steps, 3).
+        hue: shift in turns (N,), or ``None``.
+        stops: rows ``stops[p]`` to ``stops[p + 1]`` have hue after p steps; rows from the last
+            stop on have no jitter.
+    """
+    jittered = images[: stops[-1]]
+    steps = affine.shape[1]
+    for step in range(steps + 1):
+        start, stop = stops[step], stops[step + 1]
+        if hue is not None and stop > start:
+            shift_hue_(images[start:stop], hue[start:stop])
+        if step < steps and len(jittered):
+            _affine_(jittered, *affine[: len(jittered), step].unbind(1))
+    return images
+
+
+def mix_channels(images: Tensor, matrices: Tensor, bias: Tensor) -> Tensor:
+    """``matrix @ pixel + bias`` for every pixel, with matrices (N, 3, 3)."""
+    flat = images.flatten(2)
+    return torch.baddbmm(bias.unsqueeze(-1), matrices, flat).view_as(images)
+
+
+def towards_grey(keep: Tensor, grey: Tensor) -> Tensor:
+    """Matrices (N, 3, 3) of ``keep x + grey * grey(x)``, weights (N,)."""
+    row = torch.stack([grey * weight for weight in GREY], 1)
+    return torch.diag_embed(keep.unsqueeze(1).expand(-1, 3)) + row.unsqueeze(1)
+
+
+def shift_hue_(images: Tensor, turns: Tensor) -> Tensor:
+    """Turns the hue in HSV and keeps saturation and value, like torchvision's ``adjust_hue``.
+
+    With value V, chroma C and m = V - C the hue in sixths of a turn is
+    ``1 + (G + B - R - m) / C`` with the sign of ``G - B``, and the channels of hue h are
+    ``m + C clamp(|6 frac((h + k) / 6) - 3| - 1, 0, 1)``, k = 0, 4, 2.
+
+    ``turns`` (N,) are in [-0.5, 0.5].
+
+    >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
+    >>> shift_hue_(red, turns=torch.tensor([1 / 3])).flatten().round()
+    tensor([0., 1., 0.])
+    """
+    red, green, blue = images.unbind(1)
+    low = images.amin(1)
+    chroma = images.amax(1).sub_(low)
+    distance = (green + blue).sub_(red).sub_(low).div_(chroma.clamp_min(_NO_CHROMA)).add_(1)
+    hue = torch.copysign(distance, green - blue)
+    thirds = torch.arange(3, 0, -1, device=images.device).view(3, 1, 1) % 3 / 3
+    # Add a turn, because `frac` of a negative number is negative.
+    angle = torch.add(turns.view(-1, 1, 1, 1) + 1 + thirds, hue.unsqueeze(1), alpha=1 / 6)
+    wave = angle.frac_().sub_(0.5).abs_().mul_(6).sub_(1).clamp_(0, 1)
+    return torch.addcmul(low.unsqueeze(1), chroma.unsqueeze(1), wave, out=images)
+
+
+def _affine_(images: Tensor, keep: Tensor, grey: Tensor, mean: Tensor) -> None:
+    red, green, blue = images.flatten(2).mean(2).unbind(1)
+    average = GREY[0] * red + GREY[1] * green + GREY[2] * blue
+    mixed = mix_channels(images, towards_grey(keep, grey), (mean * average).unsqueeze(1))
+    torch.clamp(mixed, 0, 1, out=images)

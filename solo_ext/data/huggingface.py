@@ -1,0 +1,217 @@
+"""Data sets of the Hugging Face `datasets` library as map-style data sets of images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from solo_ext.config.schema import HuggingFace
+from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.data.reading import Item, UnreadableImage, decode_image, load_image
+
+_KEY = "data.huggingface"
+_USUAL = {
+    "image": ("image", "img"),
+    "label": ("label", "labels", "target", "targets", "class", "cls"),
+}
+_SPLITS = {"train": ("train",), "val": ("validation", "valid", "val", "dev", "test")}
+"""Usual names of a split; the first that exists is taken."""
+_FILES = (".parquet", ".arrow")
+
+
+class HuggingFaceImages(Dataset[Item]):
+    """Rows of a ``datasets.Dataset``; sample i is row i.
+
+    The table stays memory-mapped, and all workers map the same file; images are decoded on access.
+
+    ``image`` and ``label`` name the columns; ``None`` finds them. Without a label a target is -1.
+
+    Raises:
+        ConfigError: a column does not exist, or is not of classes.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        name: str,
+        image: str | None = None,
+        label: str | None = None,
+        *,
+        labelled: bool = True,
+    ) -> None:
+        import datasets
+
+        self.name = name
+        self.column = _column(rows.features, "image", image)
+        self.classes: list[str] = []
+        self.targets: NDArray[np.int64] = np.full(len(rows), -1)
+        if labelled:
+            self.classes, self.targets = _labels(rows, _column(rows.features, "label", label))
+        self.rows = rows.with_format(None).select_columns([self.column])
+        if isinstance(rows.features[self.column], datasets.Image):
+            self.rows = self.rows.cast_column(self.column, datasets.Image(decode=False))
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Changes with the table and the labels; ``None`` if images are separate files."""
+        if not len(self) or self._stored(0)[0] is None:
+            return None
+        labels = hashlib.sha256(self.targets.tobytes()).hexdigest()
+        return f"{self.rows._fingerprint} {labels}"
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> Item:
+        encoded, path = self._stored(index)
+        if encoded is not None:
+            return decode_image(encoded, self._name(index, path)), int(self.targets[index])
+        if path is not None:
+            return load_image(path), int(self.targets[index])
+        raise UnreadableImage(self._name(index, None), "this row has no image")
+
+    def name_of(self, index: int) -> str:
+        """The path of an image that is a file, otherwise its row."""
+        encoded, path = self._stored(index)
+        return path if encoded is None and path is not None else self._name(index, path)
+
+    def _name(self, index: int, path: str | None) -> str:
+        return f"{self.name}, row {index}" + (f" ({path})" if path else "")
+
+    def _stored(self, index: int) -> tuple[bytes | None, str | None]:
+        """Encoded bytes or a path."""
+        value = self.rows[int(index)][self.column]
+        if isinstance(value, Mapping):
+            return value.get("bytes"), value.get("path")
+        return (None, value) if isinstance(value, str) else (value, None)
+
+
+def open_huggingface(
+    path: str, split: str, settings: HuggingFace, *, labelled: bool, same_path: bool = False
+) -> HuggingFaceImages:
+    """Opens ``data.format: huggingface``.
+
+    Args:
+        path: a folder written by ``save_to_disk``, another folder that `datasets` reads (images,
+            parquet), a ``.parquet`` file or a pattern of them, an ``.arrow`` file, or the name of a
+            data set on the hub.
+        split: ``train`` or ``val``.
+        settings: the section ``data.huggingface``.
+        labelled: whether labels are read.
+        same_path: training and validation have one path, so that a lone split is for training.
+
+    Raises:
+        ConfigError: `datasets` is not installed, or data set, split or column do not exist.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(
+            "data.format",
+            "huggingface",
+            "the package datasets is not installed",
+            "pip install 'solo-ext[hf]'",
+        ) from None
+    loaded = _load(datasets, path, f"data.{split}_path", settings)
+    key = f"{_KEY}.{split}_split"
+    wanted = settings.train_split if split == "train" else settings.val_split
+    if isinstance(loaded, datasets.Dataset):
+        # `save_to_disk` and arrow files hold a single split, which serves as either.
+        if wanted is not None:
+            raise ConfigError(key, wanted, "this data set is a single split", "leave it out")
+        chosen = split
+    else:
+        chosen = wanted or _usual_split(list(loaded), split, key, same_path)
+        if chosen not in loaded:
+            raise ConfigError(key, chosen, "no such split", nearest(chosen, list(loaded)))
+        loaded = loaded[chosen]
+    columns = settings.image, settings.label
+    return HuggingFaceImages(loaded, f"{path} [{chosen}]", *columns, labelled=labelled)
+
+
+def _usual_split(there: list[str], split: str, key: str, same_path: bool) -> str:
+    for name in _SPLITS[split]:
+        if name in there:
+            return name
+    if len(there) == 1 and not same_path:
+        return there[0]
+    problem = f"no split named {' or '.join(_SPLITS[split])}"
+    raise ConfigError(key, None, problem, f"name one of: {', '.join(there)}")
+
+
+def _load(datasets: Any, path: str, key: str, settings: HuggingFace) -> Any:
+    place, kept = Path(path).expanduser(), {"cache_dir": settings.cache_dir}
+    local = path.startswith(("/", ".", "~")) or place.suffix in _FILES
+    # The library logs what it raises, which is one line here.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        if any((place / f).is_file() for f in ("dataset_dict.json", "state.json")):
+            return datasets.load_from_disk(str(place))
+        if place.is_dir():
+            return datasets.load_dataset(str(place), settings.name, **kept)
+        if place.suffix == ".arrow" and place.is_file():
+            return datasets.Dataset.from_file(str(place))
+        if place.suffix == ".parquet" and any(place.parent.glob(place.name)):
+            return datasets.load_dataset("parquet", data_files=str(place), **kept)
+        if local:
+            raise FileNotFoundError("no such folder or file")
+        of_hub = {"revision": settings.revision, **kept}
+        return datasets.load_dataset(path, settings.name, **of_hub)
+    except Exception as error:
+        # `datasets` raises different types for missing, private, gated, offline and damaged data.
+        told = error.__cause__ if "while generating" in str(error) else error
+        said = (str(told or error).strip() or type(error).__name__).splitlines()[0]
+        problem = said if place.exists() or local else f"not here, and {said}"
+        remedy = "give a folder, a .parquet or .arrow file, or a name on the hub"
+        raise ConfigError(key, path, problem, remedy) from None
+
+
+def _column(features: Mapping[str, Any], kind: str, given: str | None) -> str:
+    """The column of images or labels: the one given, else the only one of the first type found."""
+    import datasets
+
+    def is_binary(feature: Any) -> bool:
+        if isinstance(feature, Mapping):
+            return "bytes" in feature
+        return getattr(feature, "dtype", None) in ("binary", "large_binary")
+
+    key = f"{_KEY}.{kind}"
+    if given is not None:
+        if given not in features:
+            raise ConfigError(key, given, "no such column", nearest(given, features))
+        return given
+    if kind == "image":
+        found = [n for n, f in features.items() if isinstance(f, datasets.Image)]
+        found = found or [n for n, f in features.items() if is_binary(f)]
+    else:
+        found = [n for n, f in features.items() if isinstance(f, datasets.ClassLabel)]
+        found = found or [n for n in features if n in _USUAL[kind]]
+    if len(found) > 1:
+        found = [name for name in _USUAL[kind] if name in found][:1] or found
+    if len(found) != 1:
+        problem = f"{'several columns' if found else 'no column'} of {kind}s"
+        remedy = "name it" + (", or set data.no_labels=true" if kind == "label" else "")
+        raise ConfigError(key, None, problem, f"{remedy}; columns: {', '.join(features)}")
+    return found[0]
+
+
+def _labels(rows: Any, column: str) -> tuple[list[str], NDArray[np.int64]]:
+    """Names of the classes, and the class of every row; a negative or missing label is -1."""
+    feature = rows.features[column]
+    values = rows.select_columns([column]).with_format("arrow")[:][column].to_pylist()
+    if hasattr(feature, "names"):
+        plain = [-1 if v is None else v for v in values]
+        return list(feature.names), np.array(plain, dtype=np.int64)
+    if {type(v) for v in values if v is not None} not in (set(), {int}, {bool}, {str}):
+        problem = "neither whole numbers nor names"
+        remedy = f"columns: {', '.join(rows.features)}"
+        raise ConfigError(f"{_KEY}.label", column, problem, remedy)
+    known = sorted({v for v in values if v is not None and (isinstance(v, str) or v >= 0)})
+    place = {value: target for target, value in enumerate(known)}
+    return [str(v) for v in known], np.array([place.get(v, -1) for v in values], dtype=np.int64)
