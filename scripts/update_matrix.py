@@ -1,24 +1,23 @@
 """Writes docs/matrix.md from the records of ``pytest -m matrix``.
 
-python scripts/update_matrix.py            # all of results/matrix
+python scripts/update_matrix.py            # from results/matrix/records.jsonl
 python scripts/update_matrix.py --check    # fails when the page is not what the records say
 
-Either fails where a record lacks a cell, or has one that failed.
+Either fails where a cell is missing, or failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from solo_ext.core.files import write_text
+from solo_ext.core.files import read_jsonl, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDS, PAGE = ROOT / "results" / "matrix", ROOT / "docs" / "matrix.md"
+RECORDS, PAGE = ROOT / "results" / "matrix" / "records.jsonl", ROOT / "docs" / "matrix.md"
 CHECKS = {
     "resume at epoch": "resume at epoch",
     "resume mid-epoch": "resume mid-epoch",
@@ -56,12 +55,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    files = sorted(RECORDS.glob("*.json"))
-    if not files:
+    records = hosts(read_jsonl(RECORDS))
+    if not records:
         print(f"{RECORDS}: no records; run pytest -m matrix", file=sys.stderr)
         return 2
-    # Every commit of main has the same version.
-    records = [{**json.loads(f.read_text()), "name": f.stem.replace("_", ".")} for f in files]
     lacking = [name for record in records for name in missing(record)]
     if lacking:
         print(f"{RECORDS} lacks {', '.join(lacking)}; run pytest -m matrix", file=sys.stderr)
@@ -74,6 +71,24 @@ def main() -> int:
         return 1
     write_text(PAGE, wanted)
     return 0
+
+
+def hosts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The record of each host: its methods, cells, kills and workers; the last lines count."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        name, check = line["host"], line["check"]
+        record = found.setdefault(name, {"name": name, "methods": [], "cells": {}, "workers": {}})
+        if check == "methods":
+            record["methods"] = line["methods"]
+        elif check == "kills":
+            record["kills"] = line
+        elif check == "workers":
+            by = record["workers"].setdefault(line["method"], {})
+            by.setdefault(line["start_method"], {})[str(line["num_workers"])] = line
+        else:
+            record["cells"].setdefault(line["method"], {})[check] = line
+    return [found[name] for name in sorted(found)]
 
 
 def section(record: dict[str, Any]) -> str:
@@ -121,7 +136,7 @@ def missing(record: dict[str, Any]) -> list[str]:
         for check in CHECKS
         if check not in record["cells"].get(method, {})
     ]
-    lacking += [name for name in ("kills", "workers") if name not in record]
+    lacking += [name for name in ("kills", "workers") if not record.get(name)]
     lacking += [
         f"{method}, {check}, which {cell['word']}"
         for method, row in record["cells"].items()
@@ -159,8 +174,8 @@ def _versions(made: dict[str, Any]) -> str:
     commit = code.get("commit", code["version"])[:12]
     changed = " with changes" if code.get("changed") else ""
     return (
-        f"solo_ext {commit}{changed}, solo-learn's files {made['host']}, torch {made['torch']}, "
-        f"Lightning {made['lightning']}, Python {made['python']}"
+        f"solo_ext {commit}{changed}, solo-learn's files {made['fingerprint']}, "
+        f"torch {made['torch']}, Lightning {made['lightning']}, Python {made['python']}"
     )
 
 

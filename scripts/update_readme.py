@@ -18,9 +18,8 @@ from solo_ext.core.errors import UserError
 from solo_ext.core.files import write_text
 from solo_ext.lab.experiments.report import escaped, markdown_table
 from solo_ext.lab.experiments.results import Results, read_results
-from solo_ext.lab.experiments.statistics import estimate
-from solo_ext.lab.experiments.tables import best_rows, mean_and_deviation
-from solo_ext.lab.experiments.verdicts import verdicts
+from solo_ext.lab.experiments.statistics import mean_of, verdicts
+from solo_ext.lab.experiments.tables import mean_and_deviation
 from solo_ext.lab.pages import Table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,7 +101,7 @@ def _compact(results: Results) -> Table:
     for row in rows:
         cells = []
         for place, measure in columns:
-            found = estimate(list(results.scores(place, row, measure).values()))
+            found = mean_of(results, place, row, measure)
             cells.append(mean_and_deviation(found, len(results.settings.seeds)))
         lines.append([results.label(row), *cells])
     one = len(results.places()) == 1
@@ -113,7 +112,7 @@ def _compact(results: Results) -> Table:
     bold = frozenset(
         (rows.index(row), column)
         for column, (place, measure) in enumerate(columns, 1)
-        for row in best_rows(results, place, measure)
+        for row in results.best(place, measure)
     )
     return Table(head, lines, frozenset(range(1, len(head))), bold)
 

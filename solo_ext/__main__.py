@@ -44,10 +44,6 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     Three things differ. Without a CUDA device, what the script moves to one stays on the CPU.
     Methods of the plugin take any number of large crops. User errors are printed as one line.
 
-    Args:
-        script: the file.
-        arguments: those of the script.
-
     Raises:
         UserError: no such file, an unknown method, or a setting that a method refuses.
     """
@@ -151,19 +147,15 @@ def _stay_on_the_cpu() -> None:
         logger.warning("no CUDA device here: what the script moves to one stays on the CPU")
 
     def instead(value: Any) -> Any:
-        if isinstance(value, str | torch.device) and torch.device(value).type == "cuda":
-            tell()
-            return torch.device("cpu")
-        return value
-
-    def cuda(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        if not isinstance(value, str | torch.device) or torch.device(value).type != "cuda":
+            return value
         tell()
-        return self
+        return torch.device("cpu")
 
     def to_cpu(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return to(self, *map(instead, args), **{k: instead(v) for k, v in kwargs.items()})
 
-    torch.Tensor.cuda = cuda  # type: ignore[method-assign,assignment]
+    torch.Tensor.cuda = lambda self, *_, **__: to_cpu(self, "cuda")  # type: ignore[method-assign,assignment]
     torch.Tensor.to = to_cpu  # type: ignore[method-assign,assignment]
 
 
@@ -172,17 +164,12 @@ def _mistakes_in_one_line(script: str) -> Iterator[None]:
     """Prints a user error or a missing package in one line, with what to do, and exits."""
     try:
         yield
-    except UserError as error:
-        mistake = error
-    except ModuleNotFoundError as error:
-        missing = _missing_package(error)
-        if missing is None:
+    except (UserError, ModuleNotFoundError) as error:
+        mistake = error if isinstance(error, UserError) else _missing_package(error)
+        if mistake is None:
             raise
-        mistake = missing
-    else:
-        return
-    print(f"{Path(script).name}: {mistake}", file=sys.stderr)
-    raise SystemExit(mistake.exit_code)
+        print(f"{Path(script).name}: {mistake}", file=sys.stderr)
+        raise SystemExit(mistake.exit_code) from None
 
 
 def _missing_package(error: ModuleNotFoundError) -> UserError | None:

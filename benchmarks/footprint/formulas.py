@@ -199,13 +199,12 @@ def e_step(
     warm: bool = False,
     restarts: int = 1,
     embeds: bool = True,
-    labelled: bool = True,
 ) -> Traffic:
     """k-means of all granularities with the torch backend, if no iteration is spared.
 
     An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``8 n`` for the clusters of
-    all images, and once ``8 n`` to count their numbers. Processes meet, with 8 bytes, before every
-    sum or broadcast and at the end of what an error of one of them ends for all.
+    all images. Processes meet, with 8 bytes, before every sum or broadcast and at the end of what
+    an error of one of them ends for all.
 
     Args:
         s: sizes; those of the batch play no part.
@@ -215,12 +214,10 @@ def e_step(
         warm: from the means of the last E-step, with relocation.
         restarts: of a cold one.
         embeds: images are passed through the networks, at most 15 batches of each process.
-        labelled: images have labels, with which the clusters are compared.
     """
     total = Traffic(all_reduce=LONG * (5 if embeds else 3), broadcast=embedder)
     # Of all granularities at once: what the rows are, and the end of k-means.
-    counted = LONG * s.images
-    total += Traffic(all_reduce=2 * DOUBLE + counted + 3 * LONG, all_gather=LONG) + Traffic(LONG)
+    total += Traffic(all_reduce=2 * DOUBLE + 3 * LONG, all_gather=LONG) + Traffic(LONG)
     for k in counts:
         means, tried = FLOAT * k * s.dim, min(RELOCATED, k)
         step = Traffic(all_reduce=DOUBLE * k * s.dim + LONG * k + LONG + 3 * LONG)
@@ -232,7 +229,7 @@ def e_step(
         outcome = Traffic(all_reduce=2 * DOUBLE + 2 * LONG)
         placed = Traffic(all_reduce=LONG * s.images + FLOAT + DOUBLE * k + 3 * LONG)
         runs = (start + Traffic(LONG) + step.times(iterations) + outcome).times(restarts)
-        total += runs + placed + Traffic(DOUBLE + LONG if labelled else 0)
+        total += runs + placed
     return total
 
 

@@ -1,12 +1,11 @@
 """Euclidean k-means on torch, faiss or flash-kmeans, and the E-step that uses it.
 
 Read in this order: :mod:`~solo_ext.clustering.e_step` is PCL's E-step, with the concentration of
-clusters; :mod:`~solo_ext.clustering.k_means` has starts, restarts and the final assignment;
-:mod:`~solo_ext.clustering.lloyd` has the iterations, and :mod:`~solo_ext.clustering.relocation`
-what a warm start does between them; :mod:`~solo_ext.clustering.backends` chooses other
-implementations; :mod:`~solo_ext.clustering.rows` spreads rows over ranks and sums them without
-rounding; :mod:`~solo_ext.clustering.feature_file` keeps rows in a file;
-:mod:`~solo_ext.clustering.agreement` compares two groupings.
+clusters; :mod:`~solo_ext.clustering.k_means` has starts, Lloyd's iterations and the final
+assignment, and :mod:`~solo_ext.clustering.relocation` what a warm start does between iterations;
+:mod:`~solo_ext.clustering.rows` spreads rows over ranks and sums them without rounding;
+:mod:`~solo_ext.clustering.feature_file` keeps rows in a file;
+:mod:`~solo_ext.clustering.backends` calls other implementations.
 """
 
 from solo_ext.clustering.backends import resolve_backend

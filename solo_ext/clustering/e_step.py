@@ -13,8 +13,13 @@ from torch import Tensor
 from solo_ext.clustering.feature_file import Features
 from solo_ext.clustering.k_means import Clustering, multi_granularity_kmeans
 from solo_ext.clustering.rows import exact_scale, on_grid
-from solo_ext.core import distributed
-from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
+from solo_ext.core.distributed import (
+    max_over_ranks,
+    propagate_rank_errors,
+    rank_barrier,
+    sum_over_ranks,
+    world_size,
+)
 
 _FLOOR = 1 / 100
 
@@ -31,12 +36,6 @@ class Granularity:
         objective: mean squared distance of the samples to their means.
         empty: number of clusters without a sample.
         singletons: number of clusters of one sample.
-
-    Example:
-        >>> x = F.normalize(torch.randn(30, 4), dim=1)
-        >>> (found,) = e_step(x, torch.arange(30), 30, [3], temperature=0.2)
-        >>> found.prototypes.shape, found.concentration.shape, found.assignments.shape
-        (torch.Size([3, 4]), torch.Size([3]), torch.Size([30]))
     """
 
     means: Tensor
@@ -57,7 +56,6 @@ def e_step(
     *,
     temperature: float,
     alpha: float = 10.0,
-    init: Sequence[Tensor] | None = None,
     **kmeans_options: Any,
 ) -> list[Granularity]:
     """Clusters a data set at several granularities and measures each prototype's concentration.
@@ -72,8 +70,7 @@ def e_step(
         num_prototypes: K of each granularity.
         temperature: mean of the concentrations.
         alpha: smooths the concentrations of small clusters.
-        init: (K, D) initial means of each granularity.
-        **kmeans_options: as :func:`multi_granularity_kmeans` takes them.
+        **kmeans_options: as :func:`multi_granularity_kmeans` takes them, such as ``init``.
 
     Raises:
         ValueError: features are not finite, or there are fewer samples than prototypes.
@@ -82,14 +79,13 @@ def e_step(
     Example:
         >>> x = F.normalize(torch.randn(100, 8), dim=1)
         >>> coarse, fine = e_step(x, torch.arange(100), 100, [4, 20], temperature=0.2)
-        >>> fine.prototypes.shape, fine.assignments.shape
-        (torch.Size([20, 8]), torch.Size([100]))
+        >>> fine.prototypes.shape, fine.concentration.shape, fine.assignments.shape
+        (torch.Size([20, 8]), torch.Size([20]), torch.Size([100]))
 
     Source:
         Li et al., ICLR 2021, arXiv 2005.04966.
     """
-    shared = distributed.world_size() > 1
-    options = {"init": init, "sharded": shared, "row_ids": sample_ids, **kmeans_options}
+    options = {"sharded": world_size() > 1, "row_ids": sample_ids, **kmeans_options}
     with propagate_rank_errors(features.device):
         return [
             _granularity(found, sample_ids, num_samples, temperature, alpha)
@@ -104,18 +100,18 @@ def _granularity(
     # Every sample is on one rank; the other ranks add zeros, so the sum is exact.
     assignments = found.assignments.new_zeros(num_samples)
     assignments[sample_ids] = found.assignments
-    assignments = _of_all(assignments, distributed.sum_over_ranks)
+    assignments = _of_all(assignments, sum_over_ranks)
     sizes = torch.bincount(assignments, minlength=size)
     # Sums on a grid, which do not depend on how samples are spread over ranks.
     largest = distances.amax() if len(distances) else distances.new_zeros(())
-    scale = exact_scale(float(_of_all(largest, distributed.max_over_ranks)), num_samples)
+    scale = exact_scale(float(_of_all(largest, max_over_ranks)), num_samples)
     sums = torch.zeros(size, dtype=torch.float64, device=means.device)
     sums.index_add_(0, found.assignments, on_grid(distances, scale))
-    sums = _of_all(sums, distributed.sum_over_ranks) / scale
+    sums = _of_all(sums, sum_over_ranks) / scale
     return Granularity(
         means,
         F.normalize(means, dim=1),
-        _concentration(sums, sizes, temperature, alpha).to(distances.dtype),
+        _concentration(sums, sizes, temperature, alpha).to(means.dtype),
         assignments,
         found.objective,
         int((sizes == 0).sum()),
@@ -149,14 +145,14 @@ def cluster_concentration(
         distances: (n,) Euclidean distances of the rows to their means, >= 0; not squared.
         assignments: (n,) integers in [0, num_clusters).
         num_clusters: K, >= 1; includes empty clusters.
-        temperature: Mean of the result, > 0.
-        alpha: Smoothing for small clusters, >= 0.
+        temperature: mean of the result, > 0.
+        alpha: smoothing for small clusters, >= 0.
 
     Returns:
         (K,) in the dtype of ``distances``, computed in fp64.
 
     Raises:
-        ValueError: Shapes, a cluster number or a setting are not as described.
+        ValueError: shapes or a setting are not as described.
 
     Example:
         >>> tight, loose = torch.full((50,), 0.1), torch.full((50,), 0.3)
@@ -173,19 +169,11 @@ def cluster_concentration(
             f"distances and assignments have the shapes {tuple(distances.shape)} and "
             f"{tuple(assignments.shape)}; pass one of each per row, (n,)"
         )
-    if num_clusters < 1:
-        raise ValueError(f"num_clusters={num_clusters}: must be at least 1")
-    if len(assignments):
-        low, high = int(assignments.min()), int(assignments.max())
-        if low < 0 or high >= num_clusters:
-            raise ValueError(
-                f"assignments lie in [{low}, {high}]; they must lie in [0, {num_clusters - 1}], "
-                "the numbers of the clusters"
-            )
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature}: must be above 0")
-    if not alpha >= 0:
-        raise ValueError(f"alpha={alpha}: must be at least 0")
+    if num_clusters < 1 or not temperature > 0 or not alpha >= 0:
+        raise ValueError(
+            f"num_clusters={num_clusters}, temperature={temperature}, alpha={alpha}: must be at "
+            "least 1, above 0 and at least 0"
+        )
     sizes = torch.bincount(assignments, minlength=num_clusters)
     sums = torch.zeros(num_clusters, dtype=torch.float64, device=distances.device)
     sums.index_add_(0, assignments, distances.double())

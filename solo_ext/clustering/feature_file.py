@@ -10,10 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-# Elements of a part that is read ahead: 16 MiB.
-_PART = 2**22
-# Rows that are selected at a time: for rows far apart, the system maps 64 KiB around each.
-_APART = 512
+# Rows that are read at a time: for rows far apart, the system maps 64 KiB around each.
+_PART = 512
 _AROUND = 2**16
 _ITEM = 4
 
@@ -52,8 +50,7 @@ class FeatureFile:
     def __init__(
         self, folder: Path, count: int, width: int, device: torch.device | str = "cpu"
     ) -> None:
-        self.shape = torch.Size((count, width))
-        self.device = torch.device(device)
+        self.shape, self.device = torch.Size((count, width)), torch.device(device)
         size = max(1, _ITEM * count * width)
         folder.mkdir(parents=True, exist_ok=True)
         # TemporaryFile creates a file without a name, or removes the name at once.
@@ -65,82 +62,47 @@ class FeatureFile:
             self._map = mmap.mmap(file.fileno(), size)
         self._rows = torch.empty(0, width)
         if count and width:
-            self._rows = torch.frombuffer(self._map, dtype=self.dtype, count=count * width)
-            self._rows = self._rows.view(count, width)
-        self._ahead = max(1, _PART // max(1, width))
-        self._start, self._part = 0, self._rows.new_empty(0, width)
+            held = torch.frombuffer(self._map, dtype=self.dtype, count=count * width)
+            self._rows = held.view(count, width)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, part: slice) -> Tensor:
         start, stop, step = part.indices(len(self))
-        if step != 1:
-            raise ValueError(f"rows in steps of {step}: read them in steps of 1")
-        if stop - start > self._ahead:
-            return self._copy(start, stop)
-        if start < self._start or stop > self._start + len(self._part):
-            self._start = start
-            self._part = self._copy(start, min(len(self), start + self._ahead))
-        return self._part[start - self._start : stop - self._start]
+        return self.index_select(0, torch.arange(start, max(start, stop), step))
 
     def __setitem__(self, numbers: Tensor, values: Tensor) -> None:
-        self._start, self._part = 0, self._part[:0]
         numbers = numbers.cpu()
         self._rows[numbers] = values.to("cpu", self.dtype)
-        self._give_back(*_range(numbers))
+        self._release(numbers)
 
     def index_select(self, dim: int, index: Tensor) -> Tensor:
-        """Selects rows by their numbers, like a tensor's method.
-
-        Args:
-            dim: 0.
-            index: (m,) int64; ascending numbers are read fastest.
-
-        Returns:
-            (m, D).
-        """
-        if dim != 0:
-            raise ValueError(f"dim={dim}: rows are selected along 0")
+        """(m, D) rows by their numbers (m,), ``dim`` being 0; ascending ones are read fastest."""
         found = torch.empty(len(index), self.shape[1], device=self.device)
-        parts = zip(torch.split(index.cpu(), _APART), torch.split(found, _APART), strict=True)
+        parts = zip(torch.split(index.cpu(), _PART), torch.split(found, _PART), strict=True)
         for wanted, place in parts:
-            place.copy_(self._rows.index_select(0, wanted))
-            self._give_back(*_range(wanted))
+            place.copy_(self._rows.index_select(dim, wanted))
+            self._release(wanted)
         return found
 
     def close(self) -> None:
         """Closes the file; its rows can no longer be read."""
-        self._rows = self._part = torch.empty(0, self.shape[1])
+        self._rows = torch.empty(0, self.shape[1])
         self._map.close()
 
-    def _copy(self, start: int, stop: int) -> Tensor:
-        found = torch.empty(max(0, stop - start), self.shape[1], device=self.device)
-        for first in range(start, stop, self._ahead):
-            last = min(stop, first + self._ahead)
-            found[first - start : last - start] = self._rows[first:last]
-            self._give_back(first, last)
-        return found
-
-    def _give_back(self, start: int, stop: int) -> None:
-        """Releases the pages of the rows from ``start`` up to ``stop``.
+    def _release(self, numbers: Tensor) -> None:
+        """Releases the pages between the first and the last of these rows.
 
         Releasing the whole mapping would take longer the larger it is.
         """
-        if hasattr(mmap, "MADV_DONTNEED") and start < stop:
+        if hasattr(mmap, "MADV_DONTNEED") and len(numbers):
             # Written data stays in the file, because the mapping is shared with it.
+            low, high = (int(number) for number in numbers.aminmax())
             size = _ITEM * self.shape[1]
-            first = max(0, start * size - _AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
-            last = min(len(self._map), stop * size + _AROUND)
+            first = max(0, low * size - _AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
+            last = min(len(self._map), (high + 1) * size + _AROUND)
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-
-def _range(numbers: Tensor) -> tuple[int, int]:
-    """Smallest range of rows that contains these numbers."""
-    if not len(numbers):
-        return 0, 0
-    low, high = numbers.aminmax()
-    return int(low), int(high) + 1
 
 
 Features = Tensor | FeatureFile

@@ -1,4 +1,4 @@
-"""k-means at one or several granularities: starts, restarts and the final assignment."""
+"""k-means at one or several granularities: starts, Lloyd's iterations and the final assignment."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.clustering.backends import BACKENDS, Backend, resolve_backend
+from solo_ext.clustering.backends import by_faiss, by_flash, resolve_backend
 from solo_ext.clustering.feature_file import FeatureFile, Features
-from solo_ext.clustering.lloyd import assign, distances_to
+from solo_ext.clustering.relocation import Relocation
 from solo_ext.clustering.rows import Rows, exact_scale, on_grid, rows_of, tile_rows
 from solo_ext.core.distributed import propagate_rank_errors
-from solo_ext.core.precision import PRECISIONS, Precision, matmul_precision
+from solo_ext.core.precision import Precision, matmul_precision
 
 # Rows that are assigned at a time; a file is read once per block.
 _BLOCK = 2**16
+# Half the distance between the two means of a split cluster, relative to each coordinate.
+_PERTURBATION = 1 / 1024
+# If more than this share of the means moved, searching all of them is no slower.
+_MOST_MOVED = 0.5
+# Scores whose maximum is taken first, without its place: on a CPU that is several times faster than
+# a maximum with its place.
+_GROUP = 32
 
 
 class Clustering(NamedTuple):
@@ -26,14 +34,9 @@ class Clustering(NamedTuple):
         means: (K, D) means of the clusters, not normalised; the same on every rank.
         assignments: (n,) int64 in [0, K), nearest mean of each row of this rank.
         distances: (n,) Euclidean distance of each row of this rank to that mean.
-        objective: Mean squared distance over the rows of all ranks.
-        iterations: Steps done; fewer than asked for if it converged.
-        backend: Name of the backend that ran.
-
-    Example:
-        >>> found = kmeans(torch.randn(50, 3), 4)
-        >>> found.means.shape, found.assignments.shape, found.backend
-        (torch.Size([4, 3]), torch.Size([50]), 'torch')
+        objective: mean squared distance over the rows of all ranks.
+        iterations: steps done; fewer than asked for if it converged.
+        backend: name of the backend that ran.
     """
 
     means: Tensor
@@ -53,10 +56,7 @@ def kmeans(
         features: (n, D), as :func:`multi_granularity_kmeans` takes them.
         num_clusters: K, from 1 to the number of rows of all ranks.
         init: (K, D) first means, for example of the last epoch; rank 0's are used.
-        **options: Those of :func:`multi_granularity_kmeans`, whose errors they raise.
-
-    Returns:
-        The clustering.
+        **options: those of :func:`multi_granularity_kmeans`, whose errors they raise.
 
     Example:
         >>> found = kmeans(torch.tensor([[0.0], [0.2], [5.0], [5.2]]), 2)
@@ -94,9 +94,8 @@ def multi_granularity_kmeans(
     generators are neither read nor changed. A warm start takes ``init``: from the means of the last
     epoch, 5 iterations do the work of several restarts, because the torch backend then also
     relocates: after every step it merges clusters that cost little to merge and splits others that
-    gain more, which Lloyd's steps from good means cannot do. With that backend the means do not
-    depend on how rows are spread over ranks. Besides the features it needs a bounded tile of
-    scores, never an N x K matrix.
+    gain more. With that backend the means do not depend on how rows are spread over ranks. Besides
+    the features it needs a bounded tile of scores, never an N x K matrix.
 
     With ``sample`` k-means runs on that many rows only, drawn without replacement and the same on
     any number of ranks; then all rows are assigned to its means, block by block.
@@ -108,29 +107,29 @@ def multi_granularity_kmeans(
         num_clusters: K of each clustering, from 1 to the number of rows of all ranks; equal ones
             are allowed.
         init: (K, D) first means of each, for example of the last epoch; rank 0's are used.
-        iterations: Most steps of Lloyd's algorithm, >= 1.
-        restarts: Number of cold starts, >= 1; the one with the lowest objective is kept.
-        seed: Of the first clustering's cold starts; the others use ``seed`` + their position.
+        iterations: most steps of Lloyd's algorithm, >= 1.
+        restarts: number of cold starts, >= 1; the one with the lowest objective is kept.
+        seed: of the first clustering's cold starts; the others use ``seed`` + their position.
         backend: "auto", "torch", "faiss" or "flash", see
             :func:`solo_ext.clustering.resolve_backend`.
-        sharded: Whether every rank holds a share of the rows. All ranks must call.
+        sharded: whether every rank holds a share of the rows. All ranks must call.
         row_ids: (n,) numbers of the rows among all: 0 to N - 1, each on one rank. By default rank
             by rank, in order. With them a cold start does not depend on how rows are spread.
-        precision: Of the torch backend's products during the steps, as in
+        precision: of the torch backend's products during the steps, as in
             ``torch.set_float32_matmul_precision``; the final assignment is always "highest".
             "medium" suits features whose spread is not small beside their norm.
-        relocate: Whether the torch backend relocates; by default in warm starts only.
-        sample: Number of rows that k-means runs on, >= K; by default, or if there are no more, all.
-        sample_seed: Seed of their draw.
+        relocate: whether the torch backend relocates; by default in warm starts only.
+        sample: number of rows that k-means runs on, >= K; by default, or if there are no more, all.
+        sample_seed: seed of their draw.
 
     Returns:
         One clustering for each number, in the order of the list. Means and distances are fp64 for
         fp64 features, else fp32.
 
     Raises:
-        ValueError: Features, K, init, row numbers or an option are not as described.
-        ConfigError: A backend that is unknown or cannot run.
-        RankError: With ``sharded``, another rank failed.
+        ValueError: features, K, init or an option are not as described.
+        ConfigError: a backend that is unknown or cannot run.
+        RankError: with ``sharded``, another rank failed.
 
     Example:
         >>> coarse, fine = multi_granularity_kmeans(torch.randn(100, 8), [2, 10])
@@ -140,37 +139,43 @@ def multi_granularity_kmeans(
     Source:
         Lloyd, IEEE Transactions on Information Theory 28 (2), 1982.
     """
-    _check_options(num_clusters, init, iterations, restarts, precision, sample)
+    if iterations < 1 or restarts < 1:
+        raise ValueError(f"iterations={iterations}, restarts={restarts}: must be at least 1")
+    if init is not None and (len(init) != len(num_clusters) or restarts != 1):
+        raise ValueError(
+            f"init holds the means of {len(init)} clusterings, restarts={restarts}; pass one "
+            f"(K, D) tensor for each of the {len(num_clusters)} numbers, and one start"
+        )
     with propagate_rank_errors(features.device, among=sharded):
         rows = rows_of(features, row_ids, sharded)
         seen = rows if sample is None else rows.drawn(sample, sample_seed)
-        in_file = sample is None and isinstance(features, FeatureFile)
-        name = resolve_backend(backend, features.device, sharded=rows.shared, in_file=in_file)
-        move: Backend = BACKENDS[name]
+        for size in num_clusters:
+            if not 1 <= size <= seen.total:
+                raise ValueError(
+                    f"num_clusters={size}: there are {seen.total} rows; ask for 1 to that many"
+                )
+        if backend != "torch":
+            in_file = sample is None and isinstance(features, FeatureFile)
+            backend = resolve_backend(
+                backend, features.device, sharded=rows.shared, in_file=in_file
+            )
         if relocate is None:
             relocate = init is not None
         # Compare several starts on the rows that k-means saw.
         compared = rows if restarts == 1 else seen
         clusterings = []
         for position, size in enumerate(num_clusters):
-            if size > rows.total:
-                raise ValueError(
-                    f"num_clusters={size}: there are only {rows.total} rows; ask for at most that "
-                    "many clusters"
-                )
             if init is None:
                 starts = _drawn(seen, size, restarts, seed + position)
             else:
                 starts = iter([_checked_init(seen, init[position], size)])
-            best: Clustering | None = None
-            for start in starts:
-                means, done = move(seen, start, iterations, precision, relocate)
-                found = _assigned(compared, means, done, name)
-                if best is None or found.objective < best.objective:
-                    best = found
-            assert best is not None
+            runs = (
+                _moved(seen, start, iterations, precision, relocate, backend) for start in starts
+            )
+            found = (_assigned(compared, *run, backend) for run in runs)
+            best = min(found, key=lambda clustering: clustering.objective)
             if compared is not rows:
-                best = _assigned(rows, best.means, best.iterations, name)
+                best = _assigned(rows, best.means, best.iterations, backend)
             clusterings.append(best)
         return clusterings
 
@@ -189,6 +194,28 @@ def _checked_init(rows: Rows, init: Tensor, num_clusters: int) -> Tensor:
             "for each cluster"
         )
     return rows.from_first(init.detach().to(rows.features.device, rows.dtype, copy=True))
+
+
+def _moved(
+    rows: Rows,
+    means: Tensor,
+    iterations: int,
+    precision: Precision,
+    relocate: bool,
+    backend: str,
+) -> tuple[Tensor, int]:
+    """The means (K, D) after a backend's iterations, and the number of steps done."""
+    if backend == "torch":
+        return lloyd(rows, means, iterations, precision, relocate)
+    features = rows.features[:].contiguous()
+    if backend == "faiss":
+        return by_faiss(features, means, iterations)
+    means, done, empty = by_flash(features, means, iterations)
+    if empty:
+        # flash-kmeans leaves an empty cluster where it was: a step of ours refills it.
+        means, more = lloyd(rows, means, 1, precision)
+        done += more
+    return means, done
 
 
 def _assigned(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
@@ -212,33 +239,216 @@ def _assigned(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
     return Clustering(means, assignments, distances, objective, done, backend)
 
 
-def _check_options(
-    num_clusters: Sequence[int],
-    init: Sequence[Tensor] | None,
+def lloyd(
+    rows: Rows,
+    means: Tensor,
     iterations: int,
-    restarts: int,
-    precision: str,
-    sample: int | None,
-) -> None:
-    if not num_clusters:
-        raise ValueError("num_clusters is empty; pass at least one number of clusters")
-    counts = [("num_clusters", size) for size in num_clusters]
-    for option, value in [*counts, ("iterations", iterations), ("restarts", restarts)]:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{option}={value!r}: must be an integer of at least 1")
-    if init is not None and len(init) != len(num_clusters):
-        raise ValueError(
-            f"init holds the means of {len(init)} clusterings; pass one (K, D) tensor for each of "
-            f"the {len(num_clusters)} numbers in num_clusters"
-        )
-    if init is not None and restarts != 1:
-        raise ValueError(
-            f"restarts={restarts}: with init every start would be the same; pass one of the two"
-        )
-    if sample is not None and sample < max(num_clusters):
-        raise ValueError(
-            f"sample={sample}: {max(num_clusters)} clusters need as many rows; pass at least "
-            f"{max(num_clusters)}, or None for all rows"
-        )
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
+    precision: Precision = "highest",
+    relocate: bool = False,
+) -> tuple[Tensor, int]:
+    """Updates the means until no row changes its cluster, or for ``iterations`` steps.
+
+    A step assigns every row to its nearest mean and takes the mean of each cluster, in sums without
+    rounding (:func:`solo_ext.clustering.rows.exact_scale`): the result has the same bits for any
+    order of the rows and any spread over ranks, except for rows so near to two means that the
+    product cannot tell them apart. An empty cluster splits one of the largest: the two means become
+    ``m (1 + e)`` and ``m (1 - e)``, e = 1/1024 in even coordinates and -1/1024 in odd ones; no two
+    empty clusters split the same one, and it must have two rows or more.
+
+    With ``relocate`` every step ends with :class:`solo_ext.clustering.relocation.Relocation`, which
+    also acts when the steps alone have converged, and handles empty clusters first.
+
+    Args:
+        rows: the rows.
+        means: (K, D) first means, in the dtype of ``rows``, the same on every rank.
+        iterations: most steps, >= 1.
+        precision: of the products.
+        relocate: whether to move means to where they lower the objective more.
+
+    Returns:
+        The means (K, D) and the number of steps done.
+    """
+    scale = exact_scale(rows.largest, rows.total)
+    all_sums = torch.zeros_like(means, dtype=torch.float64)
+    all_sizes = torch.zeros(len(means), dtype=torch.int64, device=means.device)
+    relocation = Relocation(rows, len(means), scale) if relocate else None
+    nearest = Nearest(rows.features)
+    assignments = None
+    done = 0
+    with matmul_precision(precision), torch.autocast(means.device.type, enabled=False):
+        while done < iterations:
+            done += 1
+            old, assignments = assignments, nearest(means)
+            moved = _follow(rows, scale, old, assignments, all_sums, all_sizes)
+            sums, sizes = all_sums, all_sizes
+            if relocation is not None:
+                # Rows follow a relocation in the next step; `all_sums` are unrelocated.
+                sums, sizes = relocation(assignments, sums, sizes)
+            if not moved and sums is all_sums:
+                break
+            updated = sums / sizes.clamp_min(1)[:, None] / scale
+            updated = torch.where(sizes[:, None] > 0, updated, means.double())
+            updated = _refilled(updated, sizes).to(means.dtype)
+            if torch.equal(updated, means):
+                break
+            means = updated
+    return means, done
+
+
+def _follow(
+    rows: Rows, scale: float, old: Tensor | None, new: Tensor, sums: Tensor, sizes: Tensor
+) -> int:
+    """Updates sums and sizes by the rows that changed their cluster; returns how many did."""
+    features, change, count = rows.features, torch.zeros_like(sums), torch.zeros_like(sizes)
+    moved = (new != (-1 if old is None else old)).nonzero()[:, 0]
+    for part in torch.split(moved, tile_rows(features.shape[1], features.device)):
+        values = on_grid(features.index_select(0, part), scale)
+        ones = torch.ones_like(part)
+        target = new.index_select(0, part)
+        change.index_add_(0, target, values)
+        count.index_add_(0, target, ones)
+        if old is not None:
+            source = old.index_select(0, part)
+            change.index_add_(0, source, values.neg_())
+            count.index_add_(0, source, ones.neg_())
+    sums += rows.sum(change)
+    sizes += rows.sum(count)
+    return int(rows.sum(torch.tensor(len(moved), device=features.device)))
+
+
+def _refilled(means: Tensor, sizes: Tensor) -> Tensor:
+    empty = (sizes == 0).nonzero()[:, 0]
+    if not len(empty):
+        return means
+    donors = sizes.argsort(descending=True, stable=True)[: len(empty)]
+    donors = donors[sizes[donors] >= 2]
+    # Empty clusters without a donor wait for a later step, when the halves have grown.
+    empty = empty[: len(donors)]
+    step = torch.full((means.shape[1],), _PERTURBATION, dtype=means.dtype, device=means.device)
+    step[1::2] *= -1
+    whole = means[donors]
+    means[empty] = whole * (1 + step)
+    means[donors] = whole * (1 - step)
+    return means
+
+
+class Nearest:
+    """Keeps the index (n,) of every row's nearest mean up to date; of equally near ones the first.
+
+    A row whose mean stands still is compared only with the means that moved: the others were
+    farther away and still are.
+    """
+
+    def __init__(self, features: Features) -> None:
+        self._features = features
+        self._means: Tensor | None = None
+
+    def __call__(self, means: Tensor) -> Tensor:
+        old, self._means = self._means, means
+        moved = None if old is None else (means != old).any(1)
+        if moved is None or int(moved.sum()) > _MOST_MOVED * len(means):
+            self._centre = means.double().mean(0)
+            self._best, self._found = search(self._features, means, self._centre)
+        else:
+            self._found = self._updated(means, moved)
+        return self._found
+
+    def _updated(self, means: Tensor, moved: Tensor) -> Tensor:
+        found = self._found.clone()
+        left, which = moved.index_select(0, found), moved.nonzero()[:, 0]
+        lost, kept = left.nonzero()[:, 0], (~left).nonzero()[:, 0]
+        if len(which):
+            score, place = search(self._features, means[which], self._centre, kept)
+            mean = which[place]
+            best, now = self._best[kept], found[kept]
+            nearer = (score > best) | ((score == best) & (mean < now))
+            self._best[kept] = torch.where(nearer, score, best)
+            found[kept] = torch.where(nearer, mean, now)
+        self._best[lost], found[lost] = search(self._features, means, self._centre, lost)
+        return found
+
+
+def assign(features: Features, means: Tensor) -> Tensor:
+    """Index (n,) of the mean (K, D) that is nearest to every row (n, D); of equal ones the first.
+
+    Example:
+        >>> assign(torch.tensor([[0.1], [0.9]]), torch.tensor([[0.0], [1.0]]))
+        tensor([0, 1])
+    """
+    return search(features, means, means.double().mean(0))[1]
+
+
+def search(
+    features: Features, means: Tensor, centre: Tensor, wanted: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Largest score of every row and the mean that has it, which is the nearest.
+
+    ``max_k x . (m_k - c) - |m_k - c|^2 / 2 - c . (m_k - c)`` is at ``argmin_k |x - m_k|^2`` for any
+    centre c. With a centre amid the means, rounding errors of the product are in proportion to the
+    spread of the means and not to their distance from the origin.
+
+    Args:
+        features: (n, D), floating.
+        means: (K, D), fp32 or fp64; the dtype of the products.
+        centre: (D,) fp64. Only scores with the same centre can be compared.
+        wanted: (m,) int64 numbers of the rows to search; by default all.
+
+    Returns:
+        The scores (m,) and the means (m,), int64; among equal scores the first.
+    """
+    n = len(features) if wanted is None else len(wanted)
+    centred = means.double() - centre
+    bias = -(centred.square().sum(1) / 2 + centred @ centre).to(means.dtype)
+    weight = centred.to(means.dtype)
+    if features.device.type == "cpu" and len(means) > 2 * _GROUP:
+        fill = -len(means) % _GROUP
+        weight = F.pad(weight, (0, 0, 0, fill))
+        bias = F.pad(bias, (0, fill), value=-torch.inf)
+    rows = tile_rows(len(weight), features.device)
+    scores = means.new_empty(rows, len(weight))
+    best = means.new_empty(n)
+    found = torch.empty(n, dtype=torch.int64, device=features.device)
+    # The library may sum in another order for another number of rows. Pad all tiles to the same
+    # number, so that a row's nearest mean does not depend on the rows beside it.
+    padded = means.new_zeros(rows, features.shape[1])
+    for start in range(0, n, rows):
+        part = slice(start, start + rows)
+        tile = features[part] if wanted is None else features.index_select(0, wanted[part])
+        tile = tile.to(means.dtype)
+        count = len(tile)
+        if count < rows:
+            padded[:count] = tile
+            tile = padded
+        torch.addmm(bias, tile, weight.T, out=scores)
+        value, index = _first_largest(scores)
+        best[part], found[part] = value[:count], index[:count]
+    return best, found
+
+
+def _first_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    width = scores.shape[1]
+    if scores.device.type != "cpu" or width <= 2 * _GROUP or width % _GROUP:
+        best, found = scores.max(dim=1)
+        return best, found
+    grouped = scores.view(len(scores), -1, _GROUP)
+    best, group = grouped.amax(2).max(dim=1)
+    place = group[:, None, None].expand(-1, 1, _GROUP)
+    within = grouped.gather(1, place)[:, 0].max(dim=1).indices
+    return best, group * _GROUP + within
+
+
+def distances_to(features: Features, means: Tensor, assignments: Tensor) -> Tensor:
+    """``|x_i - m_{a_i}|`` (n,), as the norm of a difference: exactly 0 for a row equal to its mean.
+
+    Example:
+        >>> x, means = torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.zeros(1, 2)
+        >>> distances_to(x, means, torch.tensor([0, 0]))
+        tensor([5., 1.])
+    """
+    rows = tile_rows(features.shape[1], features.device)
+    found = means.new_empty(len(features))
+    for start in range(0, len(features), rows):
+        part = slice(start, start + rows)
+        difference = features[part].to(means.dtype) - means.index_select(0, assignments[part])
+        found[part] = torch.linalg.vector_norm(difference, dim=1)
+    return found

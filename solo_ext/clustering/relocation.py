@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.clustering.rows import Rows, exact_scale, on_grid, tile_rows, tiles
-from solo_ext.core.distributed import rank
+from solo_ext.core.distributed import rank, world_size
 
 # Clusters that are split on trial per step: enough to try a few hundred in five steps, few enough
 # to cost less than a step.
@@ -23,15 +23,14 @@ class Relocation:
     """Relocates prototypes between the steps of Lloyd's algorithm.
 
     Lloyd's steps leave every prototype in its neighbourhood. A relocation merges two clusters that
-    are cheap to merge (:func:`solo_ext.clustering.relocation.merge_costs`) and gives the freed
-    prototype to one half of a third cluster whose split gains more
-    (:func:`solo_ext.clustering.relocation.halves`); an empty cluster's prototype is free already.
+    are cheap to merge (:func:`merge_costs`) and gives the freed prototype to one half of a third
+    cluster whose split gains more (:func:`halves`); an empty cluster's prototype is free already.
     Gain and cost are changes of the sum of squares, which falls by their difference.
 
     Args:
-        rows: The rows.
+        rows: the rows.
         num_clusters: K.
-        scale: Of the grid of the sums, see :func:`solo_ext.clustering.rows.exact_scale`.
+        scale: of the grid of the sums, see :func:`solo_ext.clustering.rows.exact_scale`.
 
     Source:
         Based on Fritzke, The k-means-u* algorithm, arXiv 1706.09059, with Ward's cost in place of
@@ -120,12 +119,9 @@ def _matched(chosen: Tensor, gains: Tensor, freed: Tensor, costs: Tensor, joined
 
 
 class Halves(NamedTuple):
-    """One of the two halves of each split cluster.
+    """One half of each split cluster: sums (M, D) on the grid and sizes (M,) of its rows.
 
-    Attributes:
-        sums: (M, D) fp64 sums of its rows, on the grid.
-        sizes: (M,) int64 numbers of its rows.
-        gains: (M,) fp64, decrease of the sum of squares if each half has its own mean.
+    ``gains`` (M,) is the decrease of the sum of squares if each half has its own mean.
     """
 
     sums: Tensor
@@ -149,16 +145,13 @@ def halves(
     cluster. Sums are exact, so the result does not depend on how rows are spread over ranks.
 
     Args:
-        rows: The rows.
+        rows: the rows.
         assignments: (n,) cluster of every row.
         chosen: (M,) int64 clusters to split, each once.
         sums: (K, D) fp64 sums of the clusters, on the grid.
         sizes: (K,) int64.
-        scale: Of the grid, see :func:`solo_ext.clustering.rows.exact_scale`.
-        draw: Number of the draw; another number starts from other halves.
-
-    Returns:
-        One half of each cluster; the rest of the cluster is the other half.
+        scale: of the grid.
+        draw: number of the draw; another number starts from other halves.
     """
     place = torch.full_like(sizes, -1)
     place[chosen] = torch.arange(len(chosen), device=chosen.device)
@@ -204,9 +197,9 @@ def merge_costs(means: Tensor, sizes: Tensor, rows: Rows) -> tuple[Tensor, Tenso
     computed in fp64. The K x K costs are computed in tiles, which the ranks take in turn.
 
     Args:
-        means: (K, D) fp64.
+        means: (K, D) fp64, the same on all ranks, which share the work.
         sizes: (K,) int64 numbers of rows; that of an empty cluster is 0.
-        rows: The rows, whose ranks share the work; means and sizes are the same on all of them.
+        rows: the rows.
 
     Returns:
         The costs (K,), fp64, and the partners (K,), int64. An empty cluster costs 0 and is its own
@@ -232,8 +225,8 @@ def _partners(means: Tensor, sizes: Tensor, rows: Rows) -> Tensor:
     squares = centred.square().sum(1)
     weight = sizes.float()
     partner = torch.zeros_like(sizes)
-    size, ranks = tile_rows(k, means.device), len(rows.counts)
-    first = rank() if rows.shared else 0
+    size = tile_rows(k, means.device)
+    first, ranks = (rank(), world_size()) if rows.shared else (0, 1)
     for start in range(first * size, k, ranks * size):
         own = torch.arange(start, min(k, start + size), device=means.device)
         cost = torch.addmm(squares, centred[own], centred.T, alpha=-2)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 Precision = Literal["highest", "high", "medium"]
 """Values as in ``torch.set_float32_matmul_precision``."""
-
-PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 _CPU = {"highest": "ieee", "high": "tf32", "medium": "bf16"}
 _CUDA = {"highest": "ieee", "high": "tf32", "medium": "tf32"}

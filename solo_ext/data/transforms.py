@@ -63,7 +63,9 @@ def statistics(dataset: str, crop: Crop) -> Statistics:
     """
     if dataset in STATISTICS:
         return STATISTICS[dataset]
-    return crop.mean or IMAGENET_DEFAULT_MEAN, crop.std or IMAGENET_DEFAULT_STD
+    # The config of a method in training leaves out keys that are null.
+    mean, std = getattr(crop, "mean", None), getattr(crop, "std", None)
+    return mean or IMAGENET_DEFAULT_MEAN, std or IMAGENET_DEFAULT_STD
 
 
 def fixed_view(cfg: CommonConfig) -> tuple[int, Statistics]:

@@ -15,36 +15,21 @@ from torch.autograd.function import once_differentiable
 
 BOUND = 40.0
 """Up to +-40, sums of exponentials neither overflow in fp32 nor lose terms that matter."""
-
-
 _TILE_BYTES = {"cpu": 2**20, "cuda": 2**25}
 """Bytes that stay in the cache of a CPU core, and that keep a GPU busy."""
 
 
 def tile_rows(x: Tensor, columns: int, least: int, share: int = 1) -> int:
-    """Rows of a tile with ``columns`` columns that suits the device of ``x``.
+    """Rows of a tile with ``columns`` columns of the dtype of ``x`` that suits its device.
 
-    Args:
-        x: gives device and element size.
-        columns: columns of the tile.
-        least: fewest rows that are worth a matrix product.
-        share: how many times the usual budget of memory the tile may take.
-
-    Example:
-        >>> tile_rows(torch.empty(0), columns=256, least=64)
-        1024
+    There are at least ``least``; the tile may take ``share`` times the usual budget of memory.
     """
     budget = _TILE_BYTES.get(x.device.type, _TILE_BYTES["cuda"]) * share
     return max(budget // (x.element_size() * max(columns, 1)), least)
 
 
 def tiles_of(count: int, size: int) -> Iterator[slice]:
-    """Slices of ``size`` that cover ``count`` rows in order; the last one may be shorter.
-
-    Example:
-        >>> list(tiles_of(5, 2))
-        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
+    """Slices of ``size`` that cover ``count`` rows in order; the last one may be shorter."""
     return (slice(begin, min(begin + size, count)) for begin in range(0, count, size))
 
 
@@ -84,14 +69,9 @@ def table_logsumexp(
         ``scale_j q_i . t_j`` (N,) without gradient, over rows without weight too; NaN where the
         bound made it unnecessary.
 
-    Raises:
-        RuntimeError: it is differentiated twice.
-
     Example:
         >>> query, table = torch.randn(4, 8), torch.randn(1000, 8)
         >>> lse, largest = table_logsumexp(query, table, 5.0)
-        >>> lse.shape, largest.shape
-        (torch.Size([1, 4]), torch.Size([4]))
         >>> torch.allclose(lse[0], (5.0 * query @ table.T).logsumexp(1), rtol=1e-5)
         True
     """
@@ -103,16 +83,9 @@ def table_logsumexp(
 
 @torch.no_grad()
 def table_mean(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp over the rows of a table, and the rows' softmax-weighted mean; no gradient.
+    """``log sum_j exp(scale q_i . t_j)`` (N,) and ``sum_j softmax_j(scale q_i . t_j) t_j`` (N, D).
 
-    Args:
-        query: (N, D), fp32 or fp64.
-        table: (K, D), of the query's dtype; K may be 0.
-        scale: inverse temperature.
-
-    Returns:
-        ``log sum_j exp(scale q_i . t_j)`` (N,), and ``sum_j softmax_j(scale q_i . t_j) t_j``
-        (N, D), zero for an empty table.
+    Of queries (N, D) and a table (K, D), fp32 or fp64, without gradient; zero means for K = 0.
 
     Example:
         >>> query, table = torch.randn(4, 8), torch.randn(1000, 8)

@@ -2,9 +2,9 @@
 
 A file begins with its formula. Where a fused kernel computes the loss, the formula is a plain form
 (``plain_...``), which the kernel is tested against, and the function below it decides which of the
-two runs; elsewhere the loss itself is the formula. Start with ``info_nce`` (a queue), then
-``contrastive`` (batches, debiased and hard negatives), which ``mochi`` and ``nnclr`` build on.
-``proto_nce`` is PCL's loss; ``protocpc`` and ``seed`` are for distillation. ``nce`` (and CLIP),
+two runs; elsewhere the loss itself is the formula. Start with ``info_nce`` (a queue, and PCL's
+prototypes), then ``contrastive`` (batches, debiased and hard negatives), which ``mochi`` and
+``nnclr`` build on. ``protocpc`` and ``seed`` are for distillation. ``nce`` (and CLIP),
 ``metric``, ``margin`` and ``alignment`` hold the classical ones. Every loss is registered in
 ``LOSSES``.
 
@@ -24,7 +24,7 @@ from solo_ext.losses.contrastive import (
     hard_negative_loss_func,
     nt_xent_loss_func,
 )
-from solo_ext.losses.info_nce import info_nce_loss_func
+from solo_ext.losses.info_nce import info_nce_loss_func, proto_nce_loss_func
 from solo_ext.losses.margin import arcface_loss_func, cosface_loss_func, sphereface_loss_func
 from solo_ext.losses.metric import (
     contrastive_loss_func,
@@ -36,7 +36,6 @@ from solo_ext.losses.metric import (
 from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
 from solo_ext.losses.nce import bilinear_info_nce_loss_func, clip_loss_func, nce_loss_func
 from solo_ext.losses.nnclr import nnclr_symmetric_loss_func
-from solo_ext.losses.proto_nce import proto_nce_loss_func
 from solo_ext.losses.protocpc import protocpc_loss_func, protocpc_step
 from solo_ext.losses.seed import seed_loss_func, seed_terms
 

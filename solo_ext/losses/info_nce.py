@@ -1,23 +1,47 @@
-"""InfoNCE against given negatives, a queue for example."""
+"""InfoNCE against a table: past keys of a queue (MoCo), or the prototypes of a clustering (PCL)."""
 
 from __future__ import annotations
+
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.core.precision import full_precision_products
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.kernels.tables import table_logsumexp
 from solo_ext.losses.common import LOSSES, check_positive, check_table, unit_rows
+
+Collisions = Literal["paper", "merge"]
 
 
 def plain_info_nce(
     query: Tensor, positive: Tensor, negatives: Tensor, temperature: float
 ) -> Tensor:
-    """Eq. 1 on the (N, 1 + K) matrix of logits, of unit rows."""
+    """Eq. 1 of MoCo on the (N, 1 + K) matrix of logits, of unit rows."""
     own = (query * positive).sum(1, keepdim=True)
     logits = torch.cat((own, query @ negatives.T), dim=1) / temperature
     return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long, device=query.device))
+
+
+def plain_proto_nce(
+    query: Tensor,
+    prototypes: Tensor,
+    concentration: Tensor,
+    positive_ids: Tensor,
+    negative_ids: Tensor | None = None,
+    collisions: Collisions = "paper",
+) -> Tensor:
+    """The second term of PCL's Eq. 11 on the (N, C) matrix of logits, of unit rows."""
+    if negative_ids is None:
+        logits = query @ prototypes.T / concentration
+    else:
+        columns = torch.cat((positive_ids, negative_ids))
+        logits = query @ prototypes[columns].T / concentration[columns]
+        if collisions == "merge":
+            logits = logits.masked_fill(_repeated(columns, len(prototypes)), float("-inf"))
+    own = (query * prototypes[positive_ids]).sum(-1) / concentration[positive_ids]
+    return (logits.logsumexp(-1) - own).mean()
 
 
 @LOSSES.register(
@@ -69,13 +93,142 @@ def info_nce_loss_func(
     negatives = negatives.to(query.dtype)
     with full_precision_products(query.device):
         if negatives.requires_grad:
-            if compute_dtype is not None:
-                raise ValueError(
-                    f"compute_dtype={compute_dtype}: is for constant negatives; leave it out"
-                )
+            # The kernel treats the table as a constant.
             return plain_info_nce(query, positive, negatives, temperature)
         lse, _ = table_logsumexp(
             query, negatives, 1 / temperature, bound=1 / temperature, compute_dtype=compute_dtype
         )
         # log(1 + exp(lse - s)), which is the cross-entropy.
         return F.softplus(lse[0] - (query * positive).sum(1) / temperature).mean()
+
+
+@LOSSES.register(
+    "proto_nce_loss_func",
+    paper="Prototypical Contrastive Learning of Unsupervised Representations",
+    year=2020,
+    arxiv="2005.04966",
+)
+def proto_nce_loss_func(
+    query: Tensor,
+    prototypes: Tensor,
+    concentration: Tensor,
+    positive_ids: Tensor,
+    negative_ids: Tensor | None = None,
+    collisions: Collisions = "paper",
+    compute_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Cross-entropy of each query's own prototype against other prototypes.
+
+    ``-log(exp(q.c_s / phi_s) / sum_j exp(q.c_j / phi_j))``, s the prototype of the query, phi_j
+    the concentration of prototype j, which divides its own column; mean over the queries (second
+    term of Eq. 11, one clustering).
+
+    Args:
+        query: (N, D); normalised inside.
+        prototypes: (K, D) normalised means, used as they are.
+        concentration: (K,), above 0.
+        positive_ids: (N,) whole numbers in [0, K), the cluster of each query.
+        negative_ids: ``None``: j runs over all K prototypes, each one column. Else (R,), and j
+            runs over the batch's positive prototypes in order and then these.
+        collisions: with ``negative_ids``, how queries of one cluster treat each other. ``paper``:
+            every batch-mate's column is a negative, also a copy of the query's own prototype, as in
+            the official code; such a query's loss is at least ln 2. ``merge``: each distinct
+            prototype counts once.
+        compute_dtype: of the factors of the products with constant prototypes,
+            ``torch.bfloat16`` for example; fp32 by default.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: shapes do not fit, or ``collisions`` is unknown.
+
+    Source:
+        Li et al., ICLR 2021, arXiv 2005.04966.
+
+    Example:
+        >>> query, prototypes = (F.normalize(torch.randn(n, 8)) for n in (4, 9))
+        >>> concentration, ids = torch.linspace(0.1, 0.3, 9), torch.tensor([0, 3, 3, 8])
+        >>> proto_nce_loss_func(query, prototypes, concentration, ids).allclose(
+        ...     plain_proto_nce(query, prototypes, concentration, ids)
+        ... )
+        True
+    """
+    if query.ndim != 2:
+        raise ValueError(f"query must be (N, D), got {tuple(query.shape)}")
+    return proto_nce_terms(
+        query, prototypes, concentration, positive_ids, negative_ids, collisions, compute_dtype
+    ).loss
+
+
+class ProtoNCETerms(NamedTuple):
+    """The loss and the values that show how it behaves.
+
+    Attributes:
+        loss: scalar mean over the queries.
+        accuracy: scalar in [0, 1], share of queries with no larger logit than that of their own
+            prototype.
+    """
+
+    loss: Tensor
+    accuracy: Tensor
+
+
+def proto_nce_terms(
+    query: Tensor,
+    prototypes: Tensor,
+    concentration: Tensor,
+    positive_ids: Tensor,
+    negative_ids: Tensor | None = None,
+    collisions: Collisions = "paper",
+    compute_dtype: torch.dtype | None = None,
+) -> ProtoNCETerms:
+    """The ProtoNCE loss together with the share of queries that find their prototype.
+
+    Arguments and errors as in :func:`proto_nce_loss_func`. The query may also be (V, N, D), V views
+    of the images whose prototypes ``positive_ids`` are; all are compared with the same columns.
+    """
+    check_table("prototypes", prototypes, query)
+    for name, given, shape in (
+        ("concentration", concentration, prototypes.shape[:1]),
+        ("positive_ids", positive_ids, query.shape[-2:-1]),
+    ):
+        if given.shape != shape:
+            raise ValueError(f"{name} must be {tuple(shape)}, got {tuple(given.shape)}")
+    if collisions not in ("paper", "merge"):
+        raise ValueError(f"collisions={collisions!r}: must be 'paper' or 'merge'")
+    query, prototypes, concentration = full_precision(query, prototypes, concentration)
+    with full_precision_products(query.device):
+        query = F.normalize(query, dim=-1)
+        own = ((query * prototypes[positive_ids]).sum(-1) / concentration[positive_ids]).flatten()
+        columns, log_weight = None, None
+        if negative_ids is not None:
+            columns = torch.cat((positive_ids, negative_ids))
+            if collisions == "merge":
+                repeated = _repeated(columns, len(prototypes))
+                log_weight = own.new_zeros(()).where(~repeated, float("-inf"))
+        mass, largest = table_logsumexp(
+            query.flatten(0, -2),
+            prototypes,
+            1 / (concentration if columns is None else concentration[columns]).detach(),
+            columns=columns,
+            log_weight=log_weight,
+            compute_dtype=compute_dtype,
+        )
+        # The kernel sums in another order and may round the factors: allow for that difference.
+        close = 1e-4 if compute_dtype is None else torch.finfo(compute_dtype).eps
+        reached = own.detach() >= largest - close * largest.abs().clamp(min=1)
+        loss = (mass[0] - own).mean()
+        if prototypes.requires_grad or concentration.requires_grad:
+            # The kernel treats both as constants.
+            loss = plain_proto_nce(
+                query, prototypes, concentration, positive_ids, negative_ids, collisions
+            )
+        return ProtoNCETerms(loss, reached.to(loss.dtype).mean())
+
+
+def _repeated(ids: Tensor, size: int) -> Tensor:
+    """(C,) whether the same id already occurs at an earlier position."""
+    places = torch.arange(ids.shape[0], device=ids.device)
+    first = ids.new_full((size,), ids.shape[0]).scatter_reduce(0, ids, places, "amin")
+    return first[ids] != places

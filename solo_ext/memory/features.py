@@ -16,8 +16,8 @@ from solo_ext.memory.state import State
 class FeatureQueue(State):
     """First-in first-out ring of unit embeddings, written in place.
 
-    Starts as random directions. Batches may have any size: one that reaches the end of the ring
-    continues at its start, and of one larger than the ring the last rows remain.
+    Starts as random directions. Batches may have any size: of one larger than the ring the last
+    rows remain.
 
     Attributes:
         value: (K, D) unit rows.
@@ -52,8 +52,7 @@ class FeatureQueue(State):
     def age(self) -> float:
         """Mean age, in updates, of the rows that hold embeddings; the newest have age 0.
 
-        Exact for batches of equal size, which is taken to be ``written / updates``. A full queue
-        of m batches has ``(m - 1) / 2``; an empty one has 0.
+        Batches count as equally large: a full queue of m has ``(m - 1) / 2``; an empty one has 0.
         """
         if not self.written:
             return 0.0
@@ -65,11 +64,7 @@ class FeatureQueue(State):
 
     @torch.no_grad()
     def update_(self, keys: Tensor) -> None:
-        """Replaces the oldest rows.
-
-        Args:
-            keys: (N, D) unit rows, the same on every rank: gather them first.
-        """
+        """Replaces the oldest rows by unit rows (N, D), the same on every rank: gather them."""
         for rows, part in self._advance(len(keys)):
             self.value[rows] = keys[part]
 
@@ -150,15 +145,7 @@ class SupportSet(FeatureQueue):
             keys: (N, D) unit rows, like the others the same on every rank: gather them first.
             indices: (N,) sample indices, at least 0; by default -1, for an unknown image.
             labels: (N,) labels; by default -1.
-
-        Raises:
-            ValueError: indices or labels are not one per key.
         """
-        for name, given in (("indices", indices), ("labels", labels)):
-            if given is not None and given.shape != keys.shape[:1]:
-                raise ValueError(
-                    f"{name} must be ({len(keys)},), one per key, got {tuple(given.shape)}"
-                )
         for rows, part in self._advance(len(keys)):
             self.value[rows] = keys[part]
             self.indices[rows] = -1 if indices is None else indices[part]
@@ -176,19 +163,11 @@ class SupportSet(FeatureQueue):
             ids: (N,) sample indices of the queries, at least 0; rows of the same image are left
                 out. By default an image may find its own earlier embedding.
 
-        Returns:
-            The neighbours.
-
         Raises:
             ValueError: shapes do not fit, or k is out of range.
         """
-        index, similarity = nearest_rows(
-            query,
-            self.value,
-            k,
-            query_ids=ids,
-            table_ids=None if ids is None else self.indices,
-        )
+        own = None if ids is None else self.indices
+        index, similarity = nearest_rows(query, self.value, k, query_ids=ids, table_ids=own)
         return Neighbours(self.value[index], index, similarity, self.labels[index])
 
 
@@ -226,12 +205,9 @@ class FeatureBank(State):
 
     @torch.no_grad()
     def update_(self, indices: Tensor, features: Tensor) -> None:
-        """Overwrites the rows of some samples.
+        """Overwrites the rows of distinct samples (N,) by features (N, D), gathered from all ranks.
 
-        Args:
-            indices: (N,) distinct sample indices, the same on every rank: gather them first. A
-                checkpoint keeps one rank's bank, so all must be equal.
-            features: (N, D).
+        A checkpoint keeps one rank's bank, so all must be equal.
         """
         self.value.index_copy_(0, indices, features.to(self.value.dtype))
         self.filled.index_fill_(0, indices, True)

@@ -20,15 +20,12 @@ _DISTANCES = ("cosine", "euclidean")
 
 
 def cosines(queries: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
-    """Cosine similarities in fp32, also under autocast; a row of zeros has cosine 0.
+    """Cosine similarities (B, m) in fp32, also under autocast; a row of zeros has cosine 0.
 
     Args:
         queries: (B, D), of any norm and floating dtype.
         rows: (m, D), likewise; it may fill the memory, so half precision is cast part by part.
         scale: (m,) of :func:`inverse_norms` of ``rows``.
-
-    Returns:
-        (B, m).
 
     Example:
         >>> rows = torch.tensor([[2.0, 0.0], [0.0, 5.0]])
@@ -45,12 +42,7 @@ def cosines(queries: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
 
 
 def inverse_norms(rows: Tensor) -> Tensor:
-    """(m,) reciprocal lengths of rows (m, D), in fp32.
-
-    Example:
-        >>> inverse_norms(torch.tensor([[3.0, 4.0]]))
-        tensor([0.2000])
-    """
+    """(m,) reciprocal lengths of rows (m, D), in fp32."""
     norms = [torch.linalg.vector_norm(part, dim=-1) for _, part in _parts(rows)]
     joined = torch.cat(norms) if norms else rows.new_empty(0, dtype=torch.float32)
     return joined.clamp_min(_SMALLEST_NORM).reciprocal()
@@ -83,21 +75,21 @@ def class_scores(
     the votes are ``1 / (d_i + epsilon)`` of the Euclidean distance, and T has no effect.
 
     Args:
-        features: Queries, (n_query, D), of any norm and floating dtype.
-        bank: Labelled rows, (n_bank, D), at least one.
-        bank_targets: Their classes, (n_bank,), in [0, num_classes).
-        ks: Numbers of neighbours, each >= 1; one beyond ``n_bank`` is clipped to it.
-        temperatures: Temperatures T, each > 0.
-        num_classes: Number of classes C.
-        epsilon: Added to the Euclidean distance; by default cosines are compared.
-        max_elements: Largest size of a block of similarities; by default 2**24.
+        features: queries (n_query, D), of any norm and floating dtype.
+        bank: labelled rows (n_bank, D), at least one.
+        bank_targets: their classes (n_bank,), in [0, num_classes).
+        ks: numbers of neighbours, each >= 1; one beyond ``n_bank`` is clipped to it.
+        temperatures: T, each > 0.
+        num_classes: C.
+        epsilon: added to the Euclidean distance; by default cosines are compared.
+        max_elements: largest size of a block of similarities; by default 2**24.
 
     Yields:
-        For consecutive blocks of queries, per (k, temperature) the scores, (B, C), in fp32. A class
+        For consecutive blocks of queries, per (k, temperature) the scores (B, C) in fp32. A class
         has score 0 exactly when none of the k neighbours votes for it.
 
     Raises:
-        ValueError: On mismatching widths, or a k or temperature that is not positive.
+        ValueError: a k or temperature that is not positive.
 
     Example:
         >>> bank, classes = torch.eye(3), torch.tensor([0, 1, 1])
@@ -107,13 +99,8 @@ def class_scores(
         >>> scores[1, 0.1]
         tensor([[1., 0.]])
     """
-    if features.ndim != 2 or bank.ndim != 2 or features.shape[1] != bank.shape[1]:
-        raise ValueError(
-            f"features and bank have the shapes {tuple(features.shape)} and {tuple(bank.shape)}; "
-            "pass (n, D) matrices with the same D."
-        )
-    _check_positive("ks", ks)
-    _check_positive("temperatures", temperatures)
+    if min(*ks, *temperatures) <= 0:
+        raise ValueError(f"ks={list(ks)}, temperatures={list(temperatures)}: must be above 0")
     bank, labels = bank.to(features.device), bank_targets.to(features.device).long()
     inverse = inverse_norms(bank)
     sizes = {k: min(k, len(bank)) for k in ks}
@@ -145,7 +132,6 @@ def knn_accuracy(
     ks: Sequence[int] = (20,),
     temperatures: Sequence[float] = (0.07,),
     topk: Sequence[int] = (1, 5),
-    num_classes: int | None = None,
     **options: Any,
 ) -> dict[Setting, dict[int, float]]:
     """Top-k accuracies of the weighted kNN classifier of :func:`class_scores`.
@@ -156,22 +142,21 @@ def knn_accuracy(
     similarities.
 
     Args:
-        features: Queries, (n_query, D).
-        targets: Classes of the queries, (n_query,), in [-1, num_classes).
-        bank: Labelled rows, (n_bank, D).
-        bank_targets: Classes of the bank, (n_bank,), in [-1, num_classes).
-        ks: Numbers of neighbours, each >= 1; clipped to the size of the bank.
-        temperatures: Temperatures, each > 0.
-        topk: Ranks to report, each >= 1; clipped to the number of classes.
-        num_classes: Number of classes; by default 1 + the largest target of both sides.
+        features: queries (n_query, D).
+        targets: their classes (n_query,), from -1 on.
+        bank: labelled rows (n_bank, D).
+        bank_targets: their classes (n_bank,), from -1 on.
+        ks: numbers of neighbours, as :func:`class_scores` takes them.
+        temperatures: likewise.
+        topk: ranks to report, each >= 1; clipped to the number of classes.
         **options: ``epsilon`` and ``max_elements`` of :func:`class_scores`.
 
     Returns:
         Per requested (k, temperature), per requested top-k, the accuracy in percent, [0, 100].
 
     Raises:
-        ValueError: If no labelled query or no labelled bank row is left, if a target is outside
-            its range, or on any error of :func:`class_scores`.
+        ValueError: no labelled query or no labelled bank row is left; errors of
+            :func:`class_scores`.
 
     Example:
         >>> rows, classes = torch.eye(4), torch.arange(4)
@@ -180,17 +165,11 @@ def knn_accuracy(
     """
     features, targets = _labelled("features", features, targets)
     bank, bank_targets = _labelled("bank", bank, bank_targets)
-    _check_positive("topk", topk)
-    needed = 1 + max(int(targets.max()), int(bank_targets.max()))
-    if num_classes is not None and num_classes < needed:
-        raise ValueError(
-            f"num_classes is {num_classes} but the largest target is {needed - 1}; pass at least "
-            f"{needed}, or None."
-        )
-    settings = {"ks": ks, "temperatures": temperatures, "num_classes": num_classes or needed}
+    options |= {"ks": ks, "temperatures": temperatures}
+    options["num_classes"] = 1 + max(int(targets.max()), int(bank_targets.max()))
     hits: dict[Setting, Tensor] = {}
     start = 0
-    for block in class_scores(features, bank, bank_targets, **settings, **options):  # type: ignore[arg-type]
+    for block in class_scores(features, bank, bank_targets, **options):
         for setting, scores in block.items():
             truth = targets[start : start + len(scores)].to(scores.device)
             best, guess = scores.topk(min(max(topk), scores.shape[1]), dim=1)
@@ -212,15 +191,15 @@ class OnlineKNN(Metric):
     and either side may have classes that the other lacks.
 
     Args:
-        k: Number of neighbours, >= 1; clipped to the number of train rows.
-        T: Temperature of the cosine votes, > 0; ``None`` for Euclidean votes, which have none.
-        max_distance_matrix_size: Largest number of elements of a similarity block, >= 1.
+        k: number of neighbours, >= 1; clipped to the number of train rows.
+        T: temperature of the cosine votes, > 0; ``None`` for Euclidean votes, which have none.
+        max_distance_matrix_size: largest number of elements of a similarity block.
         distance_fx: "cosine" or "euclidean".
-        epsilon: Added to the distance; ignored by the cosine.
-        dist_sync_on_step: Accepted for compatibility; ``forward`` never synchronises.
+        epsilon: added to the distance; ignored by the cosine.
+        dist_sync_on_step: accepted for compatibility; ``forward`` never synchronises.
 
     Raises:
-        ValueError: On an unknown ``distance_fx``, or a number outside its range.
+        ValueError: an unknown ``distance_fx``.
 
     Example:
         >>> knn = OnlineKNN(k=1)
@@ -251,11 +230,7 @@ class OnlineKNN(Metric):
         # compute() empties the states: a cached result would outlive the features it came from.
         super().__init__(dist_sync_on_step=dist_sync_on_step, compute_with_cache=False)
         if distance_fx not in _DISTANCES:
-            raise ValueError(f"distance_fx is {distance_fx!r}; choose one of {_DISTANCES}.")
-        _check_positive("k", [k])
-        if distance_fx == "cosine" or T is not None:
-            _check_positive("T", [T or 0.0])
-        _check_positive("max_distance_matrix_size", [max_distance_matrix_size])
+            raise ValueError(f"distance_fx={distance_fx!r}: must be one of {_DISTANCES}")
         self.k, self.T = k, 1.0 if T is None else T
         self.max_distance_matrix_size = max_distance_matrix_size
         self.distance_fx, self.epsilon = distance_fx, epsilon
@@ -273,26 +248,17 @@ class OnlineKNN(Metric):
         test_features: Tensor | None = None,
         test_targets: Tensor | None = None,
     ) -> None:
-        """Stores a batch of labelled train rows, of labelled test rows, or of both.
-
-        Args:
-            train_features: Bank rows, (n, D).
-            train_targets: Their classes, (n,).
-            test_features: Query rows, (m, D).
-            test_targets: Their classes, (m,).
-
-        Raises:
-            ValueError: If features come without targets, the reverse, or in different numbers.
-        """
-        self._store("train", train_features, train_targets)
-        self._store("test", test_features, test_targets)
+        """Stores a batch of train rows (n, D) and classes (n,), of test rows, or of both."""
+        given = {"train": (train_features, train_targets), "test": (test_features, test_targets)}
+        for side, (features, targets) in given.items():
+            if features is not None and targets is not None:
+                getattr(self, f"{side}_features").append(features.detach())
+                getattr(self, f"{side}_targets").append(targets.detach())
 
     def compute(self) -> tuple[float, float]:
-        """Classifies the test rows stored so far and forgets all rows.
+        """Top-1 and top-5 accuracy in percent of the rows stored so far, which are forgotten.
 
-        Returns:
-            Top-1 and top-5 accuracy in percent, [0, 100]; (nan, nan), with a warning, if no
-            labelled train rows or no labelled test rows have been stored.
+        (nan, nan), with a warning, if there are no labelled train or no labelled test rows.
         """
         bank, bank_targets = _joined(self.train_features, self.train_targets)
         features, targets = _joined(self.test_features, self.test_targets)
@@ -322,18 +288,6 @@ class OnlineKNN(Metric):
             setattr(self, name, [])
         super().reset()
 
-    def _store(self, side: str, features: Tensor | None, targets: Tensor | None) -> None:
-        if features is None and targets is None:
-            return
-        if features is None or targets is None or len(features) != len(targets):
-            found = [None if rows is None else len(rows) for rows in (features, targets)]
-            raise ValueError(
-                f"{side}_features and {side}_targets have {found[0]} and {found[1]} rows; "
-                "pass both with as many rows, or neither."
-            )
-        getattr(self, f"{side}_features").append(features.detach())
-        getattr(self, f"{side}_targets").append(targets.detach())
-
 
 def _joined(
     features: list[Tensor] | Tensor, targets: list[Tensor] | Tensor
@@ -348,26 +302,9 @@ def _joined(
 
 
 def _labelled(name: str, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    if len(features) != len(targets):
-        raise ValueError(
-            f"{name} has {len(features)} rows but {len(targets)} targets; pass one target per row."
-        )
-    if targets.numel() and int(targets.min()) < -1:
-        raise ValueError(
-            f"The targets of {name} contain {int(targets.min())}; classes start at 0, and -1 marks "
-            "an unlabelled row."
-        )
     labelled = targets >= 0
     if not labelled.any():
-        raise ValueError(
-            f"{name} has {len(targets)} rows, none of them labelled; pass at least one row with a "
-            "target >= 0."
-        )
+        raise ValueError(f"{name} has {len(targets)} rows, none of them labelled; pass some")
     if labelled.all():
         return features, targets
     return features[labelled.to(features.device)], targets[labelled]
-
-
-def _check_positive(name: str, values: Sequence[float]) -> None:
-    if not len(values) or not all(value > 0 for value in values):
-        raise ValueError(f"{name} is {list(values)}; pass at least one number, each above 0.")

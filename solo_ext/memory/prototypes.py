@@ -1,8 +1,8 @@
-"""Prototypes that learn, prototypes from a clustering, and how common each of them is."""
+"""Prototypes that learn, how common each of them is, and balanced assignments to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Self
 
 import torch
@@ -17,22 +17,18 @@ from solo_ext.memory.state import State
 
 
 class Prototypes(nn.Module):
-    """Learnable unit directions.
+    """Learnable unit directions, random at first.
 
     Rows are rescaled to unit length in place after each optimiser step, as in SwAV, and not by
-    weight normalisation in the forward pass. So the loss reads the parameter itself, without a copy
-    of it or a second gradient of its size, and a row's step is not divided by a length that grows
-    from step to step. Starts as random directions.
+    weight normalisation in the forward pass. So the loss reads the parameter itself, and a row's
+    step is not divided by a length that grows from step to step.
 
     Attributes:
         weight: (K, D).
 
     Args:
-        num_prototypes: K, above 0.
-        dim: D, above 0.
-
-    Raises:
-        ValueError: a size is below 1.
+        num_prototypes: K.
+        dim: D.
 
     Example:
         >>> prototypes = Prototypes(10, dim=4)
@@ -44,24 +40,15 @@ class Prototypes(nn.Module):
 
     def __init__(self, num_prototypes: int, dim: int) -> None:
         super().__init__()
-        if num_prototypes < 1 or dim < 1:
-            raise ValueError(f"num_prototypes={num_prototypes}, dim={dim}: must be 1 or more")
         self.weight = nn.Parameter(torch.randn(num_prototypes, dim))
         self.normalize_()
 
     @classmethod
     def from_rows(cls, rows: Tensor) -> Self:
-        """Prototypes that start in given directions, a teacher's for example.
+        """Prototypes that start in the directions of rows (K, D), a teacher's for example.
 
-        Args:
-            rows: (K, D) of any length above 0; copied. Weight norm's ``weight_v`` gives the same
-                directions as its product with ``weight_g``.
-
-        Raises:
-            ValueError: the shape is not (K, D).
+        Weight norm's ``weight_v`` gives the same directions as its product with ``weight_g``.
         """
-        if rows.ndim != 2:
-            raise ValueError(f"rows must be (K, D), got {tuple(rows.shape)}")
         # The meta device skips the random initialisation, which would advance the generator.
         with torch.device("meta"):
             made = cls(*rows.shape)
@@ -76,98 +63,8 @@ class Prototypes(nn.Module):
         self.weight.div_(length.clamp(min=torch.finfo(length.dtype).tiny))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Cosines with the prototypes.
-
-        Args:
-            x: (N, D) unit rows.
-
-        Returns:
-            (N, K).
-        """
+        """Cosines (N, K) of unit rows (N, D) with the prototypes."""
         return F.linear(x, self.weight)
-
-
-class ClusterPrototypes(State):
-    """Result of the last E-step at every granularity m.
-
-    Attributes:
-        num_prototypes: K of each granularity.
-        assignments: (M, n) cluster of every sample, by sample index.
-        epoch: epoch of the last E-step, -1 before the first.
-        backend: name of the k-means backend that the run uses; empty before it starts.
-
-    Args:
-        num_prototypes: K of each granularity, above 0.
-        dim: D.
-
-    Example:
-        >>> state = ClusterPrototypes([2, 5, 2], dim=4)
-        >>> state.names, [table.shape[0] for table in state.prototypes], state.epoch
-        (['2', '5', '2_2'], [2, 5, 2], -1)
-    """
-
-    assignments: Tensor
-    sized_by_data = ("assignments",)
-
-    def __init__(self, num_prototypes: Sequence[int], dim: int) -> None:
-        super().__init__()
-        self.num_prototypes = tuple(num_prototypes)
-        self.epoch, self.backend = -1, ""
-        for m, size in enumerate(self.num_prototypes):
-            self.register_buffer(f"means_{m}", torch.zeros(size, dim))
-            self.register_buffer(f"prototypes_{m}", torch.zeros(size, dim))
-            self.register_buffer(f"concentration_{m}", torch.ones(size))
-        none = torch.zeros(len(self.num_prototypes), 0, dtype=torch.long)
-        self.register_buffer("assignments", none)
-
-    @property
-    def names(self) -> list[str]:
-        """K of each granularity as text; a repeated K gets a number, such as ``2_2``."""
-        sizes = self.num_prototypes
-        seen = [sizes[:m].count(size) for m, size in enumerate(sizes)]
-        return [f"{k}_{n + 1}" if n else str(k) for k, n in zip(sizes, seen, strict=True)]
-
-    @property
-    def means(self) -> list[Tensor]:
-        """Means of the clusters from k-means, (K, D) each; the next E-step starts from them."""
-        return self._all("means")
-
-    @property
-    def prototypes(self) -> list[Tensor]:
-        """The normalised means, (K, D) each."""
-        return self._all("prototypes")
-
-    @property
-    def concentration(self) -> list[Tensor]:
-        """Concentration of each prototype, (K,) each."""
-        return self._all("concentration")
-
-    @torch.no_grad()
-    def update_(
-        self,
-        means: Sequence[Tensor],
-        prototypes: Sequence[Tensor],
-        concentration: Sequence[Tensor],
-        assignments: Tensor,
-    ) -> None:
-        """Stores the result of an E-step; shapes as in the attributes."""
-        for name, values in (
-            ("means", means),
-            ("prototypes", prototypes),
-            ("concentration", concentration),
-        ):
-            for held, value in zip(self._all(name), values, strict=True):
-                held.copy_(value)
-        self.assignments = assignments.to(self.assignments)
-
-    def _all(self, name: str) -> list[Tensor]:
-        return [self.get_buffer(f"{name}_{m}") for m in range(len(self.num_prototypes))]
-
-    def extra_state(self) -> list[int]:
-        return [self.epoch, *self.backend.encode()]
-
-    def load_extra_state(self, numbers: list[int]) -> None:
-        self.epoch, self.backend = numbers[0], bytes(numbers[1:]).decode()
 
 
 class PrototypePrior(State):
@@ -179,14 +76,10 @@ class PrototypePrior(State):
 
     Attributes:
         value: (K,), sums to K.
-        momentum: m.
 
     Args:
-        num_prototypes: K, above 0.
+        num_prototypes: K.
         momentum: m in [0, 1]; 0: the last batch alone.
-
-    Raises:
-        ValueError: an argument is out of its range.
 
     Example:
         >>> prior = PrototypePrior(2, momentum=0.5)
@@ -205,10 +98,6 @@ class PrototypePrior(State):
 
     def __init__(self, num_prototypes: int, momentum: float = 0.9) -> None:
         super().__init__()
-        if num_prototypes < 1:
-            raise ValueError(f"num_prototypes={num_prototypes}: must be 1 or more")
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"momentum={momentum}: must be in [0, 1]; the paper uses 0.9")
         self.momentum = momentum
         self.register_buffer("value", torch.ones(num_prototypes))
 
@@ -222,23 +111,12 @@ class PrototypePrior(State):
 
     @torch.no_grad()
     def peek(self, teacher_probs: Tensor) -> Tensor:
-        """The value with this batch included.
+        """The value (K,) with this batch included.
 
         Args:
             teacher_probs: (N, K) local samples, rows that sum to 1; the mean is over the samples
                 of all ranks, which may hold different numbers.
-
-        Returns:
-            (K,).
-
-        Raises:
-            ValueError: the shape does not fit.
         """
-        if teacher_probs.ndim != 2 or teacher_probs.shape[1:] != self.value.shape:
-            raise ValueError(
-                f"teacher_probs must be (N, {self.value.shape[0]}), got "
-                f"{tuple(teacher_probs.shape)}"
-            )
         dtype = torch.promote_types(teacher_probs.dtype, torch.float32)
         total = teacher_probs.sum(0, dtype=dtype)
         count = total.new_full((1,), teacher_probs.shape[0])
@@ -247,11 +125,7 @@ class PrototypePrior(State):
 
     @torch.no_grad()
     def commit_(self, value: Tensor) -> None:
-        """Stores a value, from :meth:`peek` or from a step that computed it.
-
-        Args:
-            value: (K,) that sums to K, the same on every rank.
-        """
+        """Stores a value (K,), the same on every rank, of :meth:`peek` or of a step's loss."""
         self.value.copy_(value)
 
     def update_(self, teacher_probs: Tensor) -> None:

@@ -68,10 +68,7 @@ def keep_out_of_broadcast(root: nn.Module) -> None:
     """Keeps the buffers of every :class:`State` in ``root`` out of DDP's buffer broadcast.
 
     The broadcast would send whole tables from rank 0 at every forward pass. Frozen subtrees are
-    left out entirely, also of the broadcast of parameters at the start.
-
-    Args:
-        root: the module that DDP will wrap.
+    left out entirely, also of the broadcast of parameters at the start. DDP will wrap ``root``.
 
     Example:
         >>> from solo_ext.memory import PrototypePrior
@@ -95,16 +92,7 @@ def keep_out_of_broadcast(root: nn.Module) -> None:
 
 @contextmanager
 def eval_mode(*roots: nn.Module) -> Iterator[None]:
-    """Puts modules into eval mode inside the block, then restores the mode of every submodule.
-
-    Example:
-        >>> network = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(4).eval())
-        >>> with eval_mode(network):
-        ...     network[0].training
-        False
-        >>> network[0].training, network[1].training
-        (True, False)
-    """
+    """Puts modules into eval mode inside the block, then restores the mode of every submodule."""
     # Not module.train(mode) at the end: it would also switch submodules kept in eval mode.
     modes = [(module, module.training) for root in roots for module in root.modules()]
     for root in roots:

@@ -66,14 +66,7 @@ class Teacher(State):
         return super().train(False)
 
     def forward(self, X: Tensor) -> Tensor:
-        """Computes embeddings without gradient, as tensors that autograd may save.
-
-        Args:
-            X: (N, 3, H, W).
-
-        Returns:
-            (N, D) from the head, not normalised, in fp32; the features if there is no head.
-        """
+        """Embeddings (N, D) of images (N, 3, H, W), not normalised, in fp32, without gradient."""
         with torch.inference_mode(), self._precision(X.device):
             z = self.backbone(X)
             if self.head is not None:
@@ -129,12 +122,6 @@ class Renormalize(nn.Module):
 
     ``(x std + mean - target_mean) / target_std``; the identity where they are the same.
 
-    Args:
-        mean: per channel, as the images were normalised.
-        std: per channel, above 0, as the images were normalised.
-        target_mean: per channel.
-        target_std: per channel, above 0.
-
     Example:
         >>> view = Renormalize([0.5], [0.5], [0.0], [1.0])
         >>> view(torch.tensor([[[[-1.0, 1.0]]]])).flatten()
@@ -161,11 +148,7 @@ class Renormalize(nn.Module):
         self.register_buffer("shift", None if same else ((m - tm) / ts).float(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Converts images.
-
-        Args:
-            x: (N, C, H, W).
-        """
+        """Converts images (N, C, H, W)."""
         return x if self.scale is None or self.shift is None else x * self.scale + self.shift
 
 
@@ -209,23 +192,11 @@ class TeacherCache(Unsynchronised):
 
     @torch.no_grad()
     def update_(self, indices: Tensor, z: Tensor) -> None:
-        """Writes the rows of this batch, from all processes.
-
-        Args:
-            indices: (N,) sample indices, equally many on every process.
-            z: (N, D).
-        """
+        """Writes the rows (N, D) of samples (N,) from all processes, equally many on each."""
         indices, z = gather(indices), gather(z.detach().to(self.value.dtype))
         self.value.index_copy_(0, indices, z)
         self.filled.index_fill_(0, indices, True)
 
     def get(self, indices: Tensor) -> Tensor:
-        """Rows of some samples.
-
-        Args:
-            indices: (N,) sample indices.
-
-        Returns:
-            (N, D); zero where nothing was written.
-        """
+        """Rows (N, D) of some samples (N,); zero where nothing was written."""
         return self.value.index_select(0, indices)

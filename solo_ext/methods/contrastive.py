@@ -36,12 +36,11 @@ from solo_ext.losses.contrastive import (
     NegativeEstimator,
     batch_of_views,
     contrastive,
-    two_view_terms,
 )
 from solo_ext.losses.nnclr import nnclr_terms
+from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
 from solo_ext.memory.heads import projector
-from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.contrastive_kwargs import (
     CLUSTERS,
@@ -282,9 +281,6 @@ class Contrastive(ProjectedMethod):
         """
         if positives is not None and self.support_set is not None:
             return self._neighbours_against_batch(queries, positives)
-        if positives is None and len(queries) == 2 and not self._mixing.active(self.current_epoch):
-            # The same loss in fewer operations than the general case below.
-            return [two_view_terms(*queries, self.kwargs.temperature, self.estimator)]
         batch = batch_of_views(queries)
         if positives is not None:
             batch = batch._replace(positives=positives[0].repeat(len(queries), 1, 1))

@@ -8,32 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from annotated_types import MinLen
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank
-from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import eval_mode
 from solo_ext.methods.registry import logger
 
 if TYPE_CHECKING:
     from solo_ext.clustering import Features, Granularity
-    from solo_ext.config.schema import CommonConfig
 
 PUBLISHED_CLUSTERS = 25000, 50000, 100000
 """Numbers of clusters in PCL's ImageNet runs."""
@@ -112,21 +109,13 @@ def check_e_step(settings: Any, key: str) -> None:
             "take memory, or e_step=exact",
         )
     if settings.kmeans.backend != "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        _resolved(settings.kmeans.backend, device, settings, key)
+        _resolved(
+            settings.kmeans.backend, "cuda" if torch.cuda.is_available() else "cpu", settings, key
+        )
 
 
 def check_prototypes(settings: Any, key: str, num_samples: int) -> None:
-    """Refuses more prototypes than samples.
-
-    Args:
-        settings: :class:`EStepKwargs`, or the section of the config.
-        key: where they stand in the config.
-        num_samples: of the training set.
-
-    Raises:
-        ConfigError: with both numbers.
-    """
+    """Refuses more prototypes than samples, with both numbers in the ConfigError."""
     if max(settings.num_prototypes) > num_samples:
         raise ConfigError(
             f"{key}.num_prototypes",
@@ -145,32 +134,11 @@ def warn_of_late_start(cfg: DictConfig, settings: Any, key: str) -> None:
         )
 
 
-class Clustered(Protocol):
-    """A method in training whose embeddings can be clustered."""
-
-    cfg: DictConfig
-
-    @property
-    def embedder(self) -> list[nn.Module]:
-        """The networks that :meth:`embed` uses."""
-        ...
-
-    def embed(self, X: Tensor) -> Tensor:
-        """Embeddings (N, D) of images, of any scale."""
-        ...
-
-    @property
-    def trainer(self) -> Any: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def current_epoch(self) -> int: ...
-
-
 class EStep:
     """Clusters a method's embeddings of the training set before an epoch (PCL, Algorithm 1).
+
+    The method has ``embed``, from images to embeddings (N, D) of any scale, and ``embedder``, the
+    networks that this uses.
 
     Args:
         settings: when to cluster, and how.
@@ -191,7 +159,7 @@ class EStep:
         self.settings, self.key, self.temperature = settings, key, temperature
         self.prototypes, self.bank = prototypes, bank
 
-    def start(self, method: Clustered) -> None:
+    def start(self, method: Any) -> None:
         """Sizes the state by the training set and decides on a k-means backend.
 
         Raises:
@@ -200,74 +168,42 @@ class EStep:
             UserError: a checkpoint of another training set.
         """
         from solo_ext.config.check import common_config
-        from solo_ext.data.indexed import training_set
+        from solo_ext.data.indexed import labels_of, training_set
 
-        self.config = common_config(method.cfg)
-        size = len(training_set(method.trainer, self.config))
+        self._config = common_config(method.cfg)
+        self._dataset = dataset = training_set(method.trainer, self._config)
+        self._size, self._labels = len(dataset), labels_of(dataset)
         # solo-learn's own script skips our checks of the data before the run.
-        check_prototypes(self.settings, self.key, size)
+        check_prototypes(self.settings, self.key, self._size)
         for held in (self.prototypes.assignments.T, () if self.bank is None else self.bank.value):
-            if len(held) not in (0, size):
+            if len(held) not in (0, self._size):
                 raise UserError(
                     f"the checkpoint is of a training set of {len(held)} images, this one has "
-                    f"{size}; resume with the data of the checkpoint"
+                    f"{self._size}; resume with the data of the checkpoint"
                 )
         if self.bank is not None and not len(self.bank.value):
-            self.bank.resize_(size)
+            self.bank.resize_(self._size)
         self.prototypes.backend = self.kept_backend(method.device)
         if self.settings.e_step_features == "disk":
-            # Nodes share the run directory; a folder the user names is assumed local to each.
-            nodes = method.trainer.num_nodes if self.settings.e_step_dir else 1
-            self.check_room(self._folder(method), 4 * self._dim * -(-size // nodes))
+            # A folder without room is refused now, and not epochs later.
+            with propagate_rank_errors(method.device), self._table(method, len(self._ids())):
+                pass
 
     def kept_backend(self, device: torch.device) -> str:
         """The k-means backend that the config names, else the one that the run started with.
-
-        Args:
-            device: where the features are.
 
         Raises:
             ConfigError: the config names one that is not installed.
         """
         named, kept = self.settings.kmeans.backend, self.prototypes.backend
-        if named != "auto" or not kept:
-            return _resolved(named, device, self.settings, self.key)
-        try:
-            return _resolved(kept, device, self.settings, self.key)
-        except ConfigError as error:
-            taken = _resolved("auto", device, self.settings, self.key)
-            logger.warning(
-                f"k-means backend of this run, {kept!r}: {error.problem}; taking {taken!r}"
-            )
-            return taken
-
-    def check_room(self, folder: Path, num_bytes: int) -> None:
-        """Checks at the start that a folder can take the embeddings, and not epochs later.
-
-        Args:
-            folder: where the embeddings will be.
-            num_bytes: size of this machine's embeddings.
-
-        Raises:
-            ConfigError: it cannot; the message names the folder.
-        """
-        named, remedy = f"{self.key}.e_step_dir", "name a folder on a disk of this machine"
-        value, where = self.settings.e_step_dir, f"{str(folder)!r} on {platform.node()}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                free = shutil.disk_usage(folder).free
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise ConfigError(named, value, f"{where}: {reason}", remedy) from error
-        if free < num_bytes:
-            raise ConfigError(
-                named,
-                value,
-                f"{where} has {free / 1e9:.1f} GB left, the embeddings take "
-                f"{num_bytes / 1e9:.1f} GB",
-                remedy,
-            )
+        if named == "auto" and kept:
+            try:
+                return _resolved(kept, device, self.settings, self.key)
+            except ConfigError as error:
+                logger.warning(
+                    f"k-means backend of this run, {kept!r}: {error.problem}; taking auto"
+                )
+        return _resolved(named, device, self.settings, self.key)
 
     def is_due(self, epoch: int) -> bool:
         """Whether ``epoch`` begins with an E-step."""
@@ -275,7 +211,7 @@ class EStep:
         fresh = self.prototypes.epoch < 0
         return bool(since >= 0 and (fresh or since % self.settings.e_step_every == 0))
 
-    def run(self, method: Clustered) -> dict[str, float]:
+    def run(self, method: Any) -> dict[str, float]:
         """Embeds, clusters, and puts the result into the prototypes.
 
         Every rank embeds (or takes from the bank) every world-size-th sample, and k-means works on
@@ -286,26 +222,26 @@ class EStep:
             and normalised mutual information with the labels where there are labels; seconds.
 
         Raises:
-            UserError: the disk has no room for the embeddings.
+            ConfigError: the disk has no room for the embeddings.
             RankError: another rank failed.
         """
         from solo_ext.clustering import e_step
-        from solo_ext.data.indexed import labels_of, training_set
 
         state, settings, kmeans = self.prototypes, self.settings, self.settings.kmeans
-        begin, epoch = time.monotonic(), method.current_epoch
+        begin, epoch, warm = time.monotonic(), method.current_epoch, state.epoch >= 0
+        seed, ids = method.cfg.get("seed") or 0, self._ids()
+        sample = {}
+        if settings.e_step_sample is not None:
+            sample = {"sample": settings.e_step_sample, "sample_seed": mix(seed, epoch)}
         with propagate_rank_errors(method.device):
-            dataset = training_set(method.trainer, self.config)
-            ids = torch.arange(distributed.rank(), len(dataset), distributed.world_size())
-            seed, warm = method.cfg.get("seed") or 0, state.epoch >= 0
             # V' = f'(X): momentum features of all training data.
-            with self._features(method, dataset, ids) as features:
+            with self._features(method, ids) as features:
                 embedded = time.monotonic()
                 # C^m = k-means(V', k_m), phi^m = concentration(C^m, V'), m = 1 .. M.
                 found = e_step(
                     features,
                     ids.to(method.device),
-                    len(dataset),
+                    self._size,
                     state.num_prototypes,
                     temperature=self.temperature,
                     alpha=settings.alpha,
@@ -314,8 +250,7 @@ class EStep:
                     restarts=1 if warm else kmeans.restarts,
                     seed=seed,
                     backend=state.backend,
-                    sample=settings.e_step_sample,
-                    sample_seed=mix(seed, epoch),
+                    **sample,
                 )
             state.update_(
                 [g.means for g in found],
@@ -325,78 +260,97 @@ class EStep:
             )
             state.epoch = epoch
             seconds = embedded - begin, time.monotonic() - embedded
-            seen = min(settings.e_step_sample or len(dataset), len(dataset))
-            metrics = _metrics(found, state.names, labels_of(dataset))
-            self._report(epoch, [g.objective for g in found], seconds, seen)
-            return metrics | {
+            if not distributed.rank():
+                sizes = "+".join(str(k) for k in state.num_prototypes)
+                seen = min(settings.e_step_sample or self._size, self._size)
+                logger.info(
+                    f"E-step before epoch {epoch + 1}: {sizes} prototypes by {state.backend} "
+                    f"k-means of {seen:,} images, objective "
+                    f"{', '.join(f'{g.objective:.4f}' for g in found)}; "
+                    f"features {seconds[0]:.1f} s, k-means {seconds[1]:.1f} s"
+                )
+            return _metrics(found, state.names, self._labels) | {
                 "e_step/seconds_features": seconds[0],
                 "e_step/seconds_kmeans": seconds[1],
             }
 
+    def _ids(self) -> Tensor:
+        """Indices of the samples that this rank embeds."""
+        return torch.arange(distributed.rank(), self._size, distributed.world_size())
+
     @contextlib.contextmanager
-    def _features(self, method: Clustered, dataset: Any, ids: Tensor) -> Iterator[Features]:
+    def _features(self, method: Any, ids: Tensor) -> Iterator[Features]:
         """(n_local, D) unit features of the samples ``ids``."""
         rank_barrier(method.device)
         # DDP synchronises buffers in its own forward pass only, which this pass does not use.
         distributed.broadcast_buffers(*method.embedder)
         if self.bank is not None:
-            yield self._banked(method, self.bank, dataset, ids)
+            yield self._banked(method, self.bank, ids)
             return
         with self._table(method, len(ids)) as features:
-            _embed(method, self.config, dataset, ids, features)
+            self._embed(method, ids, features)
             yield features
 
-    def _banked(self, method: Clustered, bank: FeatureBank, dataset: Any, ids: Tensor) -> Tensor:
+    def _banked(self, method: Any, bank: FeatureBank, ids: Tensor) -> Tensor:
         own = ids.to(bank.value.device)
-        if bank.filled.all():
-            # A single process owns all rows in order: no copy is needed.
-            return (bank.value if distributed.world_size() == 1 else bank.value[own]).float()
         features = bank.value[own].float()
+        if bank.filled.all():
+            return features
         # The bank lacks samples that training has not seen: all of them before its first epoch,
         # later those of a dropped last batch.
         missing = (~bank.filled[own]).nonzero().squeeze(1)
-        embedded = features.new_zeros(len(missing), self._dim)
-        _embed(method, self.config, dataset, ids[missing.cpu()], embedded)
+        embedded = torch.zeros_like(features[missing])
+        self._embed(method, ids[missing.cpu()], embedded)
         features[missing] = embedded
         return features
 
     @contextlib.contextmanager
-    def _table(self, method: Clustered, count: int) -> Iterator[Features]:
+    def _table(self, method: Any, count: int) -> Iterator[Features]:
         """Zeros (count, D) for the embeddings, in memory or in a file."""
+        dim = self.prototypes.means[0].shape[1]
         if self.settings.e_step_features == "memory":
-            yield torch.zeros(count, self._dim, device=method.device)
+            yield torch.zeros(count, dim, device=method.device)
             return
         from solo_ext.clustering import FeatureFile
 
-        folder = self._folder(method)
+        given = self.settings.e_step_dir
+        folder = Path(given or method.trainer.default_root_dir).expanduser()
         try:
-            file = FeatureFile(folder, count, self._dim, method.device)
+            file = FeatureFile(folder, count, dim, method.device)
         except OSError as error:
-            raise UserError(
-                f"embeddings for the E-step in {str(folder)!r} on {platform.node()}: "
-                f"{error.strerror or error}; make room there, or name another folder as e_step_dir"
+            raise ConfigError(
+                f"{self.key}.e_step_dir",
+                given,
+                f"{4 * count * dim / 1e9:.1f} GB in {str(folder)!r} on {platform.node()}: "
+                f"{error.strerror or error}",
+                "make room there, or name a folder on a disk of this machine",
             ) from error
         with contextlib.closing(file):
             yield file
 
-    def _folder(self, method: Clustered) -> Path:
-        return Path(self.settings.e_step_dir or method.trainer.default_root_dir).expanduser()
+    @torch.no_grad()
+    def _embed(self, method: Any, ids: Tensor, features: Features) -> None:
+        """Embeds the samples ``ids`` into ``features``; barriers keep ranks at about one pace."""
+        from solo_ext.data.indexed import indexed_eval_loader
 
-    @property
-    def _dim(self) -> int:
-        return self.prototypes.means[0].shape[1]
-
-    def _report(
-        self, epoch: int, objectives: list[float], seconds: tuple[float, float], seen: int
-    ) -> None:
-        if distributed.rank():
-            return
-        sizes = "+".join(str(k) for k in self.prototypes.num_prototypes)
-        logger.info(
-            f"E-step before epoch {epoch + 1}: {sizes} prototypes by {self.prototypes.backend} "
-            f"k-means of {seen:,} images, objective {', '.join(f'{o:.4f}' for o in objectives)}; "
-            f"features {seconds[0]:.1f} s, k-means {seconds[1]:.1f} s"
-        )
+        size, loader = _BATCHES_AT_ONCE * self._config.optimizer.batch_size, ()
+        if len(ids):
+            loader = indexed_eval_loader(self._config, self._dataset, ids.tolist(), size)
+        place = torch.full((self._size,), -1)
+        place[ids] = torch.arange(len(ids))
+        rank_barrier(method.device)
+        most = torch.tensor(-(-len(ids) // size), device=method.device)
+        barriers = int(distributed.max_over_ranks(most)) // _BARRIER_EVERY
+        with eval_mode(*method.embedder), method.trainer.precision_plugin.forward_context():
+            for number, (indices, images) in enumerate(loader, 1):
+                embedded = method.embed(images.to(method.device))
+                features[place[indices].to(features.device)] = F.normalize(embedded.float(), dim=1)
+                if number % _BARRIER_EVERY == 0:
+                    # Without barriers, fast ranks would wait in one collective until it times out.
+                    rank_barrier(method.device)
+                    barriers -= 1
+        for _ in range(barriers):
+            rank_barrier(method.device)
 
 
 def _resolved(name: str, device: torch.device | str, settings: Any, key: str) -> str:
@@ -408,42 +362,11 @@ def _resolved(name: str, device: torch.device | str, settings: Any, key: str) ->
     try:
         return resolve_backend(name, device, sharded=shared, in_file=in_file)
     except ConfigError as error:
-        raise ConfigError(
-            f"{key}.kmeans.backend", error.value, error.problem, error.remedy
-        ) from None
-
-
-@torch.no_grad()
-def _embed(
-    method: Clustered, config: CommonConfig, dataset: Any, ids: Tensor, features: Features
-) -> None:
-    """Embeds the samples ``ids`` into ``features``; barriers keep all ranks at about one pace."""
-    from solo_ext.data.indexed import indexed_eval_loader
-
-    batch_size = _BATCHES_AT_ONCE * config.optimizer.batch_size
-    loader: Any = ()
-    if len(ids):
-        loader = indexed_eval_loader(config, dataset, ids.tolist(), batch_size)
-    place = torch.full((len(dataset),), -1)
-    place[ids] = torch.arange(len(ids))
-    rank_barrier(method.device)
-    most = torch.tensor(-(-len(ids) // batch_size), device=method.device)
-    barriers = int(distributed.max_over_ranks(most)) // _BARRIER_EVERY
-    with eval_mode(*method.embedder), method.trainer.precision_plugin.forward_context():
-        for number, (indices, images) in enumerate(loader, 1):
-            embedded = method.embed(images.to(method.device))
-            features[place[indices].to(features.device)] = F.normalize(embedded.float(), dim=1)
-            if number % _BARRIER_EVERY == 0:
-                # Without barriers, fast ranks would wait in one collective until it times out.
-                rank_barrier(method.device)
-                barriers -= 1
-    for _ in range(barriers):
-        rank_barrier(method.device)
+        named = f"{key}.kmeans.backend"
+        raise ConfigError(named, error.value, error.problem, error.remedy) from None
 
 
 def _metrics(found: list[Granularity], names: list[str], labels: Tensor | None) -> dict[str, float]:
-    from solo_ext.clustering.agreement import normalized_mutual_information
-
     metrics: dict[str, float] = {}
     for name, g in zip(names, found, strict=True):
         metrics |= {
@@ -455,5 +378,16 @@ def _metrics(found: list[Granularity], names: list[str], labels: Tensor | None) 
             f"e_step/singletons_{name}": g.singletons,
         }
         if labels is not None:
-            metrics[f"e_step/nmi_{name}"] = normalized_mutual_information(g.assignments, labels)
+            metrics[f"e_step/nmi_{name}"] = _mutual_information(g.assignments.cpu(), labels)
     return metrics
+
+
+def _mutual_information(a: Tensor, b: Tensor) -> float:
+    """``2 (H(A) + H(B) - H(A, B)) / (H(A) + H(B))`` of two groupings (n,); 1 for one group each."""
+    apart, joint = _entropy(a) + _entropy(b), _entropy(a * (b.max() + 1) + b)
+    return 2 * (1 - joint / apart) if apart else 1.0
+
+
+def _entropy(groups: Tensor) -> float:
+    share = torch.unique(groups, return_counts=True)[1].double() / len(groups)
+    return float(torch.special.entr(share).sum())

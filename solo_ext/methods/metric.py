@@ -26,9 +26,9 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import NonNegativeFloat, PositiveInt, Section
 from solo_ext.host import BaseMethod
 from solo_ext.losses import uniformity_loss_func
+from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.heads import projector
-from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.e_step import (
     PUBLISHED_CLUSTERS,
@@ -233,12 +233,10 @@ class Metric(ProjectedMethod):
         before = self.prototypes.assignments if self.prototypes.epoch >= 0 else None
         metrics = self.e_step.run(self)
         if before is not None and isinstance(self.criterion, MarginCriterion):
-            from solo_ext.clustering.agreement import match_clusters
-
             weights = self.criterion.class_weights
-            match = match_clusters(before[0], self.prototypes.assignments[0], len(weights.weight))
             state = self.optimizers().optimizer.state  # type: ignore[union-attr]
-            weights.rematch_(match, state.get(weights.weight))
+            after = self.prototypes.assignments[0]
+            weights.rematch_(before[0], after, state.get(weights.weight))
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
     def training_step(  # type: ignore[override]

@@ -310,7 +310,7 @@ class NoiseCriterion(Criterion):
 class ModuleCriterion(Criterion):
     """A loss of pytorch-metric-learning, on the crops of all processes: ``loss(x, targets)``."""
 
-    classes = ANY
+    classes: ClassVar[tuple[str, ...]] = ANY
 
     def __init__(self, loss: Loss, batch: Batch, **given: Any) -> None:
         takes = inspect.signature(loss).parameters

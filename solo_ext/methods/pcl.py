@@ -19,12 +19,11 @@ from solo_ext.core import distributed
 from solo_ext.core.draws import draw, mix
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
-from solo_ext.host import initialize_momentum_params
-from solo_ext.losses.info_nce import info_nce_loss_func
-from solo_ext.losses.proto_nce import proto_nce_terms
+from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
+from solo_ext.losses.info_nce import info_nce_loss_func, proto_nce_terms
+from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank, FeatureQueue
 from solo_ext.memory.heads import projector
-from solo_ext.memory.prototypes import ClusterPrototypes
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.e_step import (
     PUBLISHED_CLUSTERS,
@@ -34,7 +33,6 @@ from solo_ext.methods.e_step import (
     check_prototypes,
     warn_of_late_start,
 )
-from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.registry import (
     METHODS,
     clusters,
@@ -48,7 +46,6 @@ from solo_ext.methods.registry import (
 )
 
 KEY = "method_kwargs"
-"""Config key of the E-step's settings."""
 RARE = 0.05
 """``collisions: auto`` keeps copies if at most this share of anchors has one in the batch."""
 
@@ -92,7 +89,7 @@ class PCLKwargs(EStepKwargs):
     year=2020,
     arxiv="2005.04966",
 )
-class PCL(ProjectedMomentumMethod):
+class PCL(BaseMomentumMethod):
     """MoCo with prototypes of several clusterings (Li et al., ICLR 2021, arXiv 2005.04966).
 
     ``InfoNCE + proto_weight / M * sum_m ProtoNCE_m`` (Eq. 11). Before an epoch, from
@@ -137,7 +134,9 @@ class PCL(ProjectedMomentumMethod):
         Raises:
             ConfigError: a setting that is out of range, or does not fit the others or the data.
         """
-        cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
+        # solo-learn fails where a config lacks this section.
+        cfg.momentum = cfg.get("momentum") or {}
+        cfg = BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg)
         require_indices(cfg, "looks clusters up")
         cfg = fill_method_kwargs(cfg, PCLKwargs)
@@ -152,12 +151,11 @@ class PCL(ProjectedMomentumMethod):
             )
         coarsest, batch = min(kwargs.num_prototypes), cfg.optimizer.batch_size
         if kwargs.num_negatives is not None and kwargs.num_negatives > coarsest - batch:
-            left = f"allowed: up to {coarsest - batch}"
             raise ConfigError(
                 "method_kwargs.num_negatives",
                 kwargs.num_negatives,
                 f"of {coarsest} prototypes up to {batch} are positives of the batch",
-                left if coarsest > batch else "take null, which is all",
+                f"allowed: null, which is all, or up to {max(0, coarsest - batch)}",
             )
         if kwargs.collisions == "auto":
             kwargs.collisions = "merge" if (batch - 1) / coarsest > RARE else "paper"
@@ -166,24 +164,26 @@ class PCL(ProjectedMomentumMethod):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Sets the numbers of clusters and of queue rows that are null, by the training set.
-
-        Args:
-            cfg: the config, ``method_kwargs`` filled in.
-            images: number of training images; counted by default where a size depends on it.
-        """
+        """Sets the numbers of clusters and of queue rows that are null, by the training images."""
         sizes = {"num_prototypes": clusters(*PUBLISHED_CLUSTERS), "queue_size": queue(16384)}
         fill_from_data(cfg, sizes, images)
 
     @staticmethod
     def check_size(cfg: DictConfig, num_samples: int) -> None:
-        """Refuses more prototypes than samples.
-
-        Raises:
-            ConfigError: with both numbers.
-        """
+        """Refuses more prototypes than samples."""
         if cfg.method_kwargs.proto_weight:
             check_prototypes(cfg.method_kwargs, KEY, num_samples)
+
+    @property
+    def learnable_params(self) -> list[dict[str, Any]]:
+        """Adds the projector, which is a part of f."""
+        projector = {"name": "projector", "params": self.projector.parameters()}
+        return [*super().learnable_params, projector]
+
+    @property
+    def momentum_pairs(self) -> list[tuple[Any, Any]]:
+        """Adds the projectors."""
+        return [*super().momentum_pairs, (self.projector, self.momentum_projector)]
 
     @property
     def embedder(self) -> list[nn.Module]:
@@ -192,7 +192,7 @@ class PCL(ProjectedMomentumMethod):
 
     def embed(self, X: Tensor) -> Tensor:
         """Embeddings (N, D) that are clustered: v' = f'(x)."""
-        z: Tensor = self.momentum_forward(X)["z"]
+        z: Tensor = self.momentum_projector(self.momentum_forward(X)["feats"])
         return z
 
     def on_train_start(self) -> None:
@@ -200,10 +200,18 @@ class PCL(ProjectedMomentumMethod):
         super().on_train_start()
         # Queues start as random rows, and DDP does not synchronise them.
         distributed.broadcast_buffers(*self.queues)
-        if self.kwargs.proto_weight:
-            self.e_step.start(self)
-            if self.trainer.is_global_zero:
-                self._report()
+        if not self.kwargs.proto_weight:
+            return
+        self.e_step.start(self)
+        if self.trainer.is_global_zero:
+            kwargs, negatives = self.kwargs, "all prototypes are negatives"
+            if kwargs.num_negatives is not None:
+                negatives = (
+                    f"{kwargs.num_negatives} prototypes are drawn as negatives, collisions: "
+                    f"{kwargs.collisions}"
+                )
+            logger.info(f"{self.cfg.method}: k-means by {self.prototypes.backend}; {negatives}")
+            warn_of_late_start(self.cfg, kwargs, KEY)
 
     def on_train_epoch_start(self) -> None:
         """E-step (Algorithm 1): prototypes and concentrations of all training images."""
@@ -220,11 +228,15 @@ class PCL(ProjectedMomentumMethod):
         # v = f(x), v' = f'(x): queries of the online networks, keys of the momentum ones.
         if self.kwargs.symmetric:
             out = super().training_step(batch, batch_idx)
-            queries, keys = out["z"], out["momentum_z"]
+            features, momentum_features = out["feats"], out["momentum_feats"]
         else:
             out = self._classified(crops[0], targets)
-            queries, keys = [out["z"]], [self.momentum_forward(crops[1])["z"]]
-        keys = [F.normalize(key.float(), dim=1) for key in keys]
+            features = [out["feats"]]
+            momentum_features = [self.momentum_forward(crops[1])["feats"]]
+        queries = [self.projector(feats) for feats in features]
+        with torch.no_grad():
+            projected = [self.momentum_projector(feats) for feats in momentum_features]
+            keys = [F.normalize(key.float(), dim=1) for key in projected]
         # A query's key comes from the other view.
         seed = self.draw_seed(batch_idx) if self.kwargs.num_negatives else 0
         loss, metrics = self.contrast(queries, keys[::-1], indices, seed)
@@ -239,16 +251,13 @@ class PCL(ProjectedMomentumMethod):
         indices: Tensor,
         draw_seed: int = 0,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of Eq. 11, the mean over its directions.
+        """The loss of Eq. 11, the mean over its directions, and what to log.
 
         Args:
             queries: v, (N, D) each, one per direction.
             keys: v', (N, D) each, unit rows of the other view.
             indices: (N,) sample indices.
             draw_seed: of the prototypes that are drawn as negatives.
-
-        Returns:
-            Scalar, and what to log.
         """
         dtype = torch.bfloat16 if self.kwargs.compute_dtype == "bfloat16" else None
         # First term: -log exp(v.v'_i / T) / sum_j exp(v.v'_j / T), j over the queue of the key's
@@ -305,10 +314,7 @@ class PCL(ProjectedMomentumMethod):
         metrics = {name: out[key] for name, key in names.items()}
         self.log_dict(metrics, on_epoch=True, sync_dist=True)
         if self.knn_eval:
-            labelled = targets != -1
-            self.knn(
-                train_features=out["feats"][labelled].detach(), train_targets=targets[labelled]
-            )
+            self.knn(train_features=out["feats"].detach(), train_targets=targets)
         return out
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
@@ -324,15 +330,3 @@ class PCL(ProjectedMomentumMethod):
         if self.bank is not None:
             mean = torch.stack(keys).mean(0)
             self.bank.update_(distributed.gather(indices), F.normalize(mean, dim=1))
-
-    def _report(self) -> None:
-        """Reports which settings were decided automatically, and those that may surprise."""
-        kwargs, negatives = self.kwargs, "all prototypes are negatives"
-        if kwargs.num_negatives is not None:
-            negatives = (
-                f"{kwargs.num_negatives} prototypes are drawn as negatives, collisions: "
-                f"{kwargs.collisions} (batch {self.cfg.optimizer.batch_size}, "
-                f"{min(self.prototypes.num_prototypes)} prototypes at the coarsest)"
-            )
-        logger.info(f"{self.cfg.method}: k-means by {self.prototypes.backend}; {negatives}")
-        warn_of_late_start(self.cfg, kwargs, KEY)

@@ -136,8 +136,6 @@ def test_computes_in_fp64() -> None:
     ("arguments", "message"),
     [
         ((torch.rand(3), torch.zeros(2).long(), 2, 0.2), r"\(3,\) and \(2,\)"),
-        ((torch.rand(2), torch.tensor([0, 2]), 2, 0.2), r"\[0, 2\].*\[0, 1\]"),
-        ((torch.rand(2), torch.tensor([-1, 1]), 2, 0.2), r"\[-1, 1\]"),
         ((torch.rand(2), torch.tensor([0, 1]), 0, 0.2), "num_clusters=0"),
         ((torch.rand(2), torch.tensor([0, 1]), 2, 0.0), "temperature=0.0"),
         ((torch.rand(2), torch.tensor([0, 1]), 2, 0.2, -1.0), "alpha=-1.0"),

@@ -15,9 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.clustering import FeatureFile, e_step, kmeans
-from solo_ext.clustering.feature_file import _PART
-from solo_ext.core.errors import ConfigError
+from solo_ext.clustering import FeatureFile, e_step
 from tests.clustering.e_steps import same, steps
 
 ROWS = 2500
@@ -29,10 +27,9 @@ def x() -> Tensor:
     return F.normalize(torch.randn(ROWS, 24, generator=generator), dim=1)
 
 
-def filled(folder: Path, x: Tensor, ahead: int = 500) -> FeatureFile:
-    """A file with the rows of ``x``, written in another order and read in parts of ``ahead``."""
+def filled(folder: Path, x: Tensor) -> FeatureFile:
+    """A file with the rows of ``x``, written in another order."""
     file = FeatureFile(folder, *x.shape)
-    file._ahead = ahead
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(2))
     for part in torch.split(order, 300):
         file[part] = x[part]
@@ -46,9 +43,8 @@ def test_the_same_clusters_to_the_last_bit(
     same(steps(filled(tmp_path, x), **options), steps(x, **options))
 
 
-@pytest.mark.parametrize("ahead", [1, 7, 2500, 9999])
-def test_reads_what_was_written(x: Tensor, tmp_path: Path, ahead: int) -> None:
-    file = filled(tmp_path / "made" / "here", x, ahead)
+def test_reads_what_was_written(x: Tensor, tmp_path: Path) -> None:
+    file = filled(tmp_path / "made" / "here", x)
     assert (len(file), file.shape, file.dtype) == (ROWS, x.shape, torch.float32)
     for part in (slice(0, 3), slice(1, 4), slice(2, 2), slice(900, 2600), slice(None)):
         assert torch.equal(file[part], x[part])
@@ -56,8 +52,6 @@ def test_reads_what_was_written(x: Tensor, tmp_path: Path, ahead: int) -> None:
     assert torch.equal(file[0:4], torch.cat([x[:1], torch.zeros(2, 24), x[3:4]]))
     wanted = torch.tensor([2400, 0, 0, 77])
     assert torch.equal(file.index_select(0, wanted), x[wanted])
-    with pytest.raises(ValueError, match="steps of 2"):
-        file[::2]
 
 
 def test_no_rows(tmp_path: Path) -> None:
@@ -75,7 +69,7 @@ def resident(kind: str) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_part_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Of 410 MB; a part has 17.
+    # Of 410 MB; 512 rows far apart map 33.
     count, width = 800_000, 128
     file = FeatureFile(tmp_path, count, width)
     before, files = resident("VmRSS"), resident("RssFile")
@@ -87,18 +81,18 @@ def test_a_part_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pytest.Monke
     for start in range(0, count, 1000):
         assert file[start : start + 1000][0, 0] == start
         most = max(most, resident("VmRSS"))
-    found, give_back = [], file._give_back
+    found, release = [], file._release
 
-    def noted(start: int, stop: int) -> None:
+    def noted(numbers: Tensor) -> None:
         found.append(resident("RssFile"))
-        give_back(start, stop)
+        release(numbers)
 
-    monkeypatch.setattr(file, "_give_back", noted)
+    monkeypatch.setattr(file, "_release", noted)
     apart = torch.arange(0, count, 40)
     assert torch.equal(file.index_select(0, apart)[:, 5].long(), apart)
     most = max(most, resident("VmRSS"))
-    assert most - before < 5 * 4 * _PART
-    assert max(found) - files < 5 * 4 * _PART
+    assert most - before < 8e7
+    assert max(found) - files < 8e7
     # Nor does anything add up at the edges of what is given back.
     assert resident("RssFile") - files < 2**20
 
@@ -115,11 +109,6 @@ def test_only_what_was_touched_is_given_back(tmp_path: Path) -> None:
     assert resident("RssFile") > held - 2**20
     file.index_select(0, torch.tensor([0, 49_999]))
     assert resident("RssFile") < held - 20 * 2**20
-
-
-def test_faiss_is_refused(x: Tensor, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="backend='faiss': holds all rows in memory"):
-        kmeans(filled(tmp_path, x), 5, backend="faiss")
 
 
 @pytest.mark.fault

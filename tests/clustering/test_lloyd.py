@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from solo_ext.clustering import k_means, kmeans, lloyd
-from solo_ext.clustering.lloyd import Nearest, assign
+from solo_ext.clustering import k_means, kmeans
+from solo_ext.clustering.k_means import Nearest, assign
 from solo_ext.core.precision import matmul_precision
 
 
@@ -48,31 +48,6 @@ def test_equals_a_search_from_scratch(moving: int, grid: bool) -> None:
             means[chosen] += 0.3 * torch.randn(moving, 5, generator=draw, dtype=torch.float64)
 
 
-def test_compares_with_the_moved_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[tuple[int, int]] = []
-    real = lloyd.search
-
-    def noted(
-        features: torch.Tensor,
-        means: torch.Tensor,
-        centre: torch.Tensor,
-        wanted: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        counts.append((len(features if wanted is None else wanted), len(means)))
-        return real(features, means, centre, wanted)
-
-    monkeypatch.setattr(lloyd, "search", noted)
-    x = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
-    means = x[:20]
-    follow = Nearest(x)
-    found = follow(means)
-    own = int((found == 7).sum())
-    means = means.clone()
-    means[7] += 0.1
-    follow(means)
-    assert counts == [(400, 20), (400 - own, 1), (own, 20)]
-
-
 if not hasattr(torch.backends.mkldnn, "matmul"):
     pytest.skip("torch before 2.9 has one setting for all devices", allow_module_level=True)
 
@@ -109,7 +84,7 @@ def test_sets_and_restores(name: str, expected: Setting, before: Setting) -> Non
 
 def test_last_assignment_is_at_the_highest(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[Setting]] = {"steps": [], "last": []}
-    search, assign = lloyd.Nearest.__call__, k_means.assign
+    search, assign = k_means.Nearest.__call__, k_means.assign
 
     def in_steps(*arguments: Any) -> Any:
         seen["steps"].append(setting())
@@ -119,22 +94,11 @@ def test_last_assignment_is_at_the_highest(monkeypatch: pytest.MonkeyPatch) -> N
         seen["last"].append(setting())
         return assign(*arguments)
 
-    monkeypatch.setattr(lloyd.Nearest, "__call__", in_steps)
+    monkeypatch.setattr(k_means.Nearest, "__call__", in_steps)
     monkeypatch.setattr(k_means, "assign", at_last)
     before = setting()
     kmeans(torch.rand(50, 3), 4, iterations=2, precision="medium", backend="torch")
     assert seen == {"steps": [("bf16", "tf32")] * 2, "last": [("ieee", "ieee")]}
-    assert setting() == before
-
-
-def test_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: Any) -> Any:
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(lloyd, "search", broken)
-    before = setting()
-    with pytest.raises(RuntimeError, match="broken"):
-        kmeans(torch.rand(50, 3), 4, backend="torch")
     assert setting() == before
 
 

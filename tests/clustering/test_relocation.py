@@ -71,23 +71,6 @@ def test_never_raises_the_objective(partition: tuple[Tensor, Tensor, int]) -> No
 
 @settings(deadline=None, max_examples=100)
 @given(partitions())
-def test_falls_by_gain_less_cost(partition: tuple[Tensor, Tensor, int]) -> None:
-    x, assignments, count = partition
-    rows = rows_of(x, None, False)
-    scale = exact_scale(rows.largest, rows.total)
-    before = totals(x, assignments, count, scale)
-    after = Relocation(rows, count, scale)(assignments, *before)
-    # The sum of squares of a partition is that of the rows less that of its means.
-    explained = [
-        float((s.square().sum(1) / n.clamp_min(1)).sum()) / scale**2 for s, n in (before, after)
-    ]
-    assert explained[1] >= explained[0] * (1 - 1e-12)
-    torch.testing.assert_close(after[0].sum(0), before[0].sum(0), rtol=0, atol=0)
-    assert (after[1] > 0).sum() >= (before[1] > 0).sum()
-
-
-@settings(deadline=None, max_examples=100)
-@given(partitions())
 def test_costs_and_gains_are_those_of_a_loop(partition: tuple[Tensor, Tensor, int]) -> None:
     x, assignments, count = partition
     rows = rows_of(x, None, False)
@@ -148,16 +131,6 @@ def test_cold_starts_relocate_only_when_asked() -> None:
     assert kmeans(x, 12, seed=1, relocate=True).objective < 0.1
 
 
-def test_does_nothing_where_nothing_is_gained() -> None:
-    x, group = groups([30, 30, 30])
-    rows = rows_of(x, None, False)
-    scale = exact_scale(rows.largest, rows.total)
-    before = totals(x, group, 3, scale)
-    after = Relocation(rows, 3, scale)(group, *before)
-    assert after[0] is before[0]
-    assert after[1] is before[1]
-
-
 def test_an_empty_cluster_comes_first() -> None:
     x, group = groups([30, 30, 30])
     assignments = torch.tensor([0, 2, 2])[group]
@@ -190,14 +163,6 @@ def test_candidates_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert move(assignments, *before)[0] is before[0]
     _, sizes = move(assignments, *before)
     assert sorted(sizes.tolist()) == [10, 10, 40, 40]
-
-
-def test_goes_on_when_no_row_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relocation, "_CANDIDATES", 1)
-    x, assignments = second_best()
-    means = torch.stack([x[assignments == c].mean(0) for c in range(4)])
-    found = kmeans(x, 4, init=means + 1e-3, iterations=5)
-    assert sorted(torch.bincount(found.assignments).tolist()) == [10, 10, 40, 40]
 
 
 def test_order_and_repetition_do_not_matter() -> None:

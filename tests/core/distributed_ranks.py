@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from solo_ext.clustering import backends, e_step, kmeans, lloyd
+from solo_ext.clustering import e_step, k_means, kmeans
 from solo_ext.core.distributed import on_first, propagate_rank_errors
 from solo_ext.core.errors import UserError
 
@@ -67,17 +67,9 @@ def slow_alone(rank: int) -> tuple[float, int | None]:
     return time.monotonic() - begin, found
 
 
-def slow_faiss(rank: int) -> tuple[Any, ...]:
-    undo = before(backends, "_by_faiss", lambda _: time.sleep(1.5 * TIMEOUT))
-    try:
-        return clustered(rank, backend="faiss")
-    finally:
-        undo()
-
-
 def slow_passes(rank: int) -> tuple[Any, ...]:
     """Each pass of rank 1 takes a third of the timeout, all of them more than it."""
-    undo = before(lloyd, "search", lambda _: time.sleep(rank * TIMEOUT / 3))
+    undo = before(k_means, "search", lambda _: time.sleep(rank * TIMEOUT / 3))
     try:
         return clustered(rank)
     finally:
@@ -114,23 +106,16 @@ def failures(rank: int) -> dict[str, tuple[str, str, float]]:
                 raise OSError("no space left on device")
 
     cases: dict[str, tuple[Any, str, int, Exception | None, Callable[[int], object]]] = {
-        "first pass": (lloyd, "search", 1, memory("of 9 GiB"), step),
-        "later pass": (lloyd, "search", 0, memory("of 8 GiB"), step),
-        "sums": (lloyd, "on_grid", 1, memory("of 7 GiB"), step),
-        "faiss": (
-            backends,
-            "_by_faiss",
-            0,
-            RuntimeError("Error in faiss"),
-            lambda rank: clustered(rank, backend="faiss"),
-        ),
-        "embedding": (lloyd, "search", 2, None, embed),
-        "end": (lloyd, "search", 2, None, last),
+        "first pass": (k_means, "search", 1, memory("of 9 GiB"), step),
+        "later pass": (k_means, "search", 0, memory("of 8 GiB"), step),
+        "sums": (k_means, "on_grid", 1, memory("of 7 GiB"), step),
+        "embedding": (k_means, "search", 2, None, embed),
+        "end": (k_means, "search", 2, None, last),
     }
     for name, (module, function, failing, error, work) in cases.items():
         undo: Callable[[], None] | None = None
         if rank == failing and error is not None:
-            at = 1 if name in ("first pass", "faiss") else 3
+            at = 1 if name == "first pass" else 3
             undo = before(module, function, fails(str(error), type(error), at))
         begin = time.monotonic()
         try:
@@ -160,12 +145,6 @@ def run(rank: int, folder: str) -> None:
         "slow passes": slow_passes(rank),
         "sample": clustered(rank, sample=90, sample_seed=4),
     }
-    try:
-        import faiss  # noqa: F401
-    except ImportError:
-        pass
-    else:
-        found["slow faiss"] = slow_faiss(rank)
     limit._set_pg_timeout(timedelta(seconds=PATIENT))
     found["failures"] = failures(rank)
     # The group can still be used.

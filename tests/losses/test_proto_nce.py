@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
-from solo_ext.losses.proto_nce import Collisions, proto_nce_terms
+from solo_ext.losses.info_nce import Collisions, proto_nce_terms
 
 K, D = 12, 5
 
@@ -200,7 +200,7 @@ def test_extreme_concentrations_stay_finite(scale: float) -> None:
 
 def test_refuses_what_does_not_fit() -> None:
     query, prototypes, phi, ids = unit(3, 0), unit(K, 1), concentration(2), torch.tensor([0, 1, 2])
-    with pytest.raises(ValueError, match=r"query must be \(N, D\).*\(3, 4\)"):
+    with pytest.raises(ValueError, match=r"prototypes must be \(K, 4\).*\(12, 5\)"):
         proto_nce_loss_func(query[:, :4], prototypes, phi, ids)
     with pytest.raises(ValueError, match=r"concentration must be \(12,\).*\(11,\)"):
         proto_nce_loss_func(query, prototypes, phi[1:], ids)

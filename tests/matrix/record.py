@@ -1,11 +1,8 @@
-"""What every cell of the matrix came to, as a file that a part of the tests can renew."""
+"""What every cell of the matrix came to: a line each, of which the last one counts."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import platform
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from solo_ext import host
-from solo_ext.core.files import locked, write_text
+from solo_ext.core.files import append_lines, locked, read_jsonl
 from solo_ext.lab.experiments.records import code_version
 from tests.matrix.rows import methods
 
-FOLDER = Path(__file__).resolve().parents[2] / "results" / "matrix"
+FILE = Path(__file__).resolve().parents[2] / "results" / "matrix" / "records.jsonl"
 
 
 class Outcome(NamedTuple):
@@ -34,42 +31,32 @@ class Outcome(NamedTuple):
 
 
 def note(method: str, check: str, outcome: Outcome, seconds: float) -> None:
-    """Writes a cell into the record of the installed host."""
-    cell = {**outcome._asdict(), "seconds": round(seconds, 1)}
-    with _held() as (held, made_with):
-        held.setdefault("cells", {}).setdefault(method, {})[check] = cell | made_with
+    """Writes a cell of the installed host."""
+    _append(method=method, check=check, seconds=round(seconds, 1), **outcome._asdict())
 
 
 def note_kills(kills: int, how: str) -> None:
-    """Writes how many kills a run of PCL survived into the record of the installed host."""
-    with _held() as (held, made_with):
-        held["kills"] = {"number": kills, "how": how} | made_with
+    """Writes how many kills a run of PCL survived."""
+    _append(method="pcl", check="kills", number=kills, how=how)
 
 
 def note_workers(method: str, start_method: str, num_workers: int) -> None:
-    """Writes that workers changed no number of a run into the record of the installed host."""
-    with _held() as (held, made_with):
-        of_method = held.setdefault("workers", {}).setdefault(method, {})
-        of_method.setdefault(start_method, {})[str(num_workers)] = made_with
+    """Writes that workers changed no number of a run."""
+    _append(method=method, check="workers", start_method=start_method, num_workers=num_workers)
 
 
-@contextlib.contextmanager
-def _held() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The record, to be changed, and what is run now."""
+def _append(**line: Any) -> None:
     info = host.load().info
-    file = FOLDER / f"{info.generation.replace('.', '_')}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.with_name(f".{file.name}.lock")):
-        held: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        held["host"], held["methods"] = {"version": info.version}, methods()
-        yield held, {"host": info.fingerprint, **_made_with()}
-        write_text(file, json.dumps(held, indent=1, sort_keys=True) + "\n")
-
-
-def _made_with() -> dict[str, Any]:
-    return {
+    made_with = {
+        "host": info.generation,
+        "fingerprint": info.fingerprint,
         "code": code_version(),
         "torch": torch.__version__,
         "lightning": version("lightning"),
         "python": platform.python_version(),
     }
+    listed = {"host": info.generation, "check": "methods", "methods": methods()}
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    with locked(FILE.with_name(f".{FILE.name}.lock")):
+        known = listed in read_jsonl(FILE)
+        append_lines(FILE, [line | made_with] if known else [listed, line | made_with])

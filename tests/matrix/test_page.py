@@ -12,7 +12,7 @@ PAGE = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "update_matrix
 
 
 def cell(word: str, why: str = "", commit: str = "aaaa") -> dict[str, Any]:
-    versions = {"host": "1b2c", "torch": "2.15", "lightning": "2.6.6", "python": "3.11"}
+    versions = {"fingerprint": "1b2c", "torch": "2.15", "lightning": "2.6.6", "python": "3.11"}
     return {"word": word, "why": why, "code": {"version": "0.1", "commit": commit}, **versions}
 
 
@@ -44,6 +44,20 @@ def test_cells_of_other_code_are_named(record: dict[str, Any]) -> None:
     assert others.startswith("DALI: `simclr`: solo_ext bbbb,")
     record["cells"]["pcl"]["DALI"] = cell("equal", commit="bbbb")
     assert ". DALI: all: solo_ext bbbb," in PAGE["section"](record)
+
+
+def test_the_last_line_of_a_cell_counts() -> None:
+    cells = [
+        {"host": "main", "method": "pcl", "check": "AMP", **cell(word)}
+        for word in ("failed", "equal")
+    ]
+    workers = {"host": "main", "method": "pcl", "check": "workers"}
+    numbers = [workers | {"start_method": "spawn", "num_workers": n} for n in (1, 2)]
+    listed = {"host": "main", "check": "methods", "methods": ["pcl"]}
+    (record,) = PAGE["hosts"]([listed, *cells, *numbers])
+    assert record["cells"]["pcl"]["AMP"]["word"] == "equal"
+    assert list(record["workers"]["pcl"]["spawn"]) == ["1", "2"]
+    assert "solo-learn main, kills" in PAGE["missing"](record)
 
 
 def test_a_lacking_cell_is_found(record: dict[str, Any]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from itertools import permutations
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from solo_ext.losses import arcface_loss_func, bilinear_info_nce_loss_func
 from solo_ext.memory.heads import BilinearCritic, ClassWeights
@@ -22,12 +25,6 @@ def test_gives_cosines() -> None:
         head.weight.mul_(100)
     torch.testing.assert_close(head(x), cosine)
     assert {n for n, _ in head.named_parameters()} == {"weight"}
-
-
-def test_starts_with_directions_of_about_unit_length() -> None:
-    torch.manual_seed(0)
-    norms = ClassWeights(50, 256).weight.norm(dim=1)
-    assert ((norms > 0.8) & (norms < 1.2)).all()
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
@@ -62,57 +59,49 @@ def test_run_on_meta() -> None:
     assert BilinearCritic(3, 4).to("meta")(x, c).is_meta
 
 
-def test_rematching_moves_the_weights_in_place() -> None:
-    torch.manual_seed(0)
-    head = ClassWeights(4, 3)
-    before, place = head.weight.detach().clone(), head.weight.data_ptr()
-    head.rematch_(torch.tensor([2, 0, 3, 1]))
-    assert torch.equal(head.weight, before[[2, 0, 3, 1]])
-    assert head.weight.data_ptr() == place
-    assert head.weight.requires_grad
+def overlap(old: Tensor, new: Tensor, match: list[int]) -> int:
+    """Number of samples that stay in their class."""
+    return sum(match[b] == a for a, b in zip(old.tolist(), new.tolist(), strict=True))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.integers(1, 5))
+def test_no_matching_keeps_more_samples(data: st.DataObject, count: int) -> None:
+    ids = st.integers(0, count - 1)
+    pairs = data.draw(st.lists(st.tuples(ids, ids), max_size=25))
+    old, new = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
+    head = ClassWeights(count, 3)
+    before = head.weight.detach().clone()
+    match = head.rematch_(old, new)
+    assert torch.equal(head.weight, before[match])
+    best = max(overlap(old, new, list(p)) for p in permutations(range(count)))
+    assert overlap(old, new, match.tolist()) == best
 
 
 def test_optimizer_state_moves_along() -> None:
     """Training goes on as though the classes had been renumbered from the start."""
     match = torch.tensor([2, 0, 3, 1])
-    x, target = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 4
+    x, old = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 4
+    # Old class match[c] is the new class c.
+    new = match.argsort()[old]
     ended = []
     for early in (True, False):
         torch.manual_seed(0)
         head = ClassWeights(4, 3)
+        place = head.weight.data_ptr()
         optimizer = torch.optim.Adam(head.parameters(), lr=0.1)
-        # Old class match[c] is the new class c.
-        labels = target
-        if early:
-            head.rematch_(match)
-            labels = match.argsort()[target]
         for number in range(6):
-            if number == 3 and not early:
-                head.rematch_(match, optimizer.state[head.weight])
-                labels = match.argsort()[target]
+            if number == (0 if early else 3):
+                state = {**optimizer.state[head.weight], "row": torch.arange(3.0), "lr": 0.1}
+                assert torch.equal(head.rematch_(old, new, state), match)
+                assert state["row"].tolist() == [0, 1, 2]
             optimizer.zero_grad()
+            labels = new if early or number >= 3 else old
             arcface_loss_func(head(x), labels, 8.0).backward()
             optimizer.step()
+        assert head.weight.data_ptr() == place
         ended.append(head.weight.detach())
     torch.testing.assert_close(*ended)
-
-
-def test_state_of_other_shapes_stays() -> None:
-    head = ClassWeights(4, 3)
-    state = {"step": torch.tensor(3.0), "row": torch.arange(3.0), "momentum": None, "lr": 0.1}
-    head.rematch_(torch.tensor([1, 0, 2, 3]), state)
-    assert state["step"] == 3
-    assert torch.equal(torch.as_tensor(state["row"]), torch.arange(3.0))
-    assert state["momentum"] is None
-
-
-@pytest.mark.parametrize("match", [[0, 1, 2], [0, 1, 2, 2], [0, 1, 2, 4], [-1, 0, 1, 2]])
-def test_refuses_what_is_no_permutation(match: list[int]) -> None:
-    head = ClassWeights(4, 3)
-    before = head.weight.detach().clone()
-    with pytest.raises(ValueError, match="must hold each of 0 to 3 once"):
-        head.rematch_(torch.tensor(match))
-    assert torch.equal(head.weight, before)
 
 
 def test_scores_every_query_with_every_context() -> None:
@@ -145,21 +134,6 @@ def test_scores_start_with_unit_variance() -> None:
     assert scores.std().item() == pytest.approx(1, rel=0.1)
 
 
-def test_learns_to_tell_contexts_apart() -> None:
-    """A query that is a rotation of its context is found by the rotation's matrix."""
-    torch.manual_seed(0)
-    critic, turn = BilinearCritic(16, 16), torch.linalg.qr(torch.randn(16, 16)).Q
-    optimizer = torch.optim.Adam(critic.parameters(), lr=0.03)
-    for _ in range(100):
-        c = torch.randn(32, 16)
-        loss = bilinear_info_nce_loss_func(c @ turn.T, c, critic.weight)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < 0.1 * math.log(32)
-    assert F.cosine_similarity(critic.weight.flatten(), turn.flatten(), dim=0) > 0.9
-
-
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_autocast_leaves_scores_in_single_precision(half: torch.dtype) -> None:
     critic = BilinearCritic(3, 4)
@@ -168,11 +142,3 @@ def test_autocast_leaves_scores_in_single_precision(half: torch.dtype) -> None:
         scores = critic(z, c)
     assert torch.equal(scores, critic(z.float(), c.float()))
     assert scores.dtype == torch.float32
-
-
-@pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (-1, 4)])
-def test_refuse_sizes(sizes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=f"num_classes={sizes[0]}, dim={sizes[1]}"):
-        ClassWeights(*sizes)
-    with pytest.raises(ValueError, match=f"query_dim={sizes[0]}, context_dim={sizes[1]}"):
-        BilinearCritic(*sizes)

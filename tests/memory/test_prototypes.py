@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -32,12 +31,6 @@ def test_normalize_is_in_place() -> None:
     torch.testing.assert_close(held.detach(), F.normalize(moved, dim=1))
 
 
-def test_gives_cosines() -> None:
-    prototypes, x = Prototypes(6, 4), F.normalize(torch.randn(3, 4), dim=1)
-    expected = F.cosine_similarity(x.unsqueeze(1), prototypes.weight.unsqueeze(0), dim=2)
-    torch.testing.assert_close(prototypes(x), expected)
-
-
 def test_from_rows_copies_and_draws_nothing() -> None:
     rows = 3 * torch.randn(5, 4)
     before, generator = rows.clone(), torch.get_rng_state()
@@ -48,16 +41,3 @@ def test_from_rows_copies_and_draws_nothing() -> None:
     with torch.no_grad():
         prototypes.weight.zero_()
     assert torch.equal(rows, before)
-
-
-def test_a_zero_row_stays_finite() -> None:
-    rows = torch.eye(3, 4)
-    rows[1] = 0
-    assert Prototypes.from_rows(rows).weight.isfinite().all()
-
-
-def test_refuses() -> None:
-    with pytest.raises(ValueError, match=r"num_prototypes=0, dim=4: must be 1 or more"):
-        Prototypes(0, 4)
-    with pytest.raises(ValueError, match=r"rows must be \(K, D\), got \(3,\)"):
-        Prototypes.from_rows(torch.ones(3))

@@ -25,7 +25,7 @@ def embed(method: PCL, X: Tensor) -> Tensor:
     """Stands in for a device whose memory is full."""
     if distributed.rank() == 1:
         raise torch.OutOfMemoryError("of 9 GiB")
-    z: Tensor = method.momentum_forward(X)["z"]
+    z: Tensor = method.momentum_projector(method.momentum_forward(X)["feats"])
     return z
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solo_ext.kernels.mixed_logsumexp import MixDraws
 from solo_ext.losses.contrastive import ContrastiveTerms, NegativeEstimator, contrastive
 from solo_ext.losses.mochi import Mixing, draw_mixes
 from solo_ext.methods import negatives as module
@@ -110,7 +111,9 @@ def by_definition(
                     anchor.positives.unsqueeze(0),
                     anchor.candidates,
                     estimator=estimator,
-                    mixing=None if drawn is None else Mixing(HARD, drawn.rows(part)),
+                    mixing=None
+                    if drawn is None
+                    else Mixing(HARD, MixDraws(*(x[part] for x in drawn))),
                     temperature=kwargs.temperature,
                 )
             )

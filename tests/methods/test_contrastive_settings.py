@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "clusters.kmeans.bakcend",
         "did you mean 'backend'",
     ),
-    "no temperature": ({"temperature": 0.0}, "temperature", "above 0"),
+    "no temperature": ({"temperature": 0.0}, "temperature", "greater than 0"),
     "no prototypes": (
         {**PROTOTYPES, "clusters": {"num_prototypes": []}},
         "clusters.num_prototypes",

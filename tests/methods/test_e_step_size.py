@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
+from sklearn.metrics import normalized_mutual_info_score
 
 from solo_ext import clustering
 from solo_ext.config.check import check_method_kwargs
@@ -19,9 +19,8 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import changes_numbers, checkpoints
-from solo_ext.memory.prototypes import ClusterPrototypes
-from solo_ext.methods.e_step import EStep
-from solo_ext.methods.pcl import KEY, PCLKwargs
+from solo_ext.methods.e_step import _mutual_information
+from solo_ext.methods.pcl import PCLKwargs
 from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -109,43 +108,41 @@ def test_a_sample_is_drawn_anew_in_every_epoch(
 
 
 @pytest.mark.fault
-def test_no_room_is_said_before_the_first_epoch(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_no_room_is_said_before_the_first_epoch(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     place = {"e_step_features": "disk", "e_step_dir": str(tmp_path / "file")}
+    clusters = {**CLUSTERED["clusters"], **place}
     for name, kwargs, key in (
         ("pcl", {**place, "warmup_epochs": 1}, r"method_kwargs\.e_step_dir"),
-        (
-            "metric",
-            {**CLUSTERED, "clusters": {**CLUSTERED["clusters"], **place}},
-            r"method_kwargs\.clusters\.e_step_dir",
-        ),
+        ("metric", {**CLUSTERED, "clusters": clusters}, r"method_kwargs\.clusters\.e_step_dir"),
     ):
         prepared = prepare(make_config(name, method_kwargs=kwargs, max_epochs=2))
-        with pytest.raises(ConfigError, match=f"{key}='.*file': '.*file' on .*exists.*name a fol"):
+        with pytest.raises(ConfigError, match=rf"{key}='.*file': .* GB in .*exists.*name a folder"):
             pretrain(prepared, run_dir=tmp_path / name, show_progress=False)
-    settings = PCLKwargs(e_step_features="disk")
-    e_step = EStep(settings, KEY, ClusterPrototypes([3], 8), None)
-    with pytest.raises(ConfigError, match=r"e_step_dir=null: .* GB left, .* take 1000000000\.0 GB"):
-        e_step.check_room(tmp_path, 10**18)
-    e_step.check_room(tmp_path, 10**6)
 
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
 
-@pytest.mark.parametrize("own_disk", [False, True])
-def test_room_is_for_all_nodes_where_they_share_the_folder(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_disk: bool
-) -> None:
-    """As they do the run directory; ``~`` is the home directory."""
-    asked = []
-    monkeypatch.setattr(EStep, "check_room", lambda _, *args: asked.append(args))
-    monkeypatch.setattr(Trainer, "num_nodes", 3)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    place = {"e_step_features": "disk", "e_step_dir": "~/scratch" if own_disk else None}
-    prepared = prepare(make_config("pcl", method_kwargs=place, max_epochs=1))
-    pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
-    width = prepared.run.method_kwargs.proj_output_dim
-    ((folder, room),) = asked
-    assert folder == (tmp_path / "home" / "scratch" if own_disk else tmp_path / "run")
-    assert room == 4 * width * (IMAGES // 3 if own_disk else IMAGES)
+    place["e_step_dir"] = "~/scratch"
+    prepared = prepare(make_config("pcl", method_kwargs={**place, "warmup_epochs": 1}))
+    with pytest.raises(
+        ConfigError, match=r"GB in '.*/home/scratch' on .*No space left on device; make room"
+    ):
+        pretrain(prepared, run_dir=tmp_path / "full", show_progress=False)
+
+
+def test_mutual_information_is_that_of_sklearn() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(9, (500,), generator=generator)
+    noise = torch.randint(30, (500,), generator=generator)
+    for clusters in (labels, noise, torch.where(noise < 20, noise, labels), 0 * labels):
+        expected = normalized_mutual_info_score(labels, clusters)
+        assert _mutual_information(clusters, labels) == pytest.approx(expected, abs=1e-12)
+    assert _mutual_information(0 * labels, 0 * labels) == 1
 
 
 def test_where_embeddings_are_changes_no_numbers() -> None:

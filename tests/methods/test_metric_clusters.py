@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from solo_ext.clustering.agreement import match_clusters
+from solo_ext.memory.heads import ClassWeights
 from solo_ext.methods.e_step import EStep
 
 Train = Callable[..., dict[str, float]]
@@ -80,7 +80,7 @@ def test_weights_follow_the_clusters(
             assert torch.equal(before["weight"], after["weight"])
             continue
         assert moments <= set(before)
-        match = match_clusters(before["assignments"], after["assignments"], 4)
+        match = ClassWeights(4, 1).rematch_(before["assignments"], after["assignments"])
         for name in ("weight", *moments):
             assert torch.equal(after[name], before[name][match]), name
         assert match.tolist() != [0, 1, 2, 3]

@@ -14,14 +14,16 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from solo_ext import host
 from solo_ext.data.transforms import eval_transform, statistics
 from solo_ext.data.views import FixedViews
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func
-from solo_ext.methods import METHODS, PCL
+from solo_ext.memory.clusters import ClusterPrototypes
+from solo_ext.methods import PCL
+from solo_ext.methods.e_step import EStep
+from solo_ext.methods.pcl import KEY, PCLKwargs
 
 MakeConfig = Callable[..., dict[str, Any]]
 IMAGES, BATCH = 48, 24
@@ -97,12 +99,6 @@ def with_prototypes(prepared: Prepared) -> PCL:
     return method
 
 
-def test_is_there_by_name(make_config: MakeConfig) -> None:
-    assert made(make_config).method is PCL is METHODS["pcl"].target
-    assert host.load().methods["pcl"] is PCL
-    assert issubclass(PCL, host.BaseMomentumMethod)
-
-
 @pytest.mark.parametrize("head", ["v1", "v2"])
 def test_heads(make_config: MakeConfig, head: str) -> None:
     method = PCL(made(make_config, head=head, proj_hidden_dim=None).cfg)
@@ -136,23 +132,20 @@ def test_e_step_by_definition(make_config: MakeConfig, images: Path, tmp_path: P
     assert not torch.equal(watch.seen[0]["means"][1], watch.seen[1]["means"][1])
 
 
-@pytest.mark.parametrize(
-    ("warmup", "every", "expected"),
-    [(0, 1, [0, 1, 2, 3]), (1, 1, [-1, 1, 2, 3]), (1, 2, [-1, 1, 1, 3]), (9, 1, [-1] * 4)],
-)
-def test_e_step_is_run_when_it_is_due(
-    make_config: MakeConfig, tmp_path: Path, warmup: int, every: int, expected: list[int]
-) -> None:
-    watch = Watch()
-    kwargs = {"warmup_epochs": warmup, "e_step_every": every}
-    run(make_config("pcl", method_kwargs=kwargs, max_epochs=4), tmp_path, watch)
-    assert [s["e_step"] for s in watch.seen] == expected
-
-
-def test_weight_0_runs_no_e_step(make_config: MakeConfig, tmp_path: Path) -> None:
-    watch = Watch()
-    run(make_config("pcl", method_kwargs={"proto_weight": 0.0}), tmp_path, watch)
-    assert [s["e_step"] for s in watch.seen] == [-1]
+def test_e_step_is_run_when_it_is_due() -> None:
+    for warmup, every, expected in (
+        (0, 1, [0, 1, 2, 3]),
+        (1, 2, [-1, 1, 1, 3]),
+        (9, 1, [-1] * 4),
+    ):
+        kwargs = PCLKwargs(warmup_epochs=warmup, e_step_every=every)
+        e_step = EStep(kwargs, KEY, ClusterPrototypes([3], 8), None)
+        last = []
+        for epoch in range(4):
+            if e_step.is_due(epoch):
+                e_step.prototypes.epoch = epoch
+            last.append(e_step.prototypes.epoch)
+        assert last == expected
 
 
 def test_weight_0_is_moco_v2_plus(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -203,10 +196,9 @@ def test_step_is_the_sum_of_its_terms(
     if symmetric:
         directions.append((1, 0, method.queues[0]))
     outs = [method(view) for view in views]
-    keys = [F.normalize(method.momentum_forward(view)["z"], dim=1) for view in views]
-    info = [
-        info_nce_loss_func(outs[q]["z"], keys[k], queue.value, 0.2) for q, k, queue in directions
-    ]
+    z = [method.projector(out["feats"]) for out in outs]
+    keys = [F.normalize(method.embed(view), dim=1) for view in views]
+    info = [info_nce_loss_func(z[q], keys[k], queue.value, 0.2) for q, k, queue in directions]
     proto = []
     for m in range(2):
         ids = method.prototypes.assignments[m, indices]
@@ -216,7 +208,7 @@ def test_step_is_the_sum_of_its_terms(
             assert len(set(negatives.tolist()) - set(ids.tolist())) == drawn
         proto += [
             proto_nce_loss_func(
-                outs[q]["z"],
+                z[q],
                 method.prototypes.prototypes[m],
                 method.prototypes.concentration[m],
                 ids,
@@ -356,18 +348,6 @@ def test_records(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCapt
     settings, message = [m for m in caplog.messages if not m.startswith("patches of solo-learn")]
     assert settings == "pcl: k-means by torch; all prototypes are negatives"
     assert message.startswith("E-step before epoch 1: 3+40+3 prototypes by torch k-means")
-
-
-def test_collisions_are_reported(
-    make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    kwargs = {"num_prototypes": [30, 40], "num_negatives": 5}
-    with caplog.at_level("INFO", logger="solo_ext"):
-        run(make_config("pcl", method_kwargs=kwargs), tmp_path)
-    assert caplog.messages[0] == (
-        "pcl: k-means by torch; 5 prototypes are drawn as negatives, collisions: merge (batch 24, "
-        "30 prototypes at the coarsest)"
-    )
 
 
 def test_prototypes_that_are_never_used_are_a_warning(

@@ -1,11 +1,8 @@
-"""Two processes agree with one: the E-step, the bank under DDP, and whole runs."""
+"""Two processes agree with one: the bank under DDP, and whole runs."""
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +17,7 @@ from tests.scripts import run_script
 
 pytestmark = pytest.mark.slow
 
-InProcesses = Callable[[Any, int], list[dict[str, Any]]]
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-ranks: Any = importlib.import_module("pcl_ranks")
-sys.path.remove(str(HERE))
 
 SMALL = [
     "max_epochs=2",
@@ -37,26 +30,6 @@ SMALL = [
     "data.val_path=null",
 ]
 SAMPLES = 280
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def results(in_processes: InProcesses, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What each of two and of four processes computed."""
-    return in_processes(ranks, request.param)
-
-
-def test_e_step_of_several_ranks_is_that_of_one(results: list[dict[str, Any]]) -> None:
-    """To the last bit, cold and warm, with empty and single clusters."""
-    alone = ranks.steps(torch.arange(ranks.SAMPLES))
-    for result in results:
-        for found, expected in zip(result["steps"], alone, strict=True):
-            for one, two in zip(found, expected, strict=True):
-                for name, value in vars(two).items():
-                    if isinstance(value, torch.Tensor):
-                        assert torch.equal(one[name], value), name
-                    else:
-                        assert one[name] == value, name
-    assert alone[0][2].singletons > 200
 
 
 class Run(NamedTuple):

@@ -13,10 +13,10 @@ import pytest
 
 from solo_ext.config.schema import Images
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.files import refuse_link, write_text
+from solo_ext.core.files import append_lines, refuse_link, write_text
 from solo_ext.data.images import open_images
 from solo_ext.lab.evaluation.evaluate import evaluate
-from solo_ext.lab.experiments.records import RECORDS, append_records
+from solo_ext.lab.experiments.records import RECORDS
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS
@@ -81,7 +81,7 @@ def test_files_that_grow(tmp_path: Path, precious: Path) -> None:
     for name in (RECORDS, "unreadable.txt"):
         (tmp_path / name).symlink_to(precious)
     with pytest.raises(UserError, match="is a link"):
-        append_records(tmp_path, [])
+        append_lines(tmp_path / RECORDS, [])
     with pytest.raises(UserError, match="is a link"):
         add_lines(tmp_path / "unreadable.txt", {"a": "b"})
 

@@ -24,7 +24,7 @@ from benchmarks.speed.operation import (
     unit,
 )
 from benchmarks.speed.target import Effort
-from solo_ext.losses.proto_nce import plain_proto_nce, proto_nce_loss_func
+from solo_ext.losses.info_nce import plain_proto_nce, proto_nce_loss_func
 
 BATCH, DIM = 256, 128
 IMAGENET = (25000, 50000, 100000), 16384

@@ -1,115 +1,157 @@
-"""What the `solo-ext benchmark` commands do."""
+"""What `solo-ext benchmark` and `solo-ext demo` do."""
 
 from __future__ import annotations
 
 import argparse
+import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from omegaconf import OmegaConf
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import ConfigError
+from solo_ext.lab.experiments.launchers import Launcher, LocalLauncher, SlurmLauncher
+from solo_ext.lab.experiments.plan import make_plan
+from solo_ext.lab.experiments.records import Record
+from solo_ext.lab.experiments.report import write_report
+from solo_ext.lab.experiments.results import Results
+from solo_ext.lab.experiments.run import run_benchmark
+from solo_ext.lab.experiments.settings import BenchmarkSettings, read_benchmark
+from solo_ext.lab.experiments.statistics import Estimate, differences, estimate, mean_of
+from solo_ext.lab.experiments.tables import mean_and_deviation, mean_and_interval
+from solo_ext.lab.experiments.tuning import trial_settings, write_tuned
 
-if TYPE_CHECKING:
-    from solo_ext.lab.experiments.settings import BenchmarkSettings
 
-
-def run_command(args: argparse.Namespace) -> Any:
+def benchmark(args: argparse.Namespace) -> dict[str, Any]:
     """Dispatches ``solo-ext benchmark``."""
     return {"run": _run, "tune": _tune, "report": _report}[args.action](args)
 
 
-def _run(args: argparse.Namespace) -> Any:
-    from solo_ext.lab.experiments.settings import read_benchmark
-
+def _run(args: argparse.Namespace) -> dict[str, Any]:
     settings = read_benchmark(args.config, args.overrides)
     out = Path(args.out or Path("benchmark_runs") / Path(args.config).stem)
     done, records = _run_settings(args, settings, args.rows, out)
-    if args.dry_run or not records:
-        return done
-    return {**done, **_write_report(args, [out], None)}
+    return {**done, **_written(args, out, None)} if records else done
 
 
-def _tune(args: argparse.Namespace) -> Any:
-    from solo_ext.lab.experiments.settings import read_benchmark
-    from solo_ext.lab.experiments.tuning import trial_settings, tunable, write_tuned
-
+def _tune(args: argparse.Namespace) -> dict[str, Any]:
     settings = read_benchmark(args.config, args.overrides)
-    rows = tunable(settings, args.rows)
+    trials = trial_settings(settings, args.rows)
     out = Path(args.out or Path("benchmark_runs") / f"{Path(args.config).stem}-tuning")
-    done, records = _run_settings(args, trial_settings(settings, rows), None, out)
+    done, records = _run_settings(args, trials, None, out)
     if args.dry_run or done["failed"]:
         return done
-    file = write_tuned(settings, rows, records, out)
-    if not args.json:
-        Console(highlight=False).print(Text(f"next  solo-ext benchmark run {file}"))
+    file = write_tuned(settings, trials, records, out)
+    _say(args, f"next  solo-ext benchmark run {file}")
     return {**done, "tuned": str(file)}
 
 
 def _run_settings(
     args: argparse.Namespace, settings: BenchmarkSettings, rows: list[str] | None, out: Path
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Runs the planned runs; returns what to print, and the last seed's record of each row."""
-    from solo_ext.lab.experiments.plan import make_plan
-    from solo_ext.lab.experiments.run import Progress, run_benchmark
-
+) -> tuple[dict[str, Any], list[Record]]:
+    """Runs the planned runs; returns what to print, and their records."""
     plan = make_plan(settings, rows, args.devices)
-    console = Console(stderr=True, highlight=False)
     if args.dry_run:
         for planned in plan:
-            console.print(Text(planned.folder), soft_wrap=True)
-        return {"out": str(out), "runs": [planned.folder for planned in plan]}, {}
-    launcher = _launcher(args, settings.threads, settings.memory, out)
-    with Progress(plan, console) as watch:
-        result = run_benchmark(settings, plan, out, launcher, watch)
-    for outcome in result.failed:
-        line = f"failed  {outcome.folder.name}: {outcome.reason}"
-        console.print(Text(line), soft_wrap=True)
-    if not args.json:
-        count = f"{len(result.records)} of {len(plan)} runs have records in {out}"
-        Console(highlight=False).print(Text(count), soft_wrap=True)
-    failed = [{"run": o.folder.name, "reason": o.reason} for o in result.failed]
-    counts = {"out": str(out), "records": len(result.records), "runs": len(plan)}
-    return {**counts, "failed": failed}, {record["row"]: record for record in result.records}
+            _progress(planned.folder)
+        return {"out": str(out), "runs": [planned.folder for planned in plan]}, []
+    launcher = _launcher(args, settings.threads, out)
+    records, failed = run_benchmark(settings, plan, out, launcher, _progress)
+    _say(args, f"{len(records)} of {len(plan)} runs have records in {out}")
+    counts = {"out": str(out), "records": len(records), "runs": len(plan)}
+    return {**counts, "failed": _failures(failed)}, records
 
 
-def _launcher(args: argparse.Namespace, threads: int, memory: float, out: Path) -> Any:
-    from solo_ext.lab.experiments.launchers import GIGABYTE, LocalLauncher, SlurmLauncher
-
-    for name in ("parallel", "devices"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name}", value, "below 1", "give a number of at least 1")
+def _launcher(args: argparse.Namespace, threads: int, out: Path) -> Launcher:
     if args.launcher == "local":
         if args.slurm:
             raise ConfigError("--slurm", args.slurm, "the launcher is local", "leave it out")
-        return LocalLauncher(args.parallel, threads, memory * GIGABYTE, args.devices)
+        return LocalLauncher(args.parallel, threads, args.devices)
     if args.devices > 1:
         raise ConfigError(
             "--devices", args.devices, "a run in SLURM has one device", "take --launcher local"
         )
-    from omegaconf import OmegaConf
-
-    from solo_ext.config.compose import apply_overrides, parse
-
     options = OmegaConf.create({})
     apply_overrides(options, parse(args.slurm))
     plain: Any = OmegaConf.to_container(options)
     return SlurmLauncher(args.parallel, threads, out / "slurm", plain)
 
 
-def _report(args: argparse.Namespace) -> Any:
-    return _write_report(
-        args, [Path(r) for r in args.records], Path(args.out) if args.out else None
-    )
+def _report(args: argparse.Namespace) -> dict[str, Any]:
+    return _written(args, Path(args.records), Path(args.out) if args.out else None)
 
 
-def _write_report(args: argparse.Namespace, folders: list[Path], out: Path | None) -> Any:
-    from solo_ext.lab.experiments.report import write_report
+def _written(args: argparse.Namespace, folder: Path, out: Path | None) -> dict[str, Any]:
+    files = [str(file) for file in write_report(folder, out)]
+    for file in files:
+        _say(args, file)
+    return {"written": files}
 
-    files = write_report(folders, out)
+
+def demo(args: argparse.Namespace) -> dict[str, Any]:
+    """``solo-ext demo``: a benchmark of a few minutes that shows what the plugin adds."""
+    begin, out = time.monotonic(), Path(args.out)
+    settings = read_benchmark("demo")
+    if args.epochs is not None:
+        budget = {f"{args.epochs}-epochs": [f"max_epochs={args.epochs}"]}
+        settings = settings.model_copy(update={"budgets": budget})
+    _progress(settings.about)
+    launcher = LocalLauncher(None, settings.threads)
+    records, failed = run_benchmark(settings, make_plan(settings), out, launcher, _progress)
+    failures = _failures(failed)
+    results = Results(settings, records)
+    scores: dict[str, dict[str, Estimate | None]] = {}
+    compared: dict[str, dict[str, Estimate | None]] = {}
+    for place in results.places():
+        for row in results.rows(place):
+            label, measures = results.label(row), results.measures
+            scores[label] = {m: mean_of(results, place, row, m) for m in measures}
+            for base in settings.rows[row].bases:
+                compared[f"{label} minus {results.label(base)}"] = {
+                    m: estimate(differences(results, place, row, base, m)) for m in measures
+                }
+    page = str(write_report(out)[-1]) if records else None
+    seconds = round(time.monotonic() - begin, 1)
     if not args.json:
-        for file in files:
-            Console(highlight=False).print(Text(str(file)), soft_wrap=True)
-    return {"written": [str(file) for file in files]}
+        table = Table("", "n", *(measure.replace("_", " ") for measure in results.measures))
+        for lines, write in ((scores, mean_and_deviation), (compared, mean_and_interval)):
+            for name, held in lines.items():
+                count = max((one.count for one in held.values() if one), default=0)
+                cells = [write(one).replace(" (", "\n(") for one in held.values()]
+                table.add_row(Text(name), str(count), *cells)
+            table.add_section()
+        Console(highlight=False).print(table)
+    _say(args, "Percent: mean ± deviation over seeds; differences paired by seed, 95 % interval.")
+    _say(args, f"{seconds:.0f} s; report: {page}")
+    return {
+        "about": settings.about,
+        "scores": _plain(scores),
+        "differences": _plain(compared),
+        "report": page,
+        "seconds": seconds,
+        "failed": failures,
+    }
+
+
+def _plain(lines: dict[str, dict[str, Estimate | None]]) -> dict[str, dict[str, Any]]:
+    return {name: {m: e and asdict(e) for m, e in held.items()} for name, held in lines.items()}
+
+
+def _failures(failed: dict[str, str]) -> list[dict[str, str]]:
+    for run, reason in failed.items():
+        _progress(f"failed  {run}: {reason}")
+    return [{"run": run, "reason": reason} for run, reason in failed.items()]
+
+
+def _say(args: argparse.Namespace, text: str) -> None:
+    if not args.json:
+        Console(highlight=False).print(Text(text), soft_wrap=True)
+
+
+def _progress(text: str) -> None:
+    Console(stderr=True, highlight=False).print(Text(text), soft_wrap=True)

@@ -19,38 +19,27 @@ from rich.text import Text
 from solo_ext.core.errors import UserError
 
 _NUMBERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID")
-Command = Callable[[argparse.Namespace], Any]
-
-
-class _NotWritten(UserError):
-    """The result was shown but could not be written to its file.
-
-    Args:
-        message: why, and what to do.
-        document: what ``--json`` prints.
-    """
-
-    def __init__(self, message: str, document: Any) -> None:
-        self.document = document
-        super().__init__(message)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Dispatches a parsed command line."""
-    if not getattr(args, "json", False):
-        return _exit_code(_COMMANDS[args.command](args))
-    failure = None
-    # Standard output holds only the document; what Lightning or a method prints goes to stderr.
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            document = _COMMANDS[args.command](args)
-        except _NotWritten as error:
-            failure, document = error, error.document
-    if _first_process():
+    """Runs a parsed command line.
+
+    Returns:
+        0, or 1 if a part of the work failed; the other parts were done.
+
+    Raises:
+        UserError: the command cannot run, or its result was shown but could not be written.
+    """
+    # With --json standard output holds only the document; what Lightning prints goes to stderr.
+    with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
+        document = _COMMANDS[args.command](args)
+    if args.json and _first_process():
         print(json.dumps(document, indent=1))
-    if failure is not None:
-        raise failure
-    return _exit_code(document)
+    if not isinstance(document, dict):
+        return 0
+    if "not_written" in document:
+        raise UserError(document["not_written"])
+    return 1 if document.get("failed") else 0
 
 
 def _first_process() -> bool:
@@ -62,13 +51,9 @@ def _first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in _NUMBERS)
 
 
-def _exit_code(document: Any) -> int:
-    """1 if a part of the work failed; the other parts were done."""
-    return 1 if isinstance(document, dict) and document.get("failed") else 0
-
-
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True, markup=False)
+def _say(args: argparse.Namespace, line: str) -> None:
+    if not args.json:
+        Console(highlight=False, soft_wrap=True, markup=False).print(line)
 
 
 def _show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> None:
@@ -79,18 +64,14 @@ def _show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> N
     if len(rows) == 1:
         # One row of many numbers is wider than a terminal, so show it as a column.
         for key, value in rows[0].items():
-            table.add_row(Text(_words(key)), Text(_cell(value)))
+            table.add_row(Text(key.replace("_", " ")), Text(_cell(value)))
     else:
         for key in rows[0]:
             # Never cut a name: configs have to spell it exactly.
-            table.add_column(Text(_words(key)), no_wrap=key == "name")
+            table.add_column(Text(key.replace("_", " ")), no_wrap=key == "name")
         for row in rows:
             table.add_row(*(Text(_cell(v)) for v in row.values()))
     Console().print(table)
-
-
-def _words(key: str) -> str:
-    return key.replace("_", " ")
 
 
 def _cell(value: Any) -> str:
@@ -135,7 +116,7 @@ def _doctor(args: argparse.Namespace) -> Any:
 
     found = diagnose()
     if not args.json:
-        show(found, _console())
+        show(found, Console(highlight=False, soft_wrap=True, markup=False))
     return found
 
 
@@ -164,14 +145,11 @@ def _pretrain(args: argparse.Namespace) -> Any:
         prepared = prepare(compose(args.config_name, args.overrides, folder))
         run_dir = Path(args.run_dir) if args.run_dir else None
         result = pretrain(prepared, run_dir=run_dir, force=args.force)
-    if not args.json and _first_process():
-        console = _console()
-        console.print(f"run directory  {result.run_dir}")
-        console.print(
-            f"{result.epochs} epochs, {result.seconds:.1f} s, "
-            f"{result.images_per_second:.0f} images/s"
-        )
-        console.print(f"next           solo-ext eval knn {result.run_dir}")
+    if _first_process():
+        speed = f"{result.seconds:.1f} s, {result.images_per_second:.0f} images/s"
+        _say(args, f"run directory  {result.run_dir}")
+        _say(args, f"{result.epochs} epochs, {speed}")
+        _say(args, f"next           solo-ext eval knn {result.run_dir}")
     return {k: str(v) if isinstance(v, Path) else v for k, v in vars(result).items()}
 
 
@@ -184,6 +162,7 @@ def _eval(args: argparse.Namespace) -> Any:
 
     settings = OmegaConf.create({})
     apply_overrides(settings, parse(args.overrides))
+    plain: Any = OmegaConf.to_container(settings)
     console = Console(stderr=True)
     bar = Bar(console=console, transient=True)
     tasks: dict[str, Any] = {}
@@ -197,20 +176,21 @@ def _eval(args: argparse.Namespace) -> Any:
             tasks[split] = bar.add_task(split, total=total)
         bar.update(tasks[split], completed=done)
 
-    plain: Any = OmegaConf.to_container(settings)
-    suite = args.protocol == SUITE
     try:
-        if suite:
+        if args.protocol == SUITE:
             record = evaluate_suite(args.run, plain, progress)
         else:
             record = evaluate(args.run, args.protocol, plain, progress)
     finally:
         if tasks:
             bar.stop()
-    return _show_suite(args, record) if suite else _keep_record(args, record)
+    epoch = "" if record["epoch"] is None else f", epoch {record['epoch']}"
+    title = f"{args.protocol}: {record['method'] or record['run']}{epoch}"
+    show = _show_suite if args.protocol == SUITE else _keep_record
+    return show(args, title, record)
 
 
-def _show_suite(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
+def _show_suite(args: argparse.Namespace, title: str, record: dict[str, Any]) -> dict[str, Any]:
     from solo_ext.lab.evaluation.suite import PAGE
 
     rows = [
@@ -223,35 +203,26 @@ def _show_suite(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, A
         for entry in record["entries"]
     ]
     if rows:
-        _show(args, _title("suite", record), rows)
-        if not args.json:
-            _console().print(f"report  {Path(record['folder']) / PAGE}")
+        _show(args, title, rows)
+        _say(args, f"report  {Path(record['folder']) / PAGE}")
     return record
 
 
-def _keep_record(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
+def _keep_record(args: argparse.Namespace, title: str, record: dict[str, Any]) -> dict[str, Any]:
     from solo_ext.core.files import write_text
 
     if not record["results"]:
         # This process only helped to extract features.
         return record
-    _show(args, _title(args.protocol, record), record["results"])
+    _show(args, title, record["results"])
     folder = Path(record["folder"])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / f"eval_{args.protocol}.json", json.dumps(record, indent=1))
     except OSError as error:
-        raise _NotWritten(
-            f"the record was not written to {str(folder)!r}: {error}; the numbers are those shown, "
-            "out=FOLDER names another place",
-            record,
-        ) from error
+        why = f"the record was not written to {str(folder)!r}: {error}; the numbers are those shown"
+        return {**record, "not_written": f"{why}, out=FOLDER names another place"}
     return record
-
-
-def _title(what: str, record: dict[str, Any]) -> str:
-    epoch = "" if record["epoch"] is None else f", epoch {record['epoch']}"
-    return f"{what}: {record['method'] or record['run']}{epoch}"
 
 
 def _export(args: argparse.Namespace) -> Any:
@@ -259,15 +230,12 @@ def _export(args: argparse.Namespace) -> Any:
 
     done = export(Path(args.run), args.format, Path(args.out) if args.out else None)
     about = done.metadata
-    if not args.json:
-        size = about.input_size
-        console = _console()
-        console.print(f"written   {done.out}")
-        console.print(
-            f"backbone  {about.backbone.name}, {about.features_dim} features of images of "
-            f"{size} x {size}"
-        )
-        console.print(f"load      {done.load}")
+    size = f"{about.input_size} x {about.input_size}"
+    _say(args, f"written   {done.out}")
+    _say(
+        args, f"backbone  {about.backbone.name}, {about.features_dim} features of images of {size}"
+    )
+    _say(args, f"load      {done.load}")
     return {
         "format": args.format,
         "out": str(done.out),
@@ -278,18 +246,18 @@ def _export(args: argparse.Namespace) -> Any:
 
 
 def _demo(args: argparse.Namespace) -> Any:
-    from solo_ext.lab.cli.demo import run_demo
+    from solo_ext.lab.cli.benchmark import demo
 
-    return run_demo(Path(args.out), epochs=args.epochs, quiet=args.json)
+    return demo(args)
 
 
 def _benchmark(args: argparse.Namespace) -> Any:
-    from solo_ext.lab.cli.benchmark import run_command
+    from solo_ext.lab.cli.benchmark import benchmark
 
-    return run_command(args)
+    return benchmark(args)
 
 
-_COMMANDS: dict[str, Command] = {
+_COMMANDS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "benchmark": _benchmark,
     "demo": _demo,
     "methods": _methods,

@@ -3,57 +3,80 @@
 from __future__ import annotations
 
 import platform
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from typing import Any
 
+from packaging.requirements import Requirement
 from rich.console import Console
 
 from solo_ext import __version__
 from solo_ext.core.errors import UserError
-from solo_ext.data.dali import INSTALL, nvidia_dali
+from solo_ext.data.dali import INSTALL
 from solo_ext.host import detect, load
 from solo_ext.host.patches import PATCHES
-from solo_ext.lab.cli.advisories import ADVISORIES, known_bad
 from solo_ext.lab.training.run_dir import PACKAGES, package_version
 
 _EXTRAS = {
-    "faiss": ("faiss", "k-means by faiss", "pip install 'solo-ext[faiss]'"),
-    "flash-kmeans": (
-        "flash_kmeans",
-        "k-means on one CUDA device",
-        "pip install 'solo-ext[flash-kmeans]'",
-    ),
-    "dali": (
-        "nvidia.dali",
-        "data.format: dali",
-        INSTALL,
-    ),
-    "h5": ("h5py", "data.format: h5", "pip install 'solo-ext[h5]'"),
-    "hf": ("datasets", "data.format: huggingface", "pip install 'solo-ext[hf]'"),
-    "tensorboard": (
-        "tensorboard",
-        "loggers: [tensorboard]",
-        "pip install 'solo-ext[tensorboard]'",
-    ),
-    "wandb": ("wandb", "wandb.enabled: true", "pip install wandb"),
+    "faiss": ("faiss", "k-means by faiss"),
+    "flash-kmeans": ("flash_kmeans", "k-means on one CUDA device"),
+    "dali": ("nvidia.dali", "data.format: dali"),
+    "h5": ("h5py", "data.format: h5"),
+    "hf": ("datasets", "data.format: huggingface"),
+    "tensorboard": ("tensorboard", "loggers: [tensorboard]"),
+    "wandb": ("wandb", "wandb.enabled: true"),
 }
+"""Modules that are imported where a setting asks for them."""
+_GET = {"dali": INSTALL, "wandb": "pip install wandb"}
 
 
 def diagnose() -> dict[str, Any]:
     """Examines the installation; a missing solo-learn is a finding and not an error."""
-    found: dict[str, Any] = {
+    import torch
+
+    try:
+        requirements = requires("solo-ext") or []
+    except PackageNotFoundError:
+        # The package is used from a checkout that is not installed.
+        requirements = []
+    return {
         "solo_ext": __version__,
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},
-        "known_bad": known_bad({a.package: package_version(a.package) for a in ADVISORIES}),
+        "unmet": unmet(requirements),
         "host": _host(),
-        "devices": _devices(),
-        "extras": {},
+        "devices": {
+            "cuda_build": torch.version.cuda,
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
+        "extras": {
+            name: {
+                "installed": _importable(module),
+                "for": purpose,
+                "get": _GET.get(name, f"pip install 'solo-ext[{name}]'"),
+            }
+            for name, (module, purpose) in _EXTRAS.items()
+        },
     }
-    for name, (module, purpose, remedy) in _EXTRAS.items():
-        there = _importable(module)
-        found["extras"][name] = {"installed": there, "for": purpose, "get": remedy}
-    found["extras"]["dali"] |= _dali() if found["extras"]["dali"]["installed"] else {}
+
+
+def unmet(requirements: list[str]) -> list[str]:
+    """Requirements that the installed versions do not meet, one line each.
+
+    Several of the lowest versions are the first without a known defect (docs/security.md).
+
+    >>> unmet(["pytest<1"])[0].partition(":")[2]
+    " not pytest<1; pip install --upgrade 'pytest<1'"
+    """
+    found = []
+    for wanted in map(Requirement, requirements):
+        held = package_version(wanted.name)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        if held is None or not wanted.specifier.contains(held, prereleases=True):
+            asked = f"{wanted.name}{wanted.specifier}"
+            state = held or "is missing"
+            found.append(f"{wanted.name} {state}: not {asked}; pip install --upgrade '{asked}'")
     return found
 
 
@@ -71,17 +94,13 @@ def show(found: dict[str, Any], console: Console) -> None:
         console.print(f"             patched: {', '.join(host['patches'])}")
     versions = (f"{k} {v or 'MISSING'}" for k, v in found["packages"].items())
     console.print(f"packages     {', '.join(versions)}")
-    for line in found["known_bad"]:
+    for line in found["unmet"]:
         console.print(f"DANGER       {line}", style="bold")
     devices = found["devices"]
     gpus = ", ".join(devices["gpus"]) or "none found; training runs on the CPU"
     console.print(f"GPU          {gpus}; torch built for CUDA {devices['cuda_build']}")
     for name, extra in found["extras"].items():
         state = "installed" if extra["installed"] else f"not installed: {extra['get']}"
-        if "error" in extra:
-            state = f"cannot be imported: {extra['error']}"
-        elif "version" in extra:
-            state = f"{extra['version']}, dali.device: {' or '.join(extra['devices'])}"
         console.print(f"{name:<12} {state} ({extra['for']})")
 
 
@@ -98,26 +117,6 @@ def _host() -> dict[str, Any]:
         "path": str(info.path),
         "patches": [p.name for p in PATCHES.values() if p.undo],
     }
-
-
-def _devices() -> dict[str, Any]:
-    import torch
-
-    return {
-        "cuda_build": torch.version.cuda,
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-    }
-
-
-def _dali() -> dict[str, Any]:
-    """Version of DALI, and where its pipelines can run."""
-    import torch
-
-    try:
-        version = nvidia_dali().__version__
-    except (ImportError, OSError) as error:
-        return {"error": str(error).splitlines()[0]}
-    return {"version": version, "devices": ["cpu", *["gpu"] * torch.cuda.is_available()]}
 
 
 def _importable(module: str) -> bool:

@@ -48,13 +48,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         choices = [str(c) for a in self._actions if a.choices for c in a.choices]
-        if "invalid choice" in message:
-            given = message.partition("invalid choice: '")[2].partition("'")[0]
-            kind = "protocol" if self._subparsers is None else "command"
-            # The option's name in the message tells what kind of value it takes.
-            kind = "format" if message.startswith("argument --format") else kind
-            kind = "launcher" if message.startswith("argument --launcher") else kind
-            message = f"unknown {kind} {given!r}; {nearest(given, choices)}"
+        if wrong := re.match(r"argument (?:--)?(\w+): invalid choice: '(.*?)'", message):
+            kind, given = wrong.groups()
+            message = f"unknown {kind.lower()} {given!r}; {nearest(given, choices)}"
         elif "arguments are required: COMMAND" in message:
             message = f"a command is missing; allowed: {', '.join(sorted(choices))}"
         elif "arguments are required" in message:
@@ -75,20 +71,24 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"solo-ext {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    demo = commands.add_parser("demo", help="what a teacher adds, on digits, in minutes; a report")
+    def command(parent: Any, name: str, text: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = parent.add_parser(name, help=text)
+        made.add_argument("--json", action="store_true", help="print one JSON document")
+        return made
+
+    demo = command(commands, "demo", "what a teacher adds, on digits, in minutes; a report")
     demo.add_argument("--out", default="solo-ext-demo", help="folder of runs and report")
-    demo.add_argument("--epochs", type=_positive, default=None, help="epochs of each run")
-    demo.add_argument("--json", action="store_true", help="print one JSON document")
+    demo.add_argument("--epochs", type=_positive, help="epochs of each run")
 
-    for name, text in (
-        ("methods", "methods that a config can name"),
-        ("losses", "losses of the plugin"),
-        ("doctor", "which solo-learn, versions, devices; what is missing and how to get it"),
-    ):
-        listing = commands.add_parser(name, help=text)
-        listing.add_argument("--json", action="store_true", help="print one JSON document")
+    command(commands, "methods", "methods that a config can name")
+    command(commands, "losses", "losses of the plugin")
+    command(
+        commands,
+        "doctor",
+        "which solo-learn, versions, devices; what is missing and how to get it",
+    )
 
-    pretrain = commands.add_parser("pretrain", help="pretrain a method")
+    pretrain = command(commands, "pretrain", "pretrain a method")
     source = pretrain.add_mutually_exclusive_group(required=True)
     source.add_argument("--config-name", help="<dataset>/<method>, or a file in --config-path")
     source.add_argument("--resume", metavar="RUN_DIR", help="go on with a run")
@@ -97,22 +97,28 @@ def build_parser() -> argparse.ArgumentParser:
     pretrain.add_argument(
         "--force", action="store_true", help="go on from a checkpoint of other settings or images"
     )
-    pretrain.add_argument("--json", action="store_true", help="print one JSON document")
     pretrain.add_argument("overrides", nargs="*", metavar="key=value")
 
-    evaluate = commands.add_parser("eval", help="evaluate a run directory or a checkpoint")
+    evaluate = command(commands, "eval", "evaluate a run directory or a checkpoint")
     # No `choices`: listing the protocols would import them for every command.
     evaluate.add_argument("protocol", metavar="PROTOCOL", help="knn, linear, ..., or suite")
     evaluate.add_argument(
         "run", metavar="RUN_DIR", help="a run directory, a checkpoint, timm/<model> or pixels"
     )
     evaluate.add_argument("overrides", nargs="*", metavar="key=value")
-    evaluate.add_argument("--json", action="store_true", help="print one JSON document")
 
     benchmark = commands.add_parser("benchmark", help="compare methods over data sets and seeds")
-    _add_benchmark(benchmark)
+    actions = benchmark.add_subparsers(dest="action", metavar="COMMAND", required=True)
+    for name, text in (
+        ("run", "run what a benchmark lacks"),
+        ("tune", "choose settings on held-out training images"),
+    ):
+        _add_run_words(command(actions, name, text))
+    report = command(actions, "report", "tables and a page of records")
+    report.add_argument("records", metavar="RECORDS", help="folder of records")
+    report.add_argument("--out", help="folder of the report; RECORDS if left out")
 
-    export = commands.add_parser("export", help="write the backbone of a run for use elsewhere")
+    export = command(commands, "export", "write the backbone of a run for use elsewhere")
     export.add_argument("run", metavar="RUN_DIR")
     export.add_argument(
         "--format",
@@ -123,33 +129,18 @@ def build_parser() -> argparse.ArgumentParser:
         "torchvision's detection models and mmdetection, or for detectron2",
     )
     export.add_argument("--out", help="the folder or file; without it, in the run directory")
-    export.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
 
 
-def _add_benchmark(parser: argparse.ArgumentParser) -> None:
-    """Adds ``run``, ``tune`` and ``report``."""
-    actions = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
-    _add_run_words(actions.add_parser("run", help="run what a benchmark lacks"))
-    tune = actions.add_parser("tune", help="choose settings on held-out training images")
-    _add_run_words(tune)
-
-    report = actions.add_parser("report", help="tables and a page of records")
-    report.add_argument("records", nargs="+", metavar="RECORDS", help="folders of records")
-    report.add_argument("--out", help="folder of the report; the first RECORDS by default")
-    report.add_argument("--json", action="store_true", help="print one JSON document")
-
-
 def _add_run_words(parser: argparse.ArgumentParser) -> None:
-    """Adds the words that ``run`` and ``tune`` share."""
     parser.add_argument("config", metavar="CONFIG", help="digits, cifar10-cpu, ..., or a YAML file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the benchmark")
     parser.add_argument(
         "--out", help="folder of records and runs; benchmark_runs/CONFIG if left out"
     )
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
-    parser.add_argument("--parallel", type=int, help="runs at once; as many as fit if left out")
-    parser.add_argument("--devices", type=int, default=1, help="devices of one run")
+    parser.add_argument("--parallel", type=_positive, help="runs at once; one per GPU or core")
+    parser.add_argument("--devices", type=_positive, default=1, help="devices of one run")
     parser.add_argument(
         "--launcher",
         default="local",
@@ -165,7 +156,6 @@ def _add_run_words(parser: argparse.ArgumentParser) -> None:
         help="for submitit, such as slurm_partition=gpu timeout_min=600",
     )
     parser.add_argument("--dry-run", action="store_true", help="list the runs, start none")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

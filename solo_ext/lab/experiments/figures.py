@@ -1,19 +1,25 @@
-"""The charts of one data set and budget, drawn with matplotlib."""
+"""The charts of one data set and budget, drawn with matplotlib.
+
+All of them are as wide, so that their text is of one size, also on a phone.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from solo_ext.lab.experiments.results import Place, Results
-from solo_ext.lab.experiments.statistics import estimate
-from solo_ext.lab.experiments.tables import WHOSE, counted
+from solo_ext.lab.experiments.statistics import estimate, mean_of
+from solo_ext.lab.experiments.tables import WHOSE
 from solo_ext.lab.pages import Figure, chart_style, colour, figure_svg
 
 MOST_LINES = 8
+_WIDTH, _HEIGHT, _LINE = 4.5, 2.8, 0.22
 _KINDS = {"plugin": "plugin", "host": "host", "baseline": "baseline", "teacher": "purple"}
 _LINES = ("ink", "plugin", "orange", "green", "purple", "brown", "teal", "violet")
 """Colours of curves; the first is for the row that others are compared with."""
@@ -31,68 +37,60 @@ def score_figures(results: Results, place: Place) -> list[Figure]:
         if not held:
             continue
         with chart_style():
-            drawing = Drawing(figsize=(7, 1 + 0.28 * len(held)))
+            drawing = Drawing(figsize=(_WIDTH, 1.3 + 0.4 * len(held)))
             axes = drawing.subplots()
             axes.grid(axis="x")
-            named: set[str] = set()
             for height, (row, values) in enumerate(held.items()):
-                kind = results.kind(place, row)
+                drawn = colour(_KINDS[results.kind(place, row)])
                 found = estimate(values)
                 assert found is not None
-                axes.plot(values, [height] * len(values), "o", ms=4, alpha=0.35, color=_of(kind))
-                axes.errorbar(
-                    found.mean,
-                    height,
-                    xerr=found.deviation,
-                    fmt="o",
-                    color=_of(kind),
-                    label=None if kind in named else WHOSE[kind],
-                )
-                named.add(kind)
-            axes.set_yticks(range(len(held)), [_short(results.label(row)) for row in held])
+                axes.plot(values, [height] * len(values), "o", ms=4, alpha=0.35, color=drawn)
+                axes.errorbar(found.mean, height, xerr=found.deviation, fmt="o", color=drawn)
+            names = [textwrap.fill(results.label(row), 18, max_lines=2) for row in held]
+            axes.set_yticks(range(len(held)), names)
             axes.invert_yaxis()
             axes.set_xlabel(_short(measure))
-            drawing.legend(loc="outside upper center", ncols=len(named))
+            kinds = dict.fromkeys(results.kind(place, row) for row in held)
+            handles = [
+                Line2D([], [], marker="o", ls="", color=colour(_KINDS[kind]), label=WHOSE[kind])
+                for kind in kinds
+            ]
+            drawing.legend(handles=handles, loc="outside upper center", ncols=2)
             figures.append(Figure(f"{measure}: mean, deviation and seeds", figure_svg(drawing)))
     return figures
 
 
 def curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
-    """For each family of rows, the score over epochs and over seconds of training."""
+    """For each family of rows, the score over epochs, and over seconds of training."""
     drawn = [row for row in results.rows(place) if results.curve(place, row, measure)]
     levels = {
         row: found.mean
         for row in results.rows(place)
         if results.kind(place, row) == "baseline"
-        and (found := estimate(list(results.scores(place, row, measure).values()))) is not None
+        and (found := mean_of(results, place, row, measure)) is not None
     }
     figures = []
     for family in families(results, drawn):
-        with chart_style():
-            drawing = Drawing(figsize=(9, 4.2))
-            by_epoch, by_seconds = drawing.subplots(1, 2, sharey=True)
-            for row, name in zip(family, _LINES, strict=False):
-                points = results.curve(place, row, measure)
-                seeds = counted(results.curve_seeds(place, row, measure), "seed", "seeds")
-                label = f"{_short(results.label(row))}, {seeds}"
-                scores = [point.score for point in points]
-                for axes, xs in (
-                    (by_epoch, [point.epoch for point in points]),
-                    (by_seconds, [point.seconds for point in points]),
-                ):
+        for column, over in enumerate(("epochs", "seconds of training")):
+            with chart_style():
+                drawing, axes = _chart(legend=len(family) + len(levels))
+                for row, name in zip(family, _LINES, strict=False):
+                    points = results.curve(place, row, measure)
                     # A curve of one point needs a marker to be visible.
-                    marker = "o" if len(points) == 1 else ""
-                    axes.plot(xs, scores, marker=marker, color=colour(name), label=label)
-            for (row, level), dashes in zip(levels.items(), ("--", ":"), strict=False):
-                for axes in (by_epoch, by_seconds):
+                    axes.plot(
+                        [point[column] for point in points],
+                        [score for *_, score in points],
+                        marker="o" if len(points) == 1 else "",
+                        color=colour(name),
+                        label=_short(results.label(row)),
+                    )
+                for (row, level), dashes in zip(levels.items(), ("--", ":"), strict=False):
                     label = _short(results.label(row))
                     axes.axhline(level, color=colour("soft"), ls=dashes, lw=1, label=label)
-            by_epoch.xaxis.set_major_locator(MaxNLocator(integer=True))
-            by_epoch.set(xlabel="epochs", ylabel=_short(measure))
-            by_seconds.set(xlabel="seconds of training")
-            handles, labels = by_epoch.get_legend_handles_labels()
-            drawing.legend(handles, labels, loc="outside lower center", ncols=3)
-            figures.append(Figure(_title(results, family), figure_svg(drawing)))
+                axes.set(xlabel=over, ylabel=_short(measure))
+                drawing.legend(loc="outside lower center")
+                names = ", ".join(results.label(row) for row in family)
+                figures.append(Figure(f"{names}: over {over}", figure_svg(drawing)))
     return figures
 
 
@@ -104,12 +102,10 @@ def loss_figures(results: Results, place: Place) -> list[Figure]:
         if not losses:
             continue
         with chart_style():
-            drawing = Drawing(figsize=(4.5, 2.8))
-            axes: Axes = drawing.subplots()
+            drawing, axes = _chart()
             for (name, points), line in zip(losses, _LINES, strict=False):
                 epochs, values = zip(*points, strict=True)
                 axes.plot(epochs, values, color=colour(line), label=_short(name))
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set(xlabel="epochs", ylabel="loss")
             axes.legend()
             figures.append(Figure(results.label(row), figure_svg(drawing)))
@@ -117,34 +113,25 @@ def loss_figures(results: Results, place: Place) -> list[Figure]:
 
 
 def families(results: Results, rows: Sequence[str]) -> list[list[str]]:
-    """Rows that share a chart, at most eight: a base first, then the rows compared with it.
-
-    A chart is left out if another one shows all its rows; rows without comparisons share charts.
-    """
-    found: list[list[str]] = []
-    for base in rows:
-        compared = [row for row in rows if base in results.settings.rows[row].bases]
-        found += [[base, *some] for some in _chunks(compared, MOST_LINES - 1)]
-    kept = [one for one in found if not any(set(one) < set(other) for other in found)]
-    shown = {row for family in kept for row in family}
-    return kept + _chunks([row for row in rows if row not in shown], MOST_LINES)
-
-
-def _chunks(rows: Sequence[str], size: int) -> list[list[str]]:
-    return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
+    """Rows that share a chart: each base with the rows compared with it, and all the others."""
+    bases = {row: [r for r in rows if row in results.settings.rows[r].bases] for row in rows}
+    found = [[base, *compared] for base, compared in bases.items() if compared]
+    shown = {row for family in found for row in family}
+    found.append([row for row in rows if row not in shown])
+    return [
+        family[start : start + MOST_LINES]
+        for family in found
+        for start in range(0, len(family), MOST_LINES)
+    ]
 
 
-def _title(results: Results, family: Sequence[str]) -> str:
-    first, *others = family
-    if any(first in results.settings.rows[row].bases for row in others):
-        return f"Rows compared with {results.label(first)}"
-    return ", ".join(results.label(row) for row in family)
-
-
-def _of(kind: str) -> str:
-    return colour(_KINDS[kind])
+def _chart(legend: int = 0) -> tuple[Drawing, Axes]:
+    """Axes over epochs or seconds, with room for a legend of some lines below."""
+    drawing = Drawing(figsize=(_WIDTH, _HEIGHT + _LINE * legend))
+    axes = drawing.subplots()
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    return drawing, axes
 
 
 def _short(text: str) -> str:
-    """Shortens a name so that it fits beside an axis."""
     return text if len(text) <= 32 else f"{text[:31]}…"

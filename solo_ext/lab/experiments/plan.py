@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +15,26 @@ from solo_ext import host
 from solo_ext.config.check import check_run
 from solo_ext.config.compose import compose
 from solo_ext.config.schema import Images
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import names_fingerprint, open_images
 from solo_ext.lab.experiments.records import Kind
-from solo_ext.lab.experiments.settings import BenchmarkSettings, Row
+from solo_ext.lab.experiments.settings import BenchmarkSettings, Row, check_rows
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One cell of the grid.
+    """One cell of the grid; key, kind and evaluation are as in its record.
 
     Attributes:
-        key: digest of what decides the numbers, see
-            :class:`~solo_ext.lab.experiments.records.Record`.
-        benchmark: title of the settings.
-        dataset: folder of configs.
-        budget: name in the settings.
-        row: name in the settings.
-        kind: ``plugin``, ``host``, ``baseline`` or ``teacher``.
-        seed: of the run.
         config: composed, not yet checked; ``teacher.path`` is set when the run is started.
         baseline: name of a baseline that is evaluated instead of training.
-        evaluation: settings of the suite, by protocol.
         threads: CPU threads.
         teacher: name of the run directory of its teacher, or ``None``.
     """
 
     key: str
-    benchmark: str
     dataset: str
     budget: str
     row: str
@@ -61,17 +51,11 @@ class PlannedRun:
         """Name of its run directory."""
         return "-".join((self.dataset, self.budget, self.row, str(self.seed), self.key))
 
-    def to_json(self) -> str:
-        """JSON for the process that does the run."""
-        return json.dumps(asdict(self), indent=1)
-
 
 def make_plan(
-    settings: BenchmarkSettings,
-    rows: Sequence[str] | None = None,
-    devices: int = 1,
+    settings: BenchmarkSettings, rows: Sequence[str] | None = None, devices: int = 1
 ) -> list[PlannedRun]:
-    """Plans all runs, one seed of everything before the next; starts nothing.
+    """Plans all runs, teachers first and then one seed of everything after the other.
 
     Args:
         settings: the benchmark.
@@ -79,13 +63,10 @@ def make_plan(
         devices: number of devices per run; they share its batch.
 
     Raises:
-        ConfigError: an unknown row, two equal rows, a score that the evaluation does not give, or
-            an invalid config.
+        ConfigError: an unknown row, two equal rows, or an invalid config.
     """
     names = list(rows if rows is not None else settings.default_rows or settings.rows)
-    for name in names:
-        if name not in settings.rows:
-            raise ConfigError("--rows", name, "no such row", nearest(name, settings.rows, show=40))
+    check_rows(settings, "--rows", names)
     found: list[PlannedRun] = []
     trains = any(settings.rows[name].baseline is None for name in names)
     for dataset in settings.datasets:
@@ -122,28 +103,23 @@ def _runs(
     config = _composed(settings, dataset, row, of_all)
     if devices > 1:
         _share_batch(config, devices)
-    seeds = settings.seeds
     kind: Kind = "plugin"
     if row.baseline is not None:
         kind = "baseline"
     elif name == settings.teacher:
-        kind, seeds = "teacher", [settings.teacher_seed]
+        kind = "teacher"
     elif config["method"] in BUILTIN_KWARGS:
         kind = "host"
     if "teacher" not in (config.get("method_kwargs") or {}):
         teacher = None
-    if teacher is None:
-        prepare(config)
-    else:
-        # The teacher of this row has not been trained yet.
-        check_run(config)
+    # The file of a teacher that has not been trained yet cannot be checked.
+    (check_run if teacher else prepare)(config)
     runs = []
-    for seed in seeds:
+    for seed in settings.seeds_of(name):
         given = copy.deepcopy(config) | {"seed": seed}
         runs.append(
             PlannedRun(
-                key=_key(given, row, settings, None if teacher is None else teacher.key),
-                benchmark=settings.title,
+                key=_key(given, row, settings, teacher.key if teacher else None),
                 dataset=dataset,
                 budget=budget,
                 row=name,
@@ -153,7 +129,7 @@ def _runs(
                 baseline=row.baseline,
                 evaluation=settings.evaluation,
                 threads=settings.threads,
-                teacher=None if teacher is None else teacher.folder,
+                teacher=teacher.folder if teacher else None,
             )
         )
     return runs

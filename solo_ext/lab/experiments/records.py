@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -23,18 +22,8 @@ RECORDS, SETTINGS, CLAIMS = "records.jsonl", "benchmark.yaml", "hypotheses.jsonl
 Kind = Literal["plugin", "host", "baseline", "teacher"]
 
 
-class Memory(TypedDict):
-    """Peaks of the training process in bytes; ``cuda`` is null on a CPU."""
-
-    resident: int
-    cuda: int | None
-
-
 class Curves(TypedDict):
-    """Measurements during training, one value for each entry of ``epochs`` (0: before training).
-
-    ``seconds`` are of training alone; ``scores`` have the same names as those of the record.
-    """
+    """Measurements during training, one value for each entry of ``epochs`` (0: before training)."""
 
     epochs: list[int]
     seconds: list[float]
@@ -48,24 +37,14 @@ class Record(TypedDict):
         key: digest of what decides the numbers: config, names and classes of the images,
             evaluation, threads, code of the host, and the key of the teacher's run; it does not
             include the plugin's own code.
-        config_digest: digest of the config alone, as in names of run directories.
-        dataset: folder of configs.
-        budget: name in the settings.
-        row: name in the settings.
-        kind: ``plugin``, ``host``, ``baseline`` or ``teacher``.
-        method: name in solo-learn's registry; null for raw pixels.
-        seed: of the run.
         config: the config that was run, with defaults filled in.
         evaluation: settings of the suite, by protocol; null: defaults.
-        threads: CPU threads.
         code: ``version``, and in a checkout ``commit`` and ``changed``.
         environment: as in a run directory: host, packages, processor, GPUs.
-        parts: number of processes that trained it in turn; more than 1 if it was resumed.
         epochs: number of epochs trained; 0 for baselines.
         images: number of training images.
-        seconds: of training, without evaluations; null for baselines.
-        images_per_second: over those seconds.
-        memory: null for baselines.
+        seconds: of training, without evaluations; null for baselines, as the next two.
+        memory: peaks of the training process in bytes: ``resident``, ``cuda``.
         scores: in percent (also NMI and the like), after the last epoch.
         curves: null without ``online_eval``.
         losses: mean of every loss over each epoch, by name; null where it was not finite.
@@ -73,32 +52,28 @@ class Record(TypedDict):
     """
 
     key: str
-    config_digest: str
-    benchmark: str
     dataset: str
     budget: str
     row: str
     kind: Kind
-    method: str | None
     seed: int
     config: dict[str, Any]
     evaluation: dict[str, Any]
     threads: int
     code: dict[str, Any]
     environment: dict[str, Any]
-    parts: NotRequired[int]
     epochs: int
     images: int
     seconds: float | None
     images_per_second: float | None
-    memory: Memory | None
+    memory: dict[str, int | None] | None
     scores: dict[str, float]
     curves: Curves | None
     losses: NotRequired[dict[str, list[float | None]]]
     finished: str
 
 
-_REQUIRED = Record.__annotations__.keys() - {"parts", "losses"}
+_REQUIRED = Record.__annotations__.keys() - {"losses"}
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -117,23 +92,27 @@ def read_records(folder: Path) -> list[Record]:
     lines = file.read_text().splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-            absent = _REQUIRED - record.keys()
-            if absent:
-                raise KeyError(min(absent))
-            found[record["key"]] = record
-        except (ValueError, KeyError, TypeError, AttributeError):
+            record = as_record(line)
+        except ValueError:
             if number == len(lines) and not line.endswith("\n"):
                 continue
             raise UserError(
                 f"{file}, line {number}: not a record of a run; remove the line"
             ) from None
+        found[record["key"]] = record
     return list(found.values())
 
 
-def append_records(folder: Path, records: Iterable[Record]) -> None:
-    """Appends lines; first removes an incomplete last line of a killed process."""
-    append_lines(folder / RECORDS, records)
+def as_record(text: str) -> Record:
+    """Reads one record.
+
+    Raises:
+        ValueError: the text is not JSON, or lacks a field.
+    """
+    record: Any = json.loads(text)
+    if not isinstance(record, dict) or not record.keys() >= _REQUIRED:
+        raise ValueError(text)
+    return record  # type: ignore[return-value]
 
 
 def code_version() -> dict[str, Any]:
@@ -162,10 +141,10 @@ def code_version() -> dict[str, Any]:
 def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
     """Appends a line for every hypothesis that is new or changed, before any run is started.
 
-    A line contains the name, a digest of what decides the verdict, the hypothesis and the time
-    (UTC, ISO 8601). The field ``note``, written afterwards, is not part of the digest.
+    A line has the name, a digest of what decides the verdict, the hypothesis and the time (UTC).
+    Its wording, its source and its ``note`` are not part of the digest.
     """
-    held = {line.get("name"): line.get("digest") for line in read_jsonl(folder / CLAIMS)}
+    known = times_written(settings, folder)
     written = datetime.now(UTC).isoformat(timespec="seconds")
     lines = [
         {
@@ -175,14 +154,14 @@ def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
             "written": written,
         }
         for name, hypothesis in settings.hypotheses.items()
-        if held.get(name) != _digest(hypothesis)
+        if name not in known
     ]
     if lines:
         append_lines(folder / CLAIMS, lines)
 
 
 def times_written(settings: BenchmarkSettings, folder: Path) -> dict[str, str]:
-    """When each hypothesis was last changed; those without a line are missing."""
+    """When each hypothesis was last changed; those that were never noted as they are have none."""
     last = {line.get("name"): line for line in read_jsonl(folder / CLAIMS)}
     return {
         name: str(last[name]["written"])

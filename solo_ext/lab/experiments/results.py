@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +12,6 @@ from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import UserError
 from solo_ext.lab.experiments.records import SETTINGS, Record, read_records, times_written
 from solo_ext.lab.experiments.settings import BenchmarkSettings, settings_of
-
-_OF_A_RUN = ("seed", "name", "path", "dir")
-"""Config keys with these endings may differ between the seeds of a row."""
 
 
 class Place(NamedTuple):
@@ -25,27 +21,15 @@ class Place(NamedTuple):
     budget: str
 
 
-class CurvePoint(NamedTuple):
-    """Mean over seeds of a score after some epochs, and of the seconds of training until then."""
-
-    epoch: int
-    seconds: float
-    score: float
-
-
 class Results:
     """Records by data set, budget, row and seed.
 
     Args:
         settings: the benchmark.
-        records: of its runs; records of other runs are left out.
+        records: of its runs; the sentences of ``left_out`` say which ones do not count.
         written: when each hypothesis was last changed; one without a time stays undecided.
 
     Attributes:
-        settings: of the benchmark.
-        records: those that the settings name, one for each place, row and seed.
-        written: as given.
-        left_out: what was left out and why, one sentence each.
         measures: names of scores in the order of the table.
     """
 
@@ -57,27 +41,44 @@ class Results:
     ) -> None:
         self.settings, self.written = settings, dict(written or {})
         self._held: dict[tuple[Place, str], dict[int, Record]] = {}
-        self._keep(records)
+        strange, replaced = [], []
+        for record in sorted(records, key=lambda r: r["finished"]):
+            place = Place(record["dataset"], record["budget"])
+            row, seed = record["row"], record["seed"]
+            known = place in self._named() and row in settings.rows
+            if not known or seed not in settings.seeds_of(row):
+                strange.append(f"{' '.join(place)} {row} {seed}")
+                continue
+            by_seed = self._held.setdefault((place, row), {})
+            if seed in by_seed:
+                replaced.append(f"{row} {seed}")
+            by_seed[seed] = record
+        self._held = {k: dict(sorted(v.items())) for k, v in self._held.items()}
+        self.left_out = []
+        if strange:
+            names = ", ".join(strange)
+            self.left_out.append(f"Left out, because the settings do not name them: {names}.")
+        if replaced:
+            names = ", ".join(replaced)
+            self.left_out.append(f"Left out, because a later run had other settings: {names}.")
         self.records = [r for by_seed in self._held.values() for r in by_seed.values()]
-        self.measures = settings.headline or self.all_measures()
+        self.measures = settings.headline or self._measured()
 
-    def all_measures(self) -> list[str]:
-        """Every score that a record has: the headline's first, then by protocol and name."""
-        found = {name for r in self.records for name in r["scores"]}
-        first = self.settings.headline or []
+    def _named(self) -> list[Place]:
+        return [Place(d, b) for d in self.settings.datasets for b in self.settings.budgets]
+
+    def _measured(self) -> list[str]:
+        """Every score that a record has, in the order of the protocols."""
+        found = sorted({name for r in self.records for name in r["scores"]})
         protocols = list(self.settings.evaluation)
-
-        def order(name: str) -> tuple[int, int, str]:
-            protocol = next((i for i, p in enumerate(protocols) if name.startswith(p)), 999)
-            return (first.index(name) if name in first else len(first), protocol, name)
-
-        return sorted(found, key=order)
+        return sorted(
+            found, key=lambda name: [not name.startswith(protocol) for protocol in protocols]
+        )
 
     def places(self, *, empty: bool = False) -> list[Place]:
         """Data sets and budgets that have records (or none), in the order of the settings."""
         held = {place for place, _ in self._held}
-        named = [Place(d, b) for d in self.settings.datasets for b in self.settings.budgets]
-        return [place for place in named if (place in held) != empty]
+        return [place for place in self._named() if (place in held) != empty]
 
     def title(self, place: Place) -> str:
         """The data set, and the budget if there is more than one."""
@@ -96,15 +97,6 @@ class Results:
         """``plugin``, ``host``, ``baseline`` or ``teacher``."""
         return next(iter(self.runs(place, row).values()))["kind"]
 
-    def ranked(self, place: Place) -> list[str]:
-        """Rows that are ranked: trained with the budget, and not a reference."""
-        return [
-            name
-            for name in self.rows(place)
-            if self.kind(place, name) in ("plugin", "host")
-            and not self.settings.rows[name].reference
-        ]
-
     def label(self, row: str) -> str:
         """Name of a row in tables."""
         return self.settings.rows[row].label or row
@@ -114,24 +106,45 @@ class Results:
         found = {s: r["scores"].get(measure) for s, r in self.runs(place, row).items()}
         return {s: v for s, v in found.items() if v is not None and math.isfinite(v)}
 
+    def best(self, place: Place, measure: str) -> list[str]:
+        """Rows with the highest mean of those with the most seeds; equal if printed alike.
+
+        Baselines and teachers are never the best.
+        """
+        found = {
+            row: list(self.scores(place, row, measure).values())
+            for row in self.rows(place)
+            if self.kind(place, row) in ("plugin", "host")
+        }
+        most = max(map(len, found.values()), default=0)
+        shown = {
+            row: f"{statistics.fmean(values):.2f}"
+            for row, values in found.items()
+            if values and len(values) == most
+        }
+        highest = max(shown.values(), key=float, default="")
+        return [row for row, text in shown.items() if text == highest]
+
     def missing(self, place: Place) -> dict[str, list[int]]:
         """Seeds of the settings without a record, by row."""
         found = {}
         expected = self.settings.default_rows
-        for name in self.settings.rows:
+        for name, row in self.settings.rows.items():
             held = self.runs(place, name)
             if not held and expected is not None and name not in expected:
                 continue
             # Raw pixels do not depend on the seed: one run stands for all.
-            if self.settings.rows[name].baseline == "raw-pixels" and held:
+            if row.baseline == "raw-pixels" and held:
                 continue
-            absent = [s for s in self._seeds(name) if s not in held]
-            if absent:
+            if absent := [s for s in self.settings.seeds_of(name) if s not in held]:
                 found[name] = absent
         return found
 
-    def curve(self, place: Place, row: str, measure: str) -> list[CurvePoint]:
-        """Mean over the seeds that have a curve, at the epochs that all of them measured."""
+    def curve(self, place: Place, row: str, measure: str) -> list[tuple[int, float, float]]:
+        """Epochs, seconds of training and score; means over the seeds that have a curve.
+
+        Only epochs that all of these seeds measured are points.
+        """
         held = [
             {
                 epoch: (seconds, score)
@@ -144,24 +157,11 @@ class Results:
             if (c := r["curves"]) is not None
         ]
         held = [points for points in held if points]
-        if not held:
-            return []
+        epochs = sorted(set.intersection(*map(set, held))) if held else []
         return [
-            CurvePoint(
-                epoch,
-                statistics.fmean(points[epoch][0] for points in held),
-                statistics.fmean(points[epoch][1] for points in held),
-            )
-            for epoch in sorted(set.intersection(*(set(points) for points in held)))
+            (e, statistics.fmean(p[e][0] for p in held), statistics.fmean(p[e][1] for p in held))
+            for e in epochs
         ]
-
-    def curve_seeds(self, place: Place, row: str, measure: str) -> int:
-        """Number of seeds that a curve averages."""
-        return sum(
-            any(v is not None and math.isfinite(v) for v in c["scores"].get(measure, ()))
-            for r in self.runs(place, row).values()
-            if (c := r["curves"]) is not None
-        )
 
     def losses(self, place: Place, row: str) -> dict[str, list[tuple[int, float]]]:
         """Mean over seeds of every loss, at the epochs (from 1) where all of them are finite."""
@@ -178,19 +178,6 @@ class Results:
                 found[name] = points
         return found
 
-    def differing(self, place: Place, row: str) -> list[str]:
-        """Keys of the config and the evaluation that differ between the seeds of a row."""
-        flat = [
-            dict(_flat({**_conditions(r), **r["config"]})) for r in self.runs(place, row).values()
-        ]
-        keys = sorted({key for config in flat for key in config})
-        return [
-            key
-            for key in keys
-            if not key.rpartition(".")[2].endswith(_OF_A_RUN)
-            and any(config.get(key) != flat[0].get(key) for config in flat)
-        ]
-
     def unlike(self, place: Place, row: str, base: str) -> list[str]:
         """Conditions that differ between two rows although a comparison needs them equal."""
         found = [_conditions(r) for name in (row, base) for r in self.runs(place, name).values()]
@@ -198,41 +185,15 @@ class Results:
             found = [{k: v for k, v in f.items() if k != "epochs"} for f in found]
         return [key for key in found[0] if any(f[key] != found[0][key] for f in found)]
 
-    def commits(self) -> list[str]:
-        """Commits of the plugin in the records; one with local changes counts separately."""
-        codes = [r["code"] for r in self.records]
-        return sorted({_commit(code) for code in codes})
-
-    def _seeds(self, row: str) -> list[int]:
-        if row == self.settings.teacher:
-            return [self.settings.teacher_seed]
-        return self.settings.seeds
-
-    def _keep(self, records: Iterable[Record]) -> None:
-        left_out: dict[str, Counter[str]] = defaultdict(Counter)
-        known: dict[str, Container[str]] = {
-            "row": self.settings.rows,
-            "dataset": self.settings.datasets,
-            "budget": self.settings.budgets,
-        }
-        for record in sorted(records, key=lambda r: r["finished"]):
-            place, row = Place(record["dataset"], record["budget"]), record["row"]
-            named = {"row": row, "dataset": place.dataset, "budget": place.budget}
-            strange = next((what for what in known if named[what] not in known[what]), None)
-            if strange is not None:
-                words = strange.replace("dataset", "data set")
-                left_out[f"the settings name no such {words}"][named[strange]] += 1
-            elif record["seed"] not in self._seeds(row):
-                left_out["of seeds that the settings do not name"][row] += 1
-            else:
-                by_seed = self._held.setdefault((place, row), {})
-                if record["seed"] in by_seed:
-                    left_out[
-                        "another run of the same row and seed finished later, with other settings"
-                    ][row] += 1
-                by_seed[record["seed"]] = record
-        self._held = {k: dict(sorted(v.items())) for k, v in self._held.items()}
-        self.left_out = [f"Left out, {why}: {_listed(counts)}." for why, counts in left_out.items()]
+    def differing(self, place: Place, row: str) -> list[str]:
+        """Sections of the config that differ between the seeds of a row."""
+        first, *others = (r["config"] for r in self.runs(place, row).values())
+        own = ("seed", "name", "checkpoint", "loggers", "wandb")
+        return [
+            key
+            for key in sorted({k for config in (first, *others) for k in config} - {*own})
+            if any(config.get(key) != first.get(key) for config in others)
+        ]
 
 
 def read_results(folder: Path) -> Results:
@@ -267,26 +228,3 @@ def _conditions(record: Record) -> dict[str, Any]:
         "images": record["images"],
         "epochs": record["epochs"],
     }
-
-
-def _commit(code: Mapping[str, Any]) -> str:
-    commit = str(code.get("commit", code["version"]))[:10]
-    return f"{commit} with changes" if code.get("changed") else commit
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(
-        f"{name} ({count} {'record' if count == 1 else 'records'})"
-        for name, count in sorted(counts.items())
-    )
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list) and any(isinstance(v, Mapping) for v in value):
-        for place, inner in enumerate(value):
-            yield from _flat(inner, f"{prefix}.{place}")
-    else:
-        yield prefix, value

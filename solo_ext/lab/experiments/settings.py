@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Lt, MinLen
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from solo_ext.config.check import validated
 from solo_ext.config.compose import apply_overrides, parse
@@ -17,41 +18,12 @@ from solo_ext.config.schema import Free, Seed
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.core.files import config_root, is_file
-from solo_ext.core.types import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Section,
-)
+from solo_ext.core.types import NonNegativeFloat, PositiveInt, Section
 from solo_ext.data.digits import add_resolvers
 
 Name = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", description="a name without spaces")
 ]
-
-
-class Row(Section):
-    """A row of the table.
-
-    Attributes:
-        config: name of a config in the data set's folder; a baseline has none.
-        changes: changes of its settings, ``key=value``.
-        bases: rows that it is compared with, seed by seed.
-        baseline: name of a baseline, instead of a config.
-        space: settings of this row that tuning may change, besides the shared space.
-        label: its name in tables.
-        reference: trained, but neither ranked nor the best of a table, because it sees labels or
-            more than the others do.
-    """
-
-    config: str | None = None
-    changes: list[str] = []
-    bases: list[Name] = []
-    baseline: Literal["random-backbone", "raw-pixels"] | None = None
-    space: dict[str, Dimension] = {}
-    label: str | None = None
-    reference: bool = False
 
 
 class Dimension(Section):
@@ -62,6 +34,32 @@ class Dimension(Section):
     high: float | None = None
     log: bool = False
 
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        low, high = self.low, self.high
+        ranged = low is not None and high is not None and low < high and (low > 0 or not self.log)
+        if self.choices is None and not ranged:
+            raise PydanticCustomError("range", "choices, or low < high, above 0 if log is true")
+        return self
+
+
+class Row(Section):
+    """A row of the table: a config of the data set's folder, or a baseline.
+
+    Attributes:
+        changes: changes of the config, ``key=value``.
+        bases: rows that it is compared with, seed by seed.
+        space: settings of this row that tuning may change, besides the shared space.
+        label: its name in tables.
+    """
+
+    config: str | None = None
+    changes: list[str] = []
+    bases: list[Name] = []
+    baseline: Literal["random-backbone", "raw-pixels"] | None = None
+    space: dict[str, Dimension] = {}
+    label: str | None = None
+
 
 class Tuning(Section):
     """How rows are tuned; every row gets the same number of trials.
@@ -71,16 +69,12 @@ class Tuning(Section):
         holdout: share of the training images that scores a trial.
         measure: name of the score, as in ``headline``.
         space: settings that may change in every row.
-        changes: changes of the settings in all trials.
-        seed: of the draws and of the trials' runs.
     """
 
     trials: PositiveInt = 8
     holdout: Annotated[float, Gt(0), Lt(1)] = 0.1
     measure: str = "knn"
     space: dict[str, Dimension] = {}
-    changes: list[str] = []
-    seed: Seed = 0
 
 
 class Hypothesis(Section):
@@ -89,10 +83,7 @@ class Hypothesis(Section):
     Attributes:
         claim: what is expected, in a sentence.
         source: paper, year, and where in it.
-        row: the row that is expected above (``direction: above``) or below ``base``, or not above
-            it (``not_above``).
-        base: the other row.
-        measure: the score.
+        row: the row that is expected above or below ``base`` in ``measure``, or not above it.
         margin: points above ``base`` that ``not_above`` still tolerates.
         seeds: least number of pairs for a verdict.
         note: explanation of the outcome, written afterwards.
@@ -109,51 +100,26 @@ class Hypothesis(Section):
     note: str = ""
 
 
-class Reported(Section):
-    """Which published numbers the report lists; every field must match exactly."""
-
-    dataset: str
-    backbone: str | None = None
-    epochs: PositiveInt | None = None
-
-
 class DatasetEntry(Section):
-    """One data set of a benchmark.
-
-    Attributes:
-        changes: changes of the settings of all its runs.
-        reported: published numbers to list after its tables; one selection or several.
-    """
+    """One data set, with changes of the settings of all its runs."""
 
     changes: list[str] = []
-    reported: list[Reported] = []
-
-    @field_validator("reported", mode="before")
-    @classmethod
-    def _one_is_a_list(cls, given: Any) -> Any:
-        return [given] if isinstance(given, dict) else given
 
 
 class BenchmarkSettings(Section):
     """A grid: data sets x budgets x rows x seeds.
 
     Attributes:
-        title: of the report.
-        about: a paragraph for the report.
+        title: of the report; ``about`` is its first paragraph.
         datasets: by folder of configs.
         budgets: changes of every run, by name.
-        seeds: seeds of the runs.
         rows: by name, in the order of the table.
         default_rows: rows that are run if none are named; null: all.
-        teacher: the row whose run (with its first seed) is the teacher of the others.
-        teacher_seed: its seed.
+        teacher: the row whose run, of seed 0, is the teacher of the others.
         evaluation: settings of ``solo-ext eval suite`` after the last epoch, by protocol; null
             means a protocol's defaults.
-        headline: scores in the order of the table; the first one ranks.
+        headline: scores in the order of the table; the curves show the first one.
         threads: CPU threads of a run; numbers on a CPU depend on it.
-        memory: gigabytes that a run is expected to need until one has been measured.
-        tuning: how the rows are tuned, if at all.
-        hypotheses: by a short name.
         config_path: folder of the user's own configs; null: the shipped ones.
     """
 
@@ -165,14 +131,16 @@ class BenchmarkSettings(Section):
     rows: Annotated[dict[Name, Row], MinLen(1)]
     default_rows: list[Name] | None = None
     teacher: Name | None = None
-    teacher_seed: NonNegativeInt = 0
     evaluation: Annotated[dict[str, Free | None], MinLen(1)] = {"knn": None, "linear": None}
     headline: list[str] | None = None
     threads: PositiveInt = 1
-    memory: PositiveFloat = 2.0
     tuning: Tuning | None = None
     hypotheses: dict[Name, Hypothesis] = {}
     config_path: str | None = None
+
+    def seeds_of(self, row: str) -> list[int]:
+        """Seeds of a row's runs; all students of a benchmark share one teacher."""
+        return [0] if row == self.teacher else self.seeds
 
 
 def shipped_benchmarks() -> list[str]:
@@ -186,10 +154,10 @@ def shipped_benchmarks() -> list[str]:
 
 
 def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSettings:
-    """Reads a shipped benchmark, or the user's own YAML file.
+    """Reads a shipped benchmark such as ``digits``, or the user's own YAML file.
 
     Args:
-        name: of a shipped benchmark such as ``digits``, or the path of a file.
+        name: of a shipped benchmark, or the path of a file.
         overrides: ``key=value`` in Hydra's grammar.
 
     Raises:
@@ -237,8 +205,6 @@ def checked_benchmark(given: Mapping[str, Any]) -> BenchmarkSettings:
             raise ConfigError(
                 f"rows.{name}", row.config, "a row has a config or a baseline", "give one of them"
             )
-    _check_rows(settings, "default_rows", settings.default_rows or [])
-    _check_rows(settings, "teacher", [settings.teacher] if settings.teacher else [])
     suite_settings(settings.evaluation)
     for measure in settings.headline or ():
         check_measure("headline", measure, settings)
@@ -255,15 +221,28 @@ def settings_of(given: Mapping[str, Any]) -> BenchmarkSettings:
     """Settings stored in a folder of records; their scores may be of protocols renamed since.
 
     Raises:
-        ConfigError: an unknown key, a value out of range, or a comparison with an unknown row.
+        ConfigError: an unknown key, a value out of range, or an unknown row.
     """
     settings = validated(BenchmarkSettings, given)
+    check_rows(settings, "default_rows", settings.default_rows or [])
+    check_rows(settings, "teacher", [settings.teacher] if settings.teacher else [])
     for name, row in settings.rows.items():
-        _check_rows(settings, f"rows.{name}.bases", row.bases)
+        check_rows(settings, f"rows.{name}.bases", row.bases)
     for name, claim in settings.hypotheses.items():
-        _check_rows(settings, f"hypotheses.{name}.row", [claim.row])
-        _check_rows(settings, f"hypotheses.{name}.base", [claim.base])
+        check_rows(settings, f"hypotheses.{name}.row", [claim.row])
+        check_rows(settings, f"hypotheses.{name}.base", [claim.base])
     return settings
+
+
+def check_rows(settings: BenchmarkSettings, key: str, names: Sequence[str]) -> None:
+    """Refuses the name of a row that does not exist.
+
+    Raises:
+        ConfigError: with ``key``; it lists the rows.
+    """
+    for name in names:
+        if name not in settings.rows:
+            raise ConfigError(key, name, "no such row", nearest(name, settings.rows, show=40))
 
 
 def check_measure(key: str, measure: str, settings: BenchmarkSettings) -> None:
@@ -301,9 +280,3 @@ def suite_settings(evaluation: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"benchmark: {str(error).splitlines()[0]}") from None
     read_suite_settings(given)
     return {str(k): v for k, v in given.items()}
-
-
-def _check_rows(settings: BenchmarkSettings, key: str, names: Sequence[str]) -> None:
-    for name in names:
-        if name not in settings.rows:
-            raise ConfigError(key, name, "no such row", nearest(name, settings.rows, show=40))

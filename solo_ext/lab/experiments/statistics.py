@@ -1,47 +1,37 @@
-"""Statistics over seeds: intervals, paired differences, ranks, several tests at once."""
+"""Statistics over seeds, and what they say for or against hypotheses."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
 
 import numpy as np
 from scipy import stats
 
+from solo_ext.lab.experiments.results import Place, Results
+from solo_ext.lab.experiments.settings import Hypothesis
+
 LEVEL = 0.95
+Answer = Literal["reproduced", "contradicted", "undecided"]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds.
-
-    Attributes:
-        mean: mean of the values.
-        deviation: of the sample, with n - 1; null for one value.
-        half: half the width of the mean's 95 % interval by Student's t; null for one value.
-        count: number of values.
-    """
+    """Mean and sample deviation over seeds, and the mean's 95 % interval; null for one value."""
 
     mean: float
     deviation: float | None
-    half: float | None
+    low: float | None
+    high: float | None
     count: int
-
-    @property
-    def low(self) -> float | None:
-        """Lower end of the interval."""
-        return None if self.half is None else self.mean - self.half
-
-    @property
-    def high(self) -> float | None:
-        """Upper end of the interval."""
-        return None if self.half is None else self.mean + self.half
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Mean, sample deviation and ``t(0.975, n - 1) * deviation / sqrt(n)``; null without values.
+    """Mean, sample deviation, and ``mean ± t(0.975, n - 1) * deviation / sqrt(n)``.
 
     >>> found = estimate([2.0, 4.0, 1.0])
     >>> f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
@@ -52,34 +42,36 @@ def estimate(values: Sequence[float]) -> Estimate | None:
         return None
     mean = statistics.fmean(values)
     if count == 1:
-        return Estimate(mean, None, None, 1)
+        return Estimate(mean, None, None, None, 1)
     deviation = statistics.stdev(values)
     half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) * deviation / math.sqrt(count)
-    return Estimate(mean, deviation, half, count)
+    return Estimate(mean, deviation, mean - half, mean + half, count)
 
 
-def paired_differences(row: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:
-    """``row - base`` for every seed that both have, in ascending order of seeds.
-
-    >>> paired_differences({1: 5.0, 2: 7.0}, {2: 6.0, 3: 1.0})
-    {2: 1.0}
-    """
-    return {seed: row[seed] - base[seed] for seed in sorted(row.keys() & base.keys())}
+def mean_of(results: Results, place: Place, row: str, measure: str) -> Estimate | None:
+    """Estimate of a row's score over its seeds."""
+    return estimate(list(results.scores(place, row, measure).values()))
 
 
-def paired_p_value(differences: Sequence[float]) -> float | None:
-    """Two-sided p value of the paired t test; null for fewer than two pairs.
+def differences(results: Results, place: Place, row: str, base: str, measure: str) -> list[float]:
+    """``row - base`` for every seed for which both have the score."""
+    above, below = (results.scores(place, name, measure) for name in (row, base))
+    return [above[seed] - below[seed] for seed in above if seed in below]
+
+
+def paired_p_value(values: Sequence[float]) -> float | None:
+    """Two-sided p value of the paired t test; null for fewer than two differences.
 
     Equal differences have p = 1 if they are 0, otherwise p = 0.
 
     >>> round(paired_p_value([2.0, 4.0, 1.0]), 3)
     0.118
     """
-    if len(differences) < 2:
+    if len(values) < 2:
         return None
-    if len(set(differences)) == 1:
-        return 1.0 if differences[0] == 0 else 0.0
-    return float(stats.ttest_1samp(differences, 0).pvalue)
+    if len(set(values)) == 1:
+        return 1.0 if values[0] == 0 else 0.0
+    return float(stats.ttest_1samp(values, 0).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -98,27 +90,81 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in adjusted]
 
 
-def common_seeds(scores: Mapping[str, Mapping[int, float]]) -> list[int]:
-    """Seeds that are common to all rows with any score."""
-    held = [set(by_seed) for by_seed in scores.values() if by_seed]
-    return sorted(set.intersection(*held)) if held else []
+@dataclass(frozen=True)
+class Verdict:
+    """Evidence of one data set and budget for or against a hypothesis.
 
-
-def mean_ranks(scores: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
-    """Rank of every row, 1 for the highest score, averaged over the seeds that all rows have.
-
-    Ties share the mean of their ranks. Rows without a score have no rank. If the rows share no
-    seed, none has a rank, because ranks of different seeds would compare different rows.
-
-    Args:
-        scores: by row and seed.
-
-    >>> mean_ranks({"a": {1: 50.0, 2: 51.0}, "b": {1: 48.0, 2: 51.0}})
-    {'a': 1.25, 'b': 1.75}
+    Attributes:
+        pairs: seeds that both rows have.
+        estimate: mean and interval of the differences paired by seed; null without pairs.
+        p_value: of the paired t test, two-sided; null for fewer than two pairs.
+        adjusted: the same, adjusted by Holm's method for all tests of the benchmark.
+        reason: why it is undecided, otherwise empty.
     """
-    rows, seeds = [row for row, by_seed in scores.items() if by_seed], common_seeds(scores)
-    if not seeds:
-        return {}
-    values = np.array([[scores[row][seed] for seed in seeds] for row in rows])
-    ranks = stats.rankdata(-values, axis=0).mean(axis=1)
-    return dict(zip(rows, map(float, ranks), strict=True))
+
+    name: str
+    hypothesis: Hypothesis
+    place: Place
+    pairs: int
+    estimate: Estimate | None
+    p_value: float | None
+    adjusted: float | None
+    answer: Answer
+    reason: str
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """One verdict per hypothesis, data set and budget with records of both rows."""
+    found = []
+    for name, claim in results.settings.hypotheses.items():
+        for place in results.places():
+            if all(results.scores(place, row, claim.measure) for row in (claim.row, claim.base)):
+                pairs = differences(results, place, claim.row, claim.base, claim.measure)
+                found.append((name, claim, place, pairs, paired_p_value(pairs)))
+    adjusted = iter(holm([p for *_, p in found if p is not None]))
+    return [
+        Verdict(
+            name,
+            claim,
+            place,
+            len(pairs),
+            estimate(pairs),
+            p,
+            None if p is None else next(adjusted),
+            *_answer(results, name, claim, place, pairs),
+        )
+        for name, claim, place, pairs, p in found
+    ]
+
+
+def _answer(
+    results: Results, name: str, claim: Hypothesis, place: Place, pairs: Sequence[float]
+) -> tuple[Answer, str]:
+    """``reproduced`` if the whole interval is on the expected side; with a reason if undecided.
+
+    To show that a row is not above another, the interval must end below the margin: finding no
+    difference does not show that there is none.
+    """
+    if unlike := results.unlike(place, claim.row, claim.base):
+        return "undecided", f"the rows are not of the same {', '.join(unlike)}"
+    if name not in results.written:
+        return "undecided", "it was not noted before its runs"
+    moment = datetime.fromisoformat(results.written[name])
+    known = sum(
+        datetime.fromisoformat(record["finished"]) <= moment
+        for row in (claim.row, claim.base)
+        for record in results.runs(place, row).values()
+    )
+    if known:
+        return "undecided", f"{known} of its runs were known when it was written"
+    mean = estimate(pairs)
+    if mean is None or mean.low is None or mean.high is None or mean.count < claim.seeds:
+        return "undecided", f"{len(pairs)} of {claim.seeds} pairs"
+    if claim.direction == "not_above":
+        if mean.high <= claim.margin:
+            return "reproduced", ""
+        return ("contradicted", "") if mean.low > 0 else ("undecided", "the interval is too wide")
+    if mean.low <= 0 <= mean.high:
+        return "undecided", "the interval holds 0"
+    above = mean.low > 0
+    return ("reproduced" if above == (claim.direction == "above") else "contradicted"), ""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from scipy.stats import qmc
 
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import write_text
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.settings import (
@@ -26,7 +26,9 @@ from solo_ext.lab.experiments.settings import (
 TUNED = "tuned.yaml"
 
 
-def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> BenchmarkSettings:
+def trial_settings(
+    settings: BenchmarkSettings, rows: Sequence[str] | None = None
+) -> BenchmarkSettings:
     """A benchmark whose rows are the trials, ``<row>.<number>``; number 0 is the unchanged row.
 
     Trial n of a row is the n-th point of a scrambled Sobol sequence, whatever earlier trials
@@ -34,11 +36,11 @@ def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> Benchmar
 
     Args:
         settings: what to tune.
-        rows: names of rows that train.
+        rows: names of rows that train; null: all of them but the teacher.
 
     Raises:
-        ConfigError: no section ``tuning``, several data sets or budgets, a measure that the
-            evaluation does not give, or a space that cannot be drawn from.
+        ConfigError: no section ``tuning``, several data sets or budgets, a row that does not train,
+            a measure that the evaluation does not give, or nothing to draw.
     """
     tuning = _tuning(settings)
     if len(settings.datasets) * len(settings.budgets) > 1:
@@ -49,23 +51,30 @@ def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> Benchmar
             "tune them one by one, with overrides such as '~budgets.800'",
         )
     check_measure("tuning.measure", tuning.measure, settings)
+    trainable = [
+        name
+        for name, row in settings.rows.items()
+        if row.baseline is None and name != settings.teacher
+    ]
     trials: dict[str, Row] = {}
-    for name in rows:
+    for name in rows or trainable:
+        if name not in trainable:
+            listed = ", ".join(trainable)
+            raise ConfigError("--rows", name, "not a row to tune", f"allowed: {listed}")
         row = settings.rows[name]
         for number, drawn in enumerate(_draws(tuning, name, row)):
             changes = [*row.changes, *(f"{key}={json.dumps(v)}" for key, v in drawn.items())]
             trials[f"{name}.{number}"] = Row(config=row.config, changes=changes)
     if settings.teacher is not None:
         trials[settings.teacher] = settings.rows[settings.teacher]
-    of_all = [f"data.holdout={tuning.holdout}", *tuning.changes]
     return settings.model_copy(
         update={
             "title": f"{settings.title}, tuning",
             "datasets": {
-                name: DatasetEntry(changes=[*entry.changes, *of_all])
+                name: DatasetEntry(changes=[*entry.changes, f"data.holdout={tuning.holdout}"])
                 for name, entry in settings.datasets.items()
             },
-            "seeds": [tuning.seed],
+            "seeds": [0],
             "rows": trials,
             "default_rows": [name for name in trials if name != settings.teacher],
             "hypotheses": {},
@@ -74,25 +83,8 @@ def trial_settings(settings: BenchmarkSettings, rows: Sequence[str]) -> Benchmar
     )
 
 
-def tunable(settings: BenchmarkSettings, rows: Sequence[str] | None = None) -> list[str]:
-    """Names of the rows that train, without the teacher.
-
-    Raises:
-        ConfigError: a named row that does not train.
-    """
-    found = [
-        name
-        for name, row in settings.rows.items()
-        if row.baseline is None and name != settings.teacher
-    ]
-    for name in rows or ():
-        if name not in found:
-            raise ConfigError("--rows", name, "not a row to tune", f"allowed: {', '.join(found)}")
-    return list(rows) if rows else found
-
-
 def write_tuned(
-    settings: BenchmarkSettings, rows: Sequence[str], records: Mapping[str, Record], out: Path
+    settings: BenchmarkSettings, trials: BenchmarkSettings, records: Sequence[Record], out: Path
 ) -> Path:
     """Writes ``tuned.yaml``: the benchmark with the settings of each row's best trial.
 
@@ -100,34 +92,28 @@ def write_tuned(
 
     Args:
         settings: what was tuned.
-        rows: those given to :func:`trial_settings`.
-        records: of the trials, by the names of their rows.
+        trials: from :func:`trial_settings`.
+        records: of all trials.
         out: folder.
 
     Raises:
-        UserError: trials are missing, or the measure is not among their scores.
+        ConfigError: the measure is not among the scores.
     """
-    tuning, trials = _tuning(settings), trial_settings(settings, rows).rows
-    tuned = dict(settings.rows)
-    for name in rows:
-        scores: dict[str, float] = {}
-        for number in range(tuning.trials):
-            trial = f"{name}.{number}"
-            if trial not in records:
-                raise UserError(
-                    f"row {name}, trial {number} has no record; run the same command again"
-                )
-            found = records[trial]["scores"]
-            if tuning.measure not in found:
-                raise ConfigError(
-                    "tuning.measure",
-                    tuning.measure,
-                    "the evaluation does not give it",
-                    f"allowed: {', '.join(found)}",
-                )
-            scores[trial] = found[tuning.measure]
-        best = max(scores, key=lambda trial: scores[trial])
-        tuned[name] = settings.rows[name].model_copy(update={"changes": trials[best].changes})
+    measure = _tuning(settings).measure
+    scores = {record["row"]: record["scores"] for record in records}
+    tuned, best = dict(settings.rows), dict[str, float]()
+    for trial, row in trials.rows.items():
+        name = trial.rpartition(".")[0]
+        if trial == trials.teacher:
+            continue
+        if measure not in scores[trial]:
+            listed = ", ".join(scores[trial])
+            raise ConfigError(
+                "tuning.measure", measure, "the evaluation does not give it", f"allowed: {listed}"
+            )
+        if name not in best or scores[trial][measure] > best[name]:
+            best[name] = scores[trial][measure]
+            tuned[name] = settings.rows[name].model_copy(update={"changes": row.changes})
     of_best = settings.model_copy(
         update={"title": f"{settings.title}, tuned", "rows": tuned, "tuning": None}
     )
@@ -148,11 +134,9 @@ def _draws(tuning: Tuning, name: str, row: Row) -> list[dict[str, Any]]:
     space = tuning.space | row.space
     if not space:
         raise ConfigError("tuning.space", {}, f"nothing to tune of {name}", "name settings")
-    for key, dimension in space.items():
-        _check(f"space of {name}: {key}", dimension)
     # Draw a whole power of 2: otherwise the sequence is not balanced.
     power = max(0, math.ceil(math.log2(max(tuning.trials - 1, 1))))
-    points = qmc.Sobol(len(space), scramble=True, seed=tuning.seed).random_base2(power)
+    points = qmc.Sobol(len(space), scramble=True, seed=0).random_base2(power)
     drawn = [
         {
             key: _value(dimension, x)
@@ -172,16 +156,3 @@ def _value(dimension: Dimension, x: float) -> Any:
     assert high is not None
     value = low * (high / low) ** x if dimension.log else low + x * (high - low)
     return float(f"{value:.4g}")
-
-
-def _check(what: str, dimension: Dimension) -> None:
-    low, high = dimension.low, dimension.high
-    if dimension.choices is None and (
-        low is None or high is None or not low < high or (dimension.log and low <= 0)
-    ):
-        raise ConfigError(
-            what,
-            dimension.model_dump(exclude_none=True),
-            "not a range",
-            "give choices, or low and high with low < high, above 0 if log is true",
-        )

@@ -1,11 +1,8 @@
-"""One run of a benchmark: ``python -m solo_ext.lab.experiments.work FOLDER``.
-
-Without ``FOLDER`` the process does one run after another, reading folders from standard input.
-"""
+"""One run of a benchmark: ``python -m solo_ext.lab.experiments.work FOLDER``."""
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import math
 import os
@@ -25,30 +22,28 @@ from lightning.pytorch.callbacks import Callback
 
 from solo_ext import host
 from solo_ext.core.errors import UserError, in_one_line, show_messages
-from solo_ext.core.files import append_lines, locked, read_jsonl, refuse_link, write_text
-from solo_ext.data.reading import Images
-from solo_ext.lab.evaluation.context import EvalContext, context_of, open_context
+from solo_ext.core.files import append_lines, locked, read_jsonl, write_text
+from solo_ext.lab.evaluation.context import context_of, open_context
 from solo_ext.lab.evaluation.evaluate import headline
 from solo_ext.lab.evaluation.models import PIXELS, Model, RawPixels
 from solo_ext.lab.evaluation.protocol import measure
 from solo_ext.lab.evaluation.suite import read_suite_settings
 from solo_ext.lab.experiments.plan import PlannedRun
-from solo_ext.lab.experiments.records import Curves, Memory, Record, code_version
+from solo_ext.lab.experiments.records import Curves, Record, code_version
 from solo_ext.lab.experiments.settings import suite_settings
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, environment, run_digest
+from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, environment
 
-PLANNED, RECORD, PEAK = "planned.json", "record.json", "peak_memory.json"
-EPOCHS, STARTS, LOG, _LOCK = "epochs.jsonl", "starts.jsonl", "work.log", ".work.lock"
-PARENT = "SOLO_EXT_BENCHMARK_PARENT"
-"""Environment variable with the id of the process that started this one."""
+PLANNED, RECORD, LOG, _LOCK = "planned.json", "record.json", "work.log", ".work.lock"
+EPOCHS, CODE = "epochs.jsonl", "code.jsonl"
 _WAIT = 30.0
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 # Built-in methods log by step and by epoch; Lightning appends `_epoch` to the latter.
 _LOSS = re.compile(r"train_(?!class_)(\w*loss|neg_cos_sim)(_epoch)?")
 
 
-def work(folder: Path) -> Record | None:
+def work(folder: Path) -> None:
     """Trains and measures the run of ``planned.json``, and writes ``record.json``.
 
     Work that an earlier process has finished is not repeated.
@@ -56,39 +51,31 @@ def work(folder: Path) -> Record | None:
     Args:
         folder: the run directory; that of a teacher is beside it.
 
-    Returns:
-        The record; ``None`` in the further ranks of a run.
-
     Raises:
         UserError: a config that cannot run, or another process using the folder.
     """
     planned = PlannedRun(**json.loads((folder / PLANNED).read_text()))
+    config = dict(planned.config)
+    if planned.teacher is not None:
+        config["method_kwargs"]["teacher"]["path"] = str(folder.parent / planned.teacher)
     torch.set_num_threads(planned.threads)
     if int(os.environ.get("LOCAL_RANK", 0)):
         # Lightning started this further rank, which only trains: rank 0 has the lock and writes.
-        _train(prepare(_config(planned, folder)), folder)
-        return None
+        _train(prepare(config), folder)
+        return
     with locked(folder / _LOCK, _WAIT):
-        file = folder / RECORD
-        if not file.is_file():
+        if not (folder / RECORD).is_file():
             # Read the commit before training: it may change meanwhile.
-            start = {"code": code_version(), "environment": _environment()}
-            append_lines(folder / STARTS, [start])
-            record = _run(planned, folder)
-            write_text(file, json.dumps(record, indent=1))
-        found: Record = json.loads(file.read_text())
-        return found
+            append_lines(folder / CODE, [code_version()])
+            record = _run(planned, prepare(config), folder)
+            write_text(folder / RECORD, json.dumps(record, indent=1))
 
 
-class EpochTimes(Callback):
-    """Writes a line per epoch: its number from 0, its images, its seconds of training.
+class EpochLog(Callback):
+    """Writes a line per epoch: its number from 0, images, seconds of training, and peak memory.
 
     Time counts from the start of the epoch, an E-step included, to its last batch: validation,
     evaluation and checkpoints come later. If a killed run repeats an epoch, its second line counts.
-
-    Args:
-        file: the file.
-        batch_size: of one process.
     """
 
     def __init__(self, file: Path, batch_size: int) -> None:
@@ -111,6 +98,8 @@ class EpochTimes(Callback):
             "epoch": trainer.current_epoch,
             "images": self._batches * self.batch_size * trainer.world_size,
             "seconds": round(self._end - self._begin, 4),
+            "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT,
+            "cuda": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         }
         append_lines(self.file, [line])
 
@@ -121,41 +110,60 @@ def read_epochs(file: Path) -> list[dict[str, Any]]:
     return [found[epoch] for epoch in sorted(found)]
 
 
-def _config(planned: PlannedRun, folder: Path) -> dict[str, Any]:
-    config = dict(planned.config)
-    if planned.teacher is not None:
-        config["method_kwargs"]["teacher"]["path"] = str(folder.parent / planned.teacher)
-    return config
-
-
 def _train(prepared: Prepared, folder: Path) -> Path:
-    times = EpochTimes(folder / EPOCHS, prepared.run.optimizer.batch_size)
+    times = EpochLog(folder / EPOCHS, prepared.run.optimizer.batch_size)
     result = pretrain(prepared, run_dir=folder, callbacks=[times], show_progress=False)
     if result.checkpoint is None:
         raise UserError("checkpoint.enabled=false: a benchmark evaluates the last checkpoint")
     return result.checkpoint
 
 
-def _run(planned: PlannedRun, folder: Path) -> Record:
-    config = _config(planned, folder)
-    prepared = prepare(config)
-    device = "cuda" if torch.cuda.is_available() and config["accelerator"] != "cpu" else "cpu"
-    memory: Memory | None = None
+def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
+    on_cpu = prepared.run.accelerator == "cpu" or not torch.cuda.is_available()
+    device = "cpu" if on_cpu else "cuda"
     shared, chosen = read_suite_settings({**suite_settings(planned.evaluation), "device": device})
-    if planned.baseline is None:
+    trained = planned.baseline is None
+    if trained:
         checkpoint = _train(prepared, folder)
-        memory = _peak(folder / PEAK)
         # Lightning has ended the other ranks, so rank 0 evaluates alone.
-        subject = open_context(str(checkpoint), shared).alone()
+        context = open_context(str(checkpoint), shared).alone()
+        where = json.loads((folder / ENVIRONMENT).read_text())
     else:
-        subject = context_of(_baseline(planned, prepared, folder), shared, device)
+        context = context_of(_baseline(planned, prepared, folder), shared, device)
+        where = environment(host.load().info)
     scores: dict[str, float] = {}
     for name, protocol in chosen.items():
         if protocol is None:
             raise UserError(f"evaluation.{name}: it cannot do without settings")
-        scores |= _named(name, measure(protocol, subject))
+        scores |= _named(name, measure(protocol, context))
     shutil.rmtree(folder / "features", ignore_errors=True)
-    return _record(planned, prepared, subject, folder, memory, scores)
+    epochs, codes = read_epochs(folder / EPOCHS), read_jsonl(folder / CODE)
+    seconds = sum(e["seconds"] for e in epochs)
+    return {
+        "key": planned.key,
+        "dataset": planned.dataset,
+        "budget": planned.budget,
+        "row": planned.row,
+        "kind": planned.kind,
+        "seed": planned.seed,
+        "evaluation": planned.evaluation,
+        "threads": planned.threads,
+        "config": _without_paths(prepared.run.model_dump(), planned),
+        # The code of the first start counts as changed if a later one ran other code.
+        "code": codes[0] | ({"changed": True} if codes != codes[:1] * len(codes) else {}),
+        "environment": where,
+        "epochs": len(epochs),
+        "images": len(prepared.train),
+        "seconds": round(seconds, 3) if trained else None,
+        "images_per_second": (
+            round(sum(e["images"] for e in epochs) / seconds, 2) if seconds else None
+        ),
+        "memory": _peaks(epochs) if trained else None,
+        "scores": scores,
+        "curves": _curves(folder, epochs),
+        "losses": _losses(folder),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def _baseline(planned: PlannedRun, prepared: Prepared, folder: Path) -> Model:
@@ -182,84 +190,11 @@ def _named(protocol: str, rows: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _most_resident() -> int:
-    """Peak memory in bytes; ``ru_maxrss`` would include what the parent process used."""
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * next(int(n.split()[1]) for n in lines if n.startswith("VmHWM:"))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _peak(file: Path) -> Memory:
-    """Peak of this process, or of an earlier part of the run if that was higher."""
-    resident = _most_resident()
-    cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        earlier = json.loads(file.read_text())
-        resident = max(resident, earlier["resident"])
-        cuda = None if cuda is None else max(cuda, earlier["cuda"] or 0)
-    write_text(file, json.dumps({"resident": resident, "cuda": cuda}))
-    return {"resident": resident, "cuda": cuda}
-
-
-def _record(
-    planned: PlannedRun,
-    prepared: Prepared,
-    subject: EvalContext,
-    folder: Path,
-    memory: Memory | None,
-    scores: dict[str, float],
-) -> Record:
-    epochs, starts = read_epochs(folder / EPOCHS), read_jsonl(folder / STARTS)
-    trained = planned.baseline is None
-    seconds = sum(e["seconds"] for e in epochs)
-    images: Images = prepared.train
+def _peaks(epochs: list[dict[str, Any]]) -> dict[str, int | None]:
     return {
-        "key": planned.key,
-        "config_digest": run_digest(prepared.run),
-        "benchmark": planned.benchmark,
-        "dataset": planned.dataset,
-        "budget": planned.budget,
-        "row": planned.row,
-        "kind": planned.kind,
-        "method": None if planned.baseline == "raw-pixels" else prepared.run.method,
-        "seed": planned.seed,
-        "config": _without_paths(prepared.run.model_dump(), planned),
-        "evaluation": planned.evaluation,
-        "threads": planned.threads,
-        "code": _code(starts),
-        "environment": _with_patches(starts[0]["environment"], folder),
-        "parts": len(starts),
-        "epochs": len(epochs) if trained else 0,
-        "images": len(images),
-        "seconds": round(seconds, 3) if trained else None,
-        "images_per_second": (
-            round(sum(e["images"] for e in epochs) / seconds, 2) if trained and seconds else None
-        ),
-        "memory": memory,
-        "scores": scores,
-        "curves": _curves(folder, epochs),
-        "losses": _losses(folder),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        kind: max((e[kind] for e in epochs if e.get(kind)), default=None)
+        for kind in ("resident", "cuda")
     }
-
-
-def _with_patches(environment: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Adds the patches recorded by the run itself, which this process did not know at its start."""
-    file = folder / ENVIRONMENT
-    patches = json.loads(file.read_text())["host"]["patches"] if file.is_file() else []
-    return {**environment, "host": {**environment["host"], "patches": patches}}
-
-
-def _environment() -> dict[str, Any]:
-    return environment(host.load().info)
-
-
-def _code(starts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Code of the first start; it counts as changed if a later part ran other code."""
-    first = dict(starts[0]["code"])
-    return first | ({"changed": True} if any(s["code"] != first for s in starts) else {})
 
 
 def _without_paths(given: dict[str, Any], planned: PlannedRun) -> dict[str, Any]:
@@ -272,34 +207,29 @@ def _without_paths(given: dict[str, Any], planned: PlannedRun) -> dict[str, Any]
 
 
 def _curves(folder: Path, epochs: list[dict[str, Any]]) -> Curves | None:
-    file = folder / METRICS
-    if not file.is_file():
-        return None
-    lines = {m["epochs_done"]: m for m in read_jsonl(file) if "epochs_done" in m}
+    """What was measured during training, under the names of the scores after it."""
+    lines = {int(m["epochs_done"]): m for m in read_jsonl(folder / METRICS) if "epochs_done" in m}
     if not lines:
         return None
-    done = sorted(int(e) for e in lines)
-    total, passed = [0.0], 0.0
-    for entry in epochs:
-        passed += entry["seconds"]
-        total.append(round(passed, 3))
+    done = sorted(lines)
+    total = [0.0, *itertools.accumulate(entry["seconds"] for entry in epochs)]
     names = sorted({k for m in lines.values() for k in m if k.startswith("online_")})
-    short = {
-        n: n.removeprefix("online_").replace("acc1", "").strip("_").replace("__", "_")
-        for n in names
-    }
     return {
         "epochs": done,
-        "seconds": [total[min(e, len(total) - 1)] for e in done],
-        "scores": {short[n]: [lines[e].get(n) for e in done] for n in names},
+        "seconds": [round(total[min(e, len(total) - 1)], 3) for e in done],
+        "scores": {
+            n.removeprefix("online_").replace("acc1", "").strip("_").replace("__", "_"): [
+                lines[e].get(n) for e in done
+            ]
+            for n in names
+        },
     }
 
 
 def _losses(folder: Path) -> dict[str, list[float | None]]:
     """Every loss that the method logged, by epoch."""
     found: dict[str, dict[int, float | None]] = {}
-    file = folder / METRICS
-    for line in read_jsonl(file) if file.is_file() else ():
+    for line in read_jsonl(folder / METRICS):
         for key, value in line.items():
             if match := _LOSS.fullmatch(key):
                 found.setdefault(match[1], {})[int(line["epoch"])] = value
@@ -310,41 +240,18 @@ def _losses(folder: Path) -> dict[str, list[float | None]]:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the one that started it has ended for any reason."""
-    if PARENT not in os.environ:
-        return
-    parent = os.getppid()
-    # Lightning starts further ranks from the first one, which is then their parent.
-    if "LOCAL_RANK" not in os.environ and parent != int(os.environ[PARENT]):
-        os._exit(1)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _one_after_another() -> None:
-    for line in sys.stdin:
-        folder = Path(json.loads(line))
-        with refuse_link(folder / LOG).open("wb") as log:
-            for stream in (1, 2):
-                os.dup2(log.fileno(), stream)
-        work(folder)
+    """Ends this process when standard input ends: with the process that holds its other end."""
+    os.read(0, 1)
+    os._exit(1)
 
 
 def main() -> int:
-    """Does the run named on the command line, or the runs named on standard input."""
-    _end_with_parent()
+    """Does the run of the folder that the command line names."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     show_messages()
 
     def command() -> int:
-        if len(sys.argv) > 1:
-            work(Path(sys.argv[1]))
-        else:
-            _one_after_another()
+        work(Path(sys.argv[1]))
         return 0
 
     return in_one_line(command, "the same command goes on")

@@ -211,10 +211,11 @@ class EpochLines(Callback):
         self.label, self.console = label, console
         self._begin = 0.0
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._begin = time.monotonic()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        begin, self._begin = self._begin, time.monotonic()
         # Every rank must read the metrics, because reading reduces them over the processes.
         metrics = trainer.callback_metrics
         if not trainer.is_global_zero:
@@ -224,7 +225,7 @@ class EpochLines(Callback):
             for key, value in metrics.items()
             if key.endswith("_epoch") or key.startswith("val_")
         }
-        seconds = f"  {time.monotonic() - self._begin:.1f} s" if self._begin else ""
+        seconds = f"  {self._begin - begin:.1f} s" if begin else ""
         text = "  ".join(f"{k}={v:.4g}" for k, v in shown.items() if not k.endswith("acc5"))
         epoch = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
         self.console.print(f"{self.label}  epoch {epoch}  {text}{seconds}", soft_wrap=True)

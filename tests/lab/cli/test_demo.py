@@ -14,9 +14,9 @@ from solo_ext.lab.experiments.records import read_records
 
 _ONE_SEED = """
 import sys
-from solo_ext.lab.cli import demo, main
-read = demo.read_benchmark
-demo.read_benchmark = lambda name: read(name, ["seeds=[1]"])
+from solo_ext.lab.cli import benchmark, main
+read = benchmark.read_benchmark
+benchmark.read_benchmark = lambda name: read(name, ["seeds=[1]"])
 sys.exit(main.main(sys.argv[1:]))
 """
 

@@ -33,45 +33,34 @@ def test_eval_knn(own_run: Path, command: Command) -> None:
     assert (result.err, result.noise) == ("", [])
 
 
-def test_eval_linear(own_run: Path, command: Command) -> None:
-    record = document(command("eval", "linear", str(own_run), "--json", "max_iterations=20"))
+def test_eval_shows_a_table(own_run: Path, command: Command) -> None:
+    result = command("eval", "linear", str(own_run), "max_iterations=20")
+    assert (result.code, result.err) == (0, "")
+    assert "linear: debiased, epoch" in result.out
+    record = json.loads((own_run / "eval_linear.json").read_text())
     (row,) = record["results"]
     assert set(row) == {"acc1", "acc5", "train_acc1", "weight_decay"}
     assert 10 < row["acc1"] < row["acc5"] <= 100
     assert record["settings"]["max_iterations"] == 20
-    assert (own_run / "eval_linear.json").is_file()
 
 
-def test_eval_shows_a_table(own_run: Path, command: Command) -> None:
-    result = command("eval", "knn", str(own_run), "k=[3]")
-    assert result.code == 0
-    assert "knn: debiased, epoch 1" in result.out
-    assert result.err == ""
-
-
-def test_table_is_text_with_rounded_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    """Brackets are no markup, negative numbers are as short as others."""
+def test_table_is_text_with_rounded_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brackets are no markup; one row of many numbers stands upright to fit a terminal."""
     rows: list[dict[str, Any]] = [
         {"name": "[/b] of [red]runs[/red]", "value": -12.3456789, "small": -0.00123456789},
         {"name": "plain", "value": 87.5, "small": None},
     ]
     commands._show(argparse.Namespace(json=False), "suite: [/b] x", rows)
+    monkeypatch.setenv("COLUMNS", "60")
+    wide = [{f"number_{n}_of_many": float(n) for n in range(12)}]
+    commands._show(argparse.Namespace(json=False), "geometry", wide)
     shown = capsys.readouterr().out
     for text in ("suite: [/b] x", "[/b] of [red]runs[/red]", "-12.35", "-0.001235", "87.50"):
         assert text in shown
     assert "None" not in shown
-
-
-def test_table_of_one_row_stands_upright(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It fits a terminal, however many numbers there are."""
-    monkeypatch.setenv("COLUMNS", "60")
-    rows = [{f"number_{n}_of_many": float(n) for n in range(12)}]
-    commands._show(argparse.Namespace(json=False), "geometry", rows)
-    shown = capsys.readouterr().out
     assert all(f"number {n} of many" in shown for n in range(12))
-    assert "11.00" in shown
 
 
 def test_record_that_cannot_be_written_is_not_lost(
@@ -187,25 +176,16 @@ def test_eval_suite(own_run: Path, command: Command) -> None:
     assert [e["protocol"] for e in record["entries"]] == ["knn", "retrieval"]
     assert {r["k"] for r in record["entries"][0]["results"]} == {3}
     assert json.loads((own_run / "eval_suite.json").read_text()) == record
-    shown = command(*words)
-    assert (shown.code, shown.err) == (0, "")
-    assert f"report  {own_run / 'eval_suite.html'}" in shown.out
-
-
-def test_eval_suite_with_a_failure(own_run: Path, command: Command) -> None:
-    words = ("eval", "suite", str(own_run), "protocols=[knn,clustering]", "clustering.k=[5000]")
-    shown = command(*words)
+    failing = ("protocols=[knn,clustering]", "clustering.k=[5000]")
+    shown = command("eval", "suite", str(own_run), *failing)
     assert (shown.code, shown.err) == (1, "")
     assert "k.0=5000: the test split has 397 labelled images" in shown.out
-    assert "acc1" in shown.out
+    assert f"report  {own_run / 'eval_suite.html'}" in shown.out
     # It stays in the record, and is none of another call's.
-    other = command("eval", "suite", str(own_run), "protocols=[knn]")
+    other = command(*words)
     assert (other.code, other.err) == (0, "")
     assert "clustering" in other.out
-
-
-def test_eval_suite_into_a_file(own_run: Path, command: Command) -> None:
     Path("taken").touch()
-    shown = command("eval", "suite", str(own_run), "protocols=[knn]", "out=taken")
-    assert (shown.code, shown.out, len(shown.lines)) == (2, "", 1)
-    assert "out='taken'" in shown.err
+    refused = command(*words, "out=taken")
+    assert (refused.code, refused.out, len(refused.lines)) == (2, "", 1)
+    assert "out='taken'" in refused.err

@@ -1,28 +1,62 @@
-"""HDF5 files and local Hugging Face data sets, from pretraining to kNN by the command line."""
+"""Formats of data from pretraining to kNN, by the command line.
+
+CIFAR-100 and STL-10 from the files that torchvision unpacks; HDF5 files and local Hugging Face data
+sets, which train as class folders do.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 from PIL import Image
+from torchvision import datasets
 
 Command = Callable[..., Any]
 CLASSES, PER_CLASS, BATCH = ("ant", "bee", "cat"), {"train": 12, "val": 5}, 16
-TINY = (
-    "accelerator=cpu",
+LABELLED, UNLABELLED, TEST = 24, 40, 12
+SMALL = ("accelerator=cpu", f"optimizer.batch_size={BATCH}", "max_epochs=1")
+OF_FILES = (
     "backbone.kwargs.channels=[8,8,8,8]",
-    f"optimizer.batch_size={BATCH}",
-    "max_epochs=1",
     "data.fraction=-1",
     "data.num_workers=1",
     "augmentations.0.crop_size=16",
 )
+OF_ARCHIVES = (
+    "backbone.name=timm/resnet10t",
+    "backbone.kwargs={channels: [8,8,8,8]}",
+    "augmentations.0.crop_size=32",
+    "data.num_workers=0",
+    "scheduler.name=none",
+    "+online_eval.every_n_epochs=1",
+    "+online_eval.protocols=[knn]",
+)
+
+
+def measured(
+    command: Command, config: str, root: Path, paths: dict[str, str], *given: str
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The record of kNN after an epoch, and the lines of metrics.jsonl."""
+    places = [f"data.{split}_path={path}" for split, path in paths.items()]
+    words = ("--config-name", config, "--run-dir", str(root / "run"), "--json")
+    done = command("pretrain", *words, *SMALL, *given, *places)
+    assert done.code == 0, done.err
+    run = Path(json.loads(done.out)["run_dir"])
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    done = command("eval", "knn", str(run), "k=[1,20]", "temperature=[0.07]", "--json")
+    assert done.code == 0, done.err
+    record = json.loads(done.out)
+    assert json.loads((run / "eval_knn.json").read_text()) == record
+    return record, metrics
 
 
 def images(split: str) -> list[tuple[str, str, bytes]]:
@@ -79,30 +113,65 @@ def parquet(root: Path) -> dict[str, str]:
     return {split: str(root / f"{split}.parquet") for split in PER_CLASS}
 
 
-def measured(
-    make: Callable[[Path], dict[str, str]], kind: str, root: Path, command: Command
-) -> Any:
-    """The record of kNN, and the losses of the epoch before it."""
-    root.mkdir()
-    paths = make(root)
-    given = ("data.dataset=custom", f"data.format={kind}")
-    own = (f"data.train_path={paths['train']}", f"data.val_path={paths['val']}")
-    cache = (f"+data.huggingface.cache_dir={root / 'cache'}",) if kind == "huggingface" else ()
-    config = ("--config-name", "digits/debiased", "--run-dir", str(root / "run"), "--json")
-    done = command("pretrain", *config, *TINY, *given, *own, *cache)
-    assert done.code == 0, done.err
-    run = Path(json.loads(done.out)["run_dir"])
-    losses = [
-        row["train_debiased_loss"]
-        for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-        if "train_debiased_loss" in row
-    ]
-    assert losses
-    done = command("eval", "knn", str(run), "k=[1,5]", "num_workers=1", "--json")
-    assert done.code == 0, done.err
-    record = json.loads(done.out)
-    assert json.loads((run / "eval_knn.json").read_text()) == record
-    return record, losses
+def digest(path: Path) -> str:
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def drawn(count: int, side: int, seed: int) -> NDArray[np.uint8]:
+    """Images (n, 3, side, side), each of its own colour and pattern."""
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (count, 3, 4, 4), dtype=np.uint8)
+    return blocks.repeat(side // 4, axis=2).repeat(side // 4, axis=3)
+
+
+@pytest.fixture
+def cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Python's pickles of CIFAR-100, with checksums to match; the test images are of training."""
+    place = tmp_path / "cifar-100-python"
+    place.mkdir()
+    images, labels = drawn(LABELLED, 32, seed=0), [i % 4 + 96 for i in range(LABELLED)]
+    for name, count in (("train", LABELLED), ("test", TEST)):
+        held = {
+            "filenames": [f"{name}_{i}.png" for i in range(count)],
+            "batch_label": f"{name} batch 1 of 1",
+            "fine_labels": labels[:count],
+            "coarse_labels": [0] * count,
+            "data": images[:count].reshape(count, -1),
+        }
+        (place / name).write_bytes(pickle.dumps(held, protocol=2))
+    names = {"fine_label_names": [f"class {i:02d}" for i in range(100)], "coarse_label_names": []}
+    (place / "meta").write_bytes(pickle.dumps(names, protocol=2))
+    for split in ("train", "test"):
+        monkeypatch.setattr(
+            datasets.CIFAR100, f"{split}_list", [[split, digest(place / split)]], raising=True
+        )
+    meta = {**datasets.CIFAR100.meta, "md5": digest(place / "meta")}
+    monkeypatch.setattr(datasets.CIFAR100, "meta", meta)
+    return tmp_path
+
+
+@pytest.fixture
+def stl10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """STL-10's binary files, columns first, labels from 1; the unlabelled images are the test's."""
+    place = tmp_path / "stl10_binary"
+    place.mkdir()
+    images, labels = drawn(LABELLED, 96, seed=1), np.arange(LABELLED, dtype=np.uint8) % 10 + 1
+    unlabelled = drawn(UNLABELLED, 96, seed=2)
+    unlabelled[:TEST] = images[:TEST]
+    for name, held in (
+        ("train_X", images.transpose(0, 1, 3, 2)),
+        ("train_y", labels),
+        ("test_X", images[:TEST].transpose(0, 1, 3, 2)),
+        ("test_y", labels[:TEST]),
+        ("unlabeled_X", unlabelled.transpose(0, 1, 3, 2)),
+    ):
+        np.ascontiguousarray(held).tofile(place / f"{name}.bin")
+    (place / "class_names.txt").write_text("\n".join(f"class{i}" for i in range(10)) + "\n")
+    for split in ("train", "test"):
+        listed = getattr(datasets.STL10, f"{split}_list")
+        known = [[name, digest(place / name)] for name, _ in listed]
+        monkeypatch.setattr(datasets.STL10, f"{split}_list", known)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -114,11 +183,47 @@ def test_trains_and_measures_what_class_folders_do(
     make: Callable[[Path], dict[str, str]], kind: str, command: Command, tmp_path: Path
 ) -> None:
     """The same images in the same order: the same losses and the same scores."""
-    record, losses = measured(make, kind, tmp_path / "it", command)
-    expected, expected_losses = measured(folder, "image_folder", tmp_path / "folder", command)
-    assert losses == expected_losses
-    assert record["results"] == expected["results"]
-    assert record["results"][0]["acc1"] > 90
-    for split in ("train", "test"):
-        assert record[split]["images"] == expected[split]["images"]
-    assert record["test"]["images"] == len(CLASSES) * PER_CLASS["val"]
+    found = []
+    for name, place, form in (("it", make, kind), ("folder", folder, "image_folder")):
+        root = tmp_path / name
+        root.mkdir()
+        given = ["data.dataset=custom", f"data.format={form}"]
+        given += [f"+data.huggingface.cache_dir={root}/cache"] if form == "huggingface" else []
+        record, lines = measured(command, "digits/debiased", root, place(root), *OF_FILES, *given)
+        losses = [line["train_debiased_loss"] for line in lines if "train_debiased_loss" in line]
+        counts = [record[split]["images"] for split in ("train", "test")]
+        found.append((losses, record["results"], counts))
+    assert found[0] == found[1]
+    losses, results, counts = found[0]
+    assert losses
+    assert results[0]["acc1"] > 90
+    assert counts[1] == len(CLASSES) * PER_CLASS["val"]
+
+
+def assert_archive(command: Command, name: str, root: Path, images: int, augmentation: str) -> None:
+    """Trained on ``images``; every test image is its own nearest neighbour in training."""
+    paths = dict.fromkeys(("train", "val"), str(root))
+    given = (*OF_ARCHIVES, f"data.augmentation={augmentation}")
+    record, lines = measured(command, f"{name}/debiased", root, paths, *given)
+    (checkpoint,) = (root / "run").glob("*.ckpt")
+    steps = torch.load(checkpoint, weights_only=True)["global_step"]
+    assert steps == images // BATCH
+    assert (record["train"]["images"], record["test"]["images"]) == (LABELLED, TEST)
+    accuracy = {row["k"]: row["acc1"] for row in record["results"]}
+    assert accuracy[1] == 100
+    online = [line["online_knn_acc1"] for line in lines if "online_knn_acc1" in line]
+    assert online[-1] == pytest.approx(accuracy[20])
+
+
+@pytest.mark.parametrize("augmentation", ["batch", "image"])
+def test_cifar100(augmentation: str, cifar100: Path, command: Command) -> None:
+    assert_archive(command, "cifar100", cifar100, LABELLED, augmentation)
+
+
+def test_stl10(stl10: Path, command: Command) -> None:
+    """Trained on labelled and unlabelled images, evaluated on labelled ones alone."""
+    assert_archive(command, "stl10", stl10, LABELLED + UNLABELLED, "batch")
+    own = ("epochs=1", f"batch_size={BATCH}", "layer_decay=1")
+    done = command("eval", "finetune", str(stl10 / "run"), *own, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["train"]["images"] == LABELLED

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from solo_ext.lab.experiments.launchers import Launcher, Outcome
 from solo_ext.lab.experiments.work import work
 
 TINY: dict[str, Any] = {
@@ -53,13 +52,9 @@ def tiny_file(tmp_path: Path) -> Path:
     return file
 
 
-class InThisProcess(Launcher):
-    """Runs one after another, without the imports of a process each."""
-
-    def run(
-        self, folders: Sequence[Path], needs: Mapping[Path, Path], tick: Callable[[], None]
-    ) -> list[Outcome]:
-        for folder in sorted(folders, key=lambda f: f in needs):
-            work(folder)
-        tick()
-        return []
+def in_this_process(folders: Sequence[Path], tick: Callable[[], None]) -> dict[Path, str]:
+    """A launcher that runs one after another, without the imports of a process each."""
+    for folder in folders:
+        work(folder)
+    tick()
+    return {}

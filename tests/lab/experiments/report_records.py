@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import yaml
 
-from solo_ext.lab.experiments.records import RECORDS, SETTINGS, Record, append_records
+from solo_ext.core.files import append_lines
+from solo_ext.lab.experiments.records import RECORDS, SETTINGS, Record
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.experiments.settings import BenchmarkSettings, settings_of
 
@@ -50,13 +51,10 @@ def record(row: str, seed: int, knn: float = 50.0, **given: Any) -> Record:
     trained = row != "pixels"
     made: dict[str, Any] = {
         "key": f"{dataset}-{budget}-{row}-{seed}",
-        "config_digest": "0123",
-        "benchmark": "small",
         "dataset": dataset,
         "budget": budget,
         "row": row,
         "kind": {"a": "plugin", "pixels": "baseline"}.get(row, "host"),
-        "method": {"a": "debiased", "pixels": None}.get(row, "simclr"),
         "seed": seed,
         "config": {"seed": seed, "max_epochs": 4, "backbone": {"name": "resnet18"}},
         "evaluation": {"knn": None, "linear": {"holdout": 0.2}},
@@ -108,5 +106,5 @@ def write_folder(folder: Path, made: BenchmarkSettings, records: Sequence[Record
         yaml.safe_dump(json.loads(made.model_dump_json()), sort_keys=False)
     )
     (folder / RECORDS).unlink(missing_ok=True)
-    append_records(folder, records)
+    append_lines(folder / RECORDS, records)
     return folder

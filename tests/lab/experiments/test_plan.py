@@ -36,14 +36,11 @@ def test_one_seed_of_everything_comes_first(tiny: dict[str, Any]) -> None:
 
 def test_kinds_and_configs(tiny: dict[str, Any]) -> None:
     runs = {run.row: run for run in planned(tiny, seeds=[3])}
-    assert {name: run.kind for name, run in runs.items()} == {
-        "simclr": "host",
-        "debiased": "plugin",
-        "random-backbone": "baseline",
-        "raw-pixels": "baseline",
-    }
+    kinds = ["host", "plugin", "baseline", "baseline"]
+    assert {name: run.kind for name, run in runs.items()} == dict(
+        zip(tiny["rows"], kinds, strict=True)
+    )
     assert runs["debiased"].config["seed"] == 3
-    assert runs["debiased"].config["max_epochs"] == 3
     assert runs["random-backbone"].config["method"] == "simclr"
 
 
@@ -101,22 +98,6 @@ def test_rows_that_are_one_run(tiny: dict[str, Any]) -> None:
     tiny["rows"]["again"] = tiny["rows"]["simclr"]
     with pytest.raises(ConfigError, match=r"\['simclr', 'again'\]: are the same run"):
         planned(tiny)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"headline": ["lnear"]}, "headline='lnear': no protocol"),
-        ({"hypotheses": {"h": {"measure": "acc"}}}, "hypotheses.h.measure='acc'"),
-        ({"hypotheses": {"h": {"base": "debiased"}}}, "hypotheses.h.base='debiased': is the row"),
-    ],
-)
-def test_scores_that_nothing_gives(tiny: dict[str, Any], change: Any, says: str) -> None:
-    full = {"claim": "x", "source": "y", "row": "debiased", "base": "simclr", "measure": "knn"}
-    for name, given in change.get("hypotheses", {}).items():
-        change["hypotheses"][name] = full | given
-    with pytest.raises(ConfigError, match=says):
-        planned(tiny, **change)
 
 
 def test_teachers_come_first_and_are_part_of_the_key(tiny: dict[str, Any]) -> None:

@@ -1,13 +1,19 @@
-"""Records against settings: what is kept, missing, left out, averaged."""
+"""Records against settings: what is kept, missing, left out, averaged; damaged files."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import UserError
+from solo_ext.core.files import append_lines
+from solo_ext.lab.experiments import run
+from solo_ext.lab.experiments.records import RECORDS, read_records
 from solo_ext.lab.experiments.results import Place, Results, read_results
+from solo_ext.lab.experiments.work import read_epochs
 from tests.lab.experiments.report_records import (
     record,
     results,
@@ -20,7 +26,8 @@ DIGITS = Place("digits", "default")
 
 
 def test_scores_by_seed() -> None:
-    found = results({"a": [50.0, 51.0, 52.0], "b": [40.0]})
+    broken = record("b", 2, scores={"knn": float("nan")})
+    found = Results(settings(), [*rows_of({"a": [50.0, 51.0, 52.0], "b": [40.0]}), broken])
     assert found.places() == [DIGITS]
     assert found.rows(DIGITS) == ["a", "b"]
     assert found.scores(DIGITS, "a", "knn") == {1: 50.0, 2: 51.0, 3: 52.0}
@@ -45,20 +52,20 @@ def test_teacher_has_a_seed_of_its_own() -> None:
     found = Results(made, [record("teacher", 0, kind="teacher"), *rows_of({"b": [1.0, 2.0, 3.0]})])
     assert found.missing(DIGITS) == {}
     assert found.left_out == []
-    assert found.ranked(DIGITS) == ["b"]
+    assert found.best(DIGITS, "knn") == ["b"]
 
 
 def test_what_the_settings_do_not_name_is_left_out_and_said() -> None:
     records = [
-        *rows_of({"a": [1.0, 2.0, 3.0], "strange": [1.0, 2.0]}),
+        *rows_of({"a": [1.0, 2.0, 3.0], "strange": [1.0]}),
         record("a", 9),
         record("a", 1, dataset="elsewhere"),
         record("a", 1, budget="long"),
     ]
     found = Results(settings(), records)
     assert len(found.records) == 3
-    said = " ".join(found.left_out)
-    for part in ("strange (2 records)", "elsewhere (1 record)", "long (1 record)", "a (1 record)"):
+    (said,) = found.left_out
+    for part in ("default strange 1", "digits default a 9", "elsewhere default a", "digits long a"):
         assert part in said
 
 
@@ -66,14 +73,7 @@ def test_of_two_runs_of_a_place_the_later_one_counts() -> None:
     late = record("a", 1, 70.0, key="other", finished="2026-05-01T00:00:00+00:00")
     found = Results(settings(), [late, *rows_of({"a": [50.0]})])
     assert found.scores(DIGITS, "a", "knn") == {1: 70.0}
-    assert "finished later" in found.left_out[0]
-
-
-def test_scores_that_are_no_numbers_are_no_scores() -> None:
-    broken = record("a", 2, scores={"knn": float("nan"), "linear": 60.0})
-    found = Results(settings(), [record("a", 1), broken])
-    assert found.scores(DIGITS, "a", "knn") == {1: 50.0}
-    assert found.scores(DIGITS, "a", "linear") == {1: 60.0, 2: 60.0}
+    assert found.left_out == ["Left out, because a later run had other settings: a 1."]
 
 
 def test_measures_without_a_headline_follow_the_protocols() -> None:
@@ -88,40 +88,24 @@ def test_curve_is_of_epochs_that_all_seeds_measured() -> None:
     second = record(
         "a",
         2,
-        curves={"epochs": [0, 4], "seconds": [0.0, 80.0], "scores": {"knn": [20.0, 60.0]}},
+        curves={
+            "epochs": [0, 2, 4],
+            "seconds": [0.0, 40.0, 80.0],
+            "scores": {"knn": [20.0, None, 60.0]},
+        },
     )
     third = record("a", 3, curves=None)
     found = Results(settings(), [first, second, third])
     assert found.curve(DIGITS, "a", "knn") == [(0, 0.0, 25.0), (4, 70.0, 55.0)]
-    assert found.curve_seeds(DIGITS, "a", "knn") == 2
     assert found.curve(DIGITS, "a", "nothing") == []
     assert Results(settings(), [third]).curve(DIGITS, "a", "knn") == []
 
 
-def test_a_null_in_a_curve_is_no_point() -> None:
-    curves = {"epochs": [0, 2], "seconds": [0.0, 9.0], "scores": {"knn": [None, 60.0]}}
-    found = Results(settings(), [record("a", 1, curves=curves)])
-    assert found.curve(DIGITS, "a", "knn") == [(2, 9.0, 60.0)]
-
-
-def test_seeds_of_different_settings_are_noticed() -> None:
-    other = record("a", 2)
-    other["config"] = {**other["config"], "max_epochs": 8, "data": {"train_path": "/elsewhere"}}
-    found = Results(settings(), [record("a", 1), other])
-    assert found.differing(DIGITS, "a") == ["max_epochs"]
-    assert results({"a": [1.0, 2.0]}).differing(DIGITS, "a") == []
-
-
 def test_folder_is_read(tmp_path: Path) -> None:
-    made = settings(
-        hypotheses={"h": {"claim": "c", "source": "s", "row": "a", "base": "b", "measure": "knn"}},
-        rows={"a": {"space": {"optimizer.lr": {"low": 0.1, "high": 1.0}}}, "b": {}},
-        tuning={"trials": 2},
-    )
-    folder = write_folder(tmp_path / "one", made, rows_of({"a": [1.0, 2.0, 3.0]}))
-    found = read_results(folder)
+    made = settings(rows={"a": {"space": {"optimizer.lr": {"low": 0.1, "high": 1.0}}}}, tuning={})
+    found = read_results(write_folder(tmp_path / "one", made, rows_of({"a": [1.0, 2.0]})))
     assert found.settings == made
-    assert found.scores(DIGITS, "a", "knn") == {1: 1.0, 2: 2.0, 3: 3.0}
+    assert found.scores(DIGITS, "a", "knn") == {1: 1.0, 2: 2.0}
 
 
 @pytest.mark.parametrize(
@@ -142,9 +126,55 @@ def test_settings_that_are_none(tmp_path: Path, text: str | None, problem: str) 
         read_results(folder)
 
 
-def test_comparing_with_a_row_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"rows.a.bases='simclr': no such row"):
-        results({}, rows={"a": {"bases": ["simclr"]}})
-    entry = {"claim": "c", "source": "s", "row": "a", "base": "bb", "measure": "knn"}
-    with pytest.raises(ConfigError, match=r"hypotheses.h.base='bb'.*did you mean 'b'"):
-        results({}, hypotheses={"h": entry})
+def line(key: str, **more: Any) -> dict[str, Any]:
+    return {**record("a", 1), "key": key, **more}
+
+
+def test_the_last_record_of_a_key_counts(tmp_path: Path) -> None:
+    append_lines(tmp_path / RECORDS, [line("a", seed=1), line("b")])
+    append_lines(tmp_path / RECORDS, [line("a", seed=2)])
+    assert [(r["key"], r["seed"]) for r in read_records(tmp_path)] == [("a", 2), ("b", 1)]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_a_half_written_line_is_passed_over_and_written_over(tmp_path: Path, cut: int) -> None:
+    append_lines(tmp_path / RECORDS, [line("a"), line("b" * 40)])
+    file = tmp_path / RECORDS
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-cut])
+    assert next(r["key"] for r in read_records(tmp_path)) == "a"
+    append_lines(tmp_path / RECORDS, [line("c")])
+    assert [json.loads(text)["key"] for text in file.read_text().splitlines()] == ["a", "c"]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("damaged", ["nonsense", '{"key": "z"}', "[]", "3"])
+def test_a_damaged_line_is_named(tmp_path: Path, damaged: str) -> None:
+    append_lines(tmp_path / RECORDS, [line("a"), line("b")])
+    first, second = (tmp_path / RECORDS).read_text().splitlines()
+    (tmp_path / RECORDS).write_text(f"{first}\n{damaged}\n{second}\n")
+    with pytest.raises(UserError, match="line 2"):
+        read_records(tmp_path)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("damaged", ["", "nonsense", "{}", "[]"])
+def test_a_damaged_record_of_a_run_is_named(tmp_path: Path, damaged: str) -> None:
+    file = tmp_path / run.RUNS / "digits-simclr-0-abc" / run.RECORD
+    file.parent.mkdir(parents=True)
+    file.write_text(damaged)
+    with pytest.raises(UserError, match="not a record of a run; remove it"):
+        run._collect(tmp_path, {})
+
+
+def test_an_epoch_that_was_repeated_counts_once(tmp_path: Path) -> None:
+    file = tmp_path / "epochs.jsonl"
+    lines = [
+        {"epoch": 0, "images": 4, "seconds": 1.0},
+        {"epoch": 1, "images": 4, "seconds": 9.0},
+        {"epoch": 1, "images": 4, "seconds": 2.0},
+    ]
+    file.write_text("".join(json.dumps(one) + "\n" for one in lines) + '{"epoch": 2, "im')
+    assert [e["seconds"] for e in read_epochs(file)] == [1.0, 2.0]
+    assert read_epochs(tmp_path / "none") == []

@@ -15,18 +15,17 @@ from typing import Any
 import pytest
 import yaml
 
-from solo_ext.core.errors import UserError
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import locked, read_jsonl
+from solo_ext.lab.cli import benchmark
 from solo_ext.lab.cli.main import main
-from solo_ext.lab.experiments.launchers import LocalLauncher, Outcome
+from solo_ext.lab.experiments.launchers import LocalLauncher, SlurmLauncher
 from solo_ext.lab.experiments.plan import make_plan
 from solo_ext.lab.experiments.records import read_records
 from solo_ext.lab.experiments.run import LOCK, run_benchmark
 from solo_ext.lab.experiments.settings import checked_benchmark
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
-from tests.lab.experiments.conftest import TINY, InThisProcess
-
-pytestmark = pytest.mark.slow
+from tests.lab.experiments.conftest import TINY, in_this_process
 
 
 def command(file: Path, out: Path, *words: str) -> list[str]:
@@ -40,7 +39,7 @@ def run(file: Path, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def numbers(out: Path) -> dict[str, Any]:
     """What must not depend on when and how often a grid was stopped."""
-    own = ("config_digest", "row", "seed", "scores", "epochs", "images", "config", "evaluation")
+    own = ("row", "seed", "scores", "epochs", "images", "config", "evaluation")
     return {
         r["key"]: {k: r[k] for k in own}  # type: ignore[literal-required]
         | {"curves": r["curves"] and (r["curves"]["epochs"], r["curves"]["scores"])}
@@ -60,6 +59,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
     return file, folder / "out"
 
 
+@pytest.mark.slow
 def test_records_of_a_grid(uninterrupted: tuple[Path, Path]) -> None:
     records = {(r["row"], r["seed"]): r for r in read_records(uninterrupted[1])}
     rows = ("debiased", "random-backbone")
@@ -89,6 +89,7 @@ def test_records_of_a_grid(uninterrupted: tuple[Path, Path]) -> None:
     assert str(uninterrupted[1].parent) not in json.dumps(list(records.values()))
 
 
+@pytest.mark.slow
 def test_a_finished_grid_runs_nothing(
     uninterrupted: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,36 +99,10 @@ def test_a_finished_grid_runs_nothing(
     said = capsys.readouterr()
     assert "4 of 4 runs were finished before" in said.err
     assert (out / "records.jsonl").read_bytes() == held
-    pages = [str(out / f"report.{kind}") for kind in ("md", "csv", "html")]
+    pages = [str(out / f"report.{kind}") for kind in ("md", "html")]
     counts = {"out": str(out), "records": 4, "runs": 4, "failed": []}
     assert json.loads(said.out) == {**counts, "written": pages}
     assert all(Path(page).is_file() for page in pages)
-
-
-def test_a_process_of_several_runs_gives_the_numbers_of_several_processes(
-    uninterrupted: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second of four runs fails, which ends its process."""
-    settings = checked_benchmark(yaml.safe_load(uninterrupted[0].read_text()))
-    plan = make_plan(settings)
-    (tmp_path / "runs" / plan[1].folder / "record.json").mkdir(parents=True)
-    processes = []
-    start = LocalLauncher._process
-
-    def counted(self: LocalLauncher, folder: Path, slot: int) -> subprocess.Popen[bytes]:
-        processes.append(start(self, folder, slot))
-        return processes[-1]
-
-    monkeypatch.setattr(LocalLauncher, "_process", counted)
-    result = run_benchmark(settings, plan, tmp_path, LocalLauncher(1, 1, 1e9, reuse=True))
-    assert [outcome.folder.name for outcome in result.failed] == [plan[1].folder]
-    whole = numbers(uninterrupted[1])
-    assert numbers(tmp_path) == {key: whole[key] for key in whole if key != plan[1].key}
-    assert [process.poll() is None for process in processes] == [False, False]
-    # What failed is run by the next call.
-    (tmp_path / "runs" / plan[1].folder / "record.json").rmdir()
-    assert run_benchmark(settings, plan, tmp_path, InThisProcess()).failed == []
-    assert numbers(tmp_path) == whole
 
 
 def test_a_failed_run_is_said(
@@ -136,10 +111,10 @@ def test_a_failed_run_is_said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fails(self: LocalLauncher, folders: Sequence[Path], *_: Any) -> list[Outcome]:
-        return [Outcome(folders[0], "out of memory")]
+    def fails(folders: list[Path], *_: Any) -> dict[Path, str]:
+        return {folders[0]: "out of memory"}
 
-    monkeypatch.setattr(LocalLauncher, "run", fails)
+    monkeypatch.setattr(benchmark, "LocalLauncher", lambda *_: fails)
     words = ["benchmark", "run", str(tiny_file), "--out", str(tmp_path), "--rows", "raw-pixels"]
     assert main([*words, "--dry-run", "--json"]) == 0
     first, _ = json.loads(capsys.readouterr().out)["runs"]
@@ -149,9 +124,10 @@ def test_a_failed_run_is_said(
 
 def run_here(given: dict[str, Any], out: Path) -> None:
     settings = checked_benchmark(given)
-    run_benchmark(settings, make_plan(settings), out, InThisProcess())
+    run_benchmark(settings, make_plan(settings), out, in_this_process)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize(("number", "to_all"), [("SIGINT", True), ("SIGTERM", False)])
 def test_told_to_end_in_the_first_epoch(
@@ -191,6 +167,7 @@ def test_told_to_end_in_the_first_epoch(
     assert "Traceback" not in (run_dir / "work.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_killed_twice_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """Two runs of eight epochs; kill -9 of the command alone, at random moments of trainings.
@@ -227,6 +204,7 @@ def test_killed_twice_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> Non
     assert trained() <= 2 * 8 + 2 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_teacher_whose_run_directory_is_gone_is_trained_again(
     tmp_path: Path, tiny: dict[str, Any]
@@ -243,13 +221,10 @@ def test_a_teacher_whose_run_directory_is_gone_is_trained_again(
     assert {key: numbers(tmp_path)[key] for key in first} == first
 
 
-def test_a_row_of_another_name_keeps_its_records(tmp_path: Path, tiny: dict[str, Any]) -> None:
-    run_here(tiny | {"default_rows": ["raw-pixels"], "seeds": [1]}, tmp_path)
-    tiny["rows"]["pixels"] = tiny["rows"].pop("raw-pixels")
-    run_here(tiny | {"default_rows": ["pixels"], "seeds": [1]}, tmp_path)
-    assert [r["row"] for r in read_records(tmp_path)] == ["pixels"]
-    # Other seeds take none away.
-    run_here(tiny | {"default_rows": ["pixels"], "seeds": [2]}, tmp_path)
+@pytest.mark.slow
+def test_other_seeds_take_none_away(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    for seed in (1, 2):
+        run_here(tiny | {"default_rows": ["raw-pixels"], "seeds": [seed]}, tmp_path)
     assert yaml.safe_load((tmp_path / "benchmark.yaml").read_text())["seeds"] == [1, 2]
     assert len(numbers(tmp_path)) == 2
 
@@ -274,6 +249,7 @@ def test_two_calls_at_once(
         pass
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """Lightning starts the second one; it trains along and leaves the rest to the first."""
     file, out = tmp_path / "tiny.yaml", tmp_path / "out"
@@ -287,3 +263,52 @@ def test_a_run_of_two_processes(tmp_path: Path, tiny: dict[str, Any]) -> None:
     lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
     # 280 images: four batches of 32 for each process, which share the batch of 64.
     assert [line["images"] for line in lines] == [256, 256]
+
+
+@pytest.mark.slow
+def test_slurm_jobs(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """The same jobs as SLURM's, run by submitit as processes of this machine."""
+    pytest.importorskip("submitit")
+    settings = checked_benchmark(tiny | {"seeds": [1], "default_rows": ["raw-pixels"]})
+    launcher = SlurmLauncher(None, 1, tmp_path / "logs", {"timeout_min": 5}, cluster="local")
+    records, failed = run_benchmark(settings, make_plan(settings), tmp_path / "out", launcher)
+    assert [r["row"] for r in records] == ["raw-pixels"]
+    assert not failed
+
+
+def test_wrong_slurm_options(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    with pytest.raises(ConfigError, match="--slurm"):
+        SlurmLauncher(None, 1, tmp_path, {"slurm_patition": "gpu"}, cluster="local")
+
+
+def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Those of a teacher that failed are not started."""
+    tiny["rows"] = {"teacher": {"config": "teacher"}, "seed": {"config": "seed"}}
+    settings = checked_benchmark(tiny | {"teacher": "teacher", "seeds": [1]})
+    plan = make_plan(settings)
+    started: list[str] = []
+
+    def launcher(folders: Sequence[Path], *_: Any) -> dict[Path, str]:
+        started.extend(folder.name for folder in folders)
+        return {folder: "out of memory" for folder in folders if fails}
+
+    fails = True
+    records, failed = run_benchmark(settings, plan, tmp_path, launcher)
+    teacher, student = (run.folder for run in plan)
+    assert started == [teacher]
+    assert failed == {teacher: "out of memory", student: f"its teacher {teacher} failed"}
+    assert records == []
+    fails = False
+    run_benchmark(settings, plan, tmp_path, launcher)
+    assert started[1:] == [teacher, student]
+
+
+def test_a_process_that_fails(tmp_path: Path) -> None:
+    """Its reason is the last line that it printed."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "planned.json").write_text("{}")
+    failed = LocalLauncher(1, 1)([tmp_path / "a", tmp_path / "b"], lambda: None)
+    assert [folder.name for folder in failed] == ["a", "b"]
+    assert all("missing" in reason for reason in failed.values())

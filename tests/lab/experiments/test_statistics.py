@@ -1,34 +1,51 @@
-"""Statistics over seeds, against scipy and loops by hand."""
+"""Statistics over seeds against scipy and loops by hand; what the runs say of hypotheses."""
 
 from __future__ import annotations
 
+import json
 import math
-import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from solo_ext.lab.experiments import records
+from solo_ext.lab.experiments.records import CLAIMS, note_claims, times_written
+from solo_ext.lab.experiments.results import Place, Results, read_results
+from solo_ext.lab.experiments.run import run_benchmark
 from solo_ext.lab.experiments.statistics import (
     Estimate,
-    common_seeds,
+    Verdict,
+    differences,
     estimate,
     holm,
-    mean_ranks,
-    paired_differences,
     paired_p_value,
+    verdicts,
+)
+from tests.lab.experiments.report_records import (
+    noted,
+    record,
+    results,
+    rows_of,
+    settings,
+    write_folder,
 )
 
 VALUES = [47.9, 44.1, 46.3, 49.2, 45.0]
 OTHERS = [46.0, 44.8, 44.1, 47.0, 44.2]
+BASE = [40.0, 42.0, 41.0]
+ABOVE, BELOW, AROUND = [45.0, 47.2, 46.1], [35.0, 37.2, 36.1], [41.0, 40.0, 42.0]
+"""Scores of seeds whose runs finished on the 2nd, 3rd and 4th of March 2026, at 10."""
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("count", [2, 5])
 def test_interval_is_scipys(count: int) -> None:
     values = VALUES[:count]
     found = estimate(values)
     assert found is not None
-    assert found.half is not None
     assert found.count == count
     assert found.mean == pytest.approx(sum(values) / count)
     by_hand = math.sqrt(sum((v - sum(values) / count) ** 2 for v in values) / (count - 1))
@@ -38,30 +55,30 @@ def test_interval_is_scipys(count: int) -> None:
 
 
 def test_one_value_has_no_interval_and_none_has_nothing() -> None:
-    assert estimate([3.5]) == Estimate(3.5, None, None, 1)
-    assert estimate([3.5]).low is None  # type: ignore[union-attr]
+    assert estimate([3.5]) == Estimate(3.5, None, None, None, 1)
     assert estimate([]) is None
 
 
 def test_differences_are_of_the_seeds_that_both_have() -> None:
-    row, base = {3: 5.0, 1: 2.0, 7: 9.0}, {1: 1.5, 2: 8.0, 3: 7.0}
-    assert paired_differences(row, base) == {1: 0.5, 3: -2.0}
-    assert list(paired_differences(row, base)) == [1, 3]
-    assert paired_differences(row, {}) == {}
+    rows = [record("a", seed, knn) for seed, knn in ((3, 5.0), (1, 2.0), (2, 9.0))]
+    bases = [record("b", seed, knn) for seed, knn in ((1, 1.5), (3, 7.0))]
+    place = Place("digits", "default")
+    assert differences(Results(settings(), rows + bases), place, "a", "b", "knn") == [0.5, -2.0]
+    assert differences(Results(settings(), rows), place, "a", "b", "knn") == []
 
 
 def test_p_value_is_scipys() -> None:
-    differences = [a - b for a, b in zip(VALUES, OTHERS, strict=True)]
-    assert paired_p_value(differences) == pytest.approx(stats.ttest_rel(VALUES, OTHERS).pvalue)
+    pairs = [a - b for a, b in zip(VALUES, OTHERS, strict=True)]
+    assert paired_p_value(pairs) == pytest.approx(stats.ttest_rel(VALUES, OTHERS).pvalue)
     # Without the pairs it is another number.
-    assert paired_p_value(differences) != pytest.approx(stats.ttest_ind(VALUES, OTHERS).pvalue)
+    assert paired_p_value(pairs) != pytest.approx(stats.ttest_ind(VALUES, OTHERS).pvalue)
 
 
 @pytest.mark.parametrize(
-    ("differences", "p"), [([], None), ([1.0], None), ([0.0, 0.0], 1.0), ([2.0, 2.0, 2.0], 0.0)]
+    ("pairs", "p"), [([], None), ([1.0], None), ([0.0, 0.0], 1.0), ([2.0, 2.0, 2.0], 0.0)]
 )
-def test_p_value_at_the_edges(differences: list[float], p: float | None) -> None:
-    assert paired_p_value(differences) == p
+def test_p_value_at_the_edges(pairs: list[float], p: float | None) -> None:
+    assert paired_p_value(pairs) == p
 
 
 def test_holm_by_hand() -> None:
@@ -71,38 +88,173 @@ def test_holm_by_hand() -> None:
     assert holm([]) == []
 
 
-def test_holm_rejects_what_stepping_down_rejects() -> None:
-    draw = random.Random(0)
-    for _ in range(50):
-        p_values = [draw.random() ** 3 for _ in range(6)]
-        rejected = set()
-        for place, index in enumerate(sorted(range(6), key=lambda i: p_values[i])):
-            if p_values[index] > 0.05 / (6 - place):
-                break
-            rejected.add(index)
-        assert {i for i, p in enumerate(holm(p_values)) if p <= 0.05} == rejected
+def hypothesis(**given: Any) -> dict[str, Any]:
+    base = {"claim": "a is better", "source": "a paper", "row": "a", "base": "b", "measure": "knn"}
+    return {**base, "seeds": 3, **given}
 
 
-def test_ranks_are_over_the_seeds_that_all_rows_have() -> None:
-    scores = {
-        "a": {1: 10.0, 2: 20.0, 3: 1.0},
-        "b": {1: 30.0, 2: 20.0, 3: 2.0},
-        "c": {1: 20.0, 2: 5.0},
-        "never": {},
+def made(**given: Any) -> Any:
+    return settings(hypotheses={"h": hypothesis(**given)})
+
+
+def verdict(scores: Sequence[float], **given: Any) -> Verdict:
+    (found,) = verdicts(results({"a": scores, "b": BASE}, hypotheses={"h": hypothesis(**given)}))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("scores", "direction", "answer"),
+    [
+        (ABOVE, "above", "reproduced"),
+        (BELOW, "above", "contradicted"),
+        (ABOVE, "below", "contradicted"),
+        (BELOW, "below", "reproduced"),
+        (AROUND, "above", "undecided"),
+        (AROUND, "below", "undecided"),
+    ],
+)
+def test_verdict_by_side_of_the_interval(scores: list[float], direction: str, answer: str) -> None:
+    found = verdict(scores, direction=direction)
+    assert found.answer == answer
+    assert found.reason == ("the interval holds 0" if answer == "undecided" else "")
+    assert found.p_value == pytest.approx(stats.ttest_rel(scores, BASE).pvalue)
+    assert (found.p_value < 0.05) == (answer != "undecided")
+
+
+@pytest.mark.parametrize(
+    ("scores", "margin", "answer"),
+    [
+        (BELOW, 0.0, "reproduced"),
+        (AROUND, 0.0, "undecided"),
+        (AROUND, 9.0, "reproduced"),
+        (ABOVE, 0.0, "contradicted"),
+        (ABOVE, 9.0, "reproduced"),
+        (ABOVE, 5.0, "contradicted"),
+    ],
+)
+def test_not_above_needs_an_interval_below_the_margin(
+    scores: list[float], margin: float, answer: str
+) -> None:
+    """Five more or less points in each pair, give or take 0.3; around none, give or take 5."""
+    assert verdict(scores, direction="not_above", margin=margin).answer == answer
+
+
+def test_too_few_seeds_decide_nothing() -> None:
+    found = verdict(ABOVE, seeds=5)
+    assert (found.answer, found.reason) == ("undecided", "3 of 5 pairs")
+    assert found.p_value is not None
+    found = verdict([50.0], seeds=2)
+    assert (found.answer, found.reason) == ("undecided", "1 of 2 pairs")
+    assert found.p_value is found.adjusted is None
+
+
+def test_rows_without_a_common_seed() -> None:
+    made = settings(hypotheses={"h": hypothesis()})
+    (found,) = verdicts(Results(made, [record("a", 1), record("b", 2)], noted(made)))
+    assert (found.answer, found.reason) == ("undecided", "0 of 3 pairs")
+    assert found.estimate is None
+
+
+def test_no_verdict_where_a_row_has_no_runs() -> None:
+    assert verdicts(results({"b": BASE}, hypotheses={"h": hypothesis()})) == []
+
+
+def test_holm_is_over_all_tests_of_the_benchmark() -> None:
+    both = {
+        "x": hypothesis(),
+        "y": hypothesis(row="pixels"),
+        "z": hypothesis(row="pixels", base="a"),
     }
-    assert common_seeds(scores) == [1, 2]
-    # Seed 1: b, c, a. Seed 2: a and b share 1.5, c.
-    assert mean_ranks(scores) == {"a": 2.25, "b": 1.25, "c": 2.5}
+    found = verdicts(results({"a": ABOVE, "b": BASE, "pixels": AROUND}, hypotheses=both))
+    p = sorted(v.p_value for v in found if v.p_value is not None)
+    assert [v.adjusted for v in sorted(found, key=lambda v: v.p_value or 0)] == pytest.approx(
+        [3 * p[0], max(3 * p[0], 2 * p[1]), max(3 * p[0], 2 * p[1], p[2])]
+    )
 
 
-def test_ranks_are_scipys() -> None:
-    draw = random.Random(1)
-    scores = {row: {seed: float(draw.randint(0, 5)) for seed in (1, 2, 3)} for row in "abcdefg"}
-    ranks = [stats.rankdata([-by_seed[seed] for by_seed in scores.values()]) for seed in (1, 2, 3)]
-    assert list(mean_ranks(scores).values()) == pytest.approx(list(np.mean(ranks, axis=0)))
+def test_every_data_set_and_budget_has_a_verdict() -> None:
+    made = settings(
+        datasets={"digits": {}, "cifar10": {}},
+        budgets={"short": [], "long": ["max_epochs=9"]},
+        hypotheses={"h": hypothesis()},
+    )
+    records = [
+        *rows_of({"a": ABOVE, "b": BASE}, dataset="digits", budget="long"),
+        *rows_of({"a": BELOW, "b": BASE}, dataset="cifar10", budget="short"),
+    ]
+    found = {tuple(v.place): v.answer for v in verdicts(Results(made, records, noted(made)))}
+    assert found == {("digits", "long"): "reproduced", ("cifar10", "short"): "contradicted"}
 
 
-def test_no_ranks_without_a_common_seed() -> None:
-    assert mean_ranks({"a": {1: 1.0}, "b": {2: 1.0}}) == {}
-    assert mean_ranks({}) == {}
-    assert mean_ranks({"a": {1: 1.0}}) == {"a": 1.0}
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / CLAIMS).read_text().splitlines()]
+
+
+def noted_on(folder: Path, given: Any, written: str) -> None:
+    """As if that had been its time."""
+    note_claims(given, folder)
+    kept = [line | {"written": written} for line in lines(folder)]
+    (folder / CLAIMS).write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+
+
+def test_a_line_for_what_decides_and_none_for_words(tmp_path: Path) -> None:
+    note_claims(made(), tmp_path)
+    note_claims(made(), tmp_path)
+    note_claims(made(note="a small data set", claim="a is the better one"), tmp_path)
+    note_claims(made(margin=0), tmp_path)
+    assert [line["name"] for line in lines(tmp_path)] == ["h"]
+    note_claims(made(direction="below"), tmp_path)
+    assert [line["hypothesis"]["direction"] for line in lines(tmp_path)] == ["above", "below"]
+
+
+def test_a_changed_hypothesis_has_a_new_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_claims(made(), tmp_path)
+    assert times_written(made(), tmp_path) == {"h": lines(tmp_path)[0]["written"]}
+    # Settings that were edited since are not those that were noted.
+    assert times_written(made(measure="linear"), tmp_path) == {}
+    monkeypatch.setattr(records, "datetime", _Later)
+    note_claims(made(measure="linear"), tmp_path)
+    note_claims(made(), tmp_path)
+    assert times_written(made(), tmp_path) == {"h": "2999-01-01T00:00:00+00:00"}
+
+
+def test_it_is_noted_before_anything_is_started(tmp_path: Path) -> None:
+    def looks(*_: Any) -> dict[Path, str]:
+        assert [line["name"] for line in lines(tmp_path)] == ["h"]
+        return {tmp_path: "seen"}
+
+    assert run_benchmark(made(), [], tmp_path, looks)[1] == {tmp_path.name: "seen"}
+
+
+class _Later(records.datetime):
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        return cls(2999, 1, 1, tzinfo=tz)
+
+
+@pytest.mark.parametrize(
+    ("written", "known"), [("2026-03-01T10:00:00+00:00", 0), ("2026-03-02T12:00:00+02:00", 2)]
+)
+def test_written_when_runs_were_known(written: str, known: int) -> None:
+    (found,) = verdicts(Results(made(), rows_of({"a": ABOVE, "b": BASE}), {"h": written}))
+    assert found.answer == ("undecided" if known else "reproduced")
+    assert found.reason == (f"{known} of its runs were known when it was written" * bool(known))
+
+
+def test_settings_that_are_edited_after_the_runs(tmp_path: Path) -> None:
+    """Which only the report reads: nothing was noted of the hypothesis as it is now."""
+    write_folder(tmp_path, made(direction="below"), rows_of({"a": ABOVE, "b": BASE}))
+    noted_on(tmp_path, made(direction="below"), "2026-03-01T00:00:00+00:00")
+    (found,) = verdicts(read_results(tmp_path))
+    assert (found.answer, found.reason) == ("contradicted", "")
+    write_folder(tmp_path, made(note="Seen."), rows_of({"a": ABOVE, "b": BASE}))
+    (found,) = verdicts(read_results(tmp_path))
+    assert (found.answer, found.reason) == ("undecided", "it was not noted before its runs")
+    noted_on(tmp_path, made(), "2026-03-01T00:00:00+00:00")
+    (found,) = verdicts(read_results(tmp_path))
+    assert (found.answer, found.reason) == ("reproduced", "")
+    (tmp_path / CLAIMS).unlink()
+    (found,) = verdicts(read_results(tmp_path))
+    assert (found.answer, found.reason) == ("undecided", "it was not noted before its runs")
