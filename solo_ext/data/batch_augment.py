@@ -48,28 +48,19 @@ class ViewDraws(NamedTuple):
     Rows are sorted: jittered images come first, by the position of hue among the steps of their
     jitter, so that images with the same position are one slice.
 
-    Attributes:
-        rows: the image that each row is of (N,).
-        box: top, left, height and width of the crop (N, 4).
-        flip: 0 or 1 (N,).
-        affine: weights (N, steps, 3) of the image, its grey and the mean of its grey, for the
-            steps of the jitter except hue, in each image's order.
-        hue: shift in turns (N,); ``None`` for a jitter without hue.
-        hue_stops: first row of each position of hue, then of the rows without jitter.
-        gray: 0 or 1 (N,).
-        blurred, solarized, equalized: rows that are, ascending.
-        radius: of the blur of each blurred row, in pixels.
+    ``affine`` has the weights of the image, its grey and the mean of its grey, for the steps of
+    the jitter except hue, in each image's order.
     """
 
-    rows: Tensor
-    box: Tensor
-    flip: Tensor
-    affine: Tensor
-    hue: Tensor | None
-    hue_stops: tuple[int, ...]
-    gray: Tensor
-    blurred: Tensor
-    radius: Tensor
+    rows: Tensor  # (N,) the image that each row is of
+    box: Tensor  # (N, 4) top, left, height and width of the crop
+    flip: Tensor  # (N,) 0 or 1
+    affine: Tensor  # (N, steps, 3)
+    hue: Tensor | None  # (N,) shift in turns
+    hue_stops: tuple[int, ...]  # first row of each position of hue, then of those without jitter
+    gray: Tensor  # (N,) 0 or 1
+    blurred: Tensor  # rows, ascending, as below
+    radius: Tensor  # in pixels, of each blurred row
     solarized: Tensor
     equalized: Tensor
 

@@ -23,9 +23,8 @@ from solo_ext.data.workers import WorkerLoader
 def training_set(trainer: Any, cfg: CommonConfig) -> Any:
     """The training set that the indices in a trainer's batches refer to.
 
-    Args:
-        trainer: a Trainer that has started to fit.
-        cfg: the run's config; DALI's loader has no data set, so its images are opened from there.
+    The trainer has started to fit. solo-learn's DALI loader has no data set, so its images are
+    opened from the config.
 
     Raises:
         ConfigError: the data set cannot be read with another transform.

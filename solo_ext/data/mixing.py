@@ -19,17 +19,11 @@ first ones."""
 
 
 class MixDraws(NamedTuple):
-    """Random parameters of mixing one view of N images.
+    """Random parameters of mixing one view of N images."""
 
-    Attributes:
-        partner: the image that each one is mixed with (N,).
-        share: the share of its own that it keeps (N,), 1 if it is left alone.
-        centre: centre of CutMix's box, as shares of height and width (N, 2).
-    """
-
-    partner: Tensor
-    share: Tensor
-    centre: Tensor
+    partner: Tensor  # (N,) the image that each one is mixed with
+    share: Tensor  # (N,) the share of its own that it keeps, 1 if it is left alone
+    centre: Tensor  # (N, 2) of CutMix's box, as shares of height and width
 
 
 class ViewMixer:
@@ -42,10 +36,6 @@ class ViewMixer:
 
     Everything except the choice of x' is a function of (seed, epoch, index). x' is the next image
     in an order drawn from them, so it depends on which images the batch has, not on their order.
-
-    Args:
-        settings: the section ``data.mix``.
-        seed: seed of the run.
 
     >>> mixer = ViewMixer(Mix(name="mixup"), seed=5)
     >>> draws = mixer.draw(epoch=0, indices=np.arange(4), views=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import multiprocessing
 import os
@@ -123,7 +122,6 @@ def worker_context(num_workers: int, start_method: str | None) -> str | None:
     """Value for ``multiprocessing_context`` of a ``DataLoader``; ``None`` is Python's default."""
     if not num_workers:
         return None
-    _end_with_the_program()
     if threading.current_thread() is threading.main_thread():
         chosen = start_method or multiprocessing.get_start_method(allow_none=True)
         # The first method is the default; `get_start_method()` would fix it for the program.
@@ -164,13 +162,9 @@ def _end_after(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-@functools.cache
-def _end_with_the_program() -> None:
-    """Kills workers at exit: Python would send SIGTERM, which they ignore, and wait forever."""
-    atexit.register(_kill_workers)
-
-
+@atexit.register
 def _kill_workers() -> None:
+    # At exit Python would send SIGTERM, which workers ignore, and wait forever.
     left = [child for child in multiprocessing.active_children() if child.daemon]
     if left and hasattr(signal, "SIGCHLD"):
         # A loader's handler would raise an error here because its workers were killed.

@@ -283,7 +283,7 @@ class Contrastive(ProjectedMethod):
         if positives is not None and self.support_set is not None:
             return self._neighbours_against_batch(queries, positives)
         if positives is None and len(queries) == 2 and not self._mixing.active(self.current_epoch):
-            # The same loss in fewer operations than the general case below.
+            # The same loss as the general case below, by a kernel for two views.
             return [two_view_terms(queries[0], queries[1], self.kwargs.temperature, self.estimator)]
         batch = batch_of_views(queries)
         if positives is not None:

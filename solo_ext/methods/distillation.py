@@ -118,9 +118,8 @@ class Distillation(ProjectedMethod):
             in_checkpoint=kwargs.teacher.in_checkpoint,
             prototypes=loaded.prototypes if self.keep_prototypes else None,
         )
-        entries = zip(self.cfg.augmentations, common_config(self.cfg).augmentations, strict=True)
-        crops = [crop for entry, crop in entries for _ in range(entry.num_crops)]
-        crops = crops[: self.num_targets]
+        views = zip(common_config(self.cfg).augmentations, self.cfg.augmentations, strict=True)
+        crops = [crop for crop, given in views for _ in range(given.num_crops)][: self.num_targets]
         _refuse_sizes({crop.crop_size for crop in crops}, loaded)
         self.teacher_views = nn.ModuleList(
             Renormalize(*statistics(self.cfg.data.dataset, crop), loaded.mean, loaded.std)

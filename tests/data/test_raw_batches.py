@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from solo_ext.data.loaders import ResumableLoader
 from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
 from solo_ext.data.reading import Images, UnreadableImage
 from solo_ext.data.views import EpochSampler, SampleKey
-from tests.data.making import section
+from tests.data.making import same, section
 
 COUNT = 12
 
@@ -120,3 +121,16 @@ def test_a_part_stays_an_array(given: dict[str, Any], monkeypatch: pytest.Monkey
     wanted = np.stack([np.asarray(part[i][0]) for i in range(len(part))])
     assert len(part) == 16
     assert np.array_equal(read.read(range(16))[1].numpy(), wanted.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.fault
+def test_a_killed_worker_changes_no_batch(folder: Callable[..., Images]) -> None:
+    images = folder()
+    batches = RawBatches(images, open_pixels(images, in_memory=False))
+    expected = list(ResumableLoader(batches, EpochSampler(COUNT, 0), 1, 0))
+    others, served = set(multiprocessing.active_children()), []
+    for batch in ResumableLoader(batches, EpochSampler(COUNT, 0), 1, 1):
+        served.append(batch)
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.kill()
+    assert same(served, expected)

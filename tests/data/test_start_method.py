@@ -40,8 +40,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
     files = [png(20 * index) for index in range(6)]
     for index, file in enumerate(files):
-        (root / "ab"[index // 3]).mkdir(exist_ok=True)
-        (root / "ab"[index // 3] / f"{index}.png").write_bytes(file if index else b"")
+        place = root / "folder" / "ab"[index // 3]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{index}.png").write_bytes(file if index else b"")
     write_h5(root / "images.h5", files)
     save_table(root / "table", files)
     return root
@@ -58,7 +59,7 @@ def config(root: Path, **data: Any) -> RunConfig:
 
 def sections(root: Path) -> dict[str, Images]:
     return {
-        "folder, one image skipped": section(root, unreadable="skip"),
+        "folder, one image skipped": section(root / "folder", unreadable="skip"),
         "a part": section(root / "images.h5", format="h5", fraction=0.5),
         "h5": section(root / "images.h5", format="h5", no_labels=True),
         "huggingface": section(root / "table", format="huggingface"),

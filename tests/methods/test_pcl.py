@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from solo_ext.config.schema import Crop
 from solo_ext.data.transforms import eval_transform, statistics
 from solo_ext.data.views import FixedViews
 from solo_ext.lab.training.prepare import Prepared, prepare
@@ -59,8 +59,8 @@ class Watch(Callback):
 @torch.no_grad()
 def by_hand(method: PCL, images: Any) -> Tensor:
     """Momentum embeddings of all images in order, one at a time."""
-    size = method.cfg.augmentations[0].crop_size
-    transform = eval_transform(size, *statistics("custom", Crop(crop_size=size)))
+    first = method.cfg.augmentations[0]
+    transform = eval_transform(first.crop_size, *statistics("custom", first))
     networks = method.momentum_backbone, method.momentum_projector
     modes = [network.training for network in networks]
     for network in networks:
@@ -185,7 +185,7 @@ def test_step_is_the_sum_of_its_terms(
     settings = {"proto_weight": 0.3, "num_prototypes": [40, 30], "collisions": "merge"}
     method = with_prototypes(made(make_config, symmetric=symmetric, **settings)).eval()
     # Six samples: more prototypes than the batch has, for the negatives to be drawn from.
-    method.kwargs = method.kwargs.model_copy(update={"num_negatives": drawn})
+    method.kwargs = replace(method.kwargs, num_negatives=drawn)
     logged: dict[str, Tensor] = {}
     monkeypatch.setattr(method, "log_dict", lambda metrics, **_: logged.update(metrics))
     indices, targets = torch.tensor([5, 40, 7, 0, 33, 12]), torch.tensor([0, 1, 2, 0, 1, 2])
