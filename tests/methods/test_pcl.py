@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +184,7 @@ def test_step_is_the_sum_of_its_terms(
     settings = {"proto_weight": 0.3, "num_prototypes": [40, 30], "collisions": "merge"}
     method = with_prototypes(made(make_config, symmetric=symmetric, **settings)).eval()
     # Six samples: more prototypes than the batch has, for the negatives to be drawn from.
-    method.kwargs = replace(method.kwargs, num_negatives=drawn)
+    method.kwargs = method.kwargs.model_copy(update={"num_negatives": drawn})
     logged: dict[str, Tensor] = {}
     monkeypatch.setattr(method, "log_dict", lambda metrics, **_: logged.update(metrics))
     indices, targets = torch.tensor([5, 40, 7, 0, 33, 12]), torch.tensor([0, 1, 2, 0, 1, 2])
