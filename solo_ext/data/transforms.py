@@ -11,7 +11,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision import transforms as T
 
-from solo_ext.config.schema import Augmentation, CommonConfig, Crop, Mix
+from solo_ext.config.schema import Augmentation, CommonConfig, Crop
 
 Transform = Callable[[Image.Image], Tensor]
 Statistics = tuple[Sequence[float], Sequence[float]]
@@ -144,28 +144,3 @@ class FixedView:
         shorter = self.size if min(image.size) <= self.size else round(self.size * 8 / 7)
         resized = T.functional.resize(image, shorter, T.InterpolationMode.BICUBIC)
         return T.functional.center_crop(resized, [self.size])  # type: ignore[no-any-return]
-
-
-def first_random_setting(
-    augmentations: Sequence[Augmentation], mix: Mix | None = None
-) -> str | None:
-    """The first setting that makes views random, as ``key=value``; ``None`` if every view is fixed.
-
-    A teacher's features can be cached only if views are the same in every epoch.
-
-    >>> first_random_setting([Augmentation(crop_size=8, num_crops=1)])
-    'augmentations.0.rrc.enabled=true'
-    """
-    for place, a in enumerate(augmentations):
-        # Even a crop of the whole area may lose a line of pixels to rounding.
-        random: dict[str, Any] = {"rrc.enabled": "true" if a.rrc.enabled else None}
-        random |= {name: getattr(a, name) for name in ("rand_augment", "auto_augment")}
-        random["color_jitter.prob"] = any(a.color_jitter.strengths) and a.color_jitter.prob
-        random["gaussian_blur.prob"] = a.gaussian_blur.prob
-        for name in ("grayscale", "solarization", "equalization", "horizontal_flip"):
-            # What is done to every view or to none leaves nothing to chance.
-            random[f"{name}.prob"] = getattr(a, name).prob % 1
-        for key, value in random.items():
-            if value:
-                return f"augmentations.{place}.{key}={value}"
-    return f"data.mix.prob={mix.prob}" if mix is not None and mix.prob else None

@@ -51,8 +51,7 @@ def unknown_backbone(name: str, own: Iterable[str]) -> ConfigError:
     """Error for a name that is neither the host's nor timm's."""
     if name.startswith(PREFIX):
         models = [PREFIX + model for model in timm.list_models()]
-        close = nearest(name, models, show=0).partition(" allowed:")[0].removeprefix("allowed:")
-        remedy = f"{close} see timm.list_models()".strip()
+        remedy = f"{nearest(name, models, show=0)} see timm.list_models()".strip()
     elif timm.is_model(name):
         remedy = f"did you mean {PREFIX + name!r}?"
     else:

@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -59,8 +59,8 @@ class TrainingStep(pl.LightningModule):
     Mixin of :class:`solo_ext.host.release_1_0_2.base.BaseMethod`, which has the attributes.
     """
 
-    backbone: Any
-    classifier: Any
+    backbone: nn.Module
+    classifier: nn.Module
     knn: Any
     knn_eval: bool
     no_channel_last: bool
@@ -126,8 +126,8 @@ class TrainingStep(pl.LightningModule):
 class MomentumTrainingStep(TrainingStep):
     """Mixin of :class:`solo_ext.host.release_1_0_2.base.BaseMomentumMethod`, likewise."""
 
-    momentum_backbone: Any
-    momentum_classifier: Any
+    momentum_backbone: nn.Module
+    momentum_classifier: nn.Module | None
 
     @torch.no_grad()
     def momentum_forward(self, X: Tensor) -> dict[str, Any]:

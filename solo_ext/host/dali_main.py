@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -62,7 +63,10 @@ class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore
             order = torch.randperm(len(files), generator=generator).tolist()
         if encode_indexes_into_labels:
             self.conversion_map = targets
-        self._set(batch_size, device, transforms, device_id, num_threads, mix(seed, shard_id))
+        self.batch_size, self.num_threads = batch_size, max(num_threads, 1)
+        # Given a device number, DALI opens that GPU even if all operators run on the CPU.
+        self.device, self.device_id = device, None if device == "cpu" else device_id
+        self.transforms, self.seed = transforms, mix(seed, shard_id) % 2**31
         open_reader(
             self,
             [files[i] for i in order],
@@ -72,35 +76,6 @@ class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore
             num_shards=num_shards,
             shuffle_after_epoch=random_shuffle,
         )
-
-    def _set(
-        self,
-        batch_size: int,
-        device: str,
-        transforms: Any,
-        device_id: int | None,
-        num_threads: int,
-        seed: int,
-    ) -> None:
-        self.batch_size, self.num_threads = batch_size, max(num_threads, 1)
-        # Given a device number, DALI opens that GPU even if all operators run on the CPU.
-        self.device, self.device_id = device, None if device == "cpu" else device_id
-        self.transforms, self.seed = transforms, seed % 2**31
-
-    @classmethod
-    def of(cls, wanted: DALIPass) -> PretrainPipelineBuilder:
-        """Makes the builder of one pass, with files in the given order."""
-        made = cls.__new__(cls)
-        made._set(
-            wanted.batch_size,
-            wanted.device,
-            transforms(wanted),
-            wanted.device_id,
-            wanted.num_threads,
-            wanted.seed,
-        )
-        open_reader(made, wanted.files, wanted.numbers, wanted.device)
-        return made
 
 
 class PretrainWrapper(upstream.PretrainWrapper):  # type: ignore[misc]
@@ -135,12 +110,14 @@ def transforms(wanted: DALIPass) -> Any:
 
 def batches(wanted: DALIPass) -> Iterator[Any]:
     """Yields ``[indices, [crops], targets]`` of one pass."""
-    builder = PretrainPipelineBuilder.of(wanted)
-    pipeline = builder.pipeline(
-        batch_size=builder.batch_size,
-        num_threads=builder.num_threads,
-        device_id=builder.device_id,
-        seed=builder.seed,
+    graph = SimpleNamespace(device=wanted.device, transforms=transforms(wanted))
+    open_reader(graph, wanted.files, wanted.numbers, wanted.device)
+    pipeline = PretrainPipelineBuilder.pipeline(
+        graph,
+        batch_size=wanted.batch_size,
+        num_threads=wanted.num_threads,
+        device_id=wanted.device_id,
+        seed=wanted.seed,
     )
     return iter(
         PretrainWrapper(dataset_size=len(wanted.files), **wanted.wrapper_arguments(pipeline))

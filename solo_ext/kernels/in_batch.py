@@ -1,11 +1,13 @@
 """Contrastive losses whose candidates are rows of the batch and learn as well.
 
-The gradients are computed in the forward pass, block by block of anchors, so that no (N, K) matrix
-is kept for the backward pass.
+The gradients are computed in the forward pass, so that no (N, K) matrix is kept for the backward
+pass: :func:`batch_contrast` goes through blocks of anchors, and :func:`two_view_contrast` does all
+at once if both views of a batch on one process fit in a block.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -153,3 +155,126 @@ class _BatchContrast(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         return *(None if g is None else g * grad for g in ctx.gradients), *[None] * 5
+
+
+_SAFE_QUOTIENT = 60.0
+"""Exponents between -60 and 0 leave room in fp32 for their quotients and sums."""
+_SHORTEST = 1e-12
+"""Shorter rows are divided by this instead, as ``torch.nn.functional.normalize`` does."""
+
+
+def two_view_fits(z: Tensor, inverse_temperature: float, beta: float) -> bool:
+    """Whether :func:`two_view_contrast` can compute a batch with the view ``z`` (N, D)."""
+    rows, largest = 2 * len(z), 2 * (1 + beta) * inverse_temperature
+    return len(z) > 1 and largest <= _SAFE_QUOTIENT and rows <= tile_rows(z, rows, 16, share=4)
+
+
+def two_view_contrast(
+    z1: Tensor,
+    z2: Tensor,
+    inverse_temperature: float,
+    tau_plus: float = 0.0,
+    beta: float = 0.0,
+    detach_weights: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean loss of every row of two views with its other view, against all other rows.
+
+    ``log(1 + M_i exp(-s_i))`` with s_i the similarity to the other view over the temperature and
+    M_i the mass that :class:`solo_ext.losses.NegativeEstimator` estimates, as
+    :func:`batch_contrast` computes it, in half the time or less for small batches: the anchors are
+    the candidates, so one product gives all similarities and another all gradients.
+
+    Args:
+        z1, z2: (N, D), fp32 or fp64, of any scale; :func:`two_view_fits` must hold.
+        inverse_temperature: 1 / T.
+        tau_plus, beta, detach_weights: of the estimate.
+
+    Returns:
+        Without gradient but for the first: the scalar loss, that of each anchor (2, N), the mass
+        times ``(1 - tau_plus) exp(-1 / T)`` (2, N), and whether it lies above its floor (2, N).
+
+    Example:
+        >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
+        >>> loss, *_ = two_view_contrast(z1, z2, inverse_temperature=2.0)
+        >>> rows = torch.nn.functional.normalize(torch.cat((z1, z2)))
+        >>> logits = (2.0 * rows @ rows.T).fill_diagonal_(float("-inf"))
+        >>> loss.allclose(torch.nn.functional.cross_entropy(logits, torch.arange(16).roll(8)))
+        True
+    """
+    if not torch.is_grad_enabled():
+        z1, z2 = z1.detach(), z2.detach()
+    return _TwoViews.apply(z1, z2, inverse_temperature, tau_plus, beta, detach_weights)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _TwoViews(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z1: Tensor,
+        z2: Tensor,
+        inverse_temperature: float,
+        tau: float,
+        beta: float,
+        detach_weights: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        images = len(z1)
+        count, rest = 2 * images - 2, 1 - tau
+        rows = torch.cat((z1, z2))
+        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        divisors = lengths.clamp(min=_SHORTEST)
+        rows.div_(divisors)
+        # All similarities, minus the largest value that they can have.
+        shift = rows.new_full((1, 1), -inverse_temperature)
+        similar = torch.addmm(shift, rows, rows.T, alpha=inverse_temperature)
+        own = _own(similar)
+        positive = own[0, 1].exp()
+        own.fill_(float("-inf"))
+        # Symmetric: exp(beta s), which is 1 for all negatives without beta, and exp((1 + beta) s).
+        low = (similar * beta).exp_() if beta else None
+        high = similar.exp_() if low is None else similar.exp_().mul_(low)
+        sums: Tensor | float = count if low is None else low.sum(1)
+        ratio = high.sum(1).div_(sums)
+        mass = (ratio * count).view(2, images)
+        floor = count * math.exp(-2 * inverse_temperature) * rest if tau else 0.0
+        if tau:
+            mass.add_(positive, alpha=-tau * count)
+        kept = mass > floor
+        mass.clamp_(min=floor)
+        # log1p keeps the digits of small losses, which log(...) - s would lose.
+        losses = torch.div(mass, positive).mul_(1 / rest).log1p_()
+        ctx.gradient = None
+        ctx.mark_non_differentiable(losses, mass, kept)
+        if any(ctx.needs_input_grad[:2]):
+            # Slopes are (1 - tau) times those of the sum of the losses; `factor` divides by it.
+            total = torch.add(positive, mass, alpha=1 / rest)
+            of_mass = torch.div(kept, total)
+            of_positive = (mass / total).addcmul_(positive, of_mass, value=tau * count)
+            of_pair = of_positive.sum(0).neg_()
+            # Of the quotient of both sums; a similarity is that of either of its ends.
+            slope = of_mass.view(-1).div(sums).mul_(count)
+            power = 1 if detach_weights else 1 + beta
+            slopes = high.mul_((slope.unsqueeze(1) + slope).mul_(power))
+            if low is not None and not detach_weights:
+                less = slope.mul_(ratio).mul_(beta)
+                slopes.sub_(low.mul_(less.unsqueeze(1) + less))
+            own = _own(slopes)
+            own[0, 1].copy_(of_pair)
+            own[1, 0].copy_(of_pair)
+            factor = inverse_temperature / (2 * images * rest)
+            gradient = torch.addmm(shift, slopes, rows, beta=0, alpha=factor)
+            # Backward of the normalisation: removes the part along the row, unless clamped.
+            along = torch.linalg.vecdot(gradient, rows).unsqueeze(1).mul_(lengths >= _SHORTEST)
+            ctx.gradient = gradient.addcmul_(rows, along, value=-1).div_(divisors)
+        return losses.mean(), losses, mass, kept
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        views = (None, None) if ctx.gradient is None else (ctx.gradient * grad).chunk(2)
+        return *views, *[None] * 4
+
+
+def _own(similar: Tensor) -> Tensor:
+    """(2, 2, N) view of the entries that compare two views of the same image."""
+    images = len(similar) // 2
+    return similar.view(2, images, 2, images).diagonal(dim1=1, dim2=3)

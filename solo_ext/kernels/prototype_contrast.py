@@ -130,7 +130,9 @@ class _Contrast(torch.autograd.Function):
                 slopes = slopes.to(table.dtype)
                 if to_student is not None:
                     to_student[view, rows] += slopes @ table[part]
-                if to_prototypes is not None:
+                if to_prototypes is not None and factors.dtype == to_prototypes.dtype:
+                    to_prototypes[part].addmm_(slopes.T, factors)
+                elif to_prototypes is not None:
                     to_prototypes[part] += slopes.T @ factors
         if to_student is not None:
             to_student *= inverse_temperature

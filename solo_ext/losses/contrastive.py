@@ -19,7 +19,7 @@ from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.kernels.in_batch import batch_contrast
+from solo_ext.kernels.in_batch import batch_contrast, two_view_contrast, two_view_fits
 from solo_ext.kernels.mixed_logsumexp import mixed_logsumexp
 from solo_ext.kernels.tables import table_logsumexp
 from solo_ext.losses.common import LOSSES, check_positive, check_rows, check_table
@@ -354,9 +354,24 @@ def own_columns(rows: Tensor) -> Tensor:
 def two_view_terms(
     z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator = PLAIN
 ) -> ContrastiveTerms:
-    """:func:`contrastive` of two views (N, D), normalised inside, of the batch of all processes."""
-    batch = batch_of_views((z1, z2))
-    return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
+    """:func:`contrastive` of two views (N, D), normalised inside, of the batch of all processes.
+
+    A kernel of its own computes it in fewer operations where the batch is on one process and small.
+    """
+    check_rows(z1=z1, z2=z2)
+    check_positive(temperature=temperature)
+    tau_plus, beta = estimator.tau_plus, estimator.beta
+    with full_precision_products(z1.device):
+        z1, z2 = full_precision(z1, z2)
+        if distributed.world_size() > 1 or not two_view_fits(z1, 1 / temperature, beta):
+            batch = batch_of_views((z1, z2))
+            return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
+        settings = tau_plus, beta, estimator.detach_weights
+        loss, losses, mass, kept = two_view_contrast(z1, z2, 1 / temperature, *settings)
+    log_count = math.log((1 - tau_plus) * (2 * len(z1) - 2))
+    hardness = mass.log().mean().mul_(temperature).add_(1 - temperature * log_count)
+    floored, nan = 1 - kept.mean(dtype=loss.dtype), loss.new_full((), math.nan)
+    return ContrastiveTerms(loss, losses.view(-1, 1), floored, hardness, nan, nan)
 
 
 @LOSSES.register(

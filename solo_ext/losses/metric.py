@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
@@ -30,9 +31,32 @@ def row_distances(x: Tensor, y: Tensor) -> Tensor:
 def pairwise_distances(x: Tensor, y: Tensor) -> Tensor:
     """(N, M) distances of every row of ``x`` to every row of ``y``; gradient 0 at distance 0.
 
-    Differences are taken before they are squared, so that close rows keep their distance.
+    Differences are taken before they are squared, so that close rows keep their distance. The
+    gradient is computed by products, at half the time of ``torch.cdist``'s for large batches, and
+    without its (N, M, D) differences on a GPU.
     """
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    return _PairwiseDistances.apply(x, y)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _PairwiseDistances(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+        ctx.save_for_backward(x, y, distances)
+        return distances
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, y, distances = ctx.saved_tensors
+        weights = torch.where(distances > 0, grad / distances, 0.0)
+        # Shift to the centre, which changes no distance: rows that have collapsed to one place
+        # would otherwise lose their digits in the products below.
+        centre = y.mean(0)
+        x, y = x - centre, y - centre
+        with full_precision_products(grad.device):
+            of_x = weights.sum(1, keepdim=True) * x - weights @ y
+            return of_x, weights.sum(0).unsqueeze(1) * y - weights.T @ x
 
 
 def own_pairs(rows: Tensor) -> Tensor:

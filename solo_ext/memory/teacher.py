@@ -1,4 +1,4 @@
-"""The teacher of a distillation: the frozen network, its normalisation, a cache of its outputs."""
+"""The teacher of a distillation: the frozen network, and its normalisation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from solo_ext.core.distributed import gather
 from solo_ext.core.errors import UserError
-from solo_ext.memory.state import State, Unsynchronised
+from solo_ext.memory.state import State
 
 _WEIGHTS = ("backbone", "head")
 
@@ -150,53 +149,3 @@ class Renormalize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Converts images (N, C, H, W)."""
         return x if self.scale is None or self.shift is None else x * self.scale + self.shift
-
-
-class TeacherCache(Unsynchronised):
-    """A teacher's outputs by sample index, for views that are the same in every epoch.
-
-    Checkpoints do not hold it: the teacher can fill it again.
-
-    Attributes:
-        value: (n, D) in fp32.
-        filled: (n,) whether a row was written.
-
-    Args:
-        dim: D.
-
-    Example:
-        >>> cache = TeacherCache(8)
-        >>> cache.resize_(4)
-        >>> cache.update_(torch.arange(4), torch.ones(4, 8))
-        >>> cache.complete, cache.get(torch.tensor([3, 0])).shape
-        (True, torch.Size([2, 8]))
-    """
-
-    value: Tensor
-    filled: Tensor
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.register_buffer("value", torch.zeros(0, dim), persistent=False)
-        self.register_buffer("filled", torch.zeros(0, dtype=torch.bool), persistent=False)
-
-    def resize_(self, num_samples: int) -> None:
-        """Makes room for ``num_samples`` rows, all empty."""
-        self.value = self.value.new_zeros(num_samples, self.value.shape[1])
-        self.filled = self.filled.new_zeros(num_samples)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every row was written; it waits for the device, so ask between epochs."""
-        return len(self.filled) > 0 and bool(self.filled.all())
-
-    @torch.no_grad()
-    def update_(self, indices: Tensor, z: Tensor) -> None:
-        """Writes the rows (N, D) of samples (N,) from all processes, equally many on each."""
-        indices, z = gather(indices), gather(z.detach().to(self.value.dtype))
-        self.value.index_copy_(0, indices, z)
-        self.filled.index_fill_(0, indices, True)
-
-    def get(self, indices: Tensor) -> Tensor:
-        """Rows (N, D) of some samples (N,); zero where nothing was written."""
-        return self.value.index_select(0, indices)

@@ -36,6 +36,7 @@ from solo_ext.losses.contrastive import (
     NegativeEstimator,
     batch_of_views,
     contrastive,
+    two_view_terms,
 )
 from solo_ext.losses.nnclr import nnclr_terms
 from solo_ext.memory.clusters import ClusterPrototypes
@@ -281,6 +282,9 @@ class Contrastive(ProjectedMethod):
         """
         if positives is not None and self.support_set is not None:
             return self._neighbours_against_batch(queries, positives)
+        if positives is None and len(queries) == 2 and not self._mixing.active(self.current_epoch):
+            # The same loss as the general case below, by a kernel for two views.
+            return [two_view_terms(queries[0], queries[1], self.kwargs.temperature, self.estimator)]
         batch = batch_of_views(queries)
         if positives is not None:
             batch = batch._replace(positives=positives[0].repeat(len(queries), 1, 1))

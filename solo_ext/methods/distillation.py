@@ -95,6 +95,7 @@ class Distillation(ProjectedMethod):
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
         # Imported here: registering a method does not need the code that reads teachers.
+        from solo_ext.config.check import common_config
         from solo_ext.data.transforms import statistics
         from solo_ext.memory.teacher import Renormalize, Teacher
         from solo_ext.pretrained.teachers import load_teacher
@@ -117,7 +118,8 @@ class Distillation(ProjectedMethod):
             in_checkpoint=kwargs.teacher.in_checkpoint,
             prototypes=loaded.prototypes if self.keep_prototypes else None,
         )
-        crops = [a for a in self.cfg.augmentations for _ in range(a.num_crops)][: self.num_targets]
+        views = zip(common_config(self.cfg).augmentations, self.cfg.augmentations, strict=True)
+        crops = [crop for crop, given in views for _ in range(given.num_crops)][: self.num_targets]
         _refuse_sizes({crop.crop_size for crop in crops}, loaded)
         self.teacher_views = nn.ModuleList(
             Renormalize(*statistics(self.cfg.data.dataset, crop), loaded.mean, loaded.std)

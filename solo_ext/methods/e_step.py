@@ -109,9 +109,8 @@ def check_e_step(settings: Any, key: str) -> None:
             "take memory, or e_step=exact",
         )
     if settings.kmeans.backend != "auto":
-        _resolved(
-            settings.kmeans.backend, "cuda" if torch.cuda.is_available() else "cpu", settings, key
-        )
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        _resolved(settings.kmeans.backend, device, settings, key)
 
 
 def check_prototypes(settings: Any, key: str, num_samples: int) -> None:
@@ -333,7 +332,8 @@ class EStep:
         """Embeds the samples ``ids`` into ``features``; barriers keep ranks at about one pace."""
         from solo_ext.data.indexed import indexed_eval_loader
 
-        size, loader = _BATCHES_AT_ONCE * self._config.optimizer.batch_size, ()
+        size = _BATCHES_AT_ONCE * self._config.optimizer.batch_size
+        loader: Any = ()
         if len(ids):
             loader = indexed_eval_loader(self._config, self._dataset, ids.tolist(), size)
         place = torch.full((self._size,), -1)

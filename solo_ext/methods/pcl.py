@@ -102,6 +102,16 @@ class PCL(BaseMomentumMethod):
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`PCLKwargs`.
+
+    Example:
+        >>> from solo_ext.methods.registry import example_config
+        >>> cfg = example_config("pcl", queue_size=16, num_prototypes=[3, 6])
+        >>> method, views = PCL(cfg), torch.randn(2, 4, 3, 32, 32)
+        >>> v = method.projector(method(views[0])["feats"])
+        >>> key = F.normalize(method.embed(views[1]), dim=1)
+        >>> loss, _ = method.contrast([v], [key], indices=torch.arange(4))
+        >>> v.shape, loss.shape
+        (torch.Size([4, 128]), torch.Size([]))
     """
 
     kwargs_type = PCLKwargs

@@ -12,12 +12,11 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision import transforms as T
 
-from solo_ext.config.schema import Augmentation, Mix
+from solo_ext.config.schema import Augmentation
 from solo_ext.data.transforms import (
     STATISTICS,
     FixedView,
     eval_transform,
-    first_random_setting,
     pretrain_transform,
     statistics,
 )
@@ -201,39 +200,3 @@ def test_policies_follow_the_crop_and_draw_from_torch_alone(name: str) -> None:
     for view in views:
         expected = as_tensor(grey(policy(crop(image))))
         assert torch.equal(view, expected)
-
-
-def views_differ(pipeline: Augmentation) -> bool:
-    transform, image = pretrain_transform("custom", [pipeline]), make_image(40, 40)
-    torch.manual_seed(0)
-    first, *others = (transform(image)[0] for _ in range(20))
-    return any(not torch.equal(first, other) for other in others)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({}, None),
-        ({"rrc": {}}, "rrc.enabled=true"),
-        ({"color_jitter": {"prob": 0.5}}, None),
-        ({"color_jitter": {"prob": 1.0, "hue": 0.1}}, "color_jitter.prob=1.0"),
-        ({"color_jitter": {"brightness": 0.4}}, None),
-        ({"gaussian_blur": {"prob": 1.0}}, "gaussian_blur.prob=1.0"),
-        ({"rand_augment": {}}, "rand_augment=num_ops=2 magnitude=9"),
-        ({"auto_augment": {"policy": "svhn"}}, "auto_augment=policy='svhn'"),
-        *(
-            ({name: {"prob": prob}}, f"{name}.prob=0.5" if prob == 0.5 else None)
-            for name in ("grayscale", "solarization", "equalization", "horizontal_flip")
-            for prob in (0.0, 0.5, 1.0)
-        ),
-    ],
-)
-def test_which_setting_leaves_something_to_chance(
-    changes: dict[str, Any], says: str | None
-) -> None:
-    pipeline = augmentation(32, **changes)
-    found = first_random_setting([augmentation(32), pipeline])
-    assert found == (says and f"augmentations.1.{says}")
-    assert views_differ(pipeline) == (says is not None)
-    mixed = first_random_setting([augmentation(32)], Mix(name="mixup", prob=0.5))
-    assert mixed == "data.mix.prob=0.5"

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.kernels.in_batch import batch_contrast
+from solo_ext.kernels.in_batch import batch_contrast, two_view_contrast
 from solo_ext.kernels.mixed_logsumexp import mixed_logsumexp
 from solo_ext.kernels.prototype_contrast import prototype_contrast
 from solo_ext.kernels.sinkhorn import assign
@@ -45,6 +45,7 @@ def prototypes(query: Tensor, table: Tensor) -> Tensor:
 
 
 KERNELS: dict[str, Kernel] = {
+    "two views": lambda q, t: two_view_contrast(q, t[:N], 2.0, 0.1, 0.5)[0],
     "in_batch": in_batch,
     "mixed": mixed,
     "prototypes": prototypes,

@@ -31,7 +31,6 @@ from solo_ext.losses.nnclr import nnclr_terms
 from solo_ext.memory import PrototypePrior, sinkhorn
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
 from solo_ext.memory.heads import BilinearCritic, ClassWeights
-from solo_ext.memory.teacher import TeacherCache
 
 RANKS = int(os.environ.get("RANKS", "2"))
 IMAGES, VIEWS, CLASSES, D, K = 12, 3, 7, 5, 11
@@ -246,16 +245,9 @@ def gathers(rank: int) -> dict[str, Tensor]:
 
 def state(own: slice = slice(None)) -> dict[str, Tensor]:
     """Buffers of modules that take in the rows of all processes, two batches."""
-    queue, support, bank, cache = (
-        FeatureQueue(24, 3),
-        SupportSet(24, 3),
-        FeatureBank(3),
-        TeacherCache(3),
-    )
+    queue, support, bank = FeatureQueue(24, 3), SupportSet(24, 3), FeatureBank(3)
     bank.resize_(24)
-    cache.resize_(24)
-    held = nn.ModuleDict({"queue": queue, "support": support, "bank": bank, "cache": cache})
-    held.double()
+    held = nn.ModuleDict({"queue": queue, "support": support, "bank": bank}).double()
     numbers = torch.randperm(24, generator=torch.Generator().manual_seed(7))
     for batch, rows in zip(numbers.view(2, 12), normal(2, 12, 3, seed=7), strict=True):
         part, ids = F.normalize(rows, dim=1)[own], batch[own]
@@ -263,9 +255,7 @@ def state(own: slice = slice(None)) -> dict[str, Tensor]:
         queue.update_(joined)
         support.update_(joined, all_ids, all_ids % 3)
         bank.update_(all_ids, joined)
-        cache.update_(ids, part)
-    # A cache is no part of checkpoints.
-    return {**held.state_dict(), **dict(held.named_buffers())}
+    return held.state_dict()
 
 
 SPLITS = {

@@ -75,9 +75,9 @@ def test_gathers_rank_by_rank(results: list[dict[str, Any]]) -> None:
 
 
 def test_state_is_that_of_the_joined_batch(results: list[dict[str, Any]]) -> None:
-    """Queue, support set, bank and cache, in every process."""
+    """Queue, support set and bank, in every process."""
     alone, part = ranks.state(), ranks.state(slice(6))
-    for name in ("queue.value", "support.value", "bank.value", "cache.value"):
+    for name in ("queue.value", "support.value", "bank.value"):
         assert not torch.equal(alone[name], part[name])
     for result in results:
         assert result["state"].keys() == alone.keys()

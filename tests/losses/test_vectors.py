@@ -179,7 +179,7 @@ def test_nnclr(case: Case, dtype: torch.dtype, tolerance: float) -> None:
 
 @DTYPES
 def test_nnclr_step(dtype: torch.dtype, tolerance: float) -> None:
-    case, _ = VECTORS["nnclr_step"]
+    case, _ = VECTORS["contrastive"]["nnclr_step"]
     z1, z2, p1, p2, queue = given(case, "z1", "z2", "p1", "p2", "queue", dtype=dtype)
     nearest = [(z @ queue.T).argmax(1) for z in (z1, z2)]
     assert [n.tolist() for n in nearest] == [case["nn1_index"], case["nn2_index"]]

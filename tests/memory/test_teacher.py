@@ -1,4 +1,4 @@
-"""The frozen network of distillation, and the cache of its outputs."""
+"""The frozen network of distillation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from solo_ext.core.errors import UserError
 from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.memory.teacher import Teacher, TeacherCache
+from solo_ext.memory.teacher import Teacher
 
 
 def networks(seed: int = 0) -> tuple[nn.Module, nn.Module]:
@@ -100,12 +100,6 @@ def test_precision(outer: bool) -> None:
 def test_runs_on_meta_tensors() -> None:
     teacher = make(dtype=torch.bfloat16).to("meta")
     assert teacher(torch.zeros(2, 3, 8, 8, device="meta")).shape == (2, 5)
-    cache = TeacherCache(3)
-    cache.resize_(5)
-    cache.to("meta")
-    indices = torch.zeros(2, dtype=torch.long, device="meta")
-    cache.update_(indices, torch.zeros(2, 3, device="meta"))
-    assert cache.get(indices).shape == (2, 3)
 
 
 def test_checkpoint_without_weights() -> None:
@@ -174,29 +168,3 @@ def test_is_kept_out_of_distributed_broadcasts() -> None:
     inside |= {f"teacher.{n}" for n, _ in method.teacher.named_buffers()}
     assert "teacher.backbone.1.running_mean" in inside
     assert left_out == inside | {"queue.value"}
-
-
-def test_cached_rows_by_sample() -> None:
-    cache = TeacherCache(3)
-    assert not cache.complete
-    cache.resize_(5)
-    rows = torch.randn(5, 3)
-    cache.update_(torch.tensor([4, 0, 2]), rows[[4, 0, 2]].requires_grad_())
-    assert cache.complete is False
-    assert not cache.value.requires_grad
-    cache.update_(torch.tensor([1, 3, 4]), rows[[1, 3, 4]])
-    assert cache.complete is True
-    assert torch.equal(cache.get(torch.tensor([3, 3, 0])), rows[[3, 3, 0]])
-    cache.update_(torch.tensor([3]), torch.ones(1, 3, dtype=torch.float64))
-    assert torch.equal(cache.get(torch.tensor([3])), torch.ones(1, 3))
-    cache.resize_(5)
-    assert not cache.complete
-
-
-def test_the_cache_is_in_no_checkpoint_or_broadcast() -> None:
-    root = nn.Module()
-    root.cache = TeacherCache(3)
-    root.cache.resize_(4)
-    assert not root.state_dict()
-    keep_out_of_broadcast(root)
-    assert root._ddp_params_and_buffers_to_ignore == ["cache.filled", "cache.value"]

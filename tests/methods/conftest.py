@@ -17,9 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS
+from solo_ext.methods import load_all
 from tests.methods.contrastive_run import CONTRASTIVE, DIM, built
 
 MakeConfig = Callable[..., dict[str, Any]]
+# Tests look methods up by name.
+load_all()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from solo_ext.data.transforms import eval_transform, statistics
+from solo_ext.config.check import common_config
+from solo_ext.data.transforms import eval_transform, fixed_view
 from solo_ext.data.views import FixedViews
 
 Train = Callable[..., dict[str, float]]
@@ -124,8 +125,8 @@ class Clusters(Callback):
         momentum = method.cfg.method_kwargs.negatives == "queue"
         names = [("momentum_" if momentum else "") + n for n in ("backbone", "projector")]
         networks = [getattr(method, name) for name in names]
-        first = method.cfg.augmentations[0]
-        transform = eval_transform(first.crop_size, *statistics("custom", first))
+        side, statistics = fixed_view(common_config(method.cfg))
+        transform = eval_transform(side, *statistics)
         views = FixedViews(trainer.train_dataloader.dataset.images, transform)
         for network in networks:
             network.eval()

@@ -159,10 +159,10 @@ def test_old_prototypes_are_the_teacher_s(build: Callable[..., Any]) -> None:
     ("kwargs", "key", "says"),
     [
         ({"prototypes": "old"}, "num_prototypes", "8"),
-        ({"num_prototypes": 0}, "num_prototypes", "above 0"),
+        ({"num_prototypes": 0}, "num_prototypes", "greater than 0"),
         ({"prior_momentum": 1.5}, "prior_momentum", "1"),
         ({"assignment": "hard"}, "assignment", "softmax"),
-        ({"teacher_temperature": 0.0}, "teacher_temperature", "above 0"),
+        ({"teacher_temperature": 0.0}, "teacher_temperature", "greater than 0"),
     ],
 )
 def test_refused(kwargs: dict[str, Any], key: str, says: str, build: Callable[..., Any]) -> None:
@@ -177,7 +177,7 @@ def test_old_prototypes_of_a_teacher_without(
 ) -> None:
     run = tmp_path / "simclr"
     pretrain(prepare(make_config("simclr")), run_dir=run, show_progress=False)
-    with pytest.raises(ConfigError, match="without prototypes"):
+    with pytest.raises(ConfigError, match="no prototypes"):
         build(prototypes="old", num_prototypes=8, teacher={"path": str(run)})
 
 

@@ -21,7 +21,6 @@ import solo_ext
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.transforms import STATISTICS, eval_transform
 from solo_ext.host import Host
-from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained import export as exporting
 from solo_ext.pretrained.export import Format, export, timm_twins
 from solo_ext.pretrained.exported import KEY, load_exported
@@ -236,25 +235,6 @@ def test_metadata(make_run: MakeRun) -> None:
         assert {**TINY[1], "num_classes": 0} == {"num_classes": 0, **said.backbone.kwargs}
     with safe_open(run / "backbone.safetensors", "pt") as file:
         assert json.loads(file.metadata()[KEY])["input_size"] == 32
-
-
-def test_run_of_the_release(loaded: Host, tmp_path: Path) -> None:
-    """Its weights are ``encoder.*``, its arguments flat."""
-    backbone, _ = build_backbone(loaded.backbones, "resnet18", {}, method="byol", dataset="custom")
-    weights = {f"encoder.{k}": v for k, v in backbone.state_dict().items()}
-    torch.save({"epoch": 1, "state_dict": weights}, tmp_path / "name-ep=1.ckpt")
-    args = {
-        "encoder": "resnet18",
-        "backbone_args": {"cifar": False},
-        "method": "byol",
-        "dataset": "imagenet100",
-        "transform_kwargs": {"crop_size": 48},
-    }
-    (tmp_path / "args.json").write_text(json.dumps(args))
-    found = load_exported(export(tmp_path, "timm").out)
-    images = torch.randn(2, 3, 48, 48)
-    assert close(found.backbone(images), features(backbone, images))
-    assert (found.input_size, list(found.mean)) == (48, IMAGENET[0])
 
 
 def test_arguments_of_timms_models() -> None:

@@ -44,7 +44,7 @@ def test_paper_s_settings_fit_the_published_file(
     norms = [m for m in method.projector if isinstance(m, torch.nn.BatchNorm1d)]
     assert bool(norms) is normalised
     with torch.no_grad():
-        (target,) = method.targets(torch.arange(2), [torch.randn(2, 3, 224, 224)])
+        (target,) = method.targets([torch.randn(2, 3, 224, 224)])
     assert target.shape == (2, dim)
     if prototypes is None:
         assert method.queues[0].value.shape == (65536, dim)

@@ -1,7 +1,6 @@
 """Linear probes of frozen features: L-BFGS, a sweep by SGD, and few labels.
 
-Read :func:`linear_probe` first; the protocols ``linear`` and ``lowshot`` run it, ``linear_sgd``
-runs :func:`sweep_linear_probes`.
+Read :meth:`Linear.probe` first, which ``lowshot`` runs on parts of the training features.
 """
 
 from __future__ import annotations
@@ -36,74 +35,77 @@ _BLOCK = 4096
 """Number of rows whose logits are computed at once."""
 
 
-@torch.inference_mode(False)
-def linear_probe(
-    train: Rows,
-    test: Rows,
-    *,
-    weight_decay: Sequence[float] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0),
-    holdout: float = 0.2,
-    max_iterations: int = 200,
-    seed: int = 0,
-) -> dict[str, float]:
-    """Accuracy of a multinomial logistic regression fitted to frozen features.
+class Linear(FeatureProtocol):
+    """Settings of ``eval linear``: penalties to choose from, and the share of rows held out."""
 
-    Minimises ``mean_i CE(W x_i + b, y_i) + weight_decay / 2 * ||W||^2`` over the n train rows
-    (scikit-learn's ``C = 1 / (n * weight_decay)``), x standardised by the mean and deviation of the
-    train rows, in float64 by L-BFGS with strong Wolfe line search. The penalty is
-    the one with the best top-1 on a stratified hold-out of the train rows, the stronger one on a
-    tie; each fit starts at that of the next stronger penalty, and the chosen one is refitted on all
-    train rows. The test rows choose nothing.
+    title: ClassVar[str] = "Linear probe, L-BFGS"
 
-    If a train class has one row there is no hold-out, and the middle of the sorted grid is used
-    (the stronger of two middles). Classes without train rows are never predicted.
+    weight_decay: Annotated[list[NonNegativeFloat], MinLen(1)] = [1e-4, 1e-3, 1e-2, 1e-1, 1.0]
+    holdout: Holdout = 0.2
+    max_iterations: PositiveInt = 200
+    seed: NonNegativeInt = 0
 
-    Args:
-        train: features (n, D), finite, and their classes (n,).
-        test: features (m, D), finite, and their classes (m,).
-        weight_decay: penalties to choose from, each at least 0.
-        holdout: share of every class's train rows held out, in (0, 1).
-        max_iterations: cap of the L-BFGS iterations of every fit.
-        seed: of the hold-out.
+    def measure(self, features: Features) -> list[Row]:
+        """One row: the numbers of :meth:`probe`."""
+        return [self.probe(features.train, features.test)]
 
-    Returns:
-        ``acc1``, ``acc5`` and ``train_acc1`` in percent, and the chosen ``weight_decay``.
+    @torch.inference_mode(False)
+    def probe(self, train: Rows, test: Rows) -> dict[str, float]:
+        """Accuracy of a multinomial logistic regression fitted to frozen features.
 
-    Raises:
-        ValueError: features that are not finite.
+        Minimises ``mean_i CE(W x_i + b, y_i) + weight_decay / 2 * ||W||^2`` over the n train rows
+        (scikit-learn's ``C = 1 / (n * weight_decay)``), x standardised by the mean and deviation of
+        the train rows, in float64 by L-BFGS with strong Wolfe line search. The penalty is the one
+        with the best top-1 on a stratified hold-out of the train rows, the stronger one on a tie;
+        each fit starts at that of the next stronger penalty, and the chosen one is refitted on all
+        train rows. The test rows choose nothing.
 
-    Source:
-        Protocol of Kornblith et al., CVPR 2019, arXiv 1805.08974.
+        If a train class has one row there is no hold-out, and the middle of the sorted penalties is
+        used (the stronger of two middles). Classes without train rows are never predicted.
 
-    >>> y = torch.arange(3).repeat(10)
-    >>> x = torch.eye(3)[y]
-    >>> linear_probe((x, y), (x, y))["acc1"]
-    100.0
-    """
-    for features, _ in (train, test):
-        refuse_non_finite(features)
-    x, x_test = train[0].double(), test[0].double()
-    # Leave out classes without train rows: their biases would go to minus infinity.
-    classes, y = torch.unique(train[1], return_inverse=True)
-    y_test = _numbered(test[1], classes)
+        Args:
+            train: features (n, D), finite, and their classes (n,).
+            test: features (m, D), finite, and their classes (m,).
 
-    std, mean = torch.std_mean(x, dim=0, correction=0)
-    std = std.clamp_min(max(1e-6 * float(std.max()), 1e-30))
-    x, x_test = (x - mean) / std, (x_test - mean) / std
+        Returns:
+            ``acc1``, ``acc5`` and ``train_acc1`` in percent, and the chosen ``weight_decay``.
 
-    grid, best = sorted(weight_decay), -1.0
-    chosen = grid[len(grid) // 2]
-    head = start = x.new_zeros(len(classes), x.shape[1]), x.new_zeros(len(classes))
-    if len(grid) > 1 and int(y.bincount().min()) > 1:
-        held = holdout_mask(y.cpu().numpy(), holdout, seed).to(x.device)
-        for penalty in reversed(grid):
-            head = _fit(x[~held], y[~held], head, penalty, max_iterations)
-            accuracy = _accuracies(head, x[held], y[held])["acc1"]
-            if accuracy > best:
-                best, chosen, start = accuracy, penalty, head
-    head = _fit(x, y, start, chosen, max_iterations)
-    train_acc1 = _accuracies(head, x, y)["acc1"]
-    return {**_accuracies(head, x_test, y_test), "train_acc1": train_acc1, "weight_decay": chosen}
+        Raises:
+            ValueError: features that are not finite.
+
+        Source:
+            Protocol of Kornblith et al., CVPR 2019, arXiv 1805.08974.
+
+        >>> y = torch.arange(3).repeat(10)
+        >>> x = torch.eye(3)[y]
+        >>> Linear().probe((x, y), (x, y))["acc1"]
+        100.0
+        """
+        for features, _ in (train, test):
+            refuse_non_finite(features)
+        x, x_test = train[0].double(), test[0].double()
+        # Leave out classes without train rows: their biases would go to minus infinity.
+        classes, y = torch.unique(train[1], return_inverse=True)
+        y_test = _numbered(test[1], classes)
+
+        std, mean = torch.std_mean(x, dim=0, correction=0)
+        std = std.clamp_min(max(1e-6 * float(std.max()), 1e-30))
+        x, x_test = (x - mean) / std, (x_test - mean) / std
+
+        grid, best = sorted(self.weight_decay), -1.0
+        chosen = grid[len(grid) // 2]
+        head = start = x.new_zeros(len(classes), x.shape[1]), x.new_zeros(len(classes))
+        if len(grid) > 1 and int(y.bincount().min()) > 1:
+            held = holdout_mask(y.cpu().numpy(), self.holdout, self.seed).to(x.device)
+            for penalty in reversed(grid):
+                head = _fit(x[~held], y[~held], head, penalty, self.max_iterations)
+                accuracy = _accuracies(head, x[held], y[held])["acc1"]
+                if accuracy > best:
+                    best, chosen, start = accuracy, penalty, head
+        head = _fit(x, y, start, chosen, self.max_iterations)
+        train_acc1 = _accuracies(head, x, y)["acc1"]
+        found = _accuracies(head, x_test, y_test)
+        return {**found, "train_acc1": train_acc1, "weight_decay": chosen}
 
 
 def _numbered(targets: Tensor, classes: Tensor) -> Tensor:
@@ -152,21 +154,6 @@ def holdout_mask(labels: npt.NDArray[np.int64], holdout: float, seed: int) -> Te
         rows = rng.permutation(np.flatnonzero(labels == label))
         held[rows[: min(max(1, round(holdout * len(rows))), len(rows) - 1)]] = True
     return torch.from_numpy(held)
-
-
-class Linear(FeatureProtocol):
-    """Settings of ``eval linear``: penalties to choose from, and the share of rows held out."""
-
-    title: ClassVar[str] = "Linear probe, L-BFGS"
-
-    weight_decay: Annotated[list[NonNegativeFloat], MinLen(1)] = [1e-4, 1e-3, 1e-2, 1e-1, 1.0]
-    holdout: Holdout = 0.2
-    max_iterations: PositiveInt = 200
-    seed: NonNegativeInt = 0
-
-    def measure(self, features: Features) -> list[Row]:
-        """One row: ``acc1``, ``acc5``, ``train_acc1``, the chosen ``weight_decay``."""
-        return [linear_probe(features.train, features.test, **self.model_dump())]
 
 
 def labelled_draw(
@@ -258,17 +245,13 @@ class LowShot(FeatureProtocol):
 
     def _row(self, features: Features, amount: int | float) -> Row:
         x, y = features.train
+        settings = self.model_dump(include={"weight_decay", "max_iterations", "seed"})
+        probe = Linear(**settings)
         scores, count, labels = [], 0, y.cpu().numpy()
         for draw in range(self.draws):
             rows = labelled_draw(labels, range(features.num_classes), amount, self.seed, draw)
             count = len(rows)
-            found = linear_probe(
-                (x[rows], y[rows]),
-                features.test,
-                weight_decay=self.weight_decay,
-                max_iterations=self.max_iterations,
-                seed=self.seed,
-            )
+            found = probe.probe((x[rows], y[rows]), features.test)
             scores.append(found["acc1"])
         std = half = None
         if self.draws > 1:
@@ -278,75 +261,100 @@ class LowShot(FeatureProtocol):
         return {"images": count, "acc1": mean, "std": std, "ci95": half, "draws": self.draws}
 
 
-@torch.no_grad()
-def sweep_linear_probes(
-    train: Rows,
-    test: Rows,
-    *,
-    learning_rate: Sequence[float],
-    weight_decay: Sequence[float] = (0.0,),
-    epochs: int = 30,
-    sgd_batch_size: int = 256,
-    holdout: float = 0.2,
-    seed: int = 0,
-) -> dict[str, float | None]:
-    """Trains one linear classifier for each rate and penalty at once, and keeps the best.
+class LinearSGD(FeatureProtocol):
+    """Settings of ``eval linear_sgd``: a grid of rates and penalties, trained at once.
 
     Every classifier starts at zero and minimises ``mean CE(W x + b, y) + decay / 2 |W|^2`` by SGD
     with momentum 0.9 and a cosine schedule, on the same batches: one matrix product gives the
-    logits of all. The pair with the best top-1 on a stratified hold-out of the train rows is
-    chosen, on a tie the smaller rate and the larger penalty, and trained again on all train rows.
-    If no class has two train rows, the middle of both lists is taken. Rows are standardised by mean
-    and deviation of the train rows, batch by batch: features are not copied.
-
-    Args:
-        train: features (n, D), finite, and their classes (n,).
-        test: features (m, D), finite, and their classes (m,).
-        learning_rate: each above 0; not scaled by the batch.
-        weight_decay: each 0 or more.
-        epochs: passes over the rows.
-        sgd_batch_size: rows of a batch.
-        holdout: share of each class's rows that is held out to choose.
-        seed: of the hold-out and the order.
-
-    Returns:
-        ``acc1``, ``acc5``, ``train_acc1`` and ``held_out_acc1``, the best on the hold-out, in
-        percent; the chosen ``learning_rate`` and ``weight_decay``.
+    logits of all. Rates are not scaled by the batch. Rows are standardised by mean and deviation of
+    the train rows, batch by batch: features are not copied.
 
     Source:
         The protocol of many heads in one pass: Oquab et al., 2023, arXiv 2304.07193.
-
-    >>> y = torch.arange(3).repeat(10)
-    >>> x = torch.eye(3)[y]
-    >>> sweep_linear_probes((x, y), (x, y), learning_rate=[0.1, 1.0])["acc1"]
-    100.0
     """
-    features, (classes, targets) = train[0], torch.unique(train[1], return_inverse=True)
-    held, every = holdout_mask(targets.cpu().numpy(), holdout, seed), torch.arange(len(targets))
-    # max() returns the first of equals: the smallest rate, then the largest penalty.
-    rates, decays = sorted(set(learning_rate)), sorted(set(weight_decay), reverse=True)
-    grid = list(itertools.product(rates, decays))
-    # Without a hold-out, use the middle of both lists.
-    chosen = (rates[(len(rates) - 1) // 2], decays[(len(decays) - 1) // 2])
-    best: float | None = None
-    if len(grid) > 1 and bool(held.any()):
-        fit = _Standardised(features, targets, *_statistics(features, every[~held]))
-        heads = _trained(fit, every[~held], len(classes), grid, epochs, sgd_batch_size, seed)
-        scores = [first for first, _ in _sweep_accuracies(fit, every[held], heads)]
-        best = max(scores)
-        chosen = grid[scores.index(best)]
-    whole = _Standardised(features, targets, *_statistics(features, every))
-    head = _trained(whole, every, len(classes), [chosen], epochs, sgd_batch_size, seed)
-    tested = _Standardised(test[0], _numbered(test[1], classes), whole.mean, whole.std)
-    ((first, five),) = _sweep_accuracies(tested, torch.arange(len(test[1])), head)
-    return {
-        "acc1": first,
-        "acc5": five,
-        "train_acc1": _sweep_accuracies(whole, every, head)[0][0],
-        "held_out_acc1": best,
-        "learning_rate": chosen[0],
-        "weight_decay": chosen[1],
-    }
+
+    title: ClassVar[str] = "Linear probe, SGD sweep"
+
+    learning_rate: Annotated[list[LearningRate], MinLen(1)] = [
+        *(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+    ]
+    weight_decay: Annotated[list[NonNegativeFloat], MinLen(1)] = [0.0, 1e-3]
+    epochs: PositiveInt = 30
+    sgd_batch_size: PositiveInt = 256
+    holdout: Holdout = 0.2
+    seed: NonNegativeInt = 0
+
+    @torch.no_grad()
+    def measure(self, features: Features) -> list[Row]:
+        """One row: accuracies, and the chosen rate and penalty.
+
+        The pair with the best top-1 on a stratified hold-out of the train rows, ``held_out_acc1``,
+        is chosen, on a tie the smaller rate and the larger penalty, and trained again on all train
+        rows. If no class has two of them, the middle of both lists is taken. The test rows choose
+        nothing. ``at_edge`` says that the chosen rate is the largest or smallest of several, so
+        that the list should be widened; it is ``None`` without a hold-out.
+        """
+        (x, labels), (x_test, test_labels) = features.train, features.test
+        classes, y = torch.unique(labels, return_inverse=True)
+        every, held = torch.arange(len(y)), holdout_mask(y.cpu().numpy(), self.holdout, self.seed)
+        # index() finds the first of equals: the smallest rate, then the largest penalty.
+        rates = sorted(set(self.learning_rate))
+        decays = sorted(set(self.weight_decay), reverse=True)
+        grid = list(itertools.product(rates, decays))
+        chosen = (rates[(len(rates) - 1) // 2], decays[(len(decays) - 1) // 2])
+        best: float | None = None
+        if len(grid) > 1 and bool(held.any()):
+            fit = _Standardised(x, y, *_statistics(x, every[~held]))
+            heads = self._trained(fit, every[~held], len(classes), grid)
+            scores = [first for first, _ in _sweep_accuracies(fit, every[held], heads)]
+            best = max(scores)
+            chosen = grid[scores.index(best)]
+        whole = _Standardised(x, y, *_statistics(x, every))
+        head = self._trained(whole, every, len(classes), [chosen])
+        tested = _Standardised(x_test, _numbered(test_labels, classes), whole.mean, whole.std)
+        ((first, five),) = _sweep_accuracies(tested, torch.arange(len(x_test)), head)
+        several = len(rates) > 1
+        at_edge = several and chosen[0] in (rates[0], rates[-1])
+        row = {
+            "acc1": first,
+            "acc5": five,
+            "train_acc1": _sweep_accuracies(whole, every, head)[0][0],
+            "held_out_acc1": best,
+            "learning_rate": chosen[0],
+            "weight_decay": chosen[1],
+            "at_edge": None if several and best is None else at_edge,
+        }
+        return [row]
+
+    def _trained(
+        self,
+        data: _Standardised,
+        rows: Tensor,
+        num_classes: int,
+        grid: Sequence[tuple[float, float]],
+    ) -> tuple[Tensor, Tensor]:
+        """Weights (D, H, C) and biases (H, C) of the classifiers of a grid."""
+        device, width, heads = data.mean.device, len(data.mean), len(grid)
+        rates, decays = torch.tensor(grid, device=device, dtype=torch.float32).T[..., None]
+        weight = torch.zeros(width, heads, num_classes, device=device)
+        bias = torch.zeros(heads, num_classes, device=device)
+        moved, moved_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        steps, done = self.epochs * -(-len(rows) // self.sgd_batch_size), 0
+        rng = np.random.default_rng(self.seed)
+        for _ in range(self.epochs):
+            order = rows[torch.from_numpy(rng.permutation(len(rows)))]
+            for part in torch.split(order, self.sgd_batch_size):
+                x, y = data[part]
+                logits = (x @ weight.flatten(1)).view(len(x), heads, num_classes) + bias
+                slope = (logits.softmax(-1) - F.one_hot(y, num_classes)[:, None]) / len(x)
+                gradient = (x.T @ slope.flatten(1)).view_as(weight).add_(weight * decays)
+                moved.mul_(_MOMENTUM).add_(gradient)
+                moved_bias.mul_(_MOMENTUM).add_(slope.sum(0))
+                rate = rates * (0.5 * (1 + math.cos(math.pi * done / steps)))
+                weight -= rate * moved
+                bias -= rate * moved_bias
+                done += 1
+        return weight, bias
 
 
 @dataclass(frozen=True)
@@ -375,39 +383,6 @@ def _statistics(features: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return mean.float(), std.float()
 
 
-def _trained(
-    data: _Standardised,
-    rows: Tensor,
-    num_classes: int,
-    grid: Sequence[tuple[float, float]],
-    epochs: int,
-    batch_size: int,
-    seed: int,
-) -> tuple[Tensor, Tensor]:
-    """Weights (D, H, C) and biases (H, C) of the classifiers of a grid."""
-    device, width, heads = data.mean.device, len(data.mean), len(grid)
-    rates, decays = torch.tensor(grid, device=device, dtype=torch.float32).T[..., None]
-    weight = torch.zeros(width, heads, num_classes, device=device)
-    bias = torch.zeros(heads, num_classes, device=device)
-    moved, moved_bias = torch.zeros_like(weight), torch.zeros_like(bias)
-    steps, done = epochs * -(-len(rows) // batch_size), 0
-    rng = np.random.default_rng(seed)
-    for _ in range(epochs):
-        order = rows[torch.from_numpy(rng.permutation(len(rows)))]
-        for part in torch.split(order, batch_size):
-            x, y = data[part]
-            logits = (x @ weight.flatten(1)).view(len(x), heads, num_classes) + bias
-            slope = (logits.softmax(-1) - F.one_hot(y, num_classes)[:, None]) / len(x)
-            gradient = (x.T @ slope.flatten(1)).view_as(weight).add_(weight * decays)
-            moved.mul_(_MOMENTUM).add_(gradient)
-            moved_bias.mul_(_MOMENTUM).add_(slope.sum(0))
-            rate = rates * (0.5 * (1 + math.cos(math.pi * done / steps)))
-            weight -= rate * moved
-            bias -= rate * moved_bias
-            done += 1
-    return weight, bias
-
-
 def _sweep_accuracies(
     data: _Standardised, rows: Tensor, heads: tuple[Tensor, Tensor]
 ) -> list[tuple[float, float]]:
@@ -419,31 +394,3 @@ def _sweep_accuracies(
         logits = (x @ weight.flatten(1)).view(len(x), *bias.shape) + bias
         hits += first_and_five(logits, y[:, None]).sum(0)
     return [(first, five) for first, five in (100 * hits / len(rows)).tolist()]
-
-
-class LinearSGD(FeatureProtocol):
-    """Settings of ``eval linear_sgd``: a grid of rates and penalties, trained at once."""
-
-    title: ClassVar[str] = "Linear probe, SGD sweep"
-
-    learning_rate: Annotated[list[LearningRate], MinLen(1)] = [
-        *(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
-    ]
-    weight_decay: Annotated[list[NonNegativeFloat], MinLen(1)] = [0.0, 1e-3]
-    epochs: PositiveInt = 30
-    sgd_batch_size: PositiveInt = 256
-    holdout: Holdout = 0.2
-    seed: NonNegativeInt = 0
-
-    def measure(self, features: Features) -> list[Row]:
-        """One row: the numbers of :func:`sweep_linear_probes`, and ``at_edge``.
-
-        It says that the chosen rate is the largest or smallest of several, so the grid should be
-        widened; ``None`` if no class has two training images to hold one out.
-        """
-        row: Row = sweep_linear_probes(features.train, features.test, **self.model_dump())
-        edges = {min(self.learning_rate), max(self.learning_rate)}
-        at_edge: bool | None = len(edges) > 1 and row["learning_rate"] in edges
-        if len(edges) > 1 and row["held_out_acc1"] is None:
-            at_edge = None
-        return [{**row, "at_edge": at_edge}]

@@ -133,8 +133,6 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
         where = environment(host.load().info)
     scores: dict[str, float] = {}
     for name, protocol in chosen.items():
-        if protocol is None:
-            raise UserError(f"evaluation.{name}: it cannot do without settings")
         scores |= _named(name, measure(protocol, context))
     shutil.rmtree(folder / "features", ignore_errors=True)
     epochs, codes = read_epochs(folder / EPOCHS), read_jsonl(folder / CODE)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from solo_ext.config import schema
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import open_images
 from solo_ext.data.reading import targets_of
@@ -16,8 +17,7 @@ from solo_ext.lab.evaluation.context import same_classes
 def listed(images: Path, file: Path, labels: list[str]) -> Any:
     path = next(images.glob("0/*"))
     file.write_text("".join(f"{path} {label}\n" for label in labels))
-    section = {"dataset": "custom", "format": "image_folder", "val_path": str(file)}
-    return open_images(section, "val")
+    return open_images(schema.Images(dataset="custom", val_path=str(file)), "val")
 
 
 @pytest.mark.parametrize("labels", [["1"], ["0", "1"], ["2"], ["0", "1", "2"]])

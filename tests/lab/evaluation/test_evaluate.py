@@ -163,10 +163,7 @@ def test_moved_torchvision_data_stays_what_it_is(run: Path, tmp_path: Path) -> N
     [
         ({"kk": [1]}, "kk=[1]: unknown key; did you mean 'k'? allowed: batch_size, crop_size"),
         ({"data": {"val": "x"}}, "data.val='x': unknown key; did you mean 'val_path'?"),
-        ({"k": 20}, "k=20: not a valid value; allowed: a valid list"),
-        ({"k": []}, "k=[]: not a valid value; allowed: List should have at least 1 item"),
         ({"temperature": [0]}, "temperature.0=0: not a valid value; allowed: greater than 0"),
-        ({"crop_size": 0}, "crop_size=0: not a valid value; allowed: greater than 0"),
         ({"device": "tpu"}, "device='tpu': Expected one of cpu"),
         ({"device": "meta"}, "device='meta': "),
         ({"device": ""}, "device='': "),

@@ -43,12 +43,6 @@ def test_equals_the_eval_mode_forward_and_counts_batches(batch_size: int) -> Non
     assert calls == [(done + 1, len(loader)) for done in range(len(loader))]
 
 
-def test_feature_maps_are_averaged_over_positions() -> None:
-    images, targets = make_images()
-    features, _ = extract_features(nn.Identity(), [(images, targets)])
-    torch.testing.assert_close(features, images.mean(dim=(2, 3)))
-
-
 def test_half_precision() -> None:
     images, targets = make_images()
     features, _ = extract_features(make_backbone().bfloat16(), [(images.bfloat16(), targets)])

@@ -84,17 +84,6 @@ def test_average_precision_is_that_of_scikit_learn() -> None:
     assert found["map"] == pytest.approx(100 * sum(theirs) / len(theirs), abs=1e-4)
 
 
-def test_perfect_and_hopeless() -> None:
-    y = torch.arange(3).repeat_interleave(4)
-    x = F.one_hot(y).float()
-    found = retrieval_scores(x, y, None, [1])
-    assert (found["map"], found["recall_1"]) == (100, 100)
-    gallery, labels = torch.tensor([[1.0, 0], [0.9, 0.1]]), torch.tensor([0, 1])
-    query = torch.tensor([[1.0, 0]])
-    worst = retrieval_scores(query, torch.tensor([1]), (gallery, labels), [1, 2])
-    assert worst == {"map": 50, "recall_1": 0, "recall_2": 100, "queries": 1}
-
-
 def test_queries_without_an_answer_are_left_out() -> None:
     x, y = rows(12, 4, classes=2)
     alone = torch.cat([y, torch.tensor([99])])

@@ -91,22 +91,9 @@ def test_sample_is_seeded_and_of_few_classes() -> None:
     assert len(seeded_sample(targets, 10**6, 100, seed=0)) == len(targets)
 
 
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"methods": ["tnse"]}, "methods.0='tnse': not a valid choice; did you mean 'tsne'?"),
-        ({"methods": []}, "methods=[]: not a valid value"),
-        ({"max_images": 3}, "max_images=3: leaves 3 images; a map needs four"),
-        ({"perplexity": 0}, "perplexity=0: not a valid value"),
-        ({"split": "val"}, "split='val': not a valid choice"),
-    ],
-)
-def test_settings_are_refused(
-    settings: dict[str, Any], line: str, digit_images: dict[str, str], tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        rows(digit_images, tmp_path, **settings)
-    assert str(caught.value).startswith(line)
+def test_few_images_are_a_line(digit_images: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_images=3: leaves 3 images; a map needs four"):
+        rows(digit_images, tmp_path, max_images=3)
 
 
 def test_missing_package_is_a_line(

@@ -43,7 +43,7 @@ def test_random_model_of_timm(both: dict[str, Any], tmp_path: Path) -> None:
     assert other["checkpoint_sha256"] != record["checkpoint_sha256"]
 
 
-def test_view_is_that_of_the_weights(both: dict[str, Any]) -> None:
+def test_view_is_that_of_the_weights_and_the_folder_named_after_them(both: dict[str, Any]) -> None:
     """Inception's mean and size are not ImageNet's usual ones."""
     given = settings(both, pretrained=False, model_kwargs={"img_size": 48, "depth": 1})
     model = open_model("timm/vit_tiny_patch16_224.augreg_in21k", given)
@@ -52,11 +52,8 @@ def test_view_is_that_of_the_weights(both: dict[str, Any]) -> None:
     assert model.features_dim == 192
     plain = open_model("timm/resnet10t", settings(both, pretrained=False, model_kwargs=SMALL))
     assert plain.cfg.augmentations[0].crop_size == 176
-
-
-def test_folder_without_one_given(both: dict[str, Any]) -> None:
-    given = settings({"data": both["data"]}, pretrained=False, model_kwargs=SMALL)
-    folder = open_model("timm/resnet10t", given).folder
+    bare = settings({"data": both["data"]}, pretrained=False, model_kwargs=SMALL)
+    folder = open_model("timm/resnet10t", bare).folder
     assert folder == Path("evaluations/timm-resnet10t-random-0")
 
 

@@ -106,17 +106,6 @@ def test_queries_are_of_as_many_classes_as_there_are() -> None:
     assert len(two) > 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"k": 301}, "k=301: there are 300 training images; take fewer"),
-        ({"k": 0}, "k=0: not a valid value"),
-        ({"query": 3}, "query=3: unknown key; did you mean 'queries'?"),
-    ],
-)
-def test_settings_are_refused(
-    settings: dict[str, Any], line: str, digit_images: dict[str, str], tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        run(digit_images, tmp_path, **settings)
-    assert str(caught.value).startswith(line)
+def test_few_images_are_a_line(digit_images: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="k=301: there are 300 training images; take fewer"):
+        run(digit_images, tmp_path, k=301)
