@@ -62,7 +62,9 @@ def test_warnings_of_the_first_process(
     method = build(kind, **kwargs)
     # The host may have had something to say.
     caplog.clear()
-    method.trainer = SimpleNamespace(is_global_zero=first)
+    method.trainer = SimpleNamespace(
+        is_global_zero=first, global_step=0, estimated_stepping_batches=1
+    )
     method.on_train_start()
     assert len(caplog.messages) == bool(message and first)
     assert all(line.startswith(f"method_kwargs.{message}") for line in caplog.messages)
