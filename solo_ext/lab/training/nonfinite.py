@@ -54,9 +54,11 @@ class Batch(NamedTuple):
 class NonFiniteWatch(Callback):
     """Stops at batches whose loss or gradients are not finite, or skips them.
 
-    A step only keeps its loss and a flag on the device. The host reads them every :data:`EVERY`
-    batches, and before validation, at the end of an epoch and before a checkpoint is written, so
-    that no checkpoint holds the weights after a bad batch. All processes read at the same batches.
+    A step only keeps its loss and a flag on the device. Every :data:`EVERY` batches a GPU starts
+    to copy them to the host, which reads the copy that was started before, so that it does not
+    wait. Before validation, at the end of an epoch and before a checkpoint is written it reads
+    everything, so that no checkpoint holds the weights after a bad batch. All processes read at
+    the same batches.
 
     ``skip`` zeroes the gradients of the optimiser step and restores all buffers to their values
     before it, on the device. With a gradient scaler only losses count as bad, because the first
@@ -92,6 +94,7 @@ class NonFiniteWatch(Callback):
         self._bad_window: Tensor | None = None
         self._bad_gradients: Tensor | None = None
         self._unread: list[Batch] = []
+        self._sent: tuple[list[Batch], Tensor, torch.cuda.Event | None] | None = None
         self._step = self._in_a_row = self._left_out = 0
         self._last_bad = -1
 
@@ -104,7 +107,7 @@ class NonFiniteWatch(Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         remove_hooks(trainer, pl_module)
-        self._training, self._snapshot, self._unread = False, None, []
+        self._training, self._snapshot, self._unread, self._sent = False, None, [], None
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -169,7 +172,9 @@ class NonFiniteWatch(Callback):
         """
         if not self._training:
             return
-        self._read(trainer)
+        for _ in range(2):
+            self._read(trainer)
+            self._send()
         weights = [p.detach() for p in pl_module.parameters() if p.is_floating_point()]
         if distributed.max_over_ranks((~largest(weights).isfinite()).int()):
             place = f"epoch {trainer.current_epoch}, optimiser step {self._step} (from 0)"
@@ -198,16 +203,35 @@ class NonFiniteWatch(Callback):
         # Bad gradients are known with the last batch of a step, and name all of its batches.
         if self._stepped and len(self._unread) >= self._read_every:
             self._read(trainer)
+            self._send()
+            if loss.device.type == "cpu":
+                self._read(trainer)
 
-    def _read(self, trainer: pl.Trainer) -> None:
-        """Finds the bad steps since the last reading, records them, and stops if it must."""
+    def _send(self) -> None:
+        """Starts to copy to the host what the batches since the last call came to."""
         batches, self._unread = self._unread, []
         if not batches:
             return
         losses = torch.stack([batch.loss for batch in batches])
         gradients = torch.stack([batch.bad_gradients for batch in batches])
         flags = distributed.max_over_ranks(torch.stack([~losses.isfinite(), gradients]).int())
-        entries = zip(batches, losses.tolist(), *flags.bool().tolist(), strict=True)
+        found, copied = torch.cat([losses.unsqueeze(0), flags]), None
+        if found.is_cuda:
+            host = torch.empty_like(found, device="cpu", pin_memory=True)
+            found = host.copy_(found, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+        self._sent = batches, found, copied
+
+    def _read(self, trainer: pl.Trainer) -> None:
+        """Finds the bad steps among what was sent, records them, and stops if it must."""
+        sent, self._sent = self._sent, None
+        if sent is None:
+            return
+        batches, found, copied = sent
+        if copied is not None:
+            copied.synchronize()
+        entries = zip(batches, *found.tolist(), strict=True)
         for step, group in itertools.groupby(entries, lambda entry: entry[0].step):
             held = list(group)
             by_loss = any(bad_loss for _, _, bad_loss, _ in held)

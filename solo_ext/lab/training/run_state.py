@@ -148,6 +148,9 @@ class RunState(Callback):
             self._on_restored()
         self.restored = True
 
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._restore()
+
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -191,7 +194,7 @@ class RunState(Callback):
             sums[name] = (metric.value.cpu(), metric.cumulated_batch_size.cpu())
         return sums
 
-    def _restore(self, *_: Any, **__: Any) -> None:
+    def _restore(self) -> None:
         """Restores as late as possible: a method's own start of training may draw numbers."""
         state, self._pending = self._pending, None
         if state is None:
@@ -199,8 +202,6 @@ class RunState(Callback):
         own = state["processes"][distributed.rank() % len(state["processes"])]
         self._sums = dict(own["sums"])
         set_random_state(own)
-
-    on_train_epoch_start = _restore
 
 
 def unlogged_in(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
