@@ -152,7 +152,7 @@ def test_every_environment_is_listed_with_its_runs() -> None:
         assert part in text
     assert "0.1.0, 000000000000, with changes that are not committed" in text
     assert "torch 2.15.0" in text
-    assert "timm" not in text
+    assert "timm None" not in text
 
 
 def test_protocols_are_shown_with_their_settings() -> None:
