@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,8 @@ def _load(datasets: Any, path: str, key: str, settings: HuggingFace) -> Any:
     local = path.startswith(("/", ".", "~")) or place.suffix in _FILES
     # The library logs what it raises, which is one line here.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     try:
         if any((place / f).is_file() for f in ("dataset_dict.json", "state.json")):
             return datasets.load_from_disk(str(place))

@@ -153,9 +153,7 @@ class Contrastive(ProjectedMethod):
         self.bank = FeatureBank(dim) if banked else None
         parts = kwargs.clusters, CLUSTERS, self.prototypes, self.bank, kwargs.temperature
         self.e_step = EStep(*parts) if clustered else None
-        self._mixing = DrawnMixing(
-            kwargs.mixing, kwargs.queue_size if kwargs.negatives == "queue" else None
-        )
+        self._mixing = DrawnMixing(kwargs.mixing)
         self._written: tuple[list[Tensor], Tensor, Tensor] | None = None
         keep_out_of_broadcast(self)
 

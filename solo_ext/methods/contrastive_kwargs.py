@@ -21,7 +21,7 @@ from solo_ext.methods.e_step import (
     check_e_step,
     check_prototypes,
 )
-from solo_ext.methods.negatives import MixingKwargs
+from solo_ext.methods.negatives import MixingKwargs, fill_num_hard
 from solo_ext.methods.registry import clusters, fill_from_data, queue, require_indices
 
 CLUSTERS = "method_kwargs.clusters"
@@ -152,8 +152,9 @@ def validate(cfg: DictConfig) -> DictConfig:
             "method_kwargs.support_set.top_k",
             kwargs.support_set.top_k,
             f"the support set has {kwargs.support_set.size} rows",
-            "take fewer",
+            f"allowed: up to {kwargs.support_set.size}",
         )
+    fill_num_hard(cfg)
     if positives == "nearest_neighbor" and kwargs.support_set.exclude_own:
         require_indices(cfg, "leaves the image's own earlier embedding out")
     if positives == "prototype":

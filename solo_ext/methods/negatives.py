@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.draws import mix
+from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import NonNegativeInt, PositiveInt, Section
 from solo_ext.losses.contrastive import ContrastiveTerms
 from solo_ext.losses.mochi import Mixing, draw_mixes
@@ -21,9 +23,9 @@ class MixingKwargs(Section):
     """``method_kwargs.mixing``: MoCHi's synthetic negatives; none by default.
 
     Attributes:
-        num_hard: how many of the negatives most similar to the query are mixed, all of them if
-            there are fewer; null: 1,024, up to a sixteenth of the queue, which are the paper's
-            number for ImageNet and its ratio for ImageNet-100.
+        num_hard: how many of the negatives most similar to the query are mixed; null: 1,024, up to
+            a sixteenth of the queue, which are the paper's number for ImageNet and its ratio for
+            ImageNet-100.
         num_pair_mixes: mixtures of two of them.
         num_query_mixes: mixtures of one with the query.
         warmup_epochs: epochs without mixtures.
@@ -39,8 +41,7 @@ class DrawnMixing:
     """Draws MoCHi's mixtures: anew at every step and rank, and reproducibly when a run resumes.
 
     Args:
-        settings: which mixtures.
-        queue_size: rows of the queue; ``None`` where negatives are of the batch.
+        settings: which mixtures, completed by :func:`fill_num_hard`.
 
     Example:
         >>> mixing = DrawnMixing(MixingKwargs(num_hard=4, num_pair_mixes=6, warmup_epochs=2))
@@ -51,10 +52,8 @@ class DrawnMixing:
         torch.Size([3, 6, 2])
     """
 
-    def __init__(self, settings: MixingKwargs, queue_size: int | None = None) -> None:
+    def __init__(self, settings: MixingKwargs) -> None:
         self._settings = settings
-        most = 1024 if queue_size is None else min(1024, queue_size // 16)
-        self._num_hard = settings.num_hard or most
         self._state = 0
 
     def active(self, epoch: int) -> bool:
@@ -82,7 +81,7 @@ class DrawnMixing:
             self._state = mix(self._state)
             generator = torch.Generator(anchors.device).manual_seed(self._state)
         # A small batch may have fewer negatives than `num_hard` asks for.
-        mined = max(min(self._num_hard, available), 1)
+        mined = max(min(self._settings.num_hard or available, available), 1)
         counts = self._settings.num_pair_mixes, self._settings.num_query_mixes
         return Mixing(mined, draw_mixes(anchors, mined, *counts, generator), ranked=False)
 
@@ -94,6 +93,31 @@ class DrawnMixing:
                 f"method_kwargs.mixing.warmup_epochs={late} of max_epochs={cfg.max_epochs}: "
                 "no negatives will ever be mixed; take fewer"
             )
+
+
+def fill_num_hard(cfg: DictConfig) -> None:
+    """Sets ``mixing.num_hard`` where mixtures are asked for without it, and logs it.
+
+    Args:
+        cfg: the config; ``queue_size`` is already set where there is a queue.
+
+    Raises:
+        ConfigError: the queue has fewer rows.
+    """
+    kwargs, mixing = cfg.method_kwargs, cfg.method_kwargs.mixing
+    if not mixing.num_pair_mixes + mixing.num_query_mixes:
+        return
+    rows = kwargs.queue_size if kwargs.negatives == "queue" else None
+    if mixing.num_hard is None:
+        mixing.num_hard = 1024 if rows is None else max(1, min(1024, rows // 16))
+        rank_zero_only(logger.info)(f"{cfg.method}: mixing.num_hard={mixing.num_hard}")
+    if rows is not None and mixing.num_hard > rows:
+        raise ConfigError(
+            "method_kwargs.mixing.num_hard",
+            mixing.num_hard,
+            f"the queue has {rows} rows",
+            f"allowed: up to {rows}",
+        )
 
 
 def term_metrics(

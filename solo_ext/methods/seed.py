@@ -33,7 +33,13 @@ from solo_ext.losses.seed import seed_terms
 from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.distillation import Distillation, DistillationKwargs
-from solo_ext.methods.negatives import DrawnMixing, MixingKwargs, queue_metrics, term_metrics
+from solo_ext.methods.negatives import (
+    DrawnMixing,
+    MixingKwargs,
+    fill_num_hard,
+    queue_metrics,
+    term_metrics,
+)
 from solo_ext.methods.registry import METHODS, fill_from_data, logger, queue, warn_of_clamping
 
 
@@ -136,7 +142,7 @@ class SEED(Distillation):
         queues = (FeatureQueue(size, self.embed_dim) for _ in range(count) if size)
         self.queues = nn.ModuleList(queues)
         self.estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
-        self._mixing = DrawnMixing(kwargs.mixing, size)
+        self._mixing = DrawnMixing(kwargs.mixing)
         self._written: list[Tensor] | None = None
         keep_out_of_broadcast(self)
 
@@ -146,6 +152,7 @@ class SEED(Distillation):
         cfg = super().add_and_assert_specific_cfg(cfg)
         cls.fill_sizes(cfg)
         _check_loss(cfg.method_kwargs)
+        fill_num_hard(cfg)
         return cfg
 
     @staticmethod

@@ -278,9 +278,10 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
         return
     with contextlib.ExitStack() as stack:
         try:
+            made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
             run_dir.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(run_dir / LOCK, 0))
-            stack.callback(_leave_nothing, run_dir)
+            stack.callback(_leave_nothing, run_dir, made)
             # The lock may already exist in a folder that does not accept further files.
             tempfile.TemporaryFile(dir=run_dir).close()
         except OSError as error:
@@ -296,10 +297,16 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
         yield
 
 
-def _leave_nothing(run_dir: Path) -> None:
-    """Removes the directory of a run that failed before its first batch."""
+def _leave_nothing(run_dir: Path, made: Sequence[Path]) -> None:
+    """Removes the directory of a run that failed before its first batch, and parents it made."""
     if {file.name for file in run_dir.iterdir()} <= {LOCK, *LOGGED}:
-        shutil.rmtree(run_dir, ignore_errors=True)
+        for name in LOGGED:
+            shutil.rmtree(run_dir / name, ignore_errors=True)
+        (run_dir / LOCK).unlink(missing_ok=True)
+        # Another run may have started in the same parent folder.
+        with contextlib.suppress(OSError):
+            for folder in made:
+                folder.rmdir()
 
 
 def resume(
