@@ -36,6 +36,11 @@ class Granularity:
         objective: mean squared distance of the samples to their means.
         empty: number of clusters without a sample.
         singletons: number of clusters of one sample.
+
+    Example:
+        >>> (found,) = e_step(torch.eye(4), torch.arange(4), 4, [4], temperature=0.2)
+        >>> found.empty, found.singletons, found.prototypes.shape
+        (0, 4, torch.Size([4, 4]))
     """
 
     means: Tensor

@@ -37,6 +37,10 @@ class Clustering(NamedTuple):
         objective: mean squared distance over the rows of all ranks.
         iterations: steps done; fewer than asked for if it converged.
         backend: name of the backend that ran.
+
+    Example:
+        >>> kmeans(torch.eye(4), 4).assignments.sort().values
+        tensor([0, 1, 2, 3])
     """
 
     means: Tensor
