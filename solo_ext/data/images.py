@@ -79,8 +79,16 @@ def open_images(data: schema.Images, split: Split) -> Images:
     unlabelled = data.no_labels and split == "train"
     try:
         images = _opened(data, split, path, unlabelled)
-    except (OSError, RuntimeError) as error:
-        # torchvision raises a RuntimeError for an archive that is not there.
+    except RuntimeError as error:
+        # torchvision raises it for an archive that is not there.
+        raise ConfigError(
+            key,
+            path,
+            f"torchvision's {data.dataset} is not there: {str(error).splitlines()[0]}",
+            f"download it with torchvision.datasets.{data.dataset.upper()}(path, download=True), "
+            "or use class folders with data.dataset=custom",
+        ) from None
+    except OSError as error:
         problem = str(error).splitlines()[0]
         raise ConfigError(key, path, problem, "give a folder or file that can be read") from None
     if len(images) == 0:

@@ -324,7 +324,10 @@ class PCL(BaseMomentumMethod):
         metrics = {name: out[key] for name, key in names.items()}
         self.log_dict(metrics, on_epoch=True, sync_dist=True)
         if self.knn_eval:
-            self.knn(train_features=out["feats"].detach(), train_targets=targets)
+            labelled = targets != -1
+            self.knn(
+                train_features=out["feats"][labelled].detach(), train_targets=targets[labelled]
+            )
         return out
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:

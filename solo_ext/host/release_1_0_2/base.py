@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from solo_ext.host.backbones import BackboneTable, build_backbone
-from solo_ext.host.classifier import MomentumTrainingStep, TrainingStep
 from solo_ext.host.release_1_0_2.optim import OPTIMIZERS, configure_optimizers
+from solo_ext.host.release_1_0_2.step import MomentumTrainingStep, TrainingStep
 
 DEFAULTS: dict[str, Any] = {
     "backbone": {"kwargs": {}},
