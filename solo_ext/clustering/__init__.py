@@ -1,4 +1,4 @@
-"""Euclidean k-means on torch, faiss or flash-kmeans, and the E-step that uses it.
+"""Euclidean k-means on torch, or in one process on faiss or flash-kmeans, and the E-step on it.
 
 Read in this order: :mod:`~solo_ext.clustering.e_step` is PCL's E-step, with the concentration of
 clusters; :mod:`~solo_ext.clustering.k_means` has starts, Lloyd's iterations and the final

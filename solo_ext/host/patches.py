@@ -156,7 +156,7 @@ def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[st
 def repairs_for(method: str, data_format: str | None = None) -> list[str]:
     """Patches that runs of plugins' methods and of ``solo-ext`` get without asking.
 
-    They change NaN in logs, what happens after an interruption, and DALI's order on a GPU, but no
+    They change NaN in logs, what happens after an interruption, and DALI's order and seed, but no
     other number.
 
     Args:

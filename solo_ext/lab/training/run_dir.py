@@ -236,7 +236,7 @@ def check_run_dir(run_dir: Path) -> None:
     """Refuses a folder with files that are not a run's, because they would be replaced.
 
     Raises:
-        ConfigError: it has files, but neither a run's lock nor its record of the environment.
+        ConfigError: it has other files than a run's lock, but no run's record of the environment.
     """
     names: set[str] = set()
     with contextlib.suppress(OSError):
