@@ -175,11 +175,6 @@ def seed(s: Sizes, queue: int, queues: int = 1) -> Footprint:
     return Footprint(queues * FLOAT * queue * s.dim, step, s.tile)
 
 
-def teacher_cache(s: Sizes, targets: int) -> int:
-    """Embeddings of every image under each target view; not in checkpoints."""
-    return s.images * (FLOAT * targets * s.dim + 1)
-
-
 def ddp(parameters: int, batch_norm: int) -> Traffic:
     """Gradients of all that learns, and the statistics of batch norm before a forward pass.
 

@@ -242,8 +242,10 @@ def check_run_dir(run_dir: Path) -> None:
     with contextlib.suppress(OSError):
         # If the folder cannot be read, the run will refuse it when it starts.
         names = {file.name for file in run_dir.iterdir()}
-    # A run that ended before its first batch left its lock and its loggers' folders.
-    if names <= {LOCK, *LOGGED} or _is_a_runs(run_dir / ENVIRONMENT):
+    # A run that ended before its first batch left its loggers' folders, or its lock and what an
+    # evaluation before training wrote.
+    early = {LOCK, METRICS, "online", *LOGGED} if LOCK in names else set(LOGGED)
+    if names <= early or _is_a_runs(run_dir / ENVIRONMENT):
         return
     raise ConfigError(
         "--run-dir",

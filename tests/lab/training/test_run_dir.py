@@ -22,6 +22,7 @@ from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import (
     ENVIRONMENT,
     LOCK,
+    METRICS,
     check_run_dir,
     checkpoints,
     choose_run_dir,
@@ -142,6 +143,8 @@ def test_whose_folder_it_is(make_config: MakeConfig, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     (killed / "csv").mkdir(parents=True)
     (killed / LOCK).touch()
+    # An evaluation before training has written its numbers.
+    (killed / METRICS).touch()
     check_run_dir(killed)
     (killed / "config.yaml").touch()
     with pytest.raises(ConfigError, match=r"it holds '\.lock' and is no run"):
