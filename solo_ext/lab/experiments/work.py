@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -245,6 +246,8 @@ def _end_with_parent() -> None:
 
 def main() -> int:
     """Does the run of the folder that the command line names."""
+    # Ctrl-C reaches the parent too, which ends its runs by SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     show_messages()
 
