@@ -23,7 +23,7 @@ from solo_ext.config.schema import (
     RunConfig,
 )
 from solo_ext.config.untrusted import refuse_interpolations, refuse_targets
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.core.types import Section
 
 M = TypeVar("M", bound=BaseModel)
@@ -112,6 +112,11 @@ def check_method_kwargs(kwargs_type: type[S], given: Mapping[str, Any]) -> S:
         ...
     solo_ext.core.errors.ConfigError: method_kwargs.temperatur=0.1: unknown key; did you mean ...
     """
+    if not issubclass(kwargs_type, BaseModel):
+        raise UserError(
+            f"{kwargs_type.__name__} describes a method's settings and is no pydantic class; "
+            "derive it from solo_ext.core.types.Section"
+        )
     named = _without_synonyms(given, getattr(kwargs_type, "SYNONYMS", {}))
     return validated(kwargs_type, named, prefix="method_kwargs")
 

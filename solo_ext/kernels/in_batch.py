@@ -232,9 +232,9 @@ class _TwoViews(torch.autograd.Function):
         # Symmetric: exp(beta s), which is 1 for all negatives without beta, and exp((1 + beta) s).
         low = (similar * beta).exp_() if beta else None
         high = similar.exp_() if low is None else similar.exp_().mul_(low)
-        sums: Tensor | float = count if low is None else low.sum(1)
-        ratio = high.sum(1).div_(sums)
-        mass = (ratio * count).view(2, images)
+        sums = None if low is None else low.sum(1)
+        ratio = high.sum(1) if sums is None else high.sum(1).div_(sums)
+        mass = (ratio if sums is None else ratio * count).view(2, images)
         floor = count * math.exp(-2 * inverse_temperature) * rest if tau else 0.0
         if tau:
             mass.add_(positive, alpha=-tau * count)
@@ -251,7 +251,9 @@ class _TwoViews(torch.autograd.Function):
             of_positive = (mass / total).addcmul_(positive, of_mass, value=tau * count)
             of_pair = of_positive.sum(0).neg_()
             # Of the quotient of both sums; a similarity is that of either of its ends.
-            slope = of_mass.view(-1).div(sums).mul_(count)
+            slope = of_mass.view(-1)
+            if sums is not None:
+                slope = slope.div(sums).mul_(count)
             power = 1 if detach_weights else 1 + beta
             slopes = high.mul_((slope.unsqueeze(1) + slope).mul_(power))
             if low is not None and not detach_weights:

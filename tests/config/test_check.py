@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -308,3 +309,12 @@ def test_method_kwargs_are_refused(given: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_method_kwargs(Kwargs, given)
     assert str(caught.value) == line
+
+
+def test_settings_of_a_method_that_are_no_pydantic_class() -> None:
+    @dataclass
+    class Kwargs:
+        temperature: float = 0.2
+
+    with pytest.raises(UserError, match=r"Kwargs .* derive it from solo_ext\.core\.types\.Section"):
+        check_method_kwargs(Kwargs, {})  # type: ignore[type-var]

@@ -280,8 +280,9 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
         try:
             made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
             run_dir.mkdir(parents=True, exist_ok=True)
+            fresh = [run_dir / name for name in LOGGED if not (run_dir / name).exists()]
             stack.enter_context(locked(run_dir / LOCK, 0))
-            stack.callback(_leave_nothing, run_dir, made)
+            stack.callback(_leave_nothing, run_dir, fresh, made)
             # The lock may already exist in a folder that does not accept further files.
             tempfile.TemporaryFile(dir=run_dir).close()
         except OSError as error:
@@ -297,11 +298,17 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
         yield
 
 
-def _leave_nothing(run_dir: Path, made: Sequence[Path]) -> None:
-    """Removes the directory of a run that failed before its first batch, and parents it made."""
+def _leave_nothing(run_dir: Path, fresh: Sequence[Path], made: Sequence[Path]) -> None:
+    """Removes what a run that failed before its first batch has made.
+
+    Args:
+        run_dir: the run directory.
+        fresh: folders of loggers that were not there before.
+        made: the run directory and folders above it that were not there before.
+    """
     if {file.name for file in run_dir.iterdir()} <= {LOCK, *LOGGED}:
-        for name in LOGGED:
-            shutil.rmtree(run_dir / name, ignore_errors=True)
+        for folder in fresh:
+            shutil.rmtree(folder, ignore_errors=True)
         (run_dir / LOCK).unlink(missing_ok=True)
         # Another run may have started in the same parent folder.
         with contextlib.suppress(OSError):

@@ -30,6 +30,7 @@ from solo_ext.lab.training.run_dir import (
     run_digest,
 )
 from solo_ext.lab.training.trainer import JsonLines
+from tests.conftest import KWARGS
 from tests.lab.training.resumable import KillAt
 from tests.lab.training.same_run import train, train_killed
 
@@ -127,6 +128,18 @@ def test_names_that_lead_elsewhere(
     assert list(tmp_path.rglob("*.ckpt")) == [result.checkpoint]
     assert result.checkpoint.parent == result.run_dir
     assert resume(result.run_dir).checkpoint == result.checkpoint
+
+
+def test_a_failed_start_leaves_what_was_there(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Here the E-step's folder cannot be made, which is found once training starts."""
+    run, file = tmp_path / "run", tmp_path / "file"
+    (run / "csv").mkdir(parents=True)
+    for kept in (run / "csv" / "metrics.csv", file):
+        kept.touch()
+    kwargs = {**KWARGS["pcl"], "e_step_features": "disk", "e_step_dir": str(file / "below")}
+    with pytest.raises(ConfigError, match="e_step_dir"):
+        train(make_config("pcl", method_kwargs=kwargs), run)
+    assert [p for p in run.rglob("*") if p.is_file()] == [run / "csv" / "metrics.csv"]
 
 
 def test_whose_folder_it_is(make_config: MakeConfig, tmp_path: Path) -> None:
