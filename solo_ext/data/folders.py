@@ -115,8 +115,9 @@ class FileList(ImageFiles):
 
     Paths are absolute or relative to the list's folder, and may contain spaces. Labels are whole
     numbers from 0 to 999,999, where a negative one means no label (-1), or names, which are
-    numbered in sorted order. Empty lines and lines that begin with ``#`` are ignored. Unless
-    ``labelled``, lines have no label; only if ``present`` is a missing file refused.
+    numbered in sorted order; a list of other numbers is refused. Empty lines and lines that begin
+    with ``#`` are ignored. Unless ``labelled``, lines have no label; only if ``present`` is a
+    missing file refused.
 
     Raises:
         ConfigError: the file is no such list, or names a file that does not exist.
@@ -146,7 +147,13 @@ class FileList(ImageFiles):
             labels.append(label)
             if present and not os.path.isfile(paths[-1]):
                 raise refusal(f"line {number} names {name.strip()[:200]!r}, which is no file")
-        if all(_NUMBER.fullmatch(label) for label in labels):
+        odd = next((label for label in labels if not _NUMBER.fullmatch(label)), None)
+        if odd is not None and all(label.removeprefix("-").isdecimal() for label in labels):
+            raise refusal(
+                f"label {odd[:200]!r} is neither a number up to 999999 without leading zeros nor a "
+                "name"
+            )
+        if odd is None:
             targets = [max(int(label), -1) for label in labels]
             classes = [str(number) for number in range(max(targets, default=-1) + 1)]
         else:

@@ -34,7 +34,7 @@ class HuggingFaceImages(Dataset[Item]):
     ``image`` and ``label`` name the columns; ``None`` finds them. Without a label a target is -1.
 
     Raises:
-        ConfigError: a column does not exist, or is not of classes.
+        ConfigError: a column does not exist, or is not of images or classes.
     """
 
     def __init__(
@@ -188,6 +188,13 @@ def _column(features: Mapping[str, Any], kind: str, given: str | None) -> str:
     if given is not None:
         if given not in features:
             raise ConfigError(key, given, "no such column", nearest(given, features))
+        feature = features[given]
+        is_path = getattr(feature, "dtype", None) in ("string", "large_string")
+        if kind == "image" and not (
+            isinstance(feature, datasets.Image) or is_binary(feature) or is_path
+        ):
+            problem = "no column of images, encoded images or paths"
+            raise ConfigError(key, given, problem, f"columns: {', '.join(features)}")
         return given
     if kind == "image":
         found = [n for n, f in features.items() if isinstance(f, datasets.Image)]

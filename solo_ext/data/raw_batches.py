@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision import datasets
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import WithoutLabels
 from solo_ext.data.reading import (
     Images,
@@ -25,6 +26,9 @@ from solo_ext.data.reading import (
 )
 from solo_ext.data.transforms import MultiCrop
 from solo_ext.data.views import SampleKey, TrainingViews
+
+_MOST_BYTES = 8 << 30
+"""Largest decoded size that ``data.in_memory`` accepts."""
 
 
 class DecodedPixels:
@@ -103,6 +107,7 @@ def open_pixels(images: Images, in_memory: bool) -> Pixels:
     """Reads images as tensors: from torchvision's arrays, from memory, or one by one.
 
     Raises:
+        ConfigError: with ``in_memory`` they are too many to hold.
         UnreadableImage: with ``in_memory`` images have several sizes.
     """
     # Images that are already in memory cannot be unreadable.
@@ -115,6 +120,10 @@ def open_pixels(images: Images, in_memory: bool) -> Pixels:
     decoded = DecodedPixels(images)
     if not in_memory:
         return decoded
+    size = 3 * len(images) * decoded.height * decoded.width
+    if size > _MOST_BYTES:
+        problem = f"takes {size / 2**30:.1f} GiB per process"
+        raise ConfigError("data.in_memory", True, problem, "take false")
     served, pixels, targets = decoded.read(range(len(images)))
     return HeldPixels(pixels.numpy(), targets, served=served)
 

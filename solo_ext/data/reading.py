@@ -89,6 +89,9 @@ def decode_image(encoded: bytes, name: str) -> Image.Image:
 
 def _read(source: Path | bytes, name: str) -> Image.Image:
     try:
+        if not isinstance(source, bytes | str | Path):
+            # `open` would take a number for a file that this process has open, and close it.
+            raise ValueError("it is neither a path nor an encoded image")
         encoded = source if isinstance(source, bytes) else _content(source)
         if not encoded:
             raise EOFError("it is empty")

@@ -59,7 +59,13 @@ class WorkerLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        batches = _started(super().__iter__)
+        try:
+            batches = _started(super().__iter__)
+        finally:
+            if self.num_workers:
+                # Once, and after torch's own, which would wait for every worker.
+                atexit.unregister(_kill_workers)
+                atexit.register(_kill_workers)
         served = 0
         try:
             for batch in batches:
@@ -162,7 +168,6 @@ def _end_after(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-@atexit.register
 def _kill_workers() -> None:
     # At exit Python would send SIGTERM, which workers ignore, and wait forever.
     left = [child for child in multiprocessing.active_children() if child.daemon]

@@ -129,9 +129,7 @@ def test_one_line_for_a_bad_list(tmp_path: Path, text: str, problem: str) -> Non
         (["0", "-1", "2", "-7"], ["0", "1", "2"], [0, -1, 2, -1]),
         (["bee", "ant", "bee"], ["ant", "bee"], [1, 0, 1]),
         (["01", "2", "ant"], ["01", "2", "ant"], [0, 1, 2]),
-        # The numbers of ImageNet's folders, and what would be a class for every number below.
-        (["01440764", "2"], ["01440764", "2"], [0, 1]),
-        (["1" * 5000, "2"], ["1" * 5000, "2"], [0, 1]),
+        (["-1", "-", "--1"], ["-", "--1", "-1"], [2, 0, 1]),
     ],
 )
 def test_labels_are_numbers_or_names(
@@ -143,6 +141,26 @@ def test_labels_are_numbers_or_names(
     found = open_images(section(tmp_path / "list.txt"), "train")
     assert (class_names(found), targets_of(found)) == (classes, targets)
     assert files_of(found) == [str(file)] * len(labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "odd"),
+    [
+        (["0", "1", "-1", "01"], "01"),
+        (["10", "2", "-0"], "-0"),
+        # The numbers of ImageNet's folders, and what would be a class for every number below.
+        (["2", "01440764"], "01440764"),
+        (["2", "1000000"], "1000000"),
+        (["1" * 5000, "2"], "1" * 200),
+    ],
+)
+def test_odd_numbers_among_numbers_are_no_names(
+    labels: list[str], odd: str, images: Path, tmp_path: Path
+) -> None:
+    file = next(images.glob("0/*"))
+    (tmp_path / "list.txt").write_text("".join(f"{file} {label}\n" for label in labels))
+    with pytest.raises(ConfigError, match=f"label '{odd}' is neither a number up to 999999 "):
+        open_images(section(tmp_path / "list.txt"), "train")
 
 
 @pytest.mark.parametrize("sign", ["\u2028", "\x85", "\x0c"])

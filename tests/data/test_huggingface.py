@@ -237,6 +237,12 @@ def two_of_images(root: Path) -> Path:
     return root / "x"
 
 
+def lists(root: Path) -> Path:
+    integers = datasets.Sequence(datasets.Value("int64"))
+    rows(2, more=(integers, [[3, 4], [5]])).save_to_disk(str(root / "x"))
+    return root / "x"
+
+
 Mistake = tuple[Callable[[Path], Path | str], dict[str, Any], str, str]
 MISTAKES: dict[str, Mistake] = {
     "path": (lambda root: root / "no", {}, "data.train_path", "no such folder or file"),
@@ -246,6 +252,8 @@ MISTAKES: dict[str, Mistake] = {
     "split of one": (saved, {"train_split": "train"}, "train_split", "single split"),
     "image": (saved, {"image": "imgae"}, "image", "did you mean 'image'"),
     "label": (saved, {"label": "lable"}, "label", "did you mean 'label'"),
+    "image of numbers": (saved, {"image": "label"}, "image", "no column of images, .*: image, l"),
+    "image of lists": (lists, {"image": "more"}, "image", "no column of images, encoded images or"),
     "no image": (lambda root: kept(root, "label"), {}, "image", "no column of images.*: label"),
     "no label": (lambda root: kept(root, "image"), {}, "label", "no column of labels.*no_labels"),
     "several": (two_of_images, {}, "image", "several columns of images; name it; columns: a, "),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from PIL import Image
 from torch.utils.data import Subset
 from torchvision import datasets
 
+from solo_ext.core.errors import ConfigError
+from solo_ext.data import raw_batches
 from solo_ext.data.images import open_images
 from solo_ext.data.loaders import ResumableLoader
 from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
@@ -96,6 +99,21 @@ def test_sizes_that_differ_are_refused_when_met(folder: Callable[..., Images]) -
     with pytest.raises(UnreadableImage, match=message) as caught:
         list(loader)
     assert "\n" not in str(caught.value)
+
+
+def test_more_than_memory_should_hold_is_refused(
+    folder: Callable[..., Images], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = folder()
+    wide = SimpleNamespace(size=(50_000, 5_000))
+    with monkeypatch.context() as patch:
+        patch.setattr(raw_batches, "read_sample", lambda *_: (0, (wide, 0)))
+        patch.setattr(raw_batches.DecodedPixels, "read", None)
+        with pytest.raises(ConfigError, match=r"takes 8\.4 GiB per process; take false") as caught:
+            open_pixels(images, in_memory=True)
+    assert caught.value.key == "data.in_memory"
+    monkeypatch.setattr(raw_batches, "_MOST_BYTES", COUNT * 3 * 6 * 8)
+    assert isinstance(open_pixels(images, in_memory=True), HeldPixels)
 
 
 def _cifar(count: int = COUNT) -> Any:

@@ -145,6 +145,13 @@ def test_what_cannot_be_read_is_named(kind: str, tmp_path: Path) -> None:
     assert "0x" not in str(caught.value)
 
 
+def test_a_number_is_no_open_file(tmp_path: Path) -> None:
+    wrong: Any = os.open(written(tmp_path, JPEG), os.O_RDONLY)
+    with pytest.raises(UnreadableImage, match="neither a path nor an encoded image"):
+        decode_image(wrong, "a row")
+    os.close(wrong)
+
+
 def test_decompression_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 4)
     with pytest.raises(UnreadableImage, match="decompression bomb"):

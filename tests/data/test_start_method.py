@@ -154,6 +154,35 @@ def test_workers_end_with_the_program(method: str, end: str, tmp_path: Path) -> 
     assert (tmp_path / "said").read_text() == "a batch\n"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes of POSIX")
+def test_other_children_of_the_program_end_as_they_like(tmp_path: Path) -> None:
+    """Python sends them SIGTERM; the import alone changes nothing of that."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import multiprocessing, signal, sys, time
+from pathlib import Path
+import solo_ext.data.workers
+
+def ended(*_):
+    Path("ended").touch()
+    sys.exit()
+
+def child(ready):
+    signal.signal(signal.SIGTERM, ended)
+    ready.set()
+    time.sleep(60)
+
+context = multiprocessing.get_context("fork")
+ready = context.Event()
+context.Process(target=child, args=(ready,), daemon=True).start()
+ready.wait()
+"""
+    )
+    run_script(script, tmp_path, timeout=100)
+    assert (tmp_path / "ended").exists()
+
+
 def test_loaders_take_the_setting(root: Path) -> None:
     cfg = config(root, num_workers=1, start_method="spawn")
     images = open_images(cfg.data, "train")

@@ -11,18 +11,11 @@ import signal
 import sys
 from pathlib import Path
 
-from torch.utils.data import DataLoader
-
-from solo_ext.data.workers import outlive_signals, worker_context
+from solo_ext.data.workers import WorkerLoader
 
 if __name__ == "__main__":
     said = Path(sys.argv[1]) / "said"
-    loader = DataLoader(
-        range(1000),  # type: ignore[arg-type]
-        num_workers=2,
-        multiprocessing_context=worker_context(2, sys.argv[2]),
-        worker_init_fn=outlive_signals,
-    )
+    loader = WorkerLoader(range(1000), num_workers=2, start_method=sys.argv[2])
     batches = iter(loader)
     next(batches)
     assert len(multiprocessing.active_children()) == 2

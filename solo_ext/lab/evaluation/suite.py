@@ -20,7 +20,7 @@ from pydantic import create_model
 from solo_ext import __version__
 from solo_ext.config.check import validated
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.files import write_text
+from solo_ext.core.files import locked, write_text
 from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, headline
 from solo_ext.lab.evaluation.models import EvalRun
@@ -177,19 +177,20 @@ class _Suite:
 
     def _write(self, chosen: Mapping[str, Protocol]) -> dict[str, Any]:
         """Writes the record, merged with what other calls have written meanwhile."""
-        known = {**self._earlier(), **self.measured}
-        entries = [known[name] for name in PROTOCOLS if name in known]
-        failed = [e["protocol"] for e in entries if e["status"] == "failed"]
-        record = {
-            "base": self.base,
-            **self.context.about(),
-            "environment": _environment(self.context.device),
-            # Failures of earlier calls do not count for this one.
-            "failed": [name for name in failed if name in chosen],
-            "entries": entries,
-        }
-        write_text(self.folder / RECORD, json.dumps(record, indent=1))
-        write_text(self.folder / PAGE, render_suite(record, self.context.out))
+        with locked(self.folder / f".{RECORD}.lock"):
+            known = {**self._earlier(), **self.measured}
+            entries = [known[name] for name in PROTOCOLS if name in known]
+            failed = [e["protocol"] for e in entries if e["status"] == "failed"]
+            record = {
+                "base": self.base,
+                **self.context.about(),
+                "environment": _environment(self.context.device),
+                # Failures of earlier calls do not count for this one.
+                "failed": [name for name in failed if name in chosen],
+                "entries": entries,
+            }
+            write_text(self.folder / RECORD, json.dumps(record, indent=1))
+            write_text(self.folder / PAGE, render_suite(record, self.context.out))
         return record
 
 

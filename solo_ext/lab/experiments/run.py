@@ -75,13 +75,12 @@ def run_benchmark(
         planned = {run.key: run for run in plan}
 
         def tick() -> None:
-            for record in _collect(out, held):
-                run = planned.get(record["key"])
-                if run is not None:
-                    numbers = "  ".join(f"{k} {v:.2f}" for k, v in record["scores"].items())
-                    done = len(held.keys() & planned)
-                    name = f"{run.dataset} {run.budget} {run.row} seed {run.seed}"
-                    say(f"{done}/{len(plan)}  {name}  {numbers}")
+            for record in _collect(out, plan, held):
+                run = planned[record["key"]]
+                numbers = "  ".join(f"{k} {v:.2f}" for k, v in record["scores"].items())
+                done = len(held.keys() & planned)
+                name = f"{run.dataset} {run.budget} {run.row} seed {run.seed}"
+                say(f"{done}/{len(plan)}  {name}  {numbers}")
             if signals.received is not None:
                 raise StoppedBySignal(
                     f"stopped by {signals.received.name}; what is finished stays, and the same "
@@ -90,7 +89,7 @@ def run_benchmark(
                 )
 
         # An earlier call may have been killed after a run ended but before it was recorded.
-        _collect(out, held)
+        _collect(out, plan, held)
         if before := held.keys() & planned:
             say(f"{len(before)} of {len(plan)} runs were finished before")
         missing = {run.folder: run for run in plan if run.key not in held}
@@ -136,13 +135,17 @@ def _with_earlier_seeds(settings: BenchmarkSettings, out: Path) -> BenchmarkSett
     return settings.model_copy(update={"seeds": sorted({*before.seeds, *settings.seeds})})
 
 
-def _collect(out: Path, held: dict[str, Record]) -> list[Record]:
-    """Adds the records of run directories that are missing in ``held``, and returns them."""
+def _collect(out: Path, plan: Sequence[PlannedRun], held: dict[str, Record]) -> list[Record]:
+    """Adds the records of planned runs that are missing in ``held``, and returns them."""
     fresh = []
-    for file in sorted((out / RUNS).glob(f"*/{RECORD}")):
-        if file.parent.name.rpartition("-")[2] not in held:
+    for run in plan:
+        file = out / RUNS / run.folder / RECORD
+        if run.key not in held and file.exists():
             try:
-                fresh.append(as_record(file.read_text()))
+                record = as_record(file.read_text())
+                if record["key"] != run.key:
+                    raise ValueError(record["key"])
+                fresh.append(record)
             except (OSError, ValueError):
                 raise UserError(f"{str(file)!r}: not a record of a run; remove it") from None
     if fresh:

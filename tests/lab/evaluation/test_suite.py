@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import pytest
 from PIL import Image
 
-from solo_ext.core.errors import ConfigError
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.files import locked
 from solo_ext.lab.evaluation import suite
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
@@ -247,6 +248,28 @@ def test_transfer_is_measured_again_when_its_images_change_or_its_files_are_lost
     for expected in (4, 5):
         evaluate_suite(run, settings)
         assert len(asked) == expected
+
+
+def test_calls_at_once_share_the_record(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that begins and ends while another measures, and none while another writes."""
+
+    def with_another(protocol: Any, context: EvalContext) -> list[Row]:
+        monkeypatch.setattr(suite, "measure", measure)
+        evaluate_suite(run, {"protocols": ["geometry"]})
+        return measure(protocol, context)
+
+    def alone(*words: Any) -> None:
+        lock = locked(run / ".eval_suite.json.lock", 0)
+        with pytest.raises(UserError, match="being written by another process"), lock:
+            pass
+        write_text(*words)
+
+    measure, write_text = suite.measure, suite.write_text
+    monkeypatch.setattr(suite, "measure", with_another)
+    monkeypatch.setattr(suite, "write_text", alone)
+    record = evaluate_suite(run, {"protocols": ["knn"]})
+    assert [e["protocol"] for e in record["entries"]] == ["knn", "geometry"]
+    assert read(run)[0] == record
 
 
 @pytest.mark.fault

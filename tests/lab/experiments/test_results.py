@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,13 +160,14 @@ def test_a_damaged_line_is_named(tmp_path: Path, damaged: str) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("damaged", ["", "nonsense", "{}", "[]"])
+@pytest.mark.parametrize("damaged", ["", "nonsense", "{}", "[]", json.dumps(record("a", 1))])
 def test_a_damaged_record_of_a_run_is_named(tmp_path: Path, damaged: str) -> None:
-    file = tmp_path / run.RUNS / "digits-simclr-0-abc" / run.RECORD
+    planned: Any = SimpleNamespace(folder="digits-simclr-0-abc", key="abc")
+    file = tmp_path / run.RUNS / planned.folder / run.RECORD
     file.parent.mkdir(parents=True)
     file.write_text(damaged)
     with pytest.raises(UserError, match="not a record of a run; remove it"):
-        run._collect(tmp_path, {})
+        run._collect(tmp_path, [planned], {})
 
 
 def test_an_epoch_that_was_repeated_counts_once(tmp_path: Path) -> None:

@@ -304,6 +304,27 @@ def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> 
     assert started[1:] == [teacher, student]
 
 
+@pytest.mark.fault
+def test_folders_of_no_planned_run_are_left_alone(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """A renamed copy, whose record would be another of the same run, and a damaged one."""
+    settings = checked_benchmark(tiny | {"default_rows": ["raw-pixels"], "seeds": [1]})
+    (planned,) = plan = make_plan(settings)
+    runs = tmp_path / "runs"
+
+    def launcher(folders: Sequence[Path], tick: Any) -> dict[Path, str]:
+        in_this_process(folders, tick)
+        shutil.copytree(runs / planned.folder, runs / f"{planned.folder}.bak")
+        (runs / "other").mkdir()
+        (runs / "other" / "record.json").write_text("damaged")
+        tick()
+        tick()
+        return {}
+
+    records, _ = run_benchmark(settings, plan, tmp_path, launcher)
+    assert [r["key"] for r in records] == [planned.key]
+    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 1
+
+
 def test_a_process_that_fails(tmp_path: Path) -> None:
     """Its reason is the last line that it printed."""
     for name in "ab":
