@@ -168,7 +168,7 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[Override]) -> None:
             )
         try:
             if override.is_delete():
-                _delete(cfg, key)
+                _delete(cfg, key, override.value())
             else:
                 OmegaConf.update(cfg, key, override.value(), force_add=True, merge=True)
         except (OmegaConfBaseException, ValueError, TypeError, IndexError) as error:
@@ -177,16 +177,16 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[Override]) -> None:
             ) from error
 
 
-def _delete(cfg: DictConfig, key: str) -> None:
+def _delete(cfg: DictConfig, key: str, value: Any) -> None:
     parent, _, last = key.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
-    if isinstance(node, ListConfig):
-        del node[int(last)]
-        return
-    if not isinstance(node, DictConfig) or last not in node:
+    place: Any = int(last) if isinstance(node, ListConfig) else last
+    if not isinstance(node, ListConfig) and (not isinstance(node, DictConfig) or last not in node):
         valid = [str(k) for k in node] if isinstance(node, DictConfig) else []
         raise ConfigError(key, None, "cannot be deleted: it is not there", nearest(last, valid))
-    del node[last]
+    if value is not None and (held := node[place]) != value:
+        raise ConfigError(key, held, f"is not {value!r}", f"write ~{key} to delete it")
+    del node[place]
 
 
 def _split(overrides: Sequence[Override]) -> tuple[list[Override], list[Override]]:

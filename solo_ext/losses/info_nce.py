@@ -67,14 +67,15 @@ def info_nce_loss_func(
         positive: (N, D), row i is of query i; normalised inside.
         negatives: (K, D), unit rows, used as they are; K may be 0.
         temperature: T, above 0.
-        compute_dtype: of the factors of the products with constant negatives, ``torch.bfloat16``
-            for example; fp32 by default.
+        compute_dtype: of the factors of the products with negatives, ``torch.bfloat16`` for
+            example, which must then be constant; fp32 by default.
 
     Returns:
         Scalar; zero that carries the graph without negatives.
 
     Raises:
-        ValueError: shapes do not fit, or the temperature is not positive.
+        ValueError: shapes do not fit, the temperature is not positive, or ``compute_dtype`` is
+            given with negatives that learn.
 
     Source:
         He et al., CVPR 2020, arXiv 1911.05722; van den Oord et al., 2018, arXiv 1807.03748.
@@ -94,6 +95,10 @@ def info_nce_loss_func(
     with full_precision_products(query.device):
         if negatives.requires_grad:
             # The kernel treats the table as a constant.
+            if compute_dtype is not None:
+                raise ValueError(
+                    f"compute_dtype={compute_dtype}: is for constant negatives; leave it out"
+                )
             return plain_info_nce(query, positive, negatives, temperature)
         lse, _ = table_logsumexp(
             query, negatives, 1 / temperature, bound=1 / temperature, compute_dtype=compute_dtype

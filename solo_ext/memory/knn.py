@@ -248,12 +248,23 @@ class OnlineKNN(Metric):
         test_features: Tensor | None = None,
         test_targets: Tensor | None = None,
     ) -> None:
-        """Stores a batch of train rows (n, D) and classes (n,), of test rows, or of both."""
+        """Stores a batch of train rows (n, D) and classes (n,), of test rows, or of both.
+
+        Raises:
+            ValueError: features come without targets, the reverse, or in another number.
+        """
         given = {"train": (train_features, train_targets), "test": (test_features, test_targets)}
         for side, (features, targets) in given.items():
-            if features is not None and targets is not None:
-                getattr(self, f"{side}_features").append(features.detach())
-                getattr(self, f"{side}_targets").append(targets.detach())
+            if features is None and targets is None:
+                continue
+            if features is None or targets is None or len(features) != len(targets):
+                found = [None if rows is None else len(rows) for rows in (features, targets)]
+                raise ValueError(
+                    f"{side}_features and {side}_targets have {found[0]} and {found[1]} rows; "
+                    "pass both with as many rows, or neither"
+                )
+            getattr(self, f"{side}_features").append(features.detach())
+            getattr(self, f"{side}_targets").append(targets.detach())
 
     def compute(self) -> tuple[float, float]:
         """Top-1 and top-5 accuracy in percent of the rows stored so far, which are forgotten.

@@ -81,6 +81,9 @@ class PrototypePrior(State):
         num_prototypes: K.
         momentum: m in [0, 1]; 0: the last batch alone.
 
+    Raises:
+        ValueError: the momentum is not in [0, 1].
+
     Example:
         >>> prior = PrototypePrior(2, momentum=0.5)
         >>> probs = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
@@ -98,6 +101,8 @@ class PrototypePrior(State):
 
     def __init__(self, num_prototypes: int, momentum: float = 0.9) -> None:
         super().__init__()
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"momentum={momentum}: must be in [0, 1]; the paper uses 0.9")
         self.momentum = momentum
         self.register_buffer("value", torch.ones(num_prototypes))
 
@@ -116,7 +121,14 @@ class PrototypePrior(State):
         Args:
             teacher_probs: (N, K) local samples, rows that sum to 1; the mean is over the samples
                 of all ranks, which may hold different numbers.
+
+        Raises:
+            ValueError: the shape does not fit.
         """
+        if teacher_probs.ndim != 2 or teacher_probs.shape[1:] != self.value.shape:
+            raise ValueError(
+                f"teacher_probs must be (N, {len(self.value)}), got {tuple(teacher_probs.shape)}"
+            )
         dtype = torch.promote_types(teacher_probs.dtype, torch.float32)
         total = teacher_probs.sum(0, dtype=dtype)
         count = total.new_full((1,), teacher_probs.shape[0])

@@ -397,13 +397,29 @@ def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
         # The loss itself says so, on two images. Other packages' may need more of them.
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             criterion = build_criterion(name, given, Batch(2, 2, 2))
+            _signature(name).bind_partial(**_of_the_loss(criterion, given))
             ours = name in LOSSES and LOSSES[name].origin == "solo_ext"
             if ours and distributed.world_size() == 1:
                 criterion([torch.eye(2)] * 2, torch.arange(2))
     except (TypeError, ValueError) as error:
-        takes = ", ".join(inspect.signature(_target(name)).parameters)
+        takes = ", ".join(_signature(name).parameters)
         remedy = f"{name} takes {takes}; drop those of a config with ~method_kwargs.loss_kwargs"
         raise ConfigError("method_kwargs.loss_kwargs", dict(given), str(error), remedy) from None
+
+
+def _of_the_loss(criterion: Criterion, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters without those that the criterion's constructors take by name."""
+    own = [vars(base)["__init__"] for base in type(criterion).__mro__ if "__init__" in vars(base)]
+    named = (p for init in own for p in inspect.signature(init).parameters.values())
+    taken = {p.name for p in named if p.kind is not p.VAR_KEYWORD}
+    return {name: value for name, value in given.items() if name not in taken}
+
+
+def _signature(name: str) -> inspect.Signature:
+    try:
+        return inspect.signature(_target(name))
+    except ValueError:  # A function in C has none: any names.
+        return inspect.signature(lambda *args, **kwargs: None)
 
 
 def _target(name: str) -> Any:

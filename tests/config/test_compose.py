@@ -161,6 +161,17 @@ def test_a_list_loses_an_entry() -> None:
     assert config == {"a": [1, 3]}
 
 
+@pytest.mark.parametrize("override", ["~b=2", "~b=one", "~a.1=3", "~c='x'"])
+def test_another_value_is_not_deleted(override: str) -> None:
+    config = OmegaConf.create({"a": [1, 2, 3], "b": 1, "c": None})
+    key = override.removeprefix("~").partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"^{key}=.*: is not .*; write ~{key} to delete it"):
+        apply_overrides(config, parse([override]))
+    assert config == {"a": [1, 2, 3], "b": 1, "c": None}
+    apply_overrides(config, parse(["~b=1", "~a.1=2", "~c"]))
+    assert config == {"a": [1, 3]}
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [

@@ -187,6 +187,15 @@ def test_info_nce_equals_the_loop() -> None:
     assert float(found) == pytest.approx(total / 4, rel=1e-12)
 
 
+def test_info_nce_takes_another_dtype_for_constant_negatives_alone() -> None:
+    query, key, queue = unit(4, 0), unit(4, 1), unit(9, 2)
+    info_nce_loss_func(query, key, queue, compute_dtype=torch.bfloat16)
+    queue.requires_grad_()
+    info_nce_loss_func(query, key, queue).backward()
+    with pytest.raises(ValueError, match=r"compute_dtype=torch\.bfloat16: is for constant neg"):
+        info_nce_loss_func(query, key, queue, compute_dtype=torch.bfloat16)
+
+
 @pytest.mark.parametrize("scale", [1e-6, 0.01, 100.0])
 def test_extreme_concentrations_stay_finite(scale: float) -> None:
     query, prototypes = unit(4, 0).float().requires_grad_(), unit(K, 1).float()

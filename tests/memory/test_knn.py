@@ -244,6 +244,22 @@ def test_one_side_missing_gives_nan_and_forgets(side: str, labels: Tensor) -> No
     assert not metric.test_features
 
 
+@pytest.mark.parametrize("side", ["train", "test"])
+@pytest.mark.parametrize(
+    ("rows", "targets", "says"),
+    [(3, None, "3 and None rows"), (None, 3, "None and 3 rows"), (3, 2, "3 and 2 rows")],
+)
+def test_online_rejects_features_without_their_targets(
+    side: str, rows: int | None, targets: int | None, says: str
+) -> None:
+    given = {
+        f"{side}_features": None if rows is None else torch.eye(rows),
+        f"{side}_targets": None if targets is None else torch.arange(targets),
+    }
+    with pytest.raises(ValueError, match=says):
+        OnlineKNN()(**given)
+
+
 def test_forward_only_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("computed or synchronised in a step")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,21 @@ def test_is_the_running_mean_times_k(momentum: float) -> None:
             expected[k] = momentum * expected[k] + (1 - momentum) * 5 * mean
         prior.update_(probs)
         torch.testing.assert_close(prior.value, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.1, float("nan")])
+def test_momentum_is_a_share(momentum: float) -> None:
+    with pytest.raises(ValueError, match=rf"momentum={momentum}: must be in \[0, 1\]"):
+        PrototypePrior(5, momentum)
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 6), (4, 1), (2, 4, 5)])
+def test_rows_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    prior = PrototypePrior(5)
+    for take in (prior.peek, prior.update_):
+        with pytest.raises(ValueError, match=r"must be \(N, 5\), got " + re.escape(str(shape))):
+            take(torch.rand(shape))
+    assert torch.equal(prior.value, torch.ones(5))
 
 
 def test_always_sums_to_k() -> None:

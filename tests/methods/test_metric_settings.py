@@ -14,7 +14,14 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.losses import LOSSES
 from solo_ext.methods import Metric
-from solo_ext.methods.metric_criteria import CRITERIA, LabelCriterion, metric_losses, trains
+from solo_ext.methods.metric_criteria import (
+    CRITERIA,
+    Batch,
+    LabelCriterion,
+    NoiseCriterion,
+    metric_losses,
+    trains,
+)
 
 MakeConfig = Callable[..., dict[str, Any]]
 Build = Callable[..., Any]
@@ -188,11 +195,32 @@ def test_losses_of_other_packages(
         build(Metric, loss=name)
     trains(name)(LabelCriterion)
     assert name in metric_losses()
+    with pytest.raises(ConfigError, match=r"loss_kwargs=.*'powr'; someones_loss takes .*power"):
+        build(Metric, loss=name, loss_kwargs={"powr": 2.0}, classes="label")
     method = build(Metric, loss=name, loss_kwargs={"power": 2.0}, classes="label")
     views, targets = features(2), torch.tensor([0, 1, 2, 1])
     found, _ = method.compare(views, torch.arange(4), targets)
     unit = torch.cat([F.normalize(z, dim=1) for z in views])
     torch.testing.assert_close(found, someones_loss(unit, targets.repeat(2), 2.0))
+
+
+def test_what_a_criterion_takes_is_not_the_losss(
+    build: Build, registered: Callable[[Any], str]
+) -> None:
+    """Named by the constructor of any of its classes."""
+
+    def someones_logits(data: Tensor, noise: Tensor, power: float = 1.0) -> Tensor:
+        return (noise.logsumexp(1) - data).pow(power).mean()
+
+    class Shifted(NoiseCriterion):
+        def __init__(self, loss: Any, batch: Batch, shift: float = 0.0, **given: Any) -> None:
+            super().__init__(loss, batch, **given)
+
+    name = registered(someones_logits)
+    trains(name)(Shifted)
+    build(Metric, loss=name, loss_kwargs={"temperature": 0.5, "shift": 1.0, "power": 2.0})
+    with pytest.raises(ConfigError, match="'given'"):
+        build(Metric, loss=name, loss_kwargs={"given": 1})
 
 
 def test_without_the_package(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
