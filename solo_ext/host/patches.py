@@ -656,6 +656,14 @@ def _dali() -> Iterator[Replacement]:
         given = OmegaConf.select(cfg, "dali.encode_indexes_into_labels")
         cfg = original(cfg)
         cfg.dali.encode_indexes_into_labels = True if given is None else given
+        method, is_dali = cfg.get("method"), cfg.data.get("format") == "dali"
+        if is_dali and given is False and method == "deepclusterv2":
+            raise ConfigError(
+                "dali.encode_indexes_into_labels",
+                False,
+                f"{method} looks samples up by index, which DALI's batches then lack",
+                "set it to true",
+            )
         return cfg
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
