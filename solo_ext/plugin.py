@@ -51,7 +51,7 @@ def register() -> None:
         alias = f"{method.origin}/{method.name}"
         if not _put(loaded.methods, method, f"method {method.name!r}", alias):
             loaded.methods[alias] = method.target
-        PLUGIN_METHODS.add(method.target)
+        PLUGIN_METHODS[id(method.target)] = method.target
     losses = loaded.solo.losses
     for loss in LOSSES.entries():
         _put(vars(losses), loss, f"loss {loss.name!r}", f"{loss.target.__module__}.{loss.name}")

@@ -212,7 +212,7 @@ def e_step(
     """
     total = Traffic(all_reduce=LONG * (5 if embeds else 3), broadcast=embedder)
     # Of all granularities at once: what the rows are, and the end of k-means.
-    total += Traffic(all_reduce=2 * DOUBLE + 3 * LONG, all_gather=LONG) + Traffic(LONG)
+    total += Traffic(all_reduce=2 * DOUBLE + 4 * LONG, all_gather=LONG) + Traffic(LONG)
     for k in counts:
         means, tried = FLOAT * k * s.dim, min(RELOCATED, k)
         step = Traffic(all_reduce=DOUBLE * k * s.dim + LONG * k + LONG + 3 * LONG)

@@ -114,8 +114,9 @@ def rows_of(features: Features, row_ids: Tensor | None, sharded: bool) -> Rows:
         sharded: whether every rank holds a share of the rows.
 
     Raises:
-        ValueError: features that are not 2-D, floating or finite, or not as many row numbers;
-            raised on all ranks if values are not finite.
+        ValueError: features that are not 2-D, floating or finite, not as many row numbers, or
+            numbers that are out of range or repeated; between ranks by their sum. Raised on all
+            ranks if values are not finite or the sum is wrong.
     """
     if features.ndim != 2 or not features.dtype.is_floating_point:
         raise ValueError(
@@ -132,24 +133,42 @@ def rows_of(features: Features, row_ids: Tensor | None, sharded: bool) -> Rows:
     if shared:
         rank_barrier(device)
         count = gather(count)
+    total = int(count.sum())
     if row_ids is None:
         first = int(count[: rank()].sum()) if shared else 0
         row_ids = torch.arange(first, first + len(features), device=device)
+    else:
+        row_ids, seen = row_ids.to(device), torch.zeros(total, dtype=torch.bool, device=device)
+        seen[row_ids[(row_ids >= 0) & (row_ids < total)]] = True
+        if wrong := len(row_ids) - int(seen.sum()):
+            raise _misnumbered(total, f"{wrong} of a process are repeated or out of range")
     if isinstance(features, Tensor):
         features = features.detach()
-    rows = Rows(features, row_ids.to(device), int(count.sum()), 0.0, shared)
+    rows = Rows(features, row_ids, total, 0.0, shared)
     largest = torch.zeros((), dtype=torch.float64, device=device)
-    broken = torch.zeros((), dtype=torch.int64, device=device)
+    # The number of rows that are not finite, and the sum of the numbers, in one exchange.
+    both = torch.zeros(2, dtype=torch.int64, device=device)
+    both[1] = row_ids.sum()
     for tile in tiles(features) if len(features) else ():
         of_rows = tile.abs().amax(1)
-        broken += (~of_rows.isfinite()).sum()
+        both[0] += (~of_rows.isfinite()).sum()
         largest = torch.maximum(largest, of_rows.amax().double())
-    if rows.sum(broken):
+    broken, numbers = rows.sum(both).tolist()
+    if broken:
         raise ValueError(
-            f"features: {int(broken)} rows hold NaN or infinity; every value must be finite. A "
+            f"features: {broken} rows hold NaN or infinity; every value must be finite. A "
             "network that diverges gives such features: lower the learning rate"
         )
+    if numbers != total * (total - 1) // 2:
+        raise _misnumbered(total, "some of one process are repeated on another")
     return replace(rows, largest=float(rows.max(largest)))
+
+
+def _misnumbered(total: int, found: str) -> ValueError:
+    return ValueError(
+        f"row_ids: {found}; number all rows from 0 to {total - 1} once, over all ranks. A sampler "
+        "that repeats rows to fill up the last batch does not"
+    )
 
 
 # fp64 holds every integer up to 2**53. Two bits are reserved for sums of twice as many terms, which

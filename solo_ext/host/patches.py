@@ -41,8 +41,11 @@ OF_SCRIPTS = ("own-size", "dali")
 """Patches of parts that only solo-learn's own scripts use."""
 IN_LAUNCHER = False
 """Whether ``python -m solo_ext SCRIPT`` runs the program, which allows any number of crops."""
-PLUGIN_METHODS: set[Any] = set()
-"""Methods that were registered here. All others in the host's table, a fork's too, are its own."""
+PLUGIN_METHODS: dict[int, Any] = {}
+"""Methods that were registered here, by ``id``, since not all can be hashed.
+
+All others in the host's table, a fork's too, are its own.
+"""
 _ABSENT = object()
 
 
@@ -184,7 +187,7 @@ def announce(applied: Collection[str]) -> None:
 
 
 def _of_a_plugin(cfg: DictConfig) -> bool:
-    return import_module("solo.methods").METHODS.get(cfg.get("method")) in PLUGIN_METHODS
+    return id(import_module("solo.methods").METHODS.get(cfg.get("method"))) in PLUGIN_METHODS
 
 
 def _base() -> Any:
@@ -653,6 +656,14 @@ def _dali() -> Iterator[Replacement]:
         given = OmegaConf.select(cfg, "dali.encode_indexes_into_labels")
         cfg = original(cfg)
         cfg.dali.encode_indexes_into_labels = True if given is None else given
+        method, is_dali = cfg.get("method"), cfg.data.get("format") == "dali"
+        if is_dali and given is False and method == "deepclusterv2":
+            raise ConfigError(
+                "dali.encode_indexes_into_labels",
+                False,
+                f"{method} looks samples up by index, which DALI's batches then lack",
+                "set it to true",
+            )
         return cfg
 
     def set_attribute(self: Any, name: str, value: Any) -> None:

@@ -100,12 +100,16 @@ def steps(ids: Tensor) -> list[list[Granularity]]:
 
 def refusals(rank: int) -> dict[str, str]:
     """Messages where the mistake is on one rank, or shows only over both."""
-    x = features()[share("in order", rank)]
+    doubled = share("in order", rank).clone()
+    x = features()[doubled]
+    if rank == 1:
+        doubled[0] = 0
     broken = x.clone()
     broken[:3] = float("nan") if rank == 0 else 0.0
     found = {}
     for name, call in {
         "nan": lambda: kmeans(broken, 4, sharded=True),
+        "doubled": lambda: kmeans(x, 4, sharded=True, row_ids=doubled),
         "too many": lambda: kmeans(x, ROWS + 1, sharded=True),
     }.items():
         try:

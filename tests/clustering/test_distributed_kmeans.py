@@ -82,6 +82,7 @@ def test_all_ranks_refuse_alike(results: list[dict[str, Any]]) -> None:
     first, *others = (result["refusals"] for result in results)
     assert all(other == first for other in others)
     assert "3 rows hold NaN" in first["nan"]
+    assert "row_ids: some of one process are repeated on another" in first["doubled"]
     assert "num_clusters=901: there are 900 rows" in first["too many"]
 
 

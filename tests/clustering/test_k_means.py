@@ -205,6 +205,9 @@ def test_memory_is_bounded() -> None:
         ({"features": torch.zeros(20)}, r"\(20,\)"),
         ({"features": torch.zeros(20, 5).long()}, "int64"),
         ({"row_ids": torch.arange(19)}, r"\(19,\).*20 rows"),
+        ({"row_ids": torch.arange(20) % 19}, "row_ids: 1 of .* from 0 to 19 once"),
+        ({"row_ids": torch.arange(20) + 1}, "row_ids: 1 of .* from 0 to 19 once"),
+        ({"row_ids": torch.arange(20) - 2}, "row_ids: 2 of .* from 0 to 19 once"),
     ],
 )
 def test_refuses(options: dict[str, object], message: str) -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from solo_ext.config.schema import Augmentation
+from solo_ext.core.errors import ConfigError
 from solo_ext.host import detect
 
 GENERATION = detect().generation
@@ -124,13 +125,16 @@ def test_dali_gives_indices_by_default_and_may_lack_validation(without: Without)
     pytest.importorskip("nvidia.dali")
     from solo.data.dali_dataloader import PretrainDALIDataModule
 
-    def encoded(**dali: Any) -> bool:
-        cfg = OmegaConf.create({"data": {"format": "dali"}, "dali": dali})
+    def encoded(method: str = "simclr", **dali: Any) -> bool:
+        cfg = OmegaConf.create({"method": method, "data": {"format": "dali"}, "dali": dali})
         filled = PretrainDALIDataModule.add_and_assert_specific_cfg(cfg)
         return bool(filled.dali.encode_indexes_into_labels)
 
     assert encoded()
     assert not encoded(encode_indexes_into_labels=False)
+    assert encoded("deepclusterv2")
+    with pytest.raises(ConfigError, match="labels=false: deepclusterv2 looks samples up by index"):
+        encoded("deepclusterv2", encode_indexes_into_labels=False)
     module = PretrainDALIDataModule("custom", "images", None, 2, 0, 20)
     module.val_dataloader = lambda: None
     assert "val_dataloader" not in vars(module)

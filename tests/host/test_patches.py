@@ -26,10 +26,12 @@ from torch import Tensor, nn
 
 from benchmarks.speed.counting import Counter
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.registry import Entry
 from solo_ext.host import Host, detect
 from solo_ext.host.patches import PATCHES, _of_a_plugin, select_for_run
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.methods import METHODS
 from solo_ext.plugin import register
 
 GENERATION = detect().generation
@@ -469,6 +471,21 @@ def test_what_a_fork_puts_into_the_table_is_the_hosts(
     monkeypatch.setitem(loaded.methods, "own", own)
     assert [_of_a_plugin(OmegaConf.create({"method": m})) for m in ("own", "simclr")] == [False] * 2
     assert _of_a_plugin(OmegaConf.create({"method": "debiased"}))
+
+
+def test_a_method_that_cannot_be_hashed_is_registered(
+    loaded: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Maker:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, cfg: Any) -> None: ...
+
+    made: Any = Maker()
+    monkeypatch.setitem(METHODS._entries, "made", Entry("made", made))
+    monkeypatch.setitem(loaded.methods, "made", made)
+    register()
+    assert _of_a_plugin(OmegaConf.create({"method": "made"}))
 
 
 def test_a_run_records_its_patches(
