@@ -1,0 +1,153 @@
+"""The methods of upstream/methods beside ours, on solo-learn's main with these patches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+from tests.upstream import parity_run, ranks_run
+
+ROOT = Path(__file__).parents[2]
+PATCHES = sorted((ROOT / "upstream" / "methods").iterdir())
+pytestmark = pytest.mark.upstream
+
+
+@pytest.fixture(scope="module")
+def found(patched: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What :mod:`parity_run` writes in the patched tree."""
+    output = tmp_path_factory.mktemp("parity") / "found.json"
+    path = os.pathsep.join([str(patched), str(ROOT)])
+    subprocess.run(
+        [sys.executable, parity_run.__file__, str(output)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=output.parent,
+    )
+    return json.loads(output.read_text())  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(patched: Path, tmp_path: Path) -> None:
+    output, path = tmp_path / "found.json", os.pathsep.join([str(patched), str(ROOT)])
+    subprocess.run(
+        [sys.executable, ranks_run.__file__, str(output)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=patched,
+    )
+    differs = json.loads(output.read_text())
+    assert set(differs) == {"hard_negative", "nnclr", "protocpc", "prior", "pcl"}
+    assert max(differs.values()) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", parity_run.CASES)
+def test_upstream_s_form_equals_ours(found: dict[str, Any], case: str) -> None:
+    differs = found["results"][case]
+    assert differs.get("loss", 0.0) < 1e-6
+    assert differs.get("gradient", 0.0) < 1e-5
+    assert differs.get("state", 0.0) < 1e-5
+    if case in parity_run.METHODS_CASES:
+        assert differs["steps"] in (parity_run.STEPS, 2 * parity_run.STEPS)
+
+
+@pytest.mark.slow
+def test_the_host_s_methods_stay(found: dict[str, Any]) -> None:
+    """Where the host has a method, ours is ``solo_ext/<name>``."""
+    for name, (theirs, ours) in found["methods"].items():
+        assert theirs == f"solo.methods.{name}"
+        assert ours.startswith("solo_ext.methods")
+    for name, module in found["losses"].items():
+        assert module == f"solo.losses.{name}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["hard_negative", "solo_ext/hard_negative"])
+def test_main_pretrain_trains_the_one_that_is_named(
+    patched: Path, tmp_path: Path, method: str
+) -> None:
+    """By the patched tree's own script with the plugin beside it, from our config."""
+    script = [str(patched / "main_pretrain.py"), "--config-name", "solo_ext/digits/hard_negative"]
+    run = [f"method={method}", f"checkpoint.dir={tmp_path}", "max_epochs=1", "accelerator=cpu"]
+    limits = ["+limit_train_batches=1", "data.val_path=null", "+enable_progress_bar=false"]
+    path = os.pathsep.join([str(patched), str(ROOT)])
+    data = {"SOLO_EXT_DATA": str(tmp_path / "data")}
+    subprocess.run(
+        [sys.executable, *script, *run, *limits],
+        check=True,
+        env={**os.environ, "PYTHONPATH": path, **data},
+        cwd=tmp_path,
+    )
+    (checkpoint,) = tmp_path.rglob("*.ckpt")
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    # Only our projector has batch norm by default.
+    assert ("projector.1.running_mean" in state) == method.startswith("solo_ext/")
+
+
+def table(text: str, begin: str) -> list[list[str]]:
+    """The cells of a table's rows, from the row that begins so."""
+    lines = text[text.index(f"\n| {begin}") + 1 :].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def runs(key: str) -> dict[int, dict[str, Any]]:
+    """The records of ``folder/row`` by seed."""
+    folder, _, row = key.strip("`").partition("/")
+    lines = (ROOT / "results" / folder / "records.jsonl").read_text().splitlines()
+    found = [record for line in lines if (record := json.loads(line))["row"] == row]
+    assert len({record["seed"] for record in found}) == len(found) > 0
+    return {record["seed"]: record for record in found}
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda path: path.name)
+def test_measured_numbers_are_those_of_the_records(patch: Path) -> None:
+    """Every number of a pull request's tables follows from the records that it names."""
+    text = (patch / "pull_request.md").read_text()
+    rows = table(text, "data ")
+    owed = [row for row in rows if row[4:] == ["**owed**", "**owed**", "none yet"]]
+    assert [row[0] for row in owed] == ["CIFAR-10", "CIFAR-100", "ImageNet-100"]
+    assert len(rows) - len(owed) >= 4
+    for _, _, budget, hardware, *scores, key in rows[: -len(owed)]:
+        records = runs(key).values()
+        (epochs, images), *others = {(r["epochs"], r["images"]) for r in records}
+        plural = "s" if len(records) > 1 else ""
+        assert not others
+        assert budget.endswith(
+            f", {epochs} epochs of {images:,} images, {len(records)} seed{plural}"
+        )
+        for record in records:
+            used = record["environment"]
+            assert hardware == f"{used['processor']}, {used['torch_threads']} thread, no GPU"
+            assert used["cuda"] is None
+        for protocol, score in zip(("linear", "knn"), scores, strict=True):
+            values = [record["scores"][protocol] for record in records]
+            deviation = f" ± {stdev(values):.2f}" if plural else ""
+            assert score == f"{mean(values):.2f}{deviation}"
+    for _, *scores, keys in table(text, "| linear"):
+        one, other = map(runs, keys.split(" minus "))
+        for protocol, score in zip(("linear", "knn"), scores, strict=True):
+            apart = [one[i]["scores"][protocol] - other[i]["scores"][protocol] for i in one]
+            half = stats.t.ppf(0.975, len(apart) - 1) * stdev(apart) / len(apart) ** 0.5
+            low, high = mean(apart) - half, mean(apart) + half
+            assert score.replace("−", "-") == f"{mean(apart):+.2f} ({low:+.2f} to {high:+.2f})"
+
+
+def test_a_method_is_described() -> None:
+    readme = (ROOT / "upstream" / "README.md").read_text()
+    for patch in PATCHES:
+        subject, empty, *body = (patch / "message").read_text().splitlines()
+        assert len(subject) <= 72
+        assert not empty
+        assert body
+        assert (patch / "pull_request.md").read_text().startswith(f"# {subject}\n")
+        assert f"(methods/{patch.name}/pull_request.md)" in readme
+        assert "solo_ext" not in "".join(p.read_text() for p in patch.rglob("new/**/*.py"))
