@@ -5,6 +5,6 @@ is never held; none can be differentiated twice. Read ``tables`` first: it holds
 log-sum-exps over large constant tables (queues, prototypes). ``nearest_rows`` looks rows up in such
 a table, ``mixed_logsumexp`` adds MoCHi's mixtures of its rows, ``in_batch`` contrasts rows of a
 batch with each other, and ``sinkhorn`` and ``prototype_contrast`` are the two halves of ProtoCPC's
-step. Each plain form in :mod:`solo_ext.losses` is followed by the function that decides when a
-kernel replaces it.
+step. ``dispatch`` chooses between the forms of the first two, which have Triton kernels for GPUs
+besides: ``fused_logsumexp`` and ``fused_nearest``.
 """

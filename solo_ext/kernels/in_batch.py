@@ -33,7 +33,6 @@ def batch_contrast(
     powers: Sequence[float],
     reduce: Reduce,
     extra: Tensor | None = None,
-    tile: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mean over anchors of a loss that depends on their similarities through log-sum-exps.
 
@@ -50,7 +49,6 @@ def batch_contrast(
         powers: (E,) values of p, above 0.
         reduce: differentiable and row by row; called once per block.
         extra: (E, N) log-sum-exps of further negatives, joined to the candidates'.
-        tile: number of anchors per block; by default what suits the device's cache.
 
     Returns:
         The scalar loss, and the (A, N) notes that ``reduce`` returns, without gradient.
@@ -70,8 +68,15 @@ def batch_contrast(
         >>> notes.shape
         torch.Size([1, 4])
     """
-    if tile is None:
-        tile = tile_rows(anchors, len(candidates), 16, share=4)
+    if torch.compiler.is_compiling():
+        # torch.compile cannot trace gradients that a forward pass takes, and fuses this by itself.
+        logits = (anchors * inverse_temperature) @ candidates.T
+        if excluded_columns is not None:
+            logits = logits.scatter(1, excluded_columns, float("-inf"))
+        lse = torch.stack([(p * logits).logsumexp(1) for p in powers])
+        losses, notes = reduce(lse if extra is None else torch.logaddexp(lse, extra), positives)
+        return losses.mean(), notes
+    tile = tile_rows(anchors, len(candidates), 16, share=4)
     if not torch.is_grad_enabled():
         anchors, candidates, positives = (x.detach() for x in (anchors, candidates, positives))
     settings = excluded_columns, inverse_temperature, tuple(powers), reduce, tile
@@ -102,15 +107,16 @@ class _BatchContrast(torch.autograd.Function):
         count, total, notes = len(anchors), anchors.new_zeros(()), []
         # If the similarities' known bound is small enough, it replaces each row's maximum.
         bounded = 2 * inverse_temperature * max(powers) <= _SAFE
+        largest = anchors.new_full((1, 1), inverse_temperature)
         for part in tiles_of(count, tile):
             scaled = anchors[part] * inverse_temperature
-            logits = scaled @ candidates.T
+            # Without the bound, beta = 0 leaves it out.
+            logits = torch.addmm(-largest, scaled, candidates.T, beta=int(bounded))
             if excluded_columns is not None:
                 logits.scatter_(1, excluded_columns[part], float("-inf"))
-            shift = logits.new_full((1, 1), inverse_temperature)
+            shift = largest if bounded else logits.amax(1, keepdim=True)
             if not bounded:
-                shift = logits.amax(1, keepdim=True)
-            logits -= shift
+                logits -= shift
             # Overwrite the logits only for the last power: nothing needs them afterwards.
             weights = [(logits * p).exp_() for p in powers[:-1]]
             weights.append((logits if powers[-1] == 1 else logits.mul_(powers[-1])).exp_())
@@ -230,8 +236,14 @@ class _TwoViews(torch.autograd.Function):
         positive = own[0, 1].exp()
         own.fill_(float("-inf"))
         # Symmetric: exp(beta s), which is 1 for all negatives without beta, and exp((1 + beta) s).
-        low = (similar * beta).exp_() if beta else None
-        high = similar.exp_() if low is None else similar.exp_().mul_(low)
+        low: Tensor | None
+        if beta == 1:
+            # A product costs less than an exponential.
+            low = similar.exp_()
+            high = low * low
+        else:
+            low = (similar * beta).exp_() if beta else None
+            high = similar.exp_() if low is None else similar.exp_().mul_(low)
         sums = None if low is None else low.sum(1)
         ratio = high.sum(1) if sums is None else high.sum(1).div_(sums)
         mass = (ratio if sums is None else ratio * count).view(2, images)
@@ -239,18 +251,21 @@ class _TwoViews(torch.autograd.Function):
         if tau:
             mass.add_(positive, alpha=-tau * count)
         kept = mass > floor
-        mass.clamp_(min=floor)
+        if tau:
+            mass.clamp_(min=floor)
         # log1p keeps the digits of small losses, which log(...) - s would lose.
         losses = torch.div(mass, positive).mul_(1 / rest).log1p_()
         ctx.gradient = None
         ctx.mark_non_differentiable(losses, mass, kept)
         if any(ctx.needs_input_grad[:2]):
-            # Slopes are (1 - tau) times those of the sum of the losses; `factor` divides by it.
+            # The slopes below are those of the sum of the losses, times (1 - tau); `factor`
+            # divides that out.
             total = torch.add(positive, mass, alpha=1 / rest)
             of_mass = torch.div(kept, total)
             of_positive = (mass / total).addcmul_(positive, of_mass, value=tau * count)
             of_pair = of_positive.sum(0).neg_()
-            # Of the quotient of both sums; a similarity is that of either of its ends.
+            # The slope of a row is that of the quotient of both sums. A similarity belongs to
+            # the two rows at its ends and gets the slopes of both.
             slope = of_mass.view(-1)
             if sums is not None:
                 slope = slope.div(sums).mul_(count)

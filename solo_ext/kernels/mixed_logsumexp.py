@@ -58,9 +58,10 @@ def mixed_logsumexp(
     powers: Sequence[float] = (1.0,),
     *,
     excluded_columns: Tensor | None = None,
+    query_ids: Tensor | None = None,
+    table_ids: Tensor | None = None,
     with_table: bool = True,
     ranked: bool = True,
-    tile: int | None = None,
 ) -> MixedLogSumExp:
     """Log-sum-exp over all rows of a table and over normalised mixtures of its hardest rows.
 
@@ -78,10 +79,11 @@ def mixed_logsumexp(
         powers: (E,) as in :func:`solo_ext.kernels.tables.table_logsumexp`.
         excluded_columns: (N, m) rows of the table that are no negatives of the query; none by
             default.
+        query_ids: (N,) whole numbers; rows with the query's id are no negatives of it either.
+        table_ids: (K,) ids of the rows; only together with ``query_ids``.
         with_table: whether the table's rows are summed too, or the mixtures only.
         ranked: whether indices count from the hardest down, which takes a sort; otherwise they
             mean the hardest rows in any order, which is enough for random indices.
-        tile: number of queries per block; by default what suits the device's cache.
 
     Example:
         The mixture of a row with itself is that row:
@@ -95,13 +97,13 @@ def mixed_logsumexp(
         >>> found.lse[0].allclose(logits.logsumexp(1), rtol=1e-4)
         True
     """
-    if tile is None:
-        widest = max(table.shape[0], draws.alpha.shape[1] * query.shape[1])
-        tile = tile_rows(query, widest, 8, share=6)
+    widest = max(table.shape[0], draws.alpha.shape[1] * query.shape[1])
+    tile = tile_rows(query, widest, 8, share=6)
     draws = draws._replace(alpha=draws.alpha.to(query.dtype), beta=draws.beta.to(query.dtype))
     query = query if torch.is_grad_enabled() else query.detach()
     settings = inverse_temperature, num_hard, tuple(powers), with_table, ranked, tile
-    return MixedLogSumExp(*_Mixed.apply(query, table, excluded_columns, *draws, *settings))  # type: ignore[no-untyped-call]
+    excluded = excluded_columns, query_ids, table_ids
+    return MixedLogSumExp(*_Mixed.apply(query, table, *excluded, *draws, *settings))  # type: ignore[no-untyped-call]
 
 
 def _mix(
@@ -144,6 +146,8 @@ class _Mixed(torch.autograd.Function):
         query: Tensor,
         table: Tensor,
         excluded_columns: Tensor | None,
+        query_ids: Tensor | None,
+        table_ids: Tensor | None,
         pair_indices: Tensor,
         alpha: Tensor,
         single_indices: Tensor,
@@ -163,6 +167,8 @@ class _Mixed(torch.autograd.Function):
             logits = rows @ table.T
             if excluded_columns is not None:
                 logits.scatter_(1, excluded_columns[part], float("-inf"))
+            if query_ids is not None and table_ids is not None:
+                logits.masked_fill_(query_ids[part].unsqueeze(1) == table_ids, float("-inf"))
             values, top = logits.topk(num_hard, dim=1, sorted=ranked)
             own = MixDraws(*(x[part] for x in draws))
             cosine, columns, shares, of_query = _mix(logits, table, top, own)
@@ -202,4 +208,4 @@ class _Mixed(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         to_query = None if ctx.means is None else (grad.unsqueeze(2) * ctx.means).sum(0)
-        return to_query, *[None] * 12
+        return to_query, *[None] * 14

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from solo_ext.core.precision import full_precision_products
+from solo_ext.kernels import dispatch
 from solo_ext.kernels.tables import tile_rows, tiles_of
 
 
@@ -32,13 +35,13 @@ def nearest_rows(
     *,
     query_ids: Tensor | None = None,
     table_ids: Tensor | None = None,
-    tile: int | None = None,
 ) -> NearestRows:
     """Finds the rows of a table with the largest dot product with each query.
 
     ``argmax_j q_i . t_j`` over the rows whose id differs from the query's; among equally similar
-    rows the first. The table is read once, tile by tile, so memory does not grow with K. Products
-    are computed in fp32 also under autocast. There is no gradient.
+    rows the first. The table is read once; unless the matrix is small, memory does not grow with K.
+    Products are computed in fp32 also under autocast, or the row is the one that fp32 finds. There
+    is no gradient.
 
     Args:
         query: (N, D); look up the views of a batch in one call, which reads the table once.
@@ -47,7 +50,6 @@ def nearest_rows(
         query_ids: (N,) whole numbers; rows with the query's id, such as earlier embeddings of the
             same image, are not its neighbours.
         table_ids: (K,) ids of the rows; only together with ``query_ids``.
-        tile: rows of the table per tile; by default what suits the device's cache.
 
     Returns:
         The rows and their similarities.
@@ -72,23 +74,56 @@ def nearest_rows(
         raise ValueError("query_ids and table_ids: give both, or neither")
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     query = query.to(dtype)
+
+    def tiles(query: Tensor, rows: int) -> NearestRows:
+        return _by_tiles(query, table, k, query_ids, table_ids, rows)
+
+    forms: dict[dispatch.Form, Callable[[Tensor], NearestRows]] = {
+        "plain": partial(tiles, rows=len(table)),
+        "tiles": partial(tiles, rows=tile_rows(query, len(query), 64)),
+    }
+    if k == 1 and dispatch.has_fused(query):
+        forms["fused"] = lambda query: _fused(query, table, query_ids, table_ids)
+    with full_precision_products(query.device):
+        details = k, query_ids is None, table.dtype
+        return dispatch.run("nearest_rows", forms, [query], len(table), *details)
+
+
+def _by_tiles(
+    query: Tensor,
+    table: Tensor,
+    k: int,
+    query_ids: Tensor | None,
+    table_ids: Tensor | None,
+    rows: int,
+) -> NearestRows:
     # Best first: (N, 1) rows of the table, and their similarities.
     index: list[Tensor] = []
     best: list[Tensor] = []
-    with full_precision_products(query.device):
-        for part in tiles_of(len(table), tile or tile_rows(query, len(query), 64)):
-            similarity = query @ table[part].to(dtype).T
-            if query_ids is not None and table_ids is not None:
-                same = query_ids.unsqueeze(1) == table_ids[part]
-                similarity.masked_fill_(same, float("-inf"))
-            # max() returns the first of equal values, topk() any of them.
-            for _ in range(k):
-                value, place = similarity.max(1, keepdim=True)
-                index.append(place + part.start)
-                best.append(value)
+    for part in tiles_of(len(table), rows):
+        similarity = query @ table[part].to(query.dtype).T
+        if query_ids is not None and table_ids is not None:
+            same = query_ids.unsqueeze(1) == table_ids[part]
+            similarity.masked_fill_(same, float("-inf"))
+        # max() returns the first of equal values, topk() any of them.
+        for found in range(k):
+            value, place = similarity.max(1, keepdim=True)
+            index.append(place + part.start if part.start else place)
+            best.append(value)
+            if found < k - 1:
                 similarity.scatter_(1, place, float("-inf"))
-            # A stable sort prefers earlier rows among equals.
-            values, order = torch.cat(best, 1).sort(dim=1, descending=True, stable=True)
-            places = torch.cat(index, 1).gather(1, order[:, :k])
-            index, best = [places], [values[:, :k]]
+        if len(best) == 1:
+            continue
+        # A stable sort prefers earlier rows among equals.
+        values, order = torch.cat(best, 1).sort(dim=1, descending=True, stable=True)
+        places = torch.cat(index, 1).gather(1, order[:, :k])
+        index, best = [places], [values[:, :k]]
     return NearestRows(index[0], best[0])
+
+
+def _fused(
+    query: Tensor, table: Tensor, query_ids: Tensor | None, table_ids: Tensor | None
+) -> NearestRows:
+    from solo_ext.kernels.fused_nearest import fused_nearest
+
+    return NearestRows(*fused_nearest(query, table, query_ids, table_ids))

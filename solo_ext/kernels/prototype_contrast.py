@@ -23,7 +23,6 @@ def prototype_contrast(
     inverse_temperature: float,
     *,
     table: Tensor | None = None,
-    tiles: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean cross-entropy of the student's similarities with given assignments.
 
@@ -41,7 +40,6 @@ def prototype_contrast(
         inverse_temperature: 1 / T.
         table: the prototypes in the dtype of the factors of matrix products, bf16 for example;
             sums and exponentials stay in the student's dtype.
-        tiles: samples and prototypes per block; by default what suits the device.
 
     Returns:
         Scalars: the loss, and without gradient its two terms, ``-p.s`` and the log-sum-exp.
@@ -59,9 +57,8 @@ def prototype_contrast(
         ... ))
         True
     """
-    if tiles is None:
-        rows = min(tile_rows(student, prototypes.shape[0], 64, share=32), student.shape[1])
-        tiles = rows, tile_rows(student, 2 * rows, 64)
+    rows = min(tile_rows(student, prototypes.shape[0], 64, share=32), student.shape[1])
+    tiles = rows, tile_rows(student, 2 * rows, 64)
     if not torch.is_grad_enabled():
         student, prototypes = student.detach(), prototypes.detach()
     table = prototypes.detach() if table is None else table

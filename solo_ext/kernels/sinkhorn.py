@@ -21,8 +21,9 @@ def plain_sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
     """Sinkhorn-Knopp on the whole matrix (N, K), as in SwAV; the reference.
 
     Example:
-        >>> plain_sinkhorn(torch.randn(8, 4), epsilon=0.5, iterations=3).sum(1)
-        tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
+        >>> rows = plain_sinkhorn(torch.randn(8, 4), epsilon=0.5, iterations=3).sum(1)
+        >>> rows.allclose(torch.ones(8))
+        True
     """
     assigned = torch.exp(scores / epsilon)
     for _ in range(iterations):

@@ -1,17 +1,20 @@
 """Log-sum-exps of similarities to a large constant table, and means of its rows.
 
-The matrix of similarities of N queries to K rows is never held: the table is read once, tile by
-tile, and memory does not grow with K.
+The plain form holds the matrix of similarities of N queries to K rows; tiles, and the Triton kernel
+of ``fused_logsumexp``, read the table once and hold only a part of it, so that memory does not grow
+with K. ``dispatch`` chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from solo_ext.kernels import dispatch
 
 BOUND = 40.0
 """Up to +-40, sums of exponentials neither overflow in fp32 nor lose terms that matter."""
@@ -41,28 +44,30 @@ def table_logsumexp(
     powers: Sequence[float] = (1.0,),
     columns: Tensor | None = None,
     log_weight: Tensor | None = None,
+    query_ids: Tensor | None = None,
+    table_ids: Tensor | None = None,
     bound: float | None = None,
     compute_dtype: torch.dtype | None = None,
-    tile: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp over the rows of a constant table, without the matrix of similarities.
+    """Log-sum-exp over the rows of a constant table.
 
-    ``lse_ei = log sum_j w_j exp(p_e scale_j q_i . t_j)``. The query's gradient ``sum_j softmax_ij
-    p scale_j t_j`` is computed along the way, so the table is not kept for the backward pass and
-    may be overwritten before it.
+    ``lse_ei = log sum_j w_j exp(p_e scale_j q_i . t_j)``. Unless the plain form is chosen, the
+    query's gradient ``sum_j softmax_ij p scale_j t_j`` is computed along the way, and the table is
+    not kept for the backward pass.
 
     Args:
         query: (N, D), fp32 or fp64; the only input that gets a gradient.
-        table: (K, D), of the query's dtype; K may be 0.
+        table: (K, D), of the query's dtype or of that of the factors; K may be 0.
         scale: inverse temperature, one for all rows or (C,).
         powers: (E,) values of p above 0, all computed from the same similarities.
         columns: (C,) rows of the table that are summed, repeats allowed; by default each once.
         log_weight: (C,) log w; minus infinity leaves a row out; all zero by default.
+        query_ids: (N,) whole numbers; rows with the query's id are left out of its sum.
+        table_ids: (C,) ids of the rows that are summed; only together with ``query_ids``.
         bound: upper bound of all ``|scale_j q_i . t_j|``, if known. If ``p bound`` is at most
             :data:`BOUND`, the sums need no running maximum.
         compute_dtype: of the factors of matrix products, ``torch.bfloat16`` for example; sums and
             exponentials stay in the query's dtype, which is also the default.
-        tile: rows of the table per tile; by default what suits the device's cache.
 
     Returns:
         ``lse`` (E, N), minus infinity where no row has weight, and the largest
@@ -76,9 +81,22 @@ def table_logsumexp(
         True
     """
     bounded = bound is not None and max(powers) * bound <= BOUND
-    sweep = _Sweep(scale, columns, log_weight, tuple(powers), bounded, compute_dtype, tile)
-    query = query if torch.is_grad_enabled() else query.detach()
-    return _TableLogSumExp.apply(query, table.detach(), *sweep)  # type: ignore[no-any-return, no-untyped-call]
+    ids = None if query_ids is None or table_ids is None else (query_ids, table_ids)
+    sweep = _Sweep(scale, columns, log_weight, tuple(powers), bounded, compute_dtype, ids)
+    query, table = query if torch.is_grad_enabled() else query.detach(), table.detach()
+
+    def with_slopes(sums: _Sums) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        return lambda query: _TableLogSumExp.apply(query, table, sweep, sums)  # type: ignore[no-any-return, no-untyped-call]
+
+    forms: dict[dispatch.Form, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+        "plain": lambda query: sweep.plain(query, table),
+        "tiles": with_slopes(sweep.tiles),
+    }
+    if dispatch.has_fused(query) and ids is None:
+        forms["fused"] = with_slopes(sweep.fused)
+    details = type(scale), columns is None, log_weight is None, len(powers), bounded, compute_dtype
+    operation = "table_logsumexp" if ids is None else "table_logsumexp of others"
+    return dispatch.run(operation, forms, [query], sweep.count(table), *details)
 
 
 @torch.no_grad()
@@ -93,9 +111,31 @@ def table_mean(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tens
         >>> torch.allclose(mean, (5.0 * query @ table.T).softmax(1) @ table, atol=1e-5)
         True
     """
-    lse, mean, _ = _Sweep(scale).run(query, table, wanted=True)
-    assert mean is not None
-    return lse[0], mean[0]
+    sweep = _Sweep(scale)
+
+    def plain(query: Tensor) -> tuple[Tensor, Tensor]:
+        logits = (query * scale) @ table.T
+        return logits.logsumexp(1), logits.softmax(1) @ table
+
+    def of(sums: _Sums) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        def first(query: Tensor) -> tuple[Tensor, Tensor]:
+            lse, mean, _ = sums(query, table, True)
+            assert mean is not None
+            return lse[0], mean[0]
+
+        return first
+
+    forms: dict[dispatch.Form, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+        "plain": plain,
+        "tiles": of(sweep.tiles),
+    }
+    if dispatch.has_fused(query):
+        forms["fused"] = of(sweep.fused)
+    return dispatch.run("table_mean", forms, [query], len(table))
+
+
+_Sums = Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor | None, Tensor]]
+"""Maps queries, a table, and whether means are wanted, to what :meth:`_Sweep.tiles` returns."""
 
 
 class _Sweep(NamedTuple):
@@ -107,9 +147,68 @@ class _Sweep(NamedTuple):
     powers: tuple[float, ...] = (1.0,)
     bounded: bool = False
     dtype: torch.dtype | None = None
-    tile: int | None = None
+    ids: tuple[Tensor, Tensor] | None = None
 
-    def run(
+    def same(self, part: slice = slice(None)) -> Tensor | None:
+        """(N, C) which rows of a part have the query's id; ``None`` without ids."""
+        if self.ids is None:
+            return None
+        of_query, of_table = self.ids
+        return of_query.unsqueeze(1) == of_table[part]
+
+    def count(self, table: Tensor) -> int:
+        """C, the number of rows that are summed."""
+        return len(table if self.columns is None else self.columns)
+
+    def rows(self, table: Tensor, part: slice) -> Tensor:
+        """The table's rows that are summed, of a part of these."""
+        if self.columns is None:
+            return table[part]
+        # On a CPU indexing by a tensor takes several times as long.
+        return table.index_select(0, self.columns[part])
+
+    def plain(self, query: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-sum-exps (E, N), and the largest logits (N,), from the matrix of all logits."""
+        rows = self.rows(table, slice(None))
+        if isinstance(self.scale, Tensor):
+            rows = rows * self.scale.unsqueeze(1)
+        else:
+            query = query * self.scale
+        dtype = self.dtype or query.dtype
+        logits = (query.to(dtype) @ rows.to(dtype).T).to(query.dtype)
+        if (same := self.same()) is not None:
+            logits = logits.masked_fill(same, float("-inf"))
+        if self.bounded or not len(rows):
+            largest = query.new_full((len(query),), float("nan" if self.bounded else "-inf"))
+        else:
+            largest = logits.detach().amax(1)
+        raised = [logits if power == 1 else logits * power for power in self.powers]
+        if self.log_weight is not None:
+            raised = [x + self.log_weight for x in raised]
+        return _stacked([x.logsumexp(1) for x in raised]), largest
+
+    def fused(
+        self, query: Tensor, table: Tensor, wanted: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """As :meth:`tiles`, by the Triton kernel."""
+        from solo_ext.kernels.fused_logsumexp import fused_logsumexp
+
+        per_row, scale = (self.scale, 1.0) if isinstance(self.scale, Tensor) else (None, self.scale)
+        factors = self.dtype or query.dtype
+        lse, largest, means = zip(
+            *(
+                fused_logsumexp(
+                    *(query, table, scale * power, per_row, self.columns, self.log_weight),
+                    *(factors, wanted),
+                )
+                for power in self.powers
+            ),
+            strict=True,
+        )
+        top = largest[0] if self.powers[0] == 1 else largest[0] / self.powers[0]
+        return _stacked(lse), _stacked(means) if wanted else None, top
+
+    def tiles(
         self, query: Tensor, table: Tensor, wanted: bool
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Log-sum-exps (E, N), means of the rows (E, N, D) if ``wanted``, largest logits (N,).
@@ -117,8 +216,8 @@ class _Sweep(NamedTuple):
         If rows have their own scales, the means are of the scaled rows.
         """
         powers, log_weight, per_row = self.powers, self.log_weight, isinstance(self.scale, Tensor)
-        count = len(table if self.columns is None else self.columns)
-        tile = min(self.tile or tile_rows(query, len(query), 64), max(count, 1))
+        count = self.count(table)
+        tile = min(tile_rows(query, len(query), 64), max(count, 1))
         factors = (query if per_row else query * self.scale).to(self.dtype or query.dtype)
         sums = [_Sum(query, wanted, self.bounded) for _ in powers]
         largest = query.new_full((len(query),), float("nan" if self.bounded else "-inf"))
@@ -126,7 +225,7 @@ class _Sweep(NamedTuple):
         wide = query.new_empty(len(query) * tile)
         narrow = wide if self.dtype is None else factors.new_empty(len(query) * tile)
         for part in tiles_of(count, tile):
-            rows = table[part if self.columns is None else self.columns[part]]
+            rows = self.rows(table, part)
             if isinstance(self.scale, Tensor):
                 # Scale the rows rather than the logits: there are fewer numbers.
                 rows = rows * self.scale[part].unsqueeze(1)
@@ -137,6 +236,8 @@ class _Sweep(NamedTuple):
             torch.mm(factors, rows.T, out=products)
             if self.dtype is not None:
                 logits.copy_(products)
+            if (same := self.same(part)) is not None:
+                logits.masked_fill_(same, float("-inf"))
             if log_weight is not None and not self.bounded:
                 largest = torch.maximum(largest, logits.amax(1))
             for e, power in enumerate(powers):
@@ -156,6 +257,11 @@ class _Sweep(NamedTuple):
             tiny = torch.finfo(query.dtype).tiny
             means /= torch.stack([s.total for s in sums]).clamp_(min=tiny).unsqueeze(2)
         return lse, means, largest
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """The parts as rows; one alone is not copied."""
+    return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(list(parts))
 
 
 class _Sum:
@@ -194,13 +300,15 @@ class _Sum:
 
 class _TableLogSumExp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, table: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
-        sweep = _Sweep(*settings)
-        lse, slopes, largest = sweep.run(query, table, ctx.needs_input_grad[0])
+    def forward(
+        ctx: Any, query: Tensor, table: Tensor, sweep: _Sweep, sums: _Sums
+    ) -> tuple[Tensor, Tensor]:
+        lse, slopes, largest = sums(query, table, ctx.needs_input_grad[0])
         if slopes is not None:
             scale = 1.0 if isinstance(sweep.scale, Tensor) else sweep.scale
             for slope, power in zip(slopes, sweep.powers, strict=True):
-                slope *= power * scale
+                if power * scale != 1:
+                    slope *= power * scale
         ctx.slopes = slopes
         ctx.mark_non_differentiable(largest)
         return lse, largest
@@ -208,5 +316,8 @@ class _TableLogSumExp(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        to_query = None if ctx.slopes is None else (grad.unsqueeze(2) * ctx.slopes).sum(0)
-        return to_query, *[None] * 8
+        to_query = None
+        if ctx.slopes is not None:
+            weighted = grad.unsqueeze(2) * ctx.slopes
+            to_query = weighted[0] if len(weighted) == 1 else weighted.sum(0)
+        return to_query, None, None, None

@@ -1,4 +1,4 @@
-"""How much memory an operation takes, and how often a GPU would have to start work."""
+"""How often a GPU would have to start work."""
 
 from __future__ import annotations
 
@@ -6,30 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from torch.profiler import ProfilerActivity, profile
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-PeakBytes = Callable[[Callable[[], Any]], int]
+from solo_ext.kernels import (
+    dispatch,
+    in_batch,
+    mixed_logsumexp,
+    nearest_rows,
+    prototype_contrast,
+    tables,
+)
+
 Launches = Callable[[Callable[[], Any]], int]
-
-
-@pytest.fixture(scope="session")
-def peak_bytes() -> PeakBytes:
-    """``peak_bytes(f)``: the largest sum of what ``f()`` has allocated at a time."""
-
-    def measure(run: Callable[[], Any]) -> int:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-            kept = run()
-        held = most = 0
-        events: list[Any] = trace.profiler.kineto_results.events()  # type: ignore[union-attr]
-        memory = [e for e in events if e.name() == "[memory]"]
-        for event in sorted(memory, key=lambda e: e.start_ns()):
-            held += event.nbytes()
-            most = max(most, held)
-        del kept
-        return most
-
-    return measure
+Force = Callable[[dispatch.Form], None]
+Tiled = Callable[[int | None], None]
 
 
 class _Counter(TorchDispatchMode):
@@ -55,3 +46,47 @@ def launches() -> Launches:
         return counter.launches
 
     return measure
+
+
+@pytest.fixture
+def force(monkeypatch: pytest.MonkeyPatch) -> Force:
+    """``force(form)``: operations run in this form from now on, also where it is not offered."""
+
+    def apply(form: dispatch.Form) -> None:
+        monkeypatch.setattr(dispatch, "has_fused", lambda rows: form == "fused")
+        monkeypatch.setattr(dispatch, "_form", lambda *_: form)
+
+    return apply
+
+
+@pytest.fixture
+def tiled(monkeypatch: pytest.MonkeyPatch, force: Force) -> Tiled:
+    """``tiled(n)``: operations run in tiles of n rows from now on; ``None`` changes nothing."""
+
+    def apply(rows: int | None) -> None:
+        if rows is not None:
+            force("tiles")
+            for module in (in_batch, mixed_logsumexp, nearest_rows, prototype_contrast, tables):
+                monkeypatch.setattr(module, "tile_rows", lambda *_, **__: rows)
+
+    return apply
+
+
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ]
+)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where a Triton kernel runs: under its interpreter, or on a GPU."""
+    triton = pytest.importorskip("triton", reason="this build of torch comes without Triton")
+    if request.param == "cpu" and not triton.knobs.runtime.interpret:
+        pytest.skip("TRITON_INTERPRET=1 is not set: kernels run on the GPU")
+    return torch.device(request.param)

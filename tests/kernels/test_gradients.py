@@ -21,6 +21,13 @@ N, K, D = 6, 23, 5
 Kernel = Callable[[Tensor, Tensor], Tensor]
 """Scalar of (6, 5) queries and a (23, 5) table."""
 Launches = Callable[[Callable[[], Any]], int]
+Tiled = Callable[[int | None], None]
+
+
+@pytest.fixture(autouse=True)
+def several_tiles(tiled: Tiled) -> None:
+    """All work is done in several tiles."""
+    tiled(2)
 
 
 def in_batch(query: Tensor, table: Tensor) -> Tensor:
@@ -29,7 +36,7 @@ def in_batch(query: Tensor, table: Tensor) -> Tensor:
 
     own = torch.arange(N).unsqueeze(1)
     positives = torch.zeros(N, 1, dtype=query.dtype)
-    return batch_contrast(query, table, own, positives, 3.0, (1.0,), reduce, tile=2)[0]
+    return batch_contrast(query, table, own, positives, 3.0, (1.0,), reduce)[0]
 
 
 def mixed(query: Tensor, table: Tensor) -> Tensor:
@@ -41,7 +48,7 @@ def prototypes(query: Tensor, table: Tensor) -> Tensor:
     scores = torch.linspace(0, 1, N * K, dtype=query.dtype).view(N, K)
     targets = assign(lambda rows, columns: scores[rows, columns] * 1, (N, K), scores, 3)
     one = torch.ones(1, 1, dtype=query.dtype)
-    return prototype_contrast(query[None], table, [targets], one, None, 3.0, tiles=(4, 7))[0]
+    return prototype_contrast(query[None], table, [targets], one, None, 3.0)[0]
 
 
 KERNELS: dict[str, Kernel] = {
@@ -49,8 +56,8 @@ KERNELS: dict[str, Kernel] = {
     "in_batch": in_batch,
     "mixed": mixed,
     "prototypes": prototypes,
-    "table": lambda q, t: table_logsumexp(q, t, 3.0, powers=(1.5, 0.5), tile=7)[0].sum(),
-    "bounded table": lambda q, t: table_logsumexp(q, t, 3.0, bound=3.0, tile=7)[0].sum(),
+    "table": lambda q, t: table_logsumexp(q, t, 3.0, powers=(1.5, 0.5))[0].sum(),
+    "bounded table": lambda q, t: table_logsumexp(q, t, 3.0, bound=3.0)[0].sum(),
 }
 EVERY = pytest.mark.parametrize("name", KERNELS)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from solo_ext.kernels.in_batch import batch_contrast
 
 PeakBytes = Callable[[Callable[[], Any]], int]
+Tiled = Callable[[int | None], None]
 
 N, K, P, D = 5, 9, 2, 4
 
@@ -64,8 +65,13 @@ def plain(
 @pytest.mark.parametrize("inverse_temperature", [2.0, 100.0])
 @pytest.mark.parametrize("extra", [False, True])
 def test_blocks_equal_the_plain_form(
-    tile: int | None, powers: tuple[float, ...], inverse_temperature: float, extra: bool
+    tiled: Tiled,
+    tile: int | None,
+    powers: tuple[float, ...],
+    inverse_temperature: float,
+    extra: bool,
 ) -> None:
+    tiled(tile)
     given = inputs(powers)
     found, notes = batch_contrast(
         *given[:2],
@@ -75,7 +81,6 @@ def test_blocks_equal_the_plain_form(
         powers,
         reduce,
         given.extra if extra else None,
-        tile,
     )
     loss, expected = plain(given, inverse_temperature, powers, extra)
     torch.testing.assert_close(found, loss, rtol=1e-11, atol=1e-12)
@@ -88,13 +93,14 @@ def test_blocks_equal_the_plain_form(
 
 
 @pytest.mark.parametrize("learns", range(4))
-def test_gradient_of_each_alone(learns: int) -> None:
+def test_gradient_of_each_alone(tiled: Tiled, learns: int) -> None:
     """Each of anchors, candidates, positives and further masses may be the only one."""
+    tiled(2)
     powers = (1.7, 0.7)
     every = inputs(powers)
     given = Inputs(*(x if i == learns else x.detach() for i, x in enumerate(every[:4])), every.own)
     found, _ = batch_contrast(
-        *given[:2], given.own, given.positives, 3.0, powers, reduce, given.extra, 2
+        *given[:2], given.own, given.positives, 3.0, powers, reduce, given.extra
     )
     loss, _ = plain(given, 3.0, powers, True)
     ours, theirs = (torch.autograd.grad(x, given[learns])[0] for x in (found, loss))

@@ -15,6 +15,7 @@ from solo_ext.losses.mochi import draw_mixes
 
 N, K, D, HARD = 5, 11, 4, 4
 PeakBytes = Callable[[Callable[[], Any]], int]
+Tiled = Callable[[int | None], None]
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, MixDraws]:
@@ -72,17 +73,39 @@ def slope(lse: Tensor, query: Tensor) -> Tensor:
 @pytest.mark.parametrize("excludes", [False, True])
 @pytest.mark.parametrize("with_table", [False, True])
 def test_equals_the_plain_form(
-    tile: int | None, powers: tuple[float, ...], factor: float, excludes: bool, with_table: bool
+    tiled: Tiled,
+    tile: int | None,
+    powers: tuple[float, ...],
+    factor: float,
+    excludes: bool,
+    with_table: bool,
 ) -> None:
+    tiled(tile)
     query, table, own, draws = inputs()
     settings: Any = {"excluded_columns": own if excludes else None, "with_table": with_table}
-    found = mixed_logsumexp(query, table, factor, draws, HARD, powers, tile=tile, **settings)
+    found = mixed_logsumexp(query, table, factor, draws, HARD, powers, **settings)
     expected = plain(query, table, factor, draws, HARD, powers, **settings)
     for one, two in zip(found, expected, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)
     assert found.lse.shape == (len(powers), N)
     assert not found.hardest.requires_grad
     assert not found.mixed.requires_grad
+    torch.testing.assert_close(
+        slope(found.lse, query), slope(expected.lse, query), rtol=1e-8, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("tile", [2, None])
+def test_rows_with_the_query_s_id_are_left_out(tiled: Tiled, tile: int | None) -> None:
+    tiled(tile)
+    query, table, _, draws = inputs()
+    own, table = torch.arange(N), table[: 2 * N]
+    columns, powers = torch.stack([own, own + N], 1), (1.7, 0.7)
+    ids: Any = {"query_ids": own, "table_ids": own.repeat(2)}
+    found = mixed_logsumexp(query, table, 5.0, draws, HARD, powers, **ids)
+    expected = plain(query, table, 5.0, draws, HARD, powers, excluded_columns=columns)
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)
     torch.testing.assert_close(
         slope(found.lse, query), slope(expected.lse, query), rtol=1e-8, atol=1e-9
     )

@@ -15,6 +15,7 @@ from solo_ext.kernels.nearest_rows import nearest_rows
 N, K, D = 6, 23, 5
 TILES = [None, 1, 7, 100]
 PeakBytes = Callable[[Callable[[], Any]], int]
+Tiled = Callable[[int | None], None]
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -43,9 +44,12 @@ def loop(query: Tensor, table: Tensor, k: int, own: list[int], ids: list[int]) -
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("k", [1, 3, K])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_equals_topk_of_the_whole_matrix(tile: int | None, k: int, dtype: torch.dtype) -> None:
+def test_equals_topk_of_the_whole_matrix(
+    tiled: Tiled, tile: int | None, k: int, dtype: torch.dtype
+) -> None:
+    tiled(tile)
     query, table = inputs(dtype)
-    index, similarity = nearest_rows(query, table, k, tile=tile)
+    index, similarity = nearest_rows(query, table, k)
     expected = (query @ table.T).topk(k, dim=1)
     assert torch.equal(index, expected.indices)
     torch.testing.assert_close(similarity, expected.values)
@@ -56,12 +60,13 @@ def test_equals_topk_of_the_whole_matrix(tile: int | None, k: int, dtype: torch.
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("k", [1, 2, 9, K])
 @pytest.mark.parametrize("with_ids", [True, False])
-def test_equal_rows_come_in_order(tile: int | None, k: int, with_ids: bool) -> None:
+def test_equal_rows_come_in_order(tiled: Tiled, tile: int | None, k: int, with_ids: bool) -> None:
+    tiled(tile)
     query, table = whole_numbers()
     own = [0, 1, 2, 0, 9, 1]
     ids = [j % 4 for j in range(K)] if with_ids else [-2] * K
     given = {"query_ids": torch.tensor(own), "table_ids": torch.tensor(ids)} if with_ids else {}
-    index, similarity = nearest_rows(query, table, k, tile=tile, **given)
+    index, similarity = nearest_rows(query, table, k, **given)
     for i, expected in enumerate(loop(query, table, k, own, ids)):
         count = len(expected)
         assert index[i, :count].tolist() == expected
@@ -73,35 +78,36 @@ def test_equal_rows_come_in_order(tile: int | None, k: int, with_ids: bool) -> N
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("k", [1, 4])
-def test_a_query_that_owns_the_table_finds_nothing(tile: int | None, k: int) -> None:
+def test_a_query_that_owns_the_table_finds_nothing(tiled: Tiled, tile: int | None, k: int) -> None:
+    tiled(tile)
     query, table = inputs()
     own = torch.tensor([5, 3, 5, 5, 5, 5])
-    index, similarity = nearest_rows(
-        query, table, k, query_ids=own, table_ids=torch.full((K,), 5), tile=tile
-    )
+    index, similarity = nearest_rows(query, table, k, query_ids=own, table_ids=torch.full((K,), 5))
     assert similarity.isfinite().all(1).tolist() == [i == 1 for i in range(N)]
     assert (similarity[own == 5] == float("-inf")).all()
     assert (index >= 0).all()
     assert (index < K).all()
 
 
-def test_a_diverged_query_is_seen() -> None:
+def test_a_diverged_query_is_seen(tiled: Tiled) -> None:
+    tiled(5)
     query, table = inputs()
     query[2] = float("nan")
-    similarity = nearest_rows(query, table, 2, tile=5).similarity
+    similarity = nearest_rows(query, table, 2).similarity
     assert similarity.isnan().any(1).tolist() == [i == 2 for i in range(N)]
 
 
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("with_ids", [True, False])
-def test_runs_without_looking_at_values(k: int, with_ids: bool) -> None:
+def test_runs_without_looking_at_values(tiled: Tiled, k: int, with_ids: bool) -> None:
     """Tensors without values stand in for a device: a look at one would synchronise with it."""
+    tiled(4)
     query, table = (torch.empty(n, D, device="meta") for n in (N, K))
     ids = {
         "query_ids": torch.empty(N, dtype=torch.long, device="meta"),
         "table_ids": torch.empty(K, dtype=torch.long, device="meta"),
     }
-    found = nearest_rows(query, table, k, tile=4, **(ids if with_ids else {}))
+    found = nearest_rows(query, table, k, **(ids if with_ids else {}))
     assert found.index.shape == found.similarity.shape == (N, k)
 
 

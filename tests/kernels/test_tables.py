@@ -17,6 +17,7 @@ POWERS = pytest.mark.parametrize("powers", [(1.0,), (0.4,), (1.7, 0.7), (2.0, 1.
 BOUNDED = pytest.mark.parametrize("bound", [None, 5.5])
 PeakBytes = Callable[[Callable[[], Any]], int]
 Launches = Callable[[Callable[[], Any]], int]
+Tiled = Callable[[int | None], None]
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,14 +55,38 @@ def slope(lse: Tensor, query: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("tile", [None, 1, 7, 100])
+@POWERS
+@BOUNDED
+def test_rows_with_the_query_s_id_are_left_out(
+    tiled: Tiled, tile: int | None, powers: tuple[float, ...], bound: float | None
+) -> None:
+    """As if they had no weight, and query by query."""
+    tiled(tile)
+    query, table, _ = inputs()
+    ids, own = torch.arange(K) % 9, torch.arange(N)
+    settings: Any = {"powers": powers, "bound": bound}
+    found, _ = table_logsumexp(query, table, 4.5, query_ids=own, table_ids=ids, **settings)
+    rows = [plain(query[i : i + 1], table[ids != i], 4.5, powers=powers) for i in range(N)]
+    expected = torch.cat(rows, 1)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(slope(found, query), slope(expected, query), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("tile", [None, 1, 7, 100])
 @pytest.mark.parametrize("scalar", [True, False])
 @pytest.mark.parametrize("weighted", [False, True])
 @POWERS
 @BOUNDED
 def test_equals_the_plain_form(
-    tile: int | None, scalar: bool, weighted: bool, powers: tuple[float, ...], bound: float | None
+    tiled: Tiled,
+    tile: int | None,
+    scalar: bool,
+    weighted: bool,
+    powers: tuple[float, ...],
+    bound: float | None,
 ) -> None:
     """Over rows of the table in any order, one again and again, and over all of it."""
+    tiled(tile)
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
         for columns in (None, torch.tensor([20, 3, 3, 0, 22, 3, 8, 1, 20])):
             query, table, scales = inputs(dtype)
@@ -76,7 +101,6 @@ def test_equals_the_plain_form(
                 columns=columns,
                 log_weight=log_weight,
                 bound=bound,
-                tile=tile,
             )
             expected = plain(query, rows, scale, log_weight, powers)
             assert found.dtype == dtype
@@ -100,9 +124,10 @@ def test_mean_equals_the_plain_form(size: int) -> None:
         assert not mean.requires_grad
 
 
-def test_large_similarities_do_not_overflow() -> None:
+def test_large_similarities_do_not_overflow(tiled: Tiled) -> None:
+    tiled(4)
     query, table, scale = inputs(torch.float32)
-    lse, _ = table_logsumexp(query, table, 1e4 * scale, powers=(3.0, 2.0), tile=4)
+    lse, _ = table_logsumexp(query, table, 1e4 * scale, powers=(3.0, 2.0))
     assert lse.isfinite().all()
     assert slope(lse, query).isfinite().all()
 
@@ -126,17 +151,18 @@ def test_running_maximum_where_the_bound_is_too_large() -> None:
 
 
 @pytest.mark.parametrize("tile", [1, 4, 100])
-def test_rows_without_weight_are_left_out(tile: int) -> None:
+def test_rows_without_weight_are_left_out(tiled: Tiled, tile: int) -> None:
     """Also where they fill the first tile, or all of them."""
+    tiled(tile)
     query, table, scale = inputs()
     kept = torch.arange(K) % 7 > 4
     log_weight = torch.where(kept, 0.0, float("-inf")).double()
-    found, _ = table_logsumexp(query, table, scale, tile=tile, log_weight=log_weight)
+    found, _ = table_logsumexp(query, table, scale, log_weight=log_weight)
     expected = plain(query, table[kept], scale[kept])
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(slope(found, query), slope(expected, query))
     nothing = torch.full_like(log_weight, float("-inf"))
-    lse, _ = table_logsumexp(query, table, scale, tile=tile, log_weight=nothing)
+    lse, _ = table_logsumexp(query, table, scale, log_weight=nothing)
     assert (lse == float("-inf")).all()
     assert not slope(lse, query).any()
 
@@ -155,10 +181,13 @@ def test_no_rows(bound: float | None) -> None:
 
 @POWERS
 @BOUNDED
-def test_factors_of_half_precision(powers: tuple[float, ...], bound: float | None) -> None:
+def test_factors_of_half_precision(
+    tiled: Tiled, powers: tuple[float, ...], bound: float | None
+) -> None:
+    tiled(7)
     query, table, _ = inputs(torch.float32)
     exact, half = (
-        table_logsumexp(query, table, 5.0, powers=powers, bound=bound, tile=7, compute_dtype=d)[0]
+        table_logsumexp(query, table, 5.0, powers=powers, bound=bound, compute_dtype=d)[0]
         for d in (None, torch.bfloat16)
     )
     assert half.dtype == torch.float32
@@ -169,14 +198,15 @@ def test_factors_of_half_precision(powers: tuple[float, ...], bound: float | Non
     assert (one - two).norm() < 2e-2 * two.norm()
 
 
-def test_fewer_launches_without_a_running_maximum(launches: Launches) -> None:
+def test_fewer_launches_without_a_running_maximum(launches: Launches, tiled: Tiled) -> None:
     """Product, exponential, sum twice and the mean, of every tile."""
     query, _, _ = inputs(torch.float32)
     table = F.normalize(torch.randn(700, D), dim=1)
 
     def of(tile: int, bound: float | None = 5.0, dtype: torch.dtype | None = None) -> int:
+        tiled(tile)
         return launches(
-            lambda: table_logsumexp(query, table, 5.0, bound=bound, tile=tile, compute_dtype=dtype)
+            lambda: table_logsumexp(query, table, 5.0, bound=bound, compute_dtype=dtype)
         )
 
     assert of(7) - of(70) == 5 * 90

@@ -1,0 +1,157 @@
+"""Chooses how an operation runs: in its plain form, in tiles, or as one Triton kernel.
+
+All forms compute the same. On a CPU sizes decide, by the measured table. On a GPU the forms that
+fit the memory are timed once for each shape, as ``torch.backends.cudnn.benchmark`` does with
+convolutions; a run keeps the choices in its checkpoints, so that it resumes with the same numbers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+logger = logging.getLogger(__name__)
+
+Form = Literal["plain", "tiles", "fused"]
+T = TypeVar("T")
+
+LARGEST_SHARE = 1 / 4
+"""On a GPU, whole matrices of similarities may take up to this share of the free memory."""
+_MATRICES = 3
+"""Those that the plain form holds at a time: similarities, exponentials, and their gradient."""
+_CACHED = 2**19
+"""On a CPU, bytes of a matrix up to which tiles save nothing and their bookkeeping costs time."""
+_CALLS = 5
+WIDEST = 256
+"""Largest D of the Triton kernels, which keep a block of rows in registers and shared memory."""
+
+_choices: dict[str, str] = {}
+
+
+def choices() -> dict[str, str]:
+    """The choices made by timing so far in this process, by operation, device and shapes."""
+    return dict(_choices)
+
+
+def restore_choices(made: Mapping[str, str]) -> None:
+    """Keeps to the choices of an earlier process."""
+    _choices.update(made)
+
+
+def run(
+    operation: str,
+    forms: Mapping[Form, Callable[..., T]],
+    inputs: Sequence[Tensor],
+    columns: int,
+    *details: object,
+) -> T:
+    """Result of the form that is chosen, called with the inputs.
+
+    While a graph is traced that is ``plain``, which a compiler fuses by itself. Under
+    ``torch.use_deterministic_algorithms`` nothing is timed: ``fused`` where it is given, else
+    ``plain`` where it fits the device's whole memory as :data:`LARGEST_SHARE` says, else ``tiles``.
+
+    Args:
+        operation: its name, for messages and checkpoints.
+        forms: functions of the inputs, which return a tensor or several, the first with the
+            gradient; ``plain`` and ``tiles`` at least.
+        inputs: (N, D) rows that are compared, and whatever else may get a gradient.
+        columns: number of rows that they are compared with.
+        details: what else the time depends on, such as the dtype of factors.
+
+    Example:
+        >>> forms = {"plain": torch.square, "tiles": lambda x: x * x}
+        >>> run("square", forms, [torch.tensor([[3.0]])], columns=1)
+        tensor([[9.]])
+    """
+    return forms[_form(operation, forms, inputs, columns, details)](*inputs)
+
+
+def has_fused(rows: Tensor) -> bool:
+    """Whether the Triton kernels compute with such rows (N, D)."""
+    fits = rows.dtype == torch.float32 and rows.numel() > 0 and rows.shape[1] <= WIDEST
+    return _on_gpu(rows) and fits and importlib.util.find_spec("triton") is not None
+
+
+def _form(
+    operation: str,
+    forms: Mapping[Form, Callable[..., Any]],
+    inputs: Sequence[Tensor],
+    columns: int,
+    details: Sequence[object],
+) -> Form:
+    first = inputs[0]
+    size = len(first) * columns * first.element_size()
+    if torch.compiler.is_compiling():
+        return "plain"
+    if not _on_gpu(first):
+        return "plain" if size <= _CACHED else "tiles"
+    if isinstance(first, FakeTensor) or torch.are_deterministic_algorithms_enabled():
+        if "fused" in forms:
+            return "fused"
+        return "plain" if isinstance(first, FakeTensor) or _fits(size, first, False) else "tiles"
+    wanted = [x.requires_grad and torch.is_grad_enabled() for x in inputs]
+    place = torch.cuda.get_device_name(first.device)
+    shapes = [*(tuple(x.shape) for x in inputs), columns, first.dtype, *details]
+    key = f"{operation} on {place}: {', '.join(map(str, shapes))}, gradients {wanted}"
+    found: Any = _choices.get(key)
+    if found not in forms:
+        found = _choices[key] = _fastest(key, forms, inputs, size)
+    return found  # type: ignore[no-any-return]
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+def _fits(size: int, like: Tensor, now: bool) -> bool:
+    """Whether matrices of ``size`` bytes fit the share of what is free now, or of all memory."""
+    free, total = torch.cuda.mem_get_info(like.device)
+    held = torch.cuda.memory_reserved(like.device) - torch.cuda.memory_allocated(like.device)
+    return _MATRICES * size <= LARGEST_SHARE * (free + held if now else total)
+
+
+def _fastest(
+    key: str, forms: Mapping[Form, Callable[..., Any]], inputs: Sequence[Tensor], size: int
+) -> Form:
+    times: dict[Form, float] = {}
+    for name, form in forms.items():
+        if name == "plain" and not _fits(size, inputs[0], True):
+            continue
+        try:
+            times[name] = _milliseconds(form, inputs)
+        except Exception as error:  # a kernel that this GPU cannot run is no reason to stop
+            logger.warning("%s: %s fails and is left out: %s", key, name, error)
+    # If all fail, the step fails with the error of the simplest.
+    best = min(times, key=times.__getitem__) if times else "tiles"
+    shown = ", ".join(f"{name} {time:.3f} ms" for name, time in times.items())
+    logger.info("%s: %s (%s)", key, best, shown)
+    return best
+
+
+def _milliseconds(form: Callable[..., Any], inputs: Sequence[Tensor]) -> float:
+    """The fastest of a few calls with their gradients; waits for the device."""
+    given = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
+    learners = [x for x in given if x.requires_grad and torch.is_grad_enabled()]
+
+    def work() -> None:
+        found = form(*given)
+        first = found if isinstance(found, Tensor) else found[0]
+        if learners:
+            torch.autograd.grad(first.sum(), learners, allow_unused=True)
+
+    times: list[float] = []
+    for _ in range(2 + _CALLS):  # the first two compile, and fill caches
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return min(times[2:])

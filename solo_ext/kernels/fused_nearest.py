@@ -1,0 +1,180 @@
+"""The row of a constant table most similar to each query, as two Triton kernels for GPUs.
+
+The first multiplies in bf16 and keeps, for each query and block of rows, only an upper bound of the
+similarities; the second scores in fp32 the blocks whose bound reaches the best lower bound. Of a
+similarity ``q.t`` and the product of the rounded rows ``q'.t'``, Cauchy and Schwarz say
+``|q.t - q'.t'| <= |q'| |t - t'| + |q - q'| |t|``; sums in fp32 add at most ``D 2^-22 |q| |t|``. So
+no block with the most similar row is passed over: the result is that of fp32, whatever the data.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from solo_ext.kernels.fused_logsumexp import dot, processors
+
+_BLOCK = 64
+"""Rows under one bound: bounds take a 64th of the matrix of similarities."""
+_GROUP = 64
+"""Blocks that one program of the second kernel looks at."""
+_SLACK = tl.constexpr(2.0**-22)
+
+
+@triton.jit
+def _bound(
+    query,
+    table,
+    query_ids,
+    table_ids,
+    upper,
+    lower,
+    N,
+    K,
+    D,
+    blocks,
+    span,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Bounds (N, blocks) from above, and the best one from below of each share of the table."""
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, BLOCK_D)
+    q = tl.load(
+        query + rows[:, None] * D + dims[None, :],
+        mask=(rows[:, None] < N) & (dims[None, :] < D),
+        other=0.0,
+    )
+    narrow = q.to(tl.bfloat16)
+    rest = q - narrow.to(tl.float32)
+    length, lost = tl.sqrt(tl.sum(q * q, 1)), tl.sqrt(tl.sum(rest * rest, 1))
+    if query_ids is not None:
+        own = tl.load(query_ids + rows, mask=rows < N, other=0)
+    best = tl.full((BLOCK_N,), float("-inf"), tl.float32)
+    begin = tl.program_id(1) * span
+    for block in range(begin, tl.minimum(begin + span, blocks)):
+        places = (block * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)
+        there = places < K
+        t = tl.load(
+            table + places[:, None] * D + dims[None, :],
+            mask=there[:, None] & (dims[None, :] < D),
+            other=0.0,
+        ).to(tl.float32)
+        rounded = t.to(tl.bfloat16)
+        cut = t - rounded.to(tl.float32)
+        longest, missed = tl.max(tl.sum(t * t, 1), 0), tl.max(tl.sum(cut * cut, 1), 0)
+        error = (length + lost) * tl.sqrt(missed) + lost * tl.sqrt(longest)
+        error += _SLACK * D * length * tl.sqrt(longest)
+        similar = tl.where(there[None, :], dot(narrow, tl.trans(rounded)), float("-inf"))
+        if query_ids is not None:
+            ids = tl.load(table_ids + places, mask=there, other=0)
+            similar = tl.where(own[:, None] == ids[None, :], float("-inf"), similar)
+        largest = tl.max(similar, 1)
+        tl.store(upper + rows.to(tl.int64) * blocks + block, largest + error, mask=rows < N)
+        best = tl.maximum(best, largest - error)
+    tl.store(lower + tl.program_id(1) * N + rows, best, mask=rows < N)
+
+
+@triton.jit
+def _score(
+    query,
+    table,
+    query_ids,
+    table_ids,
+    upper,
+    lower,
+    value,
+    index,
+    N,
+    K,
+    D,
+    blocks,
+    shares,
+    SHARES: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """The most similar row to query ``program_id(0)`` in group ``program_id(1)`` of the blocks."""
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    every, held = tl.arange(0, SHARES), group * GROUP + tl.arange(0, GROUP)
+    least = tl.max(tl.load(lower + every * N + row, mask=every < shares, other=float("-inf")), 0)
+    bounds = tl.load(upper + row * blocks + held, mask=held < blocks, other=float("-inf"))
+    open_blocks = ((bounds >= least) & (bounds > float("-inf"))).to(tl.int32)
+    dims = tl.arange(0, BLOCK_D)
+    q = tl.load(query + row * D + dims, mask=dims < D, other=0.0)
+    best, place = float("-inf"), tl.zeros((), tl.int64)
+    if tl.sum(open_blocks, 0) > 0:
+        for i in range(GROUP):
+            if tl.sum(tl.where(tl.arange(0, GROUP) == i, open_blocks, 0), 0) > 0:
+                places = ((group * GROUP + i) * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)
+                there = places < K
+                t = tl.load(
+                    table + places[:, None] * D + dims[None, :],
+                    mask=there[:, None] & (dims[None, :] < D),
+                    other=0.0,
+                ).to(tl.float32)
+                similar = tl.where(there, tl.sum(t * q[None, :], 1), float("-inf"))
+                if query_ids is not None:
+                    ids = tl.load(table_ids + places, mask=there, other=0)
+                    similar = tl.where(ids == tl.load(query_ids + row), float("-inf"), similar)
+                top = tl.max(similar, 0)
+                if top > best:
+                    best = top
+                    place = tl.min(tl.where(similar == top, places, K), 0)
+    out = row * tl.num_programs(1) + group
+    # A query that is not finite has no nearest row, and its similarity says so.
+    tl.store(value + out, best + tl.sum(q * 0.0, 0))
+    tl.store(index + out, place)
+
+
+@torch.library.custom_op("solo_ext::fused_nearest", mutates_args=())
+def fused_nearest(
+    query: Tensor, table: Tensor, query_ids: Tensor | None, table_ids: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Index (N, 1) and similarity (N, 1) of :func:`solo_ext.kernels.nearest_rows.nearest_rows`.
+
+    Args:
+        query: (N, D), fp32, D at most :data:`solo_ext.kernels.dispatch.WIDEST`.
+        table: (K, D), of any floating dtype but fp64, K above 0.
+        query_ids: (N,), whole numbers.
+        table_ids: (K,), likewise; both or neither.
+    """
+    query, table = query.contiguous(), table.contiguous()
+    (count, width), size = query.shape, len(table)
+    block_d = max(triton.next_power_of_2(width), 16)
+    block_n = min(max(triton.next_power_of_2(count), 16), 64 if width > 128 else 128)
+    blocks, parts = triton.cdiv(size, _BLOCK), triton.cdiv(count, block_n)
+    span = triton.cdiv(blocks, max(2 * processors(query.device) // parts, 1))
+    shares, groups = triton.cdiv(blocks, span), triton.cdiv(blocks, _GROUP)
+    upper, lower = query.new_empty(count, blocks), query.new_empty(shares, count)
+    value = query.new_empty(count, groups)
+    index = torch.empty_like(value, dtype=torch.long)
+    given = query, table, query_ids, table_ids, upper, lower
+    sizes = count, size, width, blocks
+    _bound[parts, shares](*given, *sizes, span, block_n, _BLOCK, block_d, num_warps=8, num_stages=2)
+    _score[count, groups](
+        *given,
+        *(value, index, *sizes, shares),
+        *(triton.next_power_of_2(shares), _GROUP, _BLOCK, block_d),
+        num_warps=8,
+    )
+    best, group = value.max(1, keepdim=True)
+    return index.gather(1, group), best
+
+
+@fused_nearest.register_fake
+def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    value = query.new_empty(len(query), 1)
+    return torch.empty_like(value, dtype=torch.long), value
+
+
+@register_flop_formula(torch.ops.solo_ext.fused_nearest)
+def _flops(query: Any, table: Any, *_: Any, **__: Any) -> Any:
+    return 2 * query[0] * query[1] * table[0]

@@ -1,0 +1,53 @@
+"""Compiles the Triton kernels for GPUs that need not be there: A100 and H100.
+
+Triton's interpreter runs Python: it accepts what the compiler refuses, such as a variable that
+changes its shape within a loop. Prints a line for each kernel that was compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from solo_ext.kernels import fused_logsumexp, fused_nearest
+
+MEMORY = {80: 163 * 1024, 90: 227 * 1024}
+"""Shared memory of a block, by compute capability."""
+NUMBERS = ("N", "K", "D", "blocks", "span", "shares")
+SCALARS = {**dict.fromkeys(NUMBERS, "i32"), "scale": "fp32"}
+IDS = {"query_ids": "*i64", "table_ids": "*i64"}
+WEIGHTS = {"row_scale": "*fp32", "columns": "*i64", "log_weight": "*fp32"}
+OPTIONAL = {**IDS, **WEIGHTS}
+
+
+def build(kernel: Any, capability: int, given: dict[str, str], **blocks: Any) -> None:
+    """Compiles one kernel; optional inputs that are not given are ``None``, all others fp32."""
+    signature, constants = {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        if name in blocks or (name in OPTIONAL and name not in given):
+            signature[name], constants[(place,)] = "constexpr", blocks.get(name)
+        else:
+            signature[name] = given.get(name) or SCALARS.get(name, "*fp32")
+    source = ASTSource(kernel, signature, constants)
+    target = GPUTarget("cuda", capability, 32)
+    built = triton.compile(source, target=target, options={"num_warps": 8, "num_stages": 2})
+    assert built.metadata.shared <= MEMORY[capability], (kernel, blocks, built.metadata.shared)
+    print(kernel.__name__, capability, sorted(given), blocks)
+
+
+for capability in MEMORY:
+    # As the functions choose them: the largest, and fp32's.
+    wide = {"BLOCK_K": 64, "BLOCK_D": 256}
+    sweep = fused_logsumexp._sweep, capability
+    build(*sweep, WEIGHTS, BLOCK_N=64, **wide, FACTORS=tl.bfloat16, WITH_MEAN=True)
+    small = {"BLOCK_K": 64, "BLOCK_D": 128}
+    build(*sweep, {}, BLOCK_N=32, **small, FACTORS=tl.float32, WITH_MEAN=True)
+    join = fused_logsumexp._join, capability, {}
+    build(*join, SHARES=128, BLOCK_S=16, BLOCK_D=128, WITH_MEAN=True)
+    build(fused_nearest._bound, capability, IDS, BLOCK_N=64, **wide)
+    score = fused_nearest._score, capability, {**IDS, "index": "*i64"}
+    build(*score, SHARES=64, GROUP=64, **wide)
