@@ -8,9 +8,9 @@ prototypes), then ``contrastive`` (batches, debiased and hard negatives), which 
 ``metric``, ``margin`` and ``alignment`` hold the classical ones. Every loss is registered in
 ``LOSSES``.
 
-What holds for all: they compute in fp32, or fp64 for fp64 input, also under autocast, and wait for
-no device. Without a negative, or a positive, a loss is zero that carries the graph. ValueError says
-which shape does not fit, or which setting is out of range.
+What holds for all: they compute in fp32, or fp64 for fp64 input, also under autocast, wait for no
+device, and compile to one graph. Without a negative, or a positive, a loss is zero that carries the
+graph. ValueError says which shape does not fit, or which setting is out of range.
 """
 
 from solo_ext.kernels.mixed_logsumexp import MixDraws

@@ -21,14 +21,6 @@ def check_rows(**rows: Tensor) -> None:
         raise ValueError(f"{_listed(rows)} must {every}be (N, D), got {_listed(shapes)}")
 
 
-def check_labelled(x: Tensor, targets: Tensor) -> None:
-    """Raises ValueError unless the rows are (N, D) and there is a class for each."""
-    if x.ndim != 2 or targets.shape != x.shape[:1]:
-        raise ValueError(
-            f"x must be (N, D) and targets (N,), got {tuple(x.shape)} and {tuple(targets.shape)}"
-        )
-
-
 def check_positive(**values: float) -> None:
     """Raises ValueError unless all numbers, given by name, are above 0."""
     for name, value in values.items():

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -105,17 +106,17 @@ class NegativeEstimator:
         return (1 + self.beta, self.beta) if self.beta else (1.0,)
 
     def __call__(
-        self, lse: Tensor, positives: Tensor, count: int, temperature: float
+        self, lse: Tensor, positives: Tensor, count: int | Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         """Log of the estimate (N,), and whether it is clamped to its floor (N,), from log-sum-exps.
 
         Args:
             lse: (E, N) over the candidates, one row for each of :attr:`powers`.
             positives: (N, P) samples of the positives, cosine over temperature.
-            count: number of candidates, above 0.
+            count: number of candidates, above 0; (N,) where it is not the same for all.
             temperature: above 0.
         """
-        log_count = math.log(count)
+        log_count = _log(count)
         mass = self._weighted(lse, log_count)
         if not self.tau_plus:
             return mass, torch.zeros_like(mass, dtype=torch.bool)
@@ -134,7 +135,7 @@ class NegativeEstimator:
         floored = ~above_zero | (estimate <= floor)
         return torch.where(floored, floor, estimate), floored.detach()
 
-    def _weighted(self, lse: Tensor, log_count: float) -> Tensor:
+    def _weighted(self, lse: Tensor, log_count: float | Tensor) -> Tensor:
         if not self.beta:
             return lse[0]
         hard, weights = lse.unbind()
@@ -177,6 +178,8 @@ def contrastive(
     candidates: Tensor,
     *,
     excluded_columns: Tensor | None = None,
+    anchor_ids: Tensor | None = None,
+    candidate_ids: Tensor | None = None,
     estimator: NegativeEstimator = PLAIN,
     mixing: Mixing | None = None,
     temperature: float,
@@ -198,6 +201,9 @@ def contrastive(
         candidates: (K, D) unit rows of the batch or a queue; they are not normalised again.
         excluded_columns: (N, m) columns of the candidates that are no negatives of the anchor:
             itself and its positives. ``None``: all are negatives.
+        anchor_ids: (N,) whole numbers, such as sample indices; a queue's candidates with the
+            anchor's id, such as earlier keys of its image, are no negatives of it.
+        candidate_ids: (K,) ids of the candidates; only together with ``anchor_ids``.
         estimator: of the mass of the negatives.
         mixing: synthetic negatives made of candidates, without gradient.
         temperature: above 0.
@@ -221,24 +227,26 @@ def contrastive(
         raise ValueError(
             f"compute_dtype={compute_dtype}: is for a queue that is not mixed; leave it out"
         )
+    if (anchor_ids is None) != (candidate_ids is None) or (anchor_ids is not None and in_batch):
+        raise ValueError(
+            "anchor_ids and candidate_ids: give both, with a queue's candidates, or neither"
+        )
     anchors, positives, candidates = full_precision(anchors, positives, candidates)
     available = len(candidates) - (0 if excluded_columns is None else excluded_columns.shape[1])
     nan = mined = mixed = anchors.new_full((), math.nan)
-    with full_precision_products(anchors.device):
+    with full_precision_products(anchors.device, or_tf32=in_batch):
         similar = torch.einsum("nd,npd->np", anchors, positives) / temperature
         if available <= 0 or not len(anchors):
             nothing = 0 * (anchors.sum() + positives.sum() + candidates.sum())
             zero, zeros = anchors.new_zeros(()), torch.zeros_like(similar)
             return ContrastiveTerms(nothing, zeros, zero, nan, nan, nan)
-        count = available + (mixing.count if mixing is not None else 0)
+        count: int | Tensor = available + (mixing.count if mixing is not None else 0)
+        if anchor_ids is not None and candidate_ids is not None:
+            held = candidate_ids.sort().values
+            last, first = (torch.searchsorted(held, anchor_ids, right=r) for r in (True, False))
+            count = (count - (last - first)).to(anchors.dtype)
 
-        def reduce(lse: Tensor, similar: Tensor) -> tuple[Tensor, Tensor]:
-            log_mass, floored = estimator(lse, similar, count, temperature)
-            losses = F.softplus(log_mass.unsqueeze(1) - similar)
-            hardness = (log_mass - math.log(count)) * temperature
-            notes = torch.stack((floored.to(losses.dtype), hardness))
-            return losses.mean(1), torch.cat((notes, losses.T)).detach()
-
+        reduce = partial(per_anchor, estimator=estimator, count=count, temperature=temperature)
         # The only place that chooses kernels; tests hold each equal to plain_contrastive.
         scale, powers = 1 / temperature, estimator.powers
         lse: Tensor | None = None
@@ -252,13 +260,22 @@ def contrastive(
                 hardest,
                 powers,
                 excluded_columns=excluded_columns,
+                query_ids=anchor_ids,
+                table_ids=candidate_ids,
                 with_table=not in_batch,
                 ranked=mixing.ranked,
             )
             mined, mixed = (x.mean() for x in cosines)
         elif not in_batch:
             lse, _ = table_logsumexp(
-                anchors, candidates, scale, powers=powers, bound=scale, compute_dtype=compute_dtype
+                anchors,
+                candidates,
+                scale,
+                powers=powers,
+                query_ids=anchor_ids,
+                table_ids=candidate_ids,
+                bound=scale,
+                compute_dtype=compute_dtype,
             )
         if in_batch:
             loss, notes = batch_contrast(
@@ -266,8 +283,36 @@ def contrastive(
             )
         else:
             assert lse is not None
-            per_anchor, notes = reduce(lse, similar)
-            loss = per_anchor.mean()
+            losses, notes = reduce(lse, similar)
+            loss = losses.mean()
+    return terms_of(loss, notes, mined, mixed)
+
+
+def _log(count: int | Tensor) -> Any:
+    return count.log() if isinstance(count, Tensor) else math.log(count)
+
+
+def per_anchor(
+    lse: Tensor,
+    similar: Tensor,
+    *,
+    estimator: NegativeEstimator,
+    count: int | Tensor,
+    temperature: float,
+) -> tuple[Tensor, Tensor]:
+    """Mean losses (N,) and notes for :func:`terms_of`, from log-sum-exps (E, N) of negatives.
+
+    ``similar`` are the positives' cosines over the temperature (N, P).
+    """
+    log_mass, floored = estimator(lse, similar, count, temperature)
+    losses = F.softplus(log_mass.unsqueeze(1) - similar)
+    hardness = (log_mass - _log(count)) * temperature
+    notes = torch.stack((floored.to(losses.dtype), hardness))
+    return losses.mean(1), torch.cat((notes, losses.T)).detach()
+
+
+def terms_of(loss: Tensor, notes: Tensor, mined: Tensor, mixed: Tensor) -> ContrastiveTerms:
+    """The terms of a loss, from the notes of :func:`per_anchor` and the mixtures' cosines."""
     floored, hardness = notes[:2].mean(1).unbind()
     return ContrastiveTerms(loss, notes[2:].T, floored, hardness, mined, mixed)
 
@@ -361,12 +406,12 @@ def two_view_terms(
     check_rows(z1=z1, z2=z2)
     check_positive(temperature=temperature)
     tau_plus, beta = estimator.tau_plus, estimator.beta
-    with full_precision_products(z1.device):
-        z1, z2 = full_precision(z1, z2)
-        if distributed.world_size() > 1 or not two_view_fits(z1, 1 / temperature, beta):
-            batch = batch_of_views((z1, z2))
-            return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
-        settings = tau_plus, beta, estimator.detach_weights
+    z1, z2 = full_precision(z1, z2)
+    if distributed.world_size() > 1 or not two_view_fits(z1, 1 / temperature, beta):
+        batch = batch_of_views((z1, z2))
+        return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
+    settings = tau_plus, beta, estimator.detach_weights
+    with full_precision_products(z1.device, or_tf32=True):
         loss, losses, mass, kept = two_view_contrast(z1, z2, 1 / temperature, *settings)
     log_count = math.log((1 - tau_plus) * (2 * len(z1) - 2))
     hardness = mass.log().mean().mul_(temperature).add_(1 - temperature * log_count)

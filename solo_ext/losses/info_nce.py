@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -161,18 +162,25 @@ def proto_nce_loss_func(
     """
     if query.ndim != 2:
         raise ValueError(f"query must be (N, D), got {tuple(query.shape)}")
+    negatives = None if negative_ids is None else [negative_ids]
     return proto_nce_terms(
-        query, prototypes, concentration, positive_ids, negative_ids, collisions, compute_dtype
-    ).loss
+        query,
+        [prototypes],
+        [concentration],
+        positive_ids.unsqueeze(0),
+        negatives,
+        collisions,
+        compute_dtype,
+    ).loss[0]
 
 
 class ProtoNCETerms(NamedTuple):
-    """The loss and the values that show how it behaves.
+    """The losses and the values that show how they behave, of each of M clusterings.
 
     Attributes:
-        loss: scalar mean over the queries.
-        accuracy: scalar in [0, 1], share of queries with no larger logit than that of their own
-            prototype.
+        loss: (M,) means over the queries.
+        accuracy: (M,) in [0, 1], share of queries with no larger logit than that of their own
+            prototype; without gradient.
     """
 
     loss: Tensor
@@ -181,55 +189,74 @@ class ProtoNCETerms(NamedTuple):
 
 def proto_nce_terms(
     query: Tensor,
-    prototypes: Tensor,
-    concentration: Tensor,
+    prototypes: Sequence[Tensor],
+    concentration: Sequence[Tensor],
     positive_ids: Tensor,
-    negative_ids: Tensor | None = None,
+    negative_ids: Sequence[Tensor] | None = None,
     collisions: Collisions = "paper",
     compute_dtype: torch.dtype | None = None,
+    scaled: Sequence[Tensor] | None = None,
 ) -> ProtoNCETerms:
-    """The ProtoNCE loss together with the share of queries that find their prototype.
+    """The ProtoNCE losses of M clusterings, and the share of queries that find their prototype.
 
-    Arguments and errors as in :func:`proto_nce_loss_func`. The query may also be (V, N, D), V views
-    of the images whose prototypes ``positive_ids`` are; all are compared with the same columns.
+    Arguments and errors as in :func:`proto_nce_loss_func`, a table for each clustering, (M, N)
+    positives and as many (R,) negatives as clusterings. The query may also be (V, N, D), V views of
+    the images whose prototypes ``positive_ids`` are; all are compared with the same columns.
+    ``scaled`` are constant prototypes over their concentrations in the dtype of the products'
+    factors, for callers that compute them once for many batches.
     """
-    check_table("prototypes", prototypes, query)
-    for name, given, shape in (
-        ("concentration", concentration, prototypes.shape[:1]),
-        ("positive_ids", positive_ids, query.shape[-2:-1]),
-    ):
-        if given.shape != shape:
-            raise ValueError(f"{name} must be {tuple(shape)}, got {tuple(given.shape)}")
+    for table, phi in zip(prototypes, concentration, strict=True):
+        check_table("prototypes", table, query)
+        for name, given, shape in (
+            ("concentration", phi, table.shape[:1]),
+            ("positive_ids", positive_ids[0], query.shape[-2:-1]),
+        ):
+            if given.shape != shape:
+                raise ValueError(f"{name} must be {tuple(shape)}, got {tuple(given.shape)}")
     if collisions not in ("paper", "merge"):
         raise ValueError(f"collisions={collisions!r}: must be 'paper' or 'merge'")
-    query, prototypes, concentration = full_precision(query, prototypes, concentration)
+    query, *tables = full_precision(query, *prototypes, *concentration)
+    prototypes, concentration = tables[: len(prototypes)], tables[len(prototypes) :]
+    negatives = [None] * len(prototypes) if negative_ids is None else negative_ids
+    clusterings = list(zip(prototypes, concentration, positive_ids, negatives, strict=True))
     with full_precision_products(query.device):
         query = F.normalize(query, dim=-1)
-        own = ((query * prototypes[positive_ids]).sum(-1) / concentration[positive_ids]).flatten()
-        columns, log_weight = None, None
-        if negative_ids is not None:
-            columns = torch.cat((positive_ids, negative_ids))
-            if collisions == "merge":
-                repeated = _repeated(columns, len(prototypes))
-                log_weight = own.new_zeros(()).where(~repeated, float("-inf"))
-        mass, largest = table_logsumexp(
-            query.flatten(0, -2),
-            prototypes,
-            1 / (concentration if columns is None else concentration[columns]).detach(),
-            columns=columns,
-            log_weight=log_weight,
-            compute_dtype=compute_dtype,
-        )
+        flat = query.flatten(0, -2)
+        rows = torch.stack([table[ids] for table, _, ids, _ in clusterings])
+        phis = torch.stack([phi[ids] for _, phi, ids, _ in clusterings])
+        if query.ndim == 3:
+            rows, phis = rows.unsqueeze(1), phis.unsqueeze(1)
+        own = ((query * rows).sum(-1) / phis).flatten(1)
+        found = []
+        for m, (table, phi, positives, drawn) in enumerate(clusterings):
+            columns, log_weight = None, None
+            if drawn is not None:
+                columns = torch.cat((positives, drawn))
+                if collisions == "merge":
+                    repeated = _repeated(columns, len(table))
+                    log_weight = own.new_zeros(()).where(~repeated, float("-inf"))
+            scale: Tensor | float = 1.0
+            if scaled is None:
+                scale = 1 / (phi if columns is None else phi[columns]).detach()
+            found.append(
+                table_logsumexp(
+                    flat,
+                    table if scaled is None else scaled[m],
+                    scale,
+                    columns=columns,
+                    log_weight=log_weight,
+                    compute_dtype=compute_dtype,
+                )
+            )
+        mass, largest = torch.cat([lse for lse, _ in found]), torch.stack([x for _, x in found])
         # The kernel sums in another order and may round the factors: allow for that difference.
         close = 1e-4 if compute_dtype is None else torch.finfo(compute_dtype).eps
         reached = own.detach() >= largest - close * largest.abs().clamp(min=1)
-        loss = (mass[0] - own).mean()
-        if prototypes.requires_grad or concentration.requires_grad:
+        loss = (mass - own).mean(1)
+        if any(x.requires_grad for x in tables):
             # The kernel treats both as constants.
-            loss = plain_proto_nce(
-                query, prototypes, concentration, positive_ids, negative_ids, collisions
-            )
-        return ProtoNCETerms(loss, reached.to(loss.dtype).mean())
+            loss = torch.stack([plain_proto_nce(query, *c, collisions) for c in clusterings])
+        return ProtoNCETerms(loss, reached.to(loss.dtype).mean(1))
 
 
 def _repeated(ids: Tensor, size: int) -> Tensor:

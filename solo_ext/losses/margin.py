@@ -13,22 +13,14 @@ from solo_ext.core.precision import full_precision
 from solo_ext.losses.common import LOSSES, check_not_negative, check_positive
 
 
-def margin_cross_entropy(
+def _margin_cross_entropy(
     cosine: Tensor,
     target: Tensor,
     harden: Callable[[Tensor], Tensor],
     scale: float,
     feature_norm: Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy over scaled cosines, after the target's cosine has been made harder to reach.
-
-    Args:
-        cosine: (N, C).
-        target: (N,) integers in [0, C).
-        harden: maps the targets' cosines (N, 1) to those that replace them.
-        scale: above 0.
-        feature_norm: (N,) further factor of each row's logits, at least 0.
-    """
+    """Cross-entropy over scaled cosines, after ``harden`` replaced the targets' cosines (N, 1)."""
     rows = tuple(target.shape)
     if cosine.ndim != 2 or rows != cosine.shape[:1]:
         raise ValueError(
@@ -89,7 +81,7 @@ def arcface_loss_func(
         lowered = own - margin * math.sin(margin)
         return torch.where(own >= -math.cos(margin), moved, lowered)
 
-    return margin_cross_entropy(cosine, target, harden, scale)
+    return _margin_cross_entropy(cosine, target, harden, scale)
 
 
 def _sine(cosine: Tensor) -> Tensor:
@@ -125,7 +117,7 @@ def cosface_loss_func(
         tensor(0.6931)
     """
     check_not_negative(margin=margin)
-    return margin_cross_entropy(cosine, target, lambda own: own - margin, scale)
+    return _margin_cross_entropy(cosine, target, lambda own: own - margin, scale)
 
 
 @LOSSES.register(
@@ -140,13 +132,15 @@ def sphereface_loss_func(
     scale: float = 1.0,
     margin: int = 4,
     feature_norm: Tensor | None = None,
+    annealing: float = 0.0,
 ) -> Tensor:
     """Cross-entropy over cosines after the target's angle has been multiplied by the margin.
 
     The target's cosine is replaced by ``psi(theta) = (-1)^k cos(m theta) - 2 k``, k the whole
     part of ``m theta / pi``, which falls from 1 to 1 - 2 m; all are multiplied by the scale and
-    the norm of the feature. Mean over the rows (Liu et al., CVPR 2017, without the annealing, which
-    mixes psi with the plain cosine).
+    the norm of the feature. Mean over the rows (Liu et al., CVPR 2017). With annealing it is
+    replaced by ``(lambda cos theta + psi(theta)) / (1 + lambda)``, as the authors train: their
+    lambda falls from 1,000 to 5; ``metric`` can let it fall.
 
     Args:
         cosine: (N, C) of features with class weights.
@@ -154,6 +148,7 @@ def sphereface_loss_func(
         scale: above 0.
         margin: m, a whole number of at least 1.
         feature_norm: (N,) |x|, as in the paper; ``None`` is 1.
+        annealing: lambda, at least 0.
 
     Example:
         >>> cosine, target = torch.rand(4, 10), torch.tensor([0, 3, 3, 9])
@@ -162,7 +157,12 @@ def sphereface_loss_func(
     """
     if not isinstance(margin, int) or margin < 1:
         raise ValueError(f"margin={margin}: must be a whole number of at least 1")
-    return margin_cross_entropy(cosine, target, lambda own: _psi(own, margin), scale, feature_norm)
+    check_not_negative(annealing=annealing)
+
+    def harden(own: Tensor) -> Tensor:
+        return (annealing * own + _psi(own, margin)) / (1 + annealing)
+
+    return _margin_cross_entropy(cosine, target, harden, scale, feature_norm)
 
 
 def _psi(cosine: Tensor, margin: int) -> Tensor:

@@ -14,7 +14,6 @@ from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses.common import (
     LOSSES,
-    check_labelled,
     check_not_negative,
     check_positive,
     check_rows,
@@ -35,7 +34,8 @@ def pairwise_distances(x: Tensor, y: Tensor) -> Tensor:
     gradient is computed by products, at half the time of ``torch.cdist``'s for large batches, and
     without its (N, M, D) differences on a GPU.
     """
-    return _PairwiseDistances.apply(x, y)  # type: ignore[no-any-return, no-untyped-call]
+    # torch.compile refuses one tensor as both arguments, as happens with a single process.
+    return _PairwiseDistances.apply(x, y.view_as(y))  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _PairwiseDistances(torch.autograd.Function):
@@ -65,15 +65,8 @@ def own_pairs(rows: Tensor) -> Tensor:
     return own_columns(rows) == columns
 
 
-def class_pairs(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Which columns of the joined batch are of the same class as a local row, and which are not.
-
-    Args:
-        targets: (N,) integers, the classes of the local rows.
-
-    Returns:
-        (N, G) bool each: of the same class without the row itself, and of another class.
-    """
+def _class_pairs(targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the joined batch (N, G) are of a row's class but not itself; which of another."""
     same = targets.unsqueeze(1) == distributed.gather(targets)
     return same & ~own_pairs(targets), ~same
 
@@ -195,12 +188,12 @@ def lifted_structured_loss_func(
         >>> lifted_structured_loss_func(x, targets).shape
         torch.Size([])
     """
-    check_labelled(x, targets)
+    _check_labelled(x, targets)
     if not math.isfinite(margin):
         raise ValueError(f"margin={margin}: must be finite")
     (x,) = full_precision(x)
     distances = pairwise_distances(x, distributed.gather_with_gradient(x))
-    positive, negative = class_pairs(targets)
+    positive, negative = _class_pairs(targets)
     pushes = keep(margin - distances, negative)
     push = pushes.logsumexp(1) if smooth else pushes.amax(1)
     both = torch.logaddexp if smooth else torch.maximum
@@ -278,7 +271,7 @@ def soft_nearest_neighbor_loss_func(
         >>> soft_nearest_neighbor_loss_func(x, targets)  # one of three equal neighbours is right
         tensor(1.0986)
     """
-    check_labelled(x, targets)
+    _check_labelled(x, targets)
     check_positive(temperature=temperature)
     if distance not in get_args(Distance):
         raise ValueError(f"distance={distance!r}: must be 'sqeuclidean' or 'cosine'")
@@ -290,9 +283,17 @@ def soft_nearest_neighbor_loss_func(
         else:
             distances = pairwise_distances(x, distributed.gather_with_gradient(x))
             logits = -distances.square() / temperature
-        positive, negative = class_pairs(targets)
+        positive, negative = _class_pairs(targets)
         advantage = keep(logits, positive).logsumexp(1) - keep(logits, negative).logsumexp(1)
         counted = positive.any(1)
         # Without negatives the neighbour is certainly of the class: the loss is 0.
         loss = torch.where(counted & negative.any(1), -F.logsigmoid(advantage), 0.0)
         return joined_mean(loss.sum(), counted.sum())
+
+
+def _check_labelled(x: Tensor, targets: Tensor) -> None:
+    """Raises ValueError unless the rows are (N, D) and there is a class for each."""
+    if x.ndim != 2 or targets.shape != x.shape[:1]:
+        raise ValueError(
+            f"x must be (N, D) and targets (N,), got {tuple(x.shape)} and {tuple(targets.shape)}"
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -58,12 +60,14 @@ def bilinear_info_nce_loss_func(
 
     ``-log(f(z_i, c_i) / sum_j f(z_i, c_j))`` with ``f(z, c) = exp(z^T W c / T)`` (Eq. 3 and 4 of
     van den Oord et al., 2018), mean over the queries. The paper's sum runs over z for one c: pass
-    ``context, query, weight.T`` for that.
+    ``context, query, weight.T`` for that. With K steps into the future, each with a W of its own,
+    ``f_k(z, c) = exp(z_{t+k}^T W_k c_t / T)``, also the mean over the steps; negatives of a step
+    are of the same step.
 
     Args:
-        query: (N, D1) z, any scale.
-        context: (N, D2) c, any scale; row i is of query i.
-        weight: (D1, D2) W.
+        query: (N, D1) z, any scale; or (K, N, D1), one for each step.
+        context: (N, D2) c, any scale; row i is of query i; or (K, N, D2).
+        weight: (D1, D2) W; or (K, D1, D2), which a query or context without steps shares.
         temperature: T, above 0; the paper has none, which is 1.
 
     Example:
@@ -71,21 +75,34 @@ def bilinear_info_nce_loss_func(
         >>> query, context, weight = torch.randn(4, 8), torch.randn(4, 6), torch.zeros(8, 6)
         >>> bilinear_info_nce_loss_func(query, context, weight).allclose(torch.tensor(4.0).log())
         True
+
+        Contexts that predict three steps, in the paper's direction:
+
+        >>> now, later, weights = torch.randn(4, 6), torch.randn(3, 4, 8), torch.randn(3, 6, 8)
+        >>> bilinear_info_nce_loss_func(now, later, weights).allclose(torch.stack(
+        ...     [bilinear_info_nce_loss_func(now, z, w) for z, w in zip(later, weights)]
+        ... ).mean())
+        True
     """
     of_query, of_context = tuple(query.shape), tuple(context.shape)
-    if len(of_query) != 2 or len(of_context) != 2 or of_query[0] != of_context[0]:
+    steps = weight.shape[:-2]
+    known = all(len(s) == 2 or (len(s) == 3 and s[:1] == steps) for s in (of_query, of_context))
+    if not known or of_query[-2] != of_context[-2]:
         raise ValueError(
-            f"query must be (N, D1) and context (N, D2), got {of_query} and {of_context}"
+            "query must be (N, D1) and context (N, D2), or with the steps of a weight (K, D1, D2) "
+            f"before them, got {of_query} and {of_context}"
         )
-    widths = of_query[1], of_context[1]
-    if weight.shape != widths:
-        raise ValueError(f"weight must be {widths}, got {tuple(weight.shape)}")
+    widths = of_query[-1], of_context[-1]
+    if weight.ndim not in (2, 3) or weight.shape[-2:] != widths:
+        raise ValueError(f"weight must be {widths} or (K, *{widths}), got {tuple(weight.shape)}")
     check_positive(temperature=temperature)
     query, context, weight = full_precision(query, context, weight)
     with full_precision_products(query.device):
-        candidates = distributed.gather_with_gradient(context)
-        logits = query @ weight @ candidates.T / temperature
-        return F.cross_entropy(logits, own_columns(query).squeeze(1))
+        # Rows come first where they are gathered.
+        candidates = distributed.gather_with_gradient(context.movedim(-2, 0)).movedim(0, -2)
+        logits = query @ weight @ candidates.mT / temperature
+        own = own_columns(query.movedim(-2, 0)).squeeze(1)
+        return F.cross_entropy(logits.flatten(0, -2), own.repeat(math.prod(steps)))
 
 
 @LOSSES.register(

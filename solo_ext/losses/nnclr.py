@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,13 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core import distributed
-from solo_ext.losses.common import LOSSES, unit_rows
+from solo_ext.core.precision import full_precision_products
+from solo_ext.kernels import dispatch
+from solo_ext.losses.common import LOSSES, check_positive, unit_rows
 from solo_ext.losses.contrastive import (
     PLAIN,
     ContrastiveTerms,
     NegativeEstimator,
     contrastive,
     own_columns,
+    per_anchor,
+    terms_of,
 )
 from solo_ext.losses.mochi import Mixing
 
@@ -55,19 +61,46 @@ def nnclr_terms(
         (torch.Size([]), torch.Size([4, 1]))
     """
     nn, p = unit_rows(nn=nn, p=p)
-    gather = distributed.gather_with_gradient
-    all_nn, all_p = joined or (None, gather(p))
-    settings: Any = {
-        "excluded_columns": own_columns(p),
-        "estimator": estimator,
-        "temperature": temperature,
-    }
-    rows = contrastive(nn, p.unsqueeze(1), all_p, mixing=mixing, **settings)
-    if not symmetric:
-        return rows.loss, rows
-    all_nn = gather(nn) if all_nn is None else all_nn
-    columns = contrastive(p, nn.unsqueeze(1), all_nn, **settings)
-    return (rows.loss + columns.loss) / 2, rows
+
+    def apart(nn: Tensor, p: Tensor) -> tuple[Tensor, ContrastiveTerms]:
+        gather = distributed.gather_with_gradient
+        all_nn, all_p = joined or (None, gather(p))
+        settings: Any = {
+            "excluded_columns": own_columns(p),
+            "estimator": estimator,
+            "temperature": temperature,
+        }
+        rows = contrastive(nn, p.unsqueeze(1), all_p, mixing=mixing, **settings)
+        if not symmetric:
+            return rows.loss, rows
+        all_nn = gather(nn) if all_nn is None else all_nn
+        columns = contrastive(p, nn.unsqueeze(1), all_nn, **settings)
+        return (rows.loss + columns.loss) / 2, rows
+
+    if not symmetric or mixing is not None or distributed.world_size() > 1 or len(p) < 2:
+        return apart(nn, p)
+    check_positive(temperature=temperature)
+    together = partial(_both_ways, temperature=temperature, estimator=estimator)
+    forms: dict[dispatch.Form, Any] = {"plain": together, "tiles": apart}
+    return dispatch.run("nnclr", forms, [nn, p], len(p), estimator)  # type: ignore[no-any-return]
+
+
+def _both_ways(
+    nn: Tensor, p: Tensor, temperature: float, estimator: NegativeEstimator
+) -> tuple[Tensor, ContrastiveTerms]:
+    """Both terms of unit rows on one process, from one matrix of similarities."""
+    with full_precision_products(p.device):
+        similar = nn @ p.T / temperature
+        positives = similar.diagonal().unsqueeze(1)
+        others = similar.masked_fill(own_columns(p) == own_columns(p).T, float("-inf"))
+        raised = [others if power == 1 else power * others for power in estimator.powers]
+        settings: Any = {"estimator": estimator, "count": len(p) - 1, "temperature": temperature}
+        (rows, notes), (columns, _) = (
+            per_anchor(torch.stack([x.logsumexp(dim) for x in raised]), positives, **settings)
+            for dim in (1, 0)
+        )
+        row, nan = rows.mean(), rows.new_full((), math.nan)
+        return (row + columns.mean()) / 2, terms_of(row, notes, nan, nan)
 
 
 @LOSSES.register(

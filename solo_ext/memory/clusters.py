@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.memory.state import State
@@ -16,9 +18,8 @@ class ClusterPrototypes(State):
     Attributes:
         num_prototypes: K of each granularity.
         names: these as text; a repeated K gets a number, such as ``2_2``.
-        assignments: (M, n) cluster of every sample, by sample index.
+        assignments: (M, n) cluster of every sample, by sample index, int32.
         epoch: epoch of the last E-step, -1 before the first.
-        backend: name of the k-means backend that the run uses; empty before it starts.
 
     Args:
         num_prototypes: K of each granularity, above 0.
@@ -38,13 +39,18 @@ class ClusterPrototypes(State):
         self.num_prototypes = sizes = tuple(num_prototypes)
         seen = [sizes[:m].count(size) for m, size in enumerate(sizes)]
         self.names = [f"{k}_{n + 1}" if n else str(k) for k, n in zip(sizes, seen, strict=True)]
-        self.epoch, self.backend = -1, ""
+        self.epoch = -1
+        self._scaled: list[Tensor] = []
         for m, size in enumerate(sizes):
             self.register_buffer(f"means_{m}", torch.zeros(size, dim))
             self.register_buffer(f"prototypes_{m}", torch.zeros(size, dim))
             self.register_buffer(f"concentration_{m}", torch.ones(size))
-        none = torch.zeros(len(sizes), 0, dtype=torch.long)
+        none = torch.zeros(len(sizes), 0, dtype=torch.int32)
         self.register_buffer("assignments", none)
+
+    def of(self, indices: Tensor) -> Tensor:
+        """Clusters (M, N) of samples (N,), as int64."""
+        return self.assignments[:, indices].long()
 
     @property
     def means(self) -> list[Tensor]:
@@ -62,25 +68,44 @@ class ClusterPrototypes(State):
         return self._all("concentration")
 
     @torch.no_grad()
+    def scaled(self, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """Prototypes over their concentrations, (K, D) each, computed once after an E-step.
+
+        In another dtype than that of the prototypes, if one is given.
+        """
+        held = self.prototypes[0]
+        wanted = held.device, dtype or held.dtype
+        if [(x.device, x.dtype) for x in self._scaled[:1]] != [wanted]:
+            pairs = zip(self.prototypes, self.concentration, strict=True)
+            self._scaled = [(c * (1 / phi).unsqueeze(1)).to(wanted[1]) for c, phi in pairs]
+        return self._scaled
+
+    @torch.no_grad()
     def update_(
         self,
+        epoch: int,
         means: Sequence[Tensor],
-        prototypes: Sequence[Tensor],
         concentration: Sequence[Tensor],
-        assignments: Tensor,
+        assignments: Sequence[Tensor],
     ) -> None:
-        """Stores the result of an E-step; shapes as in the attributes."""
-        held = self.means, self.prototypes, self.concentration
-        for tables, values in zip(held, (means, prototypes, concentration), strict=True):
-            for table, value in zip(tables, values, strict=True):
-                table.copy_(value)
-        self.assignments = assignments.to(self.assignments)
+        """Stores the result of the E-step before an epoch, one item per granularity."""
+        unit = [F.normalize(table, dim=1) for table in means]
+        held = *self.means, *self.prototypes, *self.concentration
+        for table, value in zip(held, (*means, *unit, *concentration), strict=True):
+            table.copy_(value)
+        # A new tensor: who holds the old assignments can compare them with these.
+        self.assignments = torch.stack(list(assignments)).to(self.assignments)
+        self.epoch, self._scaled = epoch, []
 
     def _all(self, name: str) -> list[Tensor]:
         return [self.get_buffer(f"{name}_{m}") for m in range(len(self.num_prototypes))]
 
     def extra_state(self) -> list[int]:
-        return [self.epoch, *self.backend.encode()]
+        return [self.epoch]
 
     def load_extra_state(self, numbers: list[int]) -> None:
-        self.epoch, self.backend = numbers[0], bytes(numbers[1:]).decode()
+        self.epoch = numbers[0]
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        self._scaled = []
+        super()._load_from_state_dict(*given)

@@ -1,4 +1,4 @@
-"""Heads: projector, class weights, bilinear critic."""
+"""Heads: projector, class weights, bilinear critic; batch norm of parts of the batch."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ class ClassWeights(nn.Module):
         from scipy.optimize import linear_sum_assignment
 
         classes = len(self.weight)
-        counts = torch.bincount(new * classes + old, minlength=classes**2).view(classes, classes)
+        counts = torch.bincount(new.long() * classes + old, minlength=classes**2)
+        counts = counts.view(classes, classes)
         _, match = linear_sum_assignment(counts.cpu().numpy(), maximize=True)
         match = torch.as_tensor(match, device=self.weight.device)
         for values in (self.weight, *(optimizer_state or {}).values()):
@@ -142,3 +143,61 @@ class BilinearCritic(nn.Module):
         z, c, weight = full_precision(z, c, self.weight)
         with full_precision_products(z.device):
             return z @ weight @ c.T
+
+
+class SplitBatchNorm2d(nn.BatchNorm2d):
+    """Normalises image i with those of the same ``i % splits``; running statistics are the mean.
+
+    What MoCo has on ``splits`` GPUs: a batch of one query and its key alone would tell by their
+    statistics which images belong together (He et al., CVPR 2020, section 3.3).
+
+    Example:
+        >>> import torch
+        >>> network = split_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), splits=2)
+        >>> image = torch.randn(4, 3, 8, 8)
+        >>> network(image)[::2].mean().abs() < 1e-6
+        tensor(True)
+    """
+
+    splits: int
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, H, W) normalised; N a multiple of ``splits``."""
+        if not self.training:
+            return super().forward(input)
+        rows, channels = input.shape[:2]
+        joined = input.reshape(rows // self.splits, self.splits * channels, *input.shape[2:])
+        mean, var = self.running_mean.repeat(self.splits), self.running_var.repeat(self.splits)
+        out = F.batch_norm(
+            joined,
+            mean,
+            var,
+            self.weight.repeat(self.splits),
+            self.bias.repeat(self.splits),
+            training=True,
+            momentum=self.momentum or 0.1,
+            eps=self.eps,
+        )
+        self.running_mean.copy_(mean.view(self.splits, channels).mean(0))
+        self.running_var.copy_(var.view(self.splits, channels).mean(0))
+        self.num_batches_tracked.add_(1)
+        return out.view_as(input)
+
+
+def split_batch_norm(network: nn.Module, splits: int) -> nn.Module:
+    """Makes every ``BatchNorm2d`` of a network split the batch; its parameters stay the same.
+
+    Raises:
+        ValueError: the network has none.
+    """
+    found = [module for module in network.modules() if type(module) is nn.BatchNorm2d]
+    if not found:
+        raise ValueError("method_kwargs.batch_norm_splits: the backbone has no BatchNorm2d")
+    for module in found:
+        # In place, as the network may hold a layer under several names.
+        module.__class__ = SplitBatchNorm2d
+        module.__dict__["splits"] = splits
+    return network

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from solo_ext.core.distributed import sum_over_ranks
 from solo_ext.core.precision import full_precision_products
 from solo_ext.kernels.sinkhorn import assign
+from solo_ext.kernels.tables import tile_rows, tiles_of
 from solo_ext.losses.protocpc import moved_prior
 from solo_ext.memory.state import State
 
@@ -195,4 +196,7 @@ def sinkhorn(
         bound = 1 / epsilon if unit else None
         like = scores.new_empty(0, dtype=dtype)
         found = assign(logits, shape, like, iterations, bound=bound)
-        return found.matrix.mul_(found.columns).mul_(found.rows.unsqueeze(1))
+        # Blocks that fit in the cache are read from memory once, not twice.
+        for part in tiles_of(len(scores), tile_rows(like, scores.shape[1], 4)):
+            found.matrix[part].mul_(found.columns).mul_(found.rows[part].unsqueeze(1))
+        return found.matrix

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -88,17 +86,3 @@ def keep_out_of_broadcast(root: nn.Module) -> None:
     }
     # DistributedDataParallel looks for this attribute on the module it wraps.
     root._ddp_params_and_buffers_to_ignore = sorted(names)  # type: ignore[assignment]
-
-
-@contextmanager
-def eval_mode(*roots: nn.Module) -> Iterator[None]:
-    """Puts modules into eval mode inside the block, then restores the mode of every submodule."""
-    # Not module.train(mode) at the end: it would also switch submodules kept in eval mode.
-    modes = [(module, module.training) for root in roots for module in root.modules()]
-    for root in roots:
-        root.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

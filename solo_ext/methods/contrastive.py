@@ -20,7 +20,7 @@ their positives p. One step, and where it stands::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
+from solo_ext.core.precision import factors_dtype
 from solo_ext.host import BaseMethod, initialize_momentum_params
 from solo_ext.losses.contrastive import (
     ContrastiveTerms,
@@ -39,27 +40,23 @@ from solo_ext.losses.contrastive import (
     two_view_terms,
 )
 from solo_ext.losses.nnclr import nnclr_terms
-from solo_ext.memory.clusters import ClusterPrototypes
-from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
-from solo_ext.memory.heads import projector
+from solo_ext.memory.features import FeatureQueue, SupportSet
+from solo_ext.memory.heads import projector, split_batch_norm
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.contrastive_kwargs import (
-    CLUSTERS,
     ContrastiveKwargs,
     check_size,
     fill_sizes,
     validate,
 )
-from solo_ext.methods.e_step import EStep, warn_of_late_start
-from solo_ext.methods.negatives import DrawnMixing, queue_metrics, term_metrics
+from solo_ext.methods.e_step import CLUSTERS, EStep
+from solo_ext.methods.negatives import DrawnMixing, annealed_beta, queue_metrics, term_metrics
 from solo_ext.methods.projected import ProjectedMethod, ProjectedMomentumMethod
 from solo_ext.methods.registry import (
     fill_method_kwargs,
     has_indices,
-    logger,
     require_two_views,
     typed_kwargs,
-    warn_of_clamping,
 )
 
 
@@ -126,7 +123,7 @@ class Contrastive(ProjectedMethod):
     Every crop is an anchor; negatives are all crops of the other images, of all processes.
 
     Logs ``train_<method>_loss``, the geometry of :class:`ProjectedMethod`, and what applies of
-    docs/contrastive.md, "What to watch".
+    docs/reference/logged.md.
 
     Args:
         cfg: checked and filled in by :class:`Preset`.
@@ -146,13 +143,9 @@ class Contrastive(ProjectedMethod):
         near = kwargs.positives == "nearest_neighbor"
         self.support_set = SupportSet(kwargs.support_set.size or 0, dim) if near else None
         clustered = kwargs.positives == "prototype"
-        # Empty placeholder where nothing is clustered, so that `self.prototypes` always exists.
-        num_prototypes = (kwargs.clusters.num_prototypes or ()) if clustered else ()
-        self.prototypes = ClusterPrototypes(num_prototypes, dim)
-        banked = clustered and kwargs.clusters.e_step == "bank"
-        self.bank = FeatureBank(dim) if banked else None
-        parts = kwargs.clusters, CLUSTERS, self.prototypes, self.bank, kwargs.temperature
-        self.e_step = EStep(*parts) if clustered else None
+        settings = kwargs.clusters if clustered else None
+        self.e_step = EStep(settings, CLUSTERS, dim, kwargs.temperature)
+        self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
         self._mixing = DrawnMixing(kwargs.mixing)
         self._written: tuple[list[Tensor], Tensor, Tensor] | None = None
         keep_out_of_broadcast(self)
@@ -200,6 +193,9 @@ class Contrastive(ProjectedMethod):
         # k: unit rows of the large crops, without gradient.
         keys = [F.normalize(z.detach().float(), dim=1) for z in self._keys(out)]
         self._mixing.begin(self.cfg.get("seed") or 0, self.current_epoch, batch_idx)
+        if self.kwargs.anneal_beta:
+            beta = annealed_beta(self.kwargs.beta, self.current_epoch, self.cfg.max_epochs)
+            self.estimator = replace(self.estimator, beta=beta)
         loss, metrics = self.contrast(out["q"], keys, indices, targets)
         self._written = keys, indices, targets
         self.keep_for_geometry(out["z"])
@@ -226,7 +222,7 @@ class Contrastive(ProjectedMethod):
             Scalar, and what to log.
         """
         positives, metrics = self.positives_of(keys, indices, targets)
-        terms = self.against_negatives(queries, keys, positives)
+        terms = self.against_negatives(queries, keys, indices, positives)
         loss = torch.stack([t.loss for t in terms]).mean()
         for queue in self.queues[:1]:
             metrics |= queue_metrics("queue", queue)
@@ -244,7 +240,7 @@ class Contrastive(ProjectedMethod):
             return self._neighbours(self.support_set, keys, indices, targets)
         if self.prototypes.epoch < 0:
             return None, {}
-        ids = self.prototypes.assignments[:, indices]
+        ids = self.prototypes.of(indices)
         pairs = zip(self.prototypes.prototypes, ids, strict=True)
         # Each image has one prototype per granularity.
         return [torch.stack([c[own] for c, own in pairs], dim=1)] * len(keys), {}
@@ -272,7 +268,11 @@ class Contrastive(ProjectedMethod):
         return list(found.embeddings.chunk(len(keys))), metrics
 
     def against_negatives(
-        self, queries: Sequence[Tensor], keys: Sequence[Tensor], positives: list[Tensor] | None
+        self,
+        queries: Sequence[Tensor],
+        keys: Sequence[Tensor],
+        indices: Tensor,
+        positives: list[Tensor] | None,
     ) -> list[ContrastiveTerms]:
         """The loss of each direction, with all crops of the other images as negatives.
 
@@ -286,7 +286,7 @@ class Contrastive(ProjectedMethod):
         batch = batch_of_views(queries)
         if positives is not None:
             batch = batch._replace(positives=positives[0].repeat(len(queries), 1, 1))
-        return [self._contrastive(*batch)]
+        return [self._contrastive(*batch[:3], excluded_columns=batch.excluded_columns)]
 
     def _neighbours_against_batch(
         self, queries: Sequence[Tensor], neighbours: list[Tensor]
@@ -294,8 +294,8 @@ class Contrastive(ProjectedMethod):
         """Neighbours of each large crop with the predictions of every other crop (NNCLR, Eq. 3)."""
         unit = [F.normalize(q.float(), dim=1) for q in queries]
         # Gather once: every direction needs them again.
-        all_queries = [distributed.gather_with_gradient(q) for q in unit]
-        all_near = [distributed.gather(near) for near in neighbours]
+        all_queries = distributed.gather_each(unit, gradient=True)
+        all_near = distributed.gather_each(neighbours)
         terms = []
         for u, near in enumerate(neighbours):
             for v, query in enumerate(unit):
@@ -313,19 +313,24 @@ class Contrastive(ProjectedMethod):
         return terms
 
     def _contrastive(
-        self, anchors: Tensor, positives: Tensor, candidates: Tensor, own: Tensor | None = None
+        self, anchors: Tensor, positives: Tensor, candidates: Tensor, **excluded: Tensor
     ) -> ContrastiveTerms:
-        """-log(exp(s_p) / (exp(s_p) + M)); ``own`` are the columns of the anchors' images."""
+        """-log(exp(s_p) / (exp(s_p) + M)), without the candidates of the anchors' images."""
+        own = excluded.get("excluded_columns")
         available = len(candidates) - (0 if own is None else own.shape[1])
+        mixing = self._mixing.draw(self.current_epoch, available, anchors)
+        dtype = None
+        if self.kwargs.negatives == "queue" and mixing is None:
+            dtype = factors_dtype(self.kwargs.compute_dtype, anchors.device)
         return contrastive(
             anchors,
             positives,
             candidates,
-            excluded_columns=own,
             estimator=self.estimator,
-            mixing=self._mixing.draw(self.current_epoch, available, anchors),
+            mixing=mixing,
             temperature=self.kwargs.temperature,
-            compute_dtype=torch.bfloat16 if self.kwargs.compute_dtype == "bfloat16" else None,
+            compute_dtype=dtype,
+            **excluded,
         )
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
@@ -335,15 +340,16 @@ class Contrastive(ProjectedMethod):
             return
         keys, indices, targets = self._written
         self._written = None
-        for queue, key in zip(self.queues, keys, strict=False):
-            queue.update_(distributed.gather(key))
+        # The support set holds the first view, whose key a queue has, too.
+        wanted = len(self.queues) or int(self.support_set is not None)
+        joined = distributed.gather_each(keys[:wanted]) if wanted else []
+        known = self.support_set is not None or self.kwargs.exclude_own
+        images = distributed.gather_each([indices, targets]) if known else []
+        for queue, key in zip(self.queues, joined, strict=False):
+            queue.update_(key, *(images if self.kwargs.exclude_own else []))
         if self.support_set is not None:
-            first = distributed.gather(keys[0])
-            images, labels = distributed.gather(indices), distributed.gather(targets)
-            self.support_set.update_(first, images, labels)
-        if self.bank is not None:
-            mean = F.normalize(torch.stack(keys).mean(0), dim=1)
-            self.bank.update_(distributed.gather(indices), distributed.gather(mean))
+            self.support_set.update_(joined[0], *images)
+        self.e_step.keep(indices, keys)
 
     @property
     def embedder(self) -> list[nn.Module]:
@@ -360,37 +366,13 @@ class Contrastive(ProjectedMethod):
         super().on_train_start()
         # These buffers start as random rows, and DDP is told not to synchronise them.
         distributed.broadcast_buffers(*self.queues, *filter(None, [self.support_set]))
-        if self.e_step is not None:
-            self.e_step.start(self)
-        if self.trainer.is_global_zero:
-            self._warn()
-
-    def _warn(self) -> None:
-        """Warns of settings that may surprise."""
-        kwargs, support = self.kwargs, self.kwargs.support_set
-        warn_of_clamping(kwargs.tau_plus, kwargs.beta, kwargs.temperature, kwargs.proj_output_dim)
+        self.e_step.start(self)
         self._mixing.warn_of_late_start(self.cfg)
-        if self.e_step is not None:
-            warn_of_late_start(self.cfg, kwargs.clusters, CLUSTERS)
-        if self.support_set is None or support.exclude_own:
-            return
-        from solo_ext.config.check import common_config
-        from solo_ext.data.indexed import training_set
-
-        images = len(training_set(self.trainer, common_config(self.cfg)))
-        if 2 * len(self.support_set.value) > images:
-            logger.warning(
-                f"method_kwargs.support_set.size={support.size} of {images} training images: an "
-                "image's nearest neighbour will mostly be its own earlier embedding (watch "
-                "train_nn_own); take a smaller size, or exclude_own: true"
-            )
 
     def on_train_epoch_start(self) -> None:
         """Runs the E-step where there are prototypes and it is due."""
         super().on_train_epoch_start()
-        if self.e_step is not None and self.e_step.is_due(self.current_epoch):
-            metrics = self.e_step.run(self)
-            self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+        self.e_step.before_epoch(self)
 
 
 class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[misc]
@@ -399,26 +381,78 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
     There is one queue per large crop, of that crop's keys; its anchors are the other crops.
     """
 
+    _last: tuple[Tensor, Tensor, Tensor] | None = None
+
     def _build_momentum(self) -> None:
         self.momentum_projector = self._new_projector()
         initialize_momentum_params(self.projector, self.momentum_projector)
         shape = self.kwargs.queue_size or 0, self.kwargs.proj_output_dim
-        self.queues.extend(FeatureQueue(*shape) for _ in range(self.num_large_crops))
+        kind = SupportSet if self.kwargs.exclude_own else FeatureQueue
+        self.queues.extend(kind(*shape) for _ in range(self.num_large_crops))
+        if self.kwargs.batch_norm_splits > 1:
+            for network in (self.backbone, self.momentum_backbone):
+                split_batch_norm(network, self.kwargs.batch_norm_splits)
+
+    @torch.no_grad()
+    def momentum_forward(self, X: Tensor) -> dict[str, Any]:
+        """As of the base; with split batch norm, of the images in another order."""
+        if self.kwargs.batch_norm_splits == 1 or not self.momentum_backbone.training:
+            return super().momentum_forward(X)
+        order = torch.randperm(len(X), device=X.device)
+        out, back = super().momentum_forward(X[order]), order.argsort()
+        return {name: value[back] for name, value in out.items()}
 
     def _keys(self, out: dict[str, Any]) -> list[Tensor]:
         return out["momentum_z"]  # type: ignore[no-any-return]
 
+    def contrast(
+        self, queries: Sequence[Tensor], keys: Sequence[Tensor], indices: Tensor, targets: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """As of the base; keeps what tells at the epoch's end whose rows were mined."""
+        if self.kwargs.exclude_own and self._mixing.active(self.current_epoch):
+            self._last = F.normalize(queries[0].detach().float(), dim=1), indices, targets
+        return super().contrast(queries, keys, indices, targets)
+
+    @torch.no_grad()
+    def on_train_epoch_end(self) -> None:
+        """Logs how many rows that the last batch would mine are of the query's class.
+
+        Where queues know their images' labels. Here and not in a step, which mines in a kernel.
+        """
+        super().on_train_epoch_end()
+        last, self._last = self._last, None
+        if last is None or self.cfg.data.get("no_labels"):
+            return
+        query, indices, targets = last
+        queue, most = self.queues[1], self.kwargs.mixing.num_hard or 1
+        similar = query @ queue.value.T
+        similar.masked_fill_(indices.unsqueeze(1) == queue.indices, float("-inf"))
+        same = queue.labels[similar.topk(most).indices] == targets.unsqueeze(1)
+        self.log_dict({"train_mined_same_class": same.float().mean()}, sync_dist=True)
+
     def against_negatives(
-        self, queries: Sequence[Tensor], keys: Sequence[Tensor], positives: list[Tensor] | None
+        self,
+        queries: Sequence[Tensor],
+        keys: Sequence[Tensor],
+        indices: Tensor,
+        positives: list[Tensor] | None,
     ) -> list[ContrastiveTerms]:
-        """Every crop with the positives of each other large crop, against that crop's queue."""
+        """Every crop with the positives of each other large crop, against that crop's queue.
+
+        Where it is not symmetric, the first crop is a query only.
+        """
         unit = [F.normalize(q.float(), dim=1) for q in queries]
         terms = []
         for u, queue in enumerate(self.queues):
+            if u == 0 and not self.kwargs.symmetric:
+                continue
             others = [q for v, q in enumerate(unit) if v != u]
             own = keys[u].unsqueeze(1) if positives is None else positives[u]
-            repeated = own.repeat(len(others), 1, 1)
-            terms.append(self._contrastive(torch.cat(others), repeated, queue.value))
+            repeated, images = own.repeat(len(others), 1, 1), dict[str, Tensor]()
+            if self.kwargs.exclude_own:
+                own_ids = indices.repeat(len(others))
+                images = {"anchor_ids": own_ids, "candidate_ids": queue.indices}
+            terms.append(self._contrastive(torch.cat(others), repeated, queue.value, **images))
         return terms
 
     @property

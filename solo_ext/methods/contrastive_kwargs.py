@@ -7,6 +7,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig
 
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.precision import ComputeDtype
 from solo_ext.core.types import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -16,6 +17,7 @@ from solo_ext.core.types import (
     Section,
 )
 from solo_ext.methods.e_step import (
+    CLUSTERS,
     PUBLISHED_CLUSTERS,
     EStepKwargs,
     check_e_step,
@@ -23,9 +25,6 @@ from solo_ext.methods.e_step import (
 )
 from solo_ext.methods.negatives import MixingKwargs, fill_num_hard
 from solo_ext.methods.registry import clusters, fill_from_data, queue, require_indices
-
-CLUSTERS = "method_kwargs.clusters"
-"""Config key of the E-step's settings."""
 
 
 class SupportSetKwargs(Section):
@@ -61,16 +60,25 @@ class ContrastiveKwargs(Section):
         negatives: ``batch``: the other images' views; ``queue``: past embeddings of a momentum
             encoder, one queue per large crop.
         queue_size: of each; null: 65,536, up to an eighth of the training images.
+        exclude_own: against a queue: leave out the image's own earlier keys, which are among the
+            most similar rows where the queue holds much of the training set.
         tau_plus: in [0, 1), prior share of negatives of the anchor's class; above 0 debiases.
         beta: 0 or more; above 0 negatives weigh the more the more similar they are.
+        anneal_beta: beta falls to 0 in nine steps, as the official code of hard negatives can: it
+            is whole in the first two ninths of the epochs, 7/8 in the next, and so on.
         detach_weights: no gradient through those weights.
         symmetric: nearest neighbours against negatives of the batch: contrast predictions with
-            neighbours too, not only neighbours with predictions.
+            neighbours too, not only neighbours with predictions. Against a queue: each large crop
+            is query and key in turn; else, as MoCo and MoCHi have it, the first is no key.
+        batch_norm_splits: against a queue: parts of the batch that the backbone's batch norm
+            normalises each by itself, in another order for the momentum one, as MoCo has it on
+            that many GPUs.
         mixing: as :class:`MixingKwargs`.
         support_set: as :class:`SupportSetKwargs`.
         clusters: of ``prototype``, as :class:`solo_ext.methods.e_step.EStepKwargs`; during
             its warm-up epochs the positives are views.
-        compute_dtype: of products with a queue that is not mixed.
+        compute_dtype: of products with a queue that is not mixed. ``auto`` is bfloat16 on a GPU
+            under autocast to it, else float32.
     """
 
     proj_hidden_dim: PositiveInt = 2048
@@ -83,14 +91,17 @@ class ContrastiveKwargs(Section):
     positives: Literal["view", "nearest_neighbor", "prototype"] = "view"
     negatives: Literal["batch", "queue"] = "batch"
     queue_size: PositiveInt | None = None
+    exclude_own: bool = False
     tau_plus: ProbabilityBelowOne = 0.0
     beta: NonNegativeFloat = 0.0
+    anneal_beta: bool = False
     detach_weights: bool = False
     symmetric: bool = True
+    batch_norm_splits: PositiveInt = 1
     mixing: MixingKwargs = MixingKwargs()
     support_set: SupportSetKwargs = SupportSetKwargs()
     clusters: EStepKwargs = EStepKwargs()
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: ComputeDtype = "auto"
 
 
 def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
@@ -131,13 +142,32 @@ def validate(cfg: DictConfig) -> DictConfig:
     kwargs = cfg.method_kwargs
     positives, in_batch = kwargs.positives, kwargs.negatives == "batch"
     mixed = kwargs.mixing.num_pair_mixes + kwargs.mixing.num_query_mixes > 0
-    if kwargs.compute_dtype != "float32" and (mixed or in_batch):
+    if kwargs.compute_dtype == "bfloat16" and (mixed or in_batch):
         raise ConfigError(
             "method_kwargs.compute_dtype",
             kwargs.compute_dtype,
             "it is for products with a queue that is not mixed",
             "take float32",
         )
+    if (splits := kwargs.batch_norm_splits) > 1:
+        batch = cfg.optimizer.batch_size
+        if in_batch or cfg.get("sync_batchnorm") or batch % splits:
+            raise ConfigError(
+                "method_kwargs.batch_norm_splits",
+                splits,
+                f"negatives={kwargs.negatives}, batch_size={batch}, "
+                f"sync_batchnorm={bool(cfg.get('sync_batchnorm'))}",
+                "it is for negatives=queue, a batch that it divides, and no sync_batchnorm",
+            )
+    if kwargs.exclude_own:
+        if in_batch:
+            raise ConfigError(
+                "method_kwargs.exclude_own",
+                True,
+                "negatives=batch has no queue",
+                "remove it, or take method_kwargs.negatives=queue",
+            )
+        require_indices(cfg, "leaves the image's own earlier keys out")
     # Prototypes come after the warm-up; until then the positives are views.
     views = positives == "view" or (positives == "prototype" and kwargs.clusters.warmup_epochs)
     if kwargs.pred_hidden_dim and in_batch and views:

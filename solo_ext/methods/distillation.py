@@ -19,7 +19,7 @@ from solo_ext.methods.projected import ProjectedMethod
 from solo_ext.methods.registry import fill_method_kwargs, logger, typed_kwargs
 
 if TYPE_CHECKING:
-    from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource
+    from solo_ext.pretrained.teachers import LoadedTeacher
 
 
 class TeacherKwargs(Section):
@@ -96,12 +96,12 @@ class Distillation(ProjectedMethod):
         super().__init__(cfg)
         # Imported here: registering a method does not need the code that reads teachers.
         from solo_ext.config.check import common_config
-        from solo_ext.data.transforms import statistics
+        from solo_ext.data.fixed import statistics
         from solo_ext.memory.teacher import Renormalize, Teacher
         from solo_ext.pretrained.teachers import load_teacher
 
         self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, self.kwargs_type)
-        loaded = load_teacher(_source(kwargs.teacher))
+        loaded = load_teacher(kwargs.teacher)
         if self.keep_prototypes and loaded.prototypes is None:
             raise ConfigError(
                 "method_kwargs.prototypes",
@@ -142,7 +142,7 @@ class Distillation(ProjectedMethod):
                 f"{cfg.method} has one target for all crops, or one for each of two large crops",
                 "give the largest crop_size num_crops: 1 or 2",
             )
-        check_source(_source(typed_kwargs(cfg.method_kwargs, cls.kwargs_type).teacher))
+        check_source(typed_kwargs(cfg.method_kwargs, cls.kwargs_type).teacher)
         return cfg
 
     @property
@@ -223,13 +223,6 @@ def _student_head(
     if normalised is None and not any(isinstance(m, norms) for m in loaded.backbone.modules()):
         normalised = True
     return build_head(loaded.head, features_dim, batch_norm=normalised)
-
-
-def _source(settings: TeacherKwargs) -> TeacherSource:
-    from solo_ext.pretrained.teachers import TeacherSource
-
-    names = ("layout", "path", "model", "model_kwargs", "networks")
-    return TeacherSource(**{name: getattr(settings, name) for name in names})
 
 
 def _refuse_sizes(sizes: set[int], loaded: LoadedTeacher) -> None:

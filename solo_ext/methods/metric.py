@@ -21,22 +21,19 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import NonNegativeFloat, PositiveInt, Section
 from solo_ext.host import BaseMethod
 from solo_ext.losses import uniformity_loss_func
-from solo_ext.memory.clusters import ClusterPrototypes
-from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.heads import projector
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.e_step import (
+    CLUSTERS,
     PUBLISHED_CLUSTERS,
     EStep,
     EStepKwargs,
     check_e_step,
     check_prototypes,
-    warn_of_late_start,
 )
 from solo_ext.methods.metric_criteria import (
     OF_LENGTH,
@@ -57,9 +54,6 @@ from solo_ext.methods.registry import (
     require_two_views,
     typed_kwargs,
 )
-
-CLUSTERS = "method_kwargs.clusters"
-"""Config key of the E-step's settings."""
 
 
 class MetricKwargs(Section):
@@ -136,16 +130,12 @@ class Metric(ProjectedMethod):
             layers=kwargs.proj_layers,
         )
         clustered = kwargs.classes == "cluster"
-        num_prototypes = (kwargs.clusters.num_prototypes or []) if clustered else []
-        num_classes = num_prototypes[0] if clustered else self.num_classes
+        self.e_step = EStep(kwargs.clusters if clustered else None, CLUSTERS, dim)
+        self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
+        num_classes = self.prototypes.num_prototypes[0] if clustered else self.num_classes
         batch = Batch(self.num_large_crops, num_classes, dim, kwargs.mining)
         self.criterion = build_criterion(kwargs.loss, kwargs.loss_kwargs, batch)
-        self.prototypes = ClusterPrototypes(num_prototypes, dim)
-        banked = clustered and kwargs.clusters.e_step == "bank"
-        self.bank = FeatureBank(dim) if banked else None
-        parts = kwargs.clusters, CLUSTERS, self.prototypes, self.bank
-        self.e_step = EStep(*parts) if clustered else None
-        self._written: tuple[Tensor, Tensor] | None = None
+        self._written: tuple[Tensor, list[Tensor]] | None = None
         keep_out_of_broadcast(self)
 
     @staticmethod
@@ -218,26 +208,19 @@ class Metric(ProjectedMethod):
     def on_train_start(self) -> None:
         """Prepares the E-step."""
         super().on_train_start()
-        if self.e_step is None:
-            return
         self.e_step.start(self)
-        if self.trainer.is_global_zero:
-            warn_of_late_start(self.cfg, self.kwargs.clusters, CLUSTERS)
 
     def on_train_epoch_start(self) -> None:
         """Runs the E-step if it is due, and moves the class weights along with their clusters."""
         super().on_train_epoch_start()
-        if self.e_step is None or not self.e_step.is_due(self.current_epoch):
-            return
-        # Keep the old tensor: the E-step replaces `assignments` by a new one.
-        before = self.prototypes.assignments if self.prototypes.epoch >= 0 else None
-        metrics = self.e_step.run(self)
-        if before is not None and isinstance(self.criterion, MarginCriterion):
+        # The E-step replaces `assignments` by a new tensor.
+        first, before = self.prototypes.epoch < 0, self.prototypes.assignments
+        done = self.e_step.before_epoch(self)
+        if done and not first and isinstance(self.criterion, MarginCriterion):
             weights = self.criterion.class_weights
             state = self.optimizers().optimizer.state  # type: ignore[union-attr]
             after = self.prototypes.assignments[0]
             weights.rematch_(before[0], after, state.get(weights.weight))
-        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
@@ -246,9 +229,10 @@ class Metric(ProjectedMethod):
         indices, _, targets = batch
         # z = g(f(x)) of every crop; and the online classifier.
         out = super().training_step(batch, batch_idx)
+        self.criterion.step = self.global_step
         loss, metrics = self.compare(out["z"], indices, targets)
         keys = [F.normalize(z.detach().float(), dim=1) for z in out["z"][: self.num_large_crops]]
-        self._written = indices, F.normalize(torch.stack(keys).mean(0), dim=1)
+        self._written = indices, keys
         self.keep_for_geometry(out["z"])
         metrics = {"train_metric_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
@@ -271,7 +255,7 @@ class Metric(ProjectedMethod):
         # Before the first E-step each image is a class of its own.
         classes = targets if kwargs.classes == "label" else indices
         if kwargs.classes == "cluster" and self.prototypes.epoch >= 0:
-            classes = self.prototypes.assignments[0, indices]
+            classes = self.prototypes.of(indices)[0]
         views = [z.float() if z.dtype != torch.float64 else z for z in views]
         unit = [F.normalize(z, dim=1) for z in views]
         raw = kwargs.loss in OF_LENGTH if kwargs.normalize is None else not kwargs.normalize
@@ -284,8 +268,8 @@ class Metric(ProjectedMethod):
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Writes the step's embeddings into the bank."""
         super().on_train_batch_end(outputs, batch, batch_idx)
-        if self._written is not None and self.bank is not None:
-            self.bank.update_(*(distributed.gather(x) for x in self._written))
+        if self._written is not None:
+            self.e_step.keep(*self._written)
         self._written = None
 
 

@@ -22,6 +22,7 @@ from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses import LOSSES
+from solo_ext.losses.common import check_not_negative
 from solo_ext.losses.contrastive import own_columns
 from solo_ext.memory.heads import BilinearCritic, ClassWeights
 
@@ -64,10 +65,16 @@ class Criterion(nn.Module, ABC):
 
     classes: ClassVar[tuple[str, ...]] = ("instance",)
     """What may count as one class; an instance alone where two of a class are as any two."""
+    step = 0
+    """Optimiser steps of the run so far, from the method."""
 
     def __init__(self, loss: Loss, batch: Batch, **given: Any) -> None:
         super().__init__()
-        self.loss = functools.partial(loss, **given) if given else loss
+        if given:
+            # A name that the loss does not take fails here, and not in the first step.
+            _signature(loss).bind_partial(**given)
+            loss = functools.partial(loss, **given)
+        self.loss = loss
         self.batch = batch
 
     @abstractmethod
@@ -271,10 +278,28 @@ class MarginCriterion(Criterion):
 
 @trains("sphereface_loss_func", of_length=True)
 class NormMarginCriterion(MarginCriterion):
-    """As :class:`MarginCriterion`, also with the features' length: ``feature_norm=``."""
+    """As :class:`MarginCriterion`, also with the features' length: ``feature_norm=``.
+
+    In optimiser step n, from 1, the loss is annealed by ``annealing_start / (1 + 0.12 n)``, at
+    least ``annealing``; the authors take 1,000 and 5.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        batch: Batch,
+        annealing: float = 0.0,
+        annealing_start: float = 0.0,
+        **given: Any,
+    ) -> None:
+        super().__init__(loss, batch, **given)
+        check_not_negative(annealing=annealing, annealing_start=annealing_start)
+        self.annealing, self.annealing_start = annealing, annealing_start
 
     def _loss(self, x: Tensor, cosine: Tensor, target: Tensor) -> Tensor:
-        return self.loss(cosine, target, feature_norm=full_precision(x)[0].norm(dim=1))
+        annealing = max(self.annealing, self.annealing_start / (1 + 0.12 * (self.step + 1)))
+        norms = full_precision(x)[0].norm(dim=1)
+        return self.loss(cosine, target, feature_norm=norms, annealing=annealing)
 
 
 @trains("nce_loss_func")
@@ -394,30 +419,22 @@ def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
         ConfigError: quotes the error of the loss.
     """
     try:
-        # The loss itself says so, on two images. Other packages' may need more of them.
+        # A loss of ours refuses wrong values itself when it is called, here with two images.
+        # Losses of other packages may need more of them.
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             criterion = build_criterion(name, given, Batch(2, 2, 2))
-            _signature(name).bind_partial(**_of_the_loss(criterion, given))
             ours = name in LOSSES and LOSSES[name].origin == "solo_ext"
             if ours and distributed.world_size() == 1:
                 criterion([torch.eye(2)] * 2, torch.arange(2))
     except (TypeError, ValueError) as error:
-        takes = ", ".join(_signature(name).parameters)
+        takes = ", ".join(_signature(_target(name)).parameters)
         remedy = f"{name} takes {takes}; drop those of a config with ~method_kwargs.loss_kwargs"
         raise ConfigError("method_kwargs.loss_kwargs", dict(given), str(error), remedy) from None
 
 
-def _of_the_loss(criterion: Criterion, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters without those that the criterion's constructors take by name."""
-    own = [vars(base)["__init__"] for base in type(criterion).__mro__ if "__init__" in vars(base)]
-    named = (p for init in own for p in inspect.signature(init).parameters.values())
-    taken = {p.name for p in named if p.kind is not p.VAR_KEYWORD}
-    return {name: value for name, value in given.items() if name not in taken}
-
-
-def _signature(name: str) -> inspect.Signature:
+def _signature(loss: Any) -> inspect.Signature:
     try:
-        return inspect.signature(_target(name))
+        return inspect.signature(loss)
     except ValueError:  # A function in C has none: any names.
         return inspect.signature(lambda *args, **kwargs: None)
 

@@ -19,6 +19,16 @@ from solo_ext.memory.features import FeatureQueue
 from solo_ext.methods.registry import logger
 
 
+def annealed_beta(beta: float, epoch: int, epochs: int) -> float:
+    """Beta in an epoch, from 0, of a run in which it falls to 0 in nine steps.
+
+    >>> [annealed_beta(1.0, epoch, 9) for epoch in (0, 1, 2, 3, 8)]
+    [1.0, 1.0, 0.875, 0.75, 0.125]
+    """
+    done = epoch // max(epochs // 9, 1)
+    return beta * min(max((9 - done) / 8, 0.0), 1.0)
+
+
 class MixingKwargs(Section):
     """``method_kwargs.mixing``: MoCHi's synthetic negatives; none by default.
 
@@ -89,7 +99,7 @@ class DrawnMixing:
         """Warns if the run ends before the first mixture."""
         late = self._settings.warmup_epochs
         if self.active(late) and late >= cfg.max_epochs:
-            logger.warning(
+            rank_zero_only(logger.warning)(
                 f"method_kwargs.mixing.warmup_epochs={late} of max_epochs={cfg.max_epochs}: "
                 "no negatives will ever be mixed; take fewer"
             )
@@ -108,6 +118,9 @@ def fill_num_hard(cfg: DictConfig) -> None:
     if not mixing.num_pair_mixes + mixing.num_query_mixes:
         return
     rows = kwargs.queue_size if kwargs.negatives == "queue" else None
+    if rows is not None and kwargs.get("exclude_own"):
+        # An image may have several keys in a queue longer than an epoch.
+        rows //= 2
     if mixing.num_hard is None:
         mixing.num_hard = 1024 if rows is None else max(1, min(1024, rows // 16))
         rank_zero_only(logger.info)(f"{cfg.method}: mixing.num_hard={mixing.num_hard}")
@@ -115,7 +128,7 @@ def fill_num_hard(cfg: DictConfig) -> None:
         raise ConfigError(
             "method_kwargs.mixing.num_hard",
             mixing.num_hard,
-            f"the queue has {rows} rows",
+            f"the queue has {kwargs.queue_size} rows",
             f"allowed: up to {rows}",
         )
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.core.draws import draw, mix
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.precision import ComputeDtype, factors_dtype
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
-from solo_ext.losses.info_nce import info_nce_loss_func, proto_nce_terms
-from solo_ext.memory.clusters import ClusterPrototypes
-from solo_ext.memory.features import FeatureBank, FeatureQueue
+from solo_ext.losses.info_nce import Collisions, info_nce_loss_func, proto_nce_terms
+from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.heads import projector
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.e_step import (
@@ -31,14 +31,12 @@ from solo_ext.methods.e_step import (
     EStepKwargs,
     check_e_step,
     check_prototypes,
-    warn_of_late_start,
 )
 from solo_ext.methods.registry import (
     METHODS,
     clusters,
     fill_from_data,
     fill_method_kwargs,
-    logger,
     queue,
     require_indices,
     require_two_views,
@@ -46,8 +44,6 @@ from solo_ext.methods.registry import (
 )
 
 KEY = "method_kwargs"
-RARE = 0.05
-"""``collisions: auto`` keeps copies if at most this share of anchors has one in the batch."""
 
 
 class PCLKwargs(EStepKwargs):
@@ -64,11 +60,10 @@ class PCLKwargs(EStepKwargs):
         queue_size: number of past embeddings; null: 16,384, up to an eighth of the training images.
         proto_weight: weight of ProtoNCE beside InfoNCE; 0 leaves MoCo, without an E-step.
         num_negatives: prototypes drawn as negatives at every step; null takes all.
-        collisions: with drawn negatives, as :func:`solo_ext.losses.proto_nce_loss_func` takes it;
-            ``auto`` merges where more than one anchor in twenty can be expected to share its
-            cluster with a batch-mate.
+        collisions: with drawn negatives, as :func:`solo_ext.losses.proto_nce_loss_func` takes it.
         symmetric: each view is query and key in turn; else, as published, the first is the query.
         compute_dtype: of products with queue and prototypes; sums and exponentials stay in fp32.
+            ``auto`` is bfloat16 on a GPU under autocast to it, else float32.
     """
 
     head: Literal["v1", "v2"] = "v2"
@@ -78,9 +73,9 @@ class PCLKwargs(EStepKwargs):
     queue_size: PositiveInt | None = None
     proto_weight: NonNegativeFloat = 1.0
     num_negatives: PositiveInt | None = None
-    collisions: Literal["auto", "paper", "merge"] = "auto"
+    collisions: Collisions = "paper"
     symmetric: bool = False
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: ComputeDtype = "auto"
 
 
 @METHODS.register(
@@ -119,9 +114,7 @@ class PCL(BaseMomentumMethod):
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
         self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, PCLKwargs)
-        # fill_sizes has replaced null by numbers.
-        assert kwargs.num_prototypes is not None
-        assert kwargs.queue_size is not None
+        assert kwargs.queue_size is not None  # fill_sizes has replaced null by a number
         hidden = (kwargs.proj_hidden_dim or self.features_dim) if kwargs.head == "v2" else 0
         dim = kwargs.proj_output_dim
         self.projector, self.momentum_projector = (
@@ -130,10 +123,8 @@ class PCL(BaseMomentumMethod):
         initialize_momentum_params(self.projector, self.momentum_projector)
         directions = range(2 if kwargs.symmetric else 1)
         self.queues = nn.ModuleList(FeatureQueue(kwargs.queue_size, dim) for _ in directions)
-        self.prototypes = ClusterPrototypes(kwargs.num_prototypes, dim)
-        banked = kwargs.e_step == "bank" and kwargs.proto_weight > 0
-        self.bank = FeatureBank(dim) if banked else None
-        self.e_step = EStep(kwargs, KEY, self.prototypes, self.bank, kwargs.temperature)
+        self.e_step = EStep(kwargs, KEY, dim, kwargs.temperature, active=kwargs.proto_weight > 0)
+        self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
         self._written: tuple[Tensor, list[Tensor]] | None = None
         keep_out_of_broadcast(self)
 
@@ -167,8 +158,6 @@ class PCL(BaseMomentumMethod):
                 f"of {coarsest} prototypes up to {batch} are positives of the batch",
                 f"allowed: null, which is all, or up to {max(0, coarsest - batch)}",
             )
-        if kwargs.collisions == "auto":
-            kwargs.collisions = "merge" if (batch - 1) / coarsest > RARE else "paper"
         check_e_step(kwargs, KEY)
         return cfg
 
@@ -187,8 +176,8 @@ class PCL(BaseMomentumMethod):
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
         """Adds the projector, which is a part of f."""
-        projector = {"name": "projector", "params": self.projector.parameters()}
-        return [*super().learnable_params, projector]
+        g = {"name": "projector", "params": self.projector.parameters()}
+        return [*super().learnable_params, g]
 
     @property
     def momentum_pairs(self) -> list[tuple[Any, Any]]:
@@ -206,29 +195,16 @@ class PCL(BaseMomentumMethod):
         return z
 
     def on_train_start(self) -> None:
-        """Prepares the E-step and reports the settings that were decided."""
+        """Prepares queues and E-step."""
         super().on_train_start()
         # Queues start as random rows, and DDP does not synchronise them.
         distributed.broadcast_buffers(*self.queues)
-        if not self.kwargs.proto_weight:
-            return
         self.e_step.start(self)
-        if self.trainer.is_global_zero:
-            kwargs, negatives = self.kwargs, "all prototypes are negatives"
-            if kwargs.num_negatives is not None:
-                negatives = (
-                    f"{kwargs.num_negatives} prototypes are drawn as negatives, collisions: "
-                    f"{kwargs.collisions}"
-                )
-            logger.info(f"{self.cfg.method}: k-means by {self.prototypes.backend}; {negatives}")
-            warn_of_late_start(self.cfg, kwargs, KEY)
 
     def on_train_epoch_start(self) -> None:
         """E-step (Algorithm 1): prototypes and concentrations of all training images."""
         super().on_train_epoch_start()
-        if self.kwargs.proto_weight and self.e_step.is_due(self.current_epoch):
-            metrics = self.e_step.run(self)
-            self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+        self.e_step.before_epoch(self)
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
@@ -269,7 +245,7 @@ class PCL(BaseMomentumMethod):
             indices: (N,) sample indices.
             draw_seed: of the prototypes that are drawn as negatives.
         """
-        dtype = torch.bfloat16 if self.kwargs.compute_dtype == "bfloat16" else None
+        dtype = factors_dtype(self.kwargs.compute_dtype, indices.device)
         # First term: -log exp(v.v'_i / T) / sum_j exp(v.v'_j / T), j over the queue of the key's
         # view.
         queues = [cast(FeatureQueue, past).value for past in self.queues][::-1]
@@ -282,35 +258,35 @@ class PCL(BaseMomentumMethod):
             return info, metrics
         # Second term: 1/M sum_m -log exp(v.c_s / phi_s) / sum_j exp(v.c_j / phi_j), where s is
         # the cluster of the query's image.
-        losses = []
-        tables = zip(state.names, state.prototypes, state.concentration, strict=True)
-        for m, (name, prototypes, concentration) in enumerate(tables):
-            s = state.assignments[m, indices]
-            # Stack the views per granularity: gradients are then summed in a fixed order.
-            terms = proto_nce_terms(
-                torch.stack(list(queries)),
-                prototypes,
-                concentration,
-                s,
-                self._negatives(m, s, draw_seed),
-                cast(Literal["paper", "merge"], self.kwargs.collisions),
-                dtype,
-            )
-            losses.append(terms.loss)
-            shared = (s.unsqueeze(0) == s.unsqueeze(1)).sum(1) > 1
-            metrics[f"train_proto_acc_{name}"] = terms.accuracy
-            metrics[f"train_collisions_{name}"] = shared.float().mean()
-        proto = metrics["train_proto_nce_loss"] = torch.stack(losses).mean()
+        s = state.of(indices)
+        # Stack the views: gradients are then summed in a fixed order.
+        terms = proto_nce_terms(
+            torch.stack(list(queries)),
+            state.prototypes,
+            state.concentration,
+            s,
+            self._negatives(s, draw_seed),
+            self.kwargs.collisions,
+            dtype,
+            state.scaled(dtype),
+        )
+        shared = ((s.unsqueeze(1) == s.unsqueeze(2)).sum(2) > 1).float().mean(1)
+        for m, name in enumerate(state.names):
+            metrics[f"train_proto_acc_{name}"] = terms.accuracy[m]
+            metrics[f"train_collisions_{name}"] = shared[m]
+        proto = metrics["train_proto_nce_loss"] = terms.loss.mean()
         return info + self.kwargs.proto_weight * proto, metrics
 
-    def _negatives(self, m: int, positives: Tensor, seed: int) -> Tensor | None:
-        """(R,) distinct prototypes that are no positive of the batch; ``None`` takes all."""
+    def _negatives(self, positives: Tensor, seed: int) -> list[Tensor] | None:
+        """(R,) distinct prototypes each, no positives (M, N) of the batch; ``None`` takes all."""
         if self.kwargs.num_negatives is None:
             return None
-        size = self.prototypes.num_prototypes[m]
-        lots = draw((size,), seed, m, device=positives.device)
-        lots = lots.index_fill_(0, positives, -1.0)
-        return lots.topk(self.kwargs.num_negatives, sorted=False).indices
+        found = []
+        for m, size in enumerate(self.prototypes.num_prototypes):
+            lots = draw((size,), seed, m, device=positives.device)
+            lots = lots.index_fill_(0, positives[m], -1.0)
+            found.append(lots.topk(self.kwargs.num_negatives, sorted=False).indices)
+        return found
 
     def draw_seed(self, batch_idx: int) -> int:
         """Seed of a step's draws: it differs between ranks and is the same after resuming."""
@@ -337,9 +313,10 @@ class PCL(BaseMomentumMethod):
             return
         indices, keys = self._written
         self._written = None
-        keys = [distributed.gather(key) for key in keys]
+        keys = distributed.gather_each(keys)
         for past, key in zip(self.queues, keys, strict=True):
             cast(FeatureQueue, past).update_(key)
         if self.bank is not None:
-            mean = torch.stack(keys).mean(0)
-            self.bank.update_(distributed.gather(indices), F.normalize(mean, dim=1))
+            # The keys of all processes are here already.
+            mean = F.normalize(torch.stack(keys).mean(0), dim=1)
+            self.bank.update_(distributed.gather(indices), mean)

@@ -51,8 +51,15 @@ class ProjectedMethod(BaseMethod):
         """Logs the geometry of the last batch's embeddings."""
         super().on_train_epoch_end()
         if self._last_views is not None:
-            self.log_dict(embedding_metrics(*self._last_views), sync_dist=True)
+            # Computed here and not in a step, because the host waits for the device.
+            z1, z2 = (F.normalize(z.float(), dim=1) for z in self._last_views)
             self._last_views = None
+            metrics = {
+                "train_effective_rank": effective_rank(z1),
+                "train_alignment": alignment_loss_func(z1, z2),
+                "train_uniformity": uniformity_loss_func(z1),
+            }
+            self.log_dict(metrics, sync_dist=True)
 
 
 class ProjectedMomentumMethod(ProjectedMethod, BaseMomentumMethod):
@@ -76,21 +83,3 @@ class ProjectedMomentumMethod(ProjectedMethod, BaseMomentumMethod):
         """Adds the embeddings ``z`` (N, D)."""
         out: dict[str, Any] = super().momentum_forward(X)
         return {**out, "z": self.momentum_projector(out["feats"])}
-
-
-@torch.no_grad()
-def embedding_metrics(z1: Tensor, z2: Tensor) -> dict[str, Tensor]:
-    """Effective rank, alignment and uniformity of two views' embeddings.
-
-    The host waits for the device, so call it at the end of an epoch and not in a step.
-
-    Args:
-        z1: (N, D), of any scale.
-        z2: (N, D), the other views.
-    """
-    z1, z2 = (F.normalize(z.float(), dim=1) for z in (z1, z2))
-    return {
-        "train_effective_rank": effective_rank(z1),
-        "train_alignment": alignment_loss_func(z1, z2),
-        "train_uniformity": uniformity_loss_func(z1),
-    }

@@ -18,6 +18,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from solo_ext.core.precision import ComputeDtype, factors_dtype
 from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
 from solo_ext.host import initialize_momentum_params
 from solo_ext.losses.protocpc import protocpc_step
@@ -48,7 +49,8 @@ class PrototypeKwargs(Section):
         prior_order: whether the loss takes the prior that already contains its batch
             (``before_loss``, as published) or the one before (``after_loss``).
         loss: ``protocpc``, or ``ce``: soft cross-entropy, which is ProtoCPC with a flat prior.
-        compute_dtype: of products with prototypes; sums and exponentials stay in fp32.
+        compute_dtype: of products with prototypes; sums and exponentials stay in fp32. ``auto`` is
+            bfloat16 on a GPU under autocast to it, else float32.
     """
 
     SYNONYMS: ClassVar = {
@@ -66,7 +68,7 @@ class PrototypeKwargs(Section):
     prior_momentum: Probability = 0.9
     prior_order: Literal["before_loss", "after_loss"] = "before_loss"
     loss: Literal["protocpc", "ce"] = "protocpc"
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: ComputeDtype = "auto"
 
 
 class ProtoCPCKwargs(PrototypeKwargs):
@@ -145,7 +147,7 @@ class PrototypeMethod(ProjectedMethod):
             prior_momentum=kwargs.prior_momentum,
             prior_order=kwargs.prior_order,
             loss=kwargs.loss,
-            compute_dtype=torch.bfloat16 if kwargs.compute_dtype == "bfloat16" else None,
+            compute_dtype=factors_dtype(kwargs.compute_dtype, students[0].device),
         )
         self._next_prior = terms.prior
         # exp(entropy) / K, the share of the prototypes that the prior spreads over.
@@ -175,7 +177,8 @@ class ProtoCPC(PrototypeMethod, ProjectedMomentumMethod):
     """Every crop predicts the momentum teacher's assignment of the other large crops (Lee, 2021).
 
     Teacher and student share the student's prototypes. Logs ``train_protocpc_loss``, what
-    docs/distillation.md lists of the ProtoCPC loss, and the geometry of :class:`ProjectedMethod`.
+    docs/reference/logged.md lists of the ProtoCPC loss, and the geometry of
+    :class:`ProjectedMethod`.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`ProtoCPCKwargs`.

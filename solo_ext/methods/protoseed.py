@@ -50,7 +50,8 @@ class ProtoSEED(PrototypeMethod, Distillation):
     With one large crop the teacher's assignment of it is the target of every crop; with two, each
     is its own target, and both are the targets of small crops.
 
-    Logs what :class:`Distillation` does, and what docs/distillation.md lists of the ProtoCPC loss.
+    Logs what :class:`Distillation` does, and what docs/reference/logged.md lists of the ProtoCPC
+    loss.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`ProtoSEEDKwargs`.

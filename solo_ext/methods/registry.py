@@ -9,7 +9,6 @@ config to try a method with.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -186,25 +185,3 @@ def num_training_images(data: Mapping[str, Any]) -> int:
         return known
     given = known_keys(Images, data) | {"holdout": None, "unreadable": "refuse"}
     return len(open_images(validated(Images, given, prefix="data"), "train"))
-
-
-def warn_of_clamping(tau_plus: float, beta: float, temperature: float, dim: int) -> None:
-    """Warns if the debiased estimate can be expected to be clamped for most anchors.
-
-    The test is whether independent directions and a positive at cosine 0.9 already clamp the
-    estimate: then a trained backbone will too.
-
-    Args:
-        tau_plus: in [0, 1); 0 never warns.
-        beta: 0 or more.
-        temperature: above 0.
-        dim: D of the embeddings.
-    """
-    exponent = (1 + 2 * beta) / (2 * dim * temperature**2) - 0.9 / temperature
-    share = math.exp(min(exponent, 0.0))
-    if tau_plus > share:
-        logger.warning(
-            f"method_kwargs.tau_plus={tau_plus} is large for temperature={temperature}: most "
-            "anchors will get no gradient from their negatives (watch train_clamped_fraction); "
-            f"take tau_plus below {share:.2g} or a higher temperature"
-        )

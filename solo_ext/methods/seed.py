@@ -11,7 +11,6 @@ One step, for each crop x of an image and a queue D of the teacher's past embedd
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, cast
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.precision import factors_dtype
 from solo_ext.core.types import (
     NonNegativeFloat,
     PositiveFloat,
@@ -40,7 +40,7 @@ from solo_ext.methods.negatives import (
     queue_metrics,
     term_metrics,
 )
-from solo_ext.methods.registry import METHODS, fill_from_data, logger, queue, warn_of_clamping
+from solo_ext.methods.registry import METHODS, fill_from_data, queue
 
 
 class SEEDKwargs(DistillationKwargs):
@@ -106,8 +106,7 @@ class SEED(Distillation):
     embedding as the positive, or regression of the embedding. Large crops count as much as all
     small ones together, times ``small_weight``.
 
-    Logs what :class:`Distillation` does, and what applies of docs/distillation.md and, with
-    ``loss: contrastive``, of docs/contrastive.md, "What to watch".
+    Logs what :class:`Distillation` does, and what applies of docs/reference/logged.md.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`SEEDKwargs`.
@@ -171,26 +170,7 @@ class SEED(Distillation):
         """Gives every process the same queues."""
         super().on_train_start()
         distributed.broadcast_buffers(*self.queues)
-        if self.trainer.is_global_zero:
-            self._warn()
-
-    def _warn(self) -> None:
-        """Warns of settings that may surprise."""
-        kwargs = self.kwargs
-        if kwargs.loss == "contrastive":
-            temperature = kwargs.student_temperature
-            warn_of_clamping(kwargs.tau_plus, kwargs.beta, temperature, self.embed_dim)
-            self._mixing.warn_of_late_start(self.cfg)
-        if kwargs.loss != "seed" or not kwargs.teacher_temperature or not kwargs.queue_size:
-            return
-        # Target weight of a queue whose rows all are as near as another photo of the same object.
-        shared = kwargs.queue_size * math.exp(-0.05 / kwargs.teacher_temperature)
-        if shared < 0.01:
-            logger.warning(
-                f"method_kwargs.teacher_temperature={kwargs.teacher_temperature} puts the whole "
-                "target on the image itself: the loss is InfoNCE with the teacher's embedding as "
-                "the positive (watch train_target_own); the paper has 0.01"
-            )
+        self._mixing.warn_of_late_start(self.cfg)
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
@@ -257,7 +237,8 @@ class SEED(Distillation):
             assert kwargs.teacher_temperature is not None
             temperatures = kwargs.student_temperature, kwargs.teacher_temperature
             # -sum p_T log p_S (section 3.2)
-            loss, entropy, own = seed_terms(student, target, queue, *temperatures)
+            dtype = factors_dtype("auto", student.device)
+            loss, entropy, own = seed_terms(student, target, queue, *temperatures, dtype)
             return loss, {"train_target_entropy": entropy, "train_target_own": own}
         if kwargs.loss == "regression":
             # |z_S - z_T|^2 of unit vectors

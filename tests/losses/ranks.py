@@ -1,6 +1,6 @@
 """What each of several gloo processes computes for ``test_distributed.py``.
 
-A module of its own because a spawned process imports the function that it runs by name.
+A module of its own, of which each process runs ``run``.
 """
 
 from __future__ import annotations
@@ -142,6 +142,12 @@ OTHERS: dict[str, Loss] = {
     "arcface": lambda g, _: losses.arcface_loss_func(g.model.head(g.views[0]), g.targets),
     "bilinear": lambda g, t: losses.bilinear_info_nce_loss_func(
         *g.views[:2], g.model.critic.weight, t
+    ),
+    "bilinear, of steps": lambda g, t: losses.bilinear_info_nce_loss_func(
+        g.views[0],
+        torch.stack(list(g.views[1:3])),
+        torch.stack([g.model.critic.weight, g.model.critic.weight.T]),
+        t,
     ),
     "clip": lambda g, _: losses.clip_loss_func(*g.views[:2], g.model.scale),
     "contrastive": lambda g, _: losses.contrastive_loss_func(*g.views[:2], g.targets % 2 == 0),

@@ -91,6 +91,32 @@ def test_cpc_equals_the_loop(count: int, seed: int, temperature: float) -> None:
     close(found, cross_entropy(score, count), [z, c, weight])
 
 
+@pytest.mark.parametrize("shared", [(), ("query",), ("context",)])
+def test_cpc_has_a_matrix_for_each_step(shared: tuple[str, ...]) -> None:
+    """The mean over the steps and queries of a loop over Eq. 4, step by step."""
+    generator = torch.Generator().manual_seed(0)
+    steps, count = 3, 4
+
+    def rows(name: str, width: int) -> Tensor:
+        shape = (count, width) if name in shared else (steps, count, width)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    z, c = rows("query", 2), rows("context", 3)
+    weights = torch.randn(steps, 2, 3, generator=generator, dtype=torch.float64).requires_grad_()
+    terms = []
+    for k in range(steps):
+        of_z, of_c = (x if x.ndim == 2 else x[k] for x in (z, c))
+        for i in range(count):
+            f = [(of_z[i] @ weights[k] @ of_c[j] / 0.7).exp() for j in range(count)]
+            terms.append(-(f[i] / sum(f)).log())
+    inputs, expected = [z, c, weights], torch.stack(terms).mean()
+    found = bilinear_info_nce_loss_func(z, c, weights, 0.7)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    ours, theirs = (torch.autograd.grad(x, inputs) for x in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda *x: bilinear_info_nce_loss_func(*x, 0.7), inputs)
+
+
 def test_cpc_with_the_identity_is_n_pair() -> None:
     a, b = make(5, 0, 4, 4)
     identity = torch.eye(4, dtype=torch.float64)
@@ -186,6 +212,8 @@ X = torch.ones(3, 2)
         (bilinear_info_nce_loss_func, (X, X[:2], torch.eye(2)), r"query must be \(N, D1\)"),
         (bilinear_info_nce_loss_func, (X, X, torch.eye(4)), r"weight must be \(2, 2\)"),
         (bilinear_info_nce_loss_func, (X, X, torch.eye(2), math.nan), "temperature=nan"),
+        (bilinear_info_nce_loss_func, (X[None], X, torch.eye(2)), r"the steps of a weight"),
+        (bilinear_info_nce_loss_func, (X, X, torch.eye(2)[None, None]), r"weight must be \(2, 2\)"),
         (nce_loss_func, (X, X), r"data_logits must be \(N,\)"),
         (nce_loss_func, (X[:, 0], X[:2]), r"noise_logits must be \(3,\) or \(3, K\)"),
         (nce_loss_func, (X[:, 0], torch.ones(())), r"noise_logits must be \(3,\) or \(3, K\)"),

@@ -1,22 +1,16 @@
 """Two and four gloo processes equal one on the joined batch, in value and gradient."""
 
-import importlib
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from solo_ext.core import distributed
+from tests.losses import ranks
 
 InProcesses = Callable[[Any, int], list[dict[str, Any]]]
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-ranks: Any = importlib.import_module("ranks")
-sys.path.remove(str(HERE))
 exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 
 

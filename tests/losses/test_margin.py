@@ -82,13 +82,18 @@ def test_cosface_equals_the_formula(angles: list[float], scale: float, margin: f
     scale=st.floats(0.5, 5),
     margin=st.integers(1, 6),
     norm=st.none() | st.floats(0, 9),
+    share=st.just(0.0) | st.floats(0, 1000),
 )
 def test_sphereface_equals_the_formula(
-    angles: list[float], scale: float, margin: int, norm: float | None
+    angles: list[float], scale: float, margin: int, norm: float | None, share: float
 ) -> None:
     norms = None if norm is None else torch.tensor([norm], dtype=torch.float64)
-    loss = sphereface_loss_func(row(angles), torch.tensor([1]), scale, margin, norms)
-    known = expected(angles, 1, sphere(margin), scale * (1 if norm is None else norm))
+    loss = sphereface_loss_func(row(angles), torch.tensor([1]), scale, margin, norms, share)
+
+    def annealed(angle: float) -> float:
+        return (share * math.cos(angle) + sphere(margin)(angle)) / (1 + share)
+
+    known = expected(angles, 1, annealed, scale * (1 if norm is None else norm))
     assert loss.item() == pytest.approx(known, rel=1e-8, abs=1e-10)
 
 
@@ -205,6 +210,7 @@ def test_half_cosines_are_computed_in_single_precision(loss: Any, half: torch.dt
         (arcface_loss_func, {"margin": math.nan}, "margin=nan"),
         (cosface_loss_func, {"margin": -0.1}, "margin=-0.1: must be at least 0"),
         (sphereface_loss_func, {"margin": 0}, "margin=0: must be a whole number"),
+        (sphereface_loss_func, {"annealing": -1.0}, "annealing=-1.0: must be at least 0"),
         (sphereface_loss_func, {"margin": 1.35}, "margin=1.35: must be a whole number"),
     ],
 )

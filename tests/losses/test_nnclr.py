@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from solo_ext.kernels import dispatch
 from solo_ext.kernels.mixed_logsumexp import MixDraws
 from solo_ext.losses.contrastive import NegativeEstimator
 from solo_ext.losses.mochi import Mixing, draw_mixes, plain_mochi
@@ -73,6 +74,22 @@ def test_estimator_applies_to_both_directions() -> None:
     _, columns = nnclr_terms(*inputs[::-1], 0.5, True, estimator)
     torch.testing.assert_close(loss, (rows.loss + columns.loss) / 2)
     assert abs(loss.item() - nnclr_symmetric_loss_func(*inputs, 0.5).item()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "estimator", [NegativeEstimator(), NegativeEstimator(0.1), NegativeEstimator(0.1, 1.0)]
+)
+def test_one_matrix_serves_both_directions(
+    estimator: NegativeEstimator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values, gradients and what is logged are those of each direction by itself."""
+    found = []
+    for form in ("plain", "tiles"):
+        inputs = make(6)
+        monkeypatch.setattr(dispatch, "_form", lambda *_, form=form: form)
+        loss, rows = nnclr_terms(*inputs, 0.5, True, estimator)
+        found.append((loss, torch.autograd.grad(loss, inputs), rows._asdict()))
+    torch.testing.assert_close(*found, equal_nan=True)
 
 
 def test_mixtures_are_of_the_row_term_and_of_other_samples_predictions() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -107,33 +108,47 @@ def test_equal_concentrations_are_a_temperature() -> None:
 
 def test_accuracy_is_the_share_of_nearest() -> None:
     prototypes, phi = torch.eye(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
-    terms = proto_nce_terms(prototypes[[0, 1, 2, 3]], prototypes, phi, torch.tensor([0, 1, 2, 0]))
+    ids = torch.tensor([[0, 1, 2, 0]])
+    terms = proto_nce_terms(prototypes[[0, 1, 2, 3]], [prototypes], [phi], ids)
     assert float(terms.accuracy) == 0.75
     # A batch-mate's copy of one's own prototype is no nearer one.
-    terms = proto_nce_terms(
-        prototypes[[0, 0]], prototypes, phi, torch.tensor([0, 0]), torch.tensor([1])
-    )
+    ids = torch.tensor([[0, 0]])
+    terms = proto_nce_terms(prototypes[[0, 0]], [prototypes], [phi], ids, [torch.tensor([1])])
     assert float(terms.accuracy) == 1.0
 
 
-@pytest.mark.parametrize("negatives", [None, torch.tensor([5, 1, 11])])
+@pytest.mark.parametrize("negatives", [None, [torch.tensor([5, 1, 11]), torch.tensor([4])]])
 @pytest.mark.parametrize("collisions", ["paper", "merge"])
-def test_views_of_the_same_images(negatives: Tensor | None, collisions: Collisions) -> None:
-    """Value, gradient and accuracy are the means of what each view gives alone."""
-    prototypes, phi, ids = unit(K, 1), concentration(2), torch.tensor([0, 3, 3])
-    views = torch.stack([unit(3, seed) + prototypes[ids] for seed in (5, 6)]).requires_grad_()
-    rest = (prototypes, phi, ids, negatives, collisions)
-    found = proto_nce_terms(views, *rest)
-    alone = [proto_nce_terms(view, *rest) for view in views]
-    loss, accuracy = (torch.stack(x).mean() for x in zip(*alone, strict=True))
-    torch.testing.assert_close(found.loss, loss, rtol=1e-12, atol=0)
-    assert 0 < float(accuracy) == pytest.approx(float(found.accuracy))
-    ours, theirs = (torch.autograd.grad(x, views)[0] for x in (found.loss, loss))
-    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
+@pytest.mark.parametrize("kept", [False, True])
+def test_views_of_the_same_images(
+    negatives: list[Tensor] | None, collisions: Collisions, kept: bool
+) -> None:
+    """Of two clusterings each value, gradient and accuracy is the mean of each view alone."""
+    tables, phis = [unit(K, 1), unit(7, 2)], [concentration(2), concentration(3, 7)]
+    ids = torch.tensor([[0, 3, 3], [6, 0, 1]])
+    seen = tables[0][ids[0]] + tables[1][ids[1]]
+    views = torch.stack([unit(3, seed) + seen for seed in (5, 6)]).requires_grad_()
+    scaled = [c / phi[:, None] for c, phi in zip(tables, phis, strict=True)] if kept else None
+    rest = negatives, collisions, None, scaled
+    found = proto_nce_terms(views, tables, phis, ids, *rest)
+    for m, (prototypes, phi) in enumerate(zip(tables, phis, strict=True)):
+        own = prototypes, phi, ids[m]
+        drawn = None if negatives is None else negatives[m]
+        loss = torch.stack(
+            [proto_nce_loss_func(view, *own, drawn, collisions) for view in views]
+        ).mean()
+        torch.testing.assert_close(found.loss[m], loss, rtol=1e-12, atol=0)
+        ours, theirs = (
+            torch.autograd.grad(x, views, retain_graph=True)[0] for x in (found.loss[m], loss)
+        )
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
+    alone = [proto_nce_terms(view, tables, phis, ids, *rest).accuracy for view in views]
+    torch.testing.assert_close(found.accuracy, torch.stack(alone).mean(0))
+    assert (found.accuracy > 0).any()
     with pytest.raises(ValueError, match=r"query must be \(N, D\), got \(2, 3, 5\)"):
-        proto_nce_loss_func(views, *rest)
+        proto_nce_loss_func(views, tables[0], phis[0], ids[0])
     with pytest.raises(ValueError, match=r"positive_ids must be \(3,\).*\(2,\)"):
-        proto_nce_terms(views, prototypes, phi, ids[:2])
+        proto_nce_terms(views, tables, phis, ids[:, :2])
 
 
 @pytest.mark.parametrize("negatives", [None, torch.tensor([5, 1, 11])])
@@ -164,16 +179,21 @@ def test_factors_of_half_precision(drawn: bool) -> None:
     query = torch.cat((query[:15], prototypes[ids[15:]])).requires_grad_()
     negatives = torch.arange(100, 300) if drawn else None
     rest = (prototypes, phi, ids, negatives, "merge")
-    exact = proto_nce_terms(query, *rest)
+    drawn_ids = None if negatives is None else [negatives]
+    lists: Any = ([prototypes], [phi], ids[None], drawn_ids, "merge")
+    scaled = [(prototypes / phi[:, None]).bfloat16()]
+    exact = proto_nce_terms(query, *lists)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        half = proto_nce_terms(query, *rest, torch.bfloat16)
+        half = proto_nce_terms(query, *lists, torch.bfloat16)
+        kept = proto_nce_terms(query, *lists, torch.bfloat16, scaled)
+    torch.testing.assert_close(kept, half)
     assert half.loss.dtype == torch.float32
     assert not torch.equal(half.loss, exact.loss)
     torch.testing.assert_close(half.loss, exact.loss, rtol=0, atol=0.02)
     assert half.accuracy == exact.accuracy == 1
     one, two = (torch.autograd.grad(x.loss, query)[0] for x in (half, exact))
     assert (one - two).norm() < 0.05 * two.norm()
-    assert torch.equal(half.loss, proto_nce_loss_func(query, *rest, torch.bfloat16))
+    assert torch.equal(half.loss[0], proto_nce_loss_func(query, *rest, torch.bfloat16))
 
 
 def test_info_nce_equals_the_loop() -> None:

@@ -51,7 +51,7 @@ TABLE = {
     "arcface_loss_func": ("cosine, target, scale=64.0, margin=0.5, monotone=True", "1801.07698"),
     "cosface_loss_func": ("cosine, target, scale=64.0, margin=0.35", "1801.09414"),
     "sphereface_loss_func": (
-        "cosine, target, scale=1.0, margin=4, feature_norm=None",
+        "cosine, target, scale=1.0, margin=4, feature_norm=None, annealing=0.0",
         "1704.08063",
     ),
     "alignment_loss_func": ("x, y, alpha=2", "2005.10242"),

@@ -45,6 +45,7 @@ FIXED: dict[str, tuple[Any, dict[str, Any]]] = {
     "prototypes": (CONTRASTIVE, {**HARD, **PROTOTYPES}),
     "queue": (CONTRASTIVE, {**HARD, **QUEUE}),
     "mochi": (CONTRASTIVE, {**QUEUE, "mixing": MIXES}),
+    "mochi of others": (CONTRASTIVE, {**HARD, **QUEUE, "exclude_own": True, "mixing": MIXES}),
     "nnclr": (CONTRASTIVE, NEAR),
     "one-way": (CONTRASTIVE, {**HARD, **NEAR, "symmetric": False}),
     "mixed neighbours": (CONTRASTIVE, {**NEAR, "mixing": {**MIXES, "num_hard": 1024}}),
@@ -87,10 +88,8 @@ def fill_prototypes(method: Any) -> None:
     if not state.num_prototypes:
         return
     means = [torch.randn(k, DIM) for k in state.num_prototypes]
-    assignments = torch.stack([torch.randint(0, k, (SAMPLES,)) for k in state.num_prototypes])
-    unit = [F.normalize(m, dim=1) for m in means]
-    state.update_(means, unit, [torch.ones(k) for k in state.num_prototypes], assignments)
-    state.epoch = 0
+    assignments = [torch.randint(0, k, (SAMPLES,)) for k in state.num_prototypes]
+    state.update_(0, means, [torch.ones(k) for k in state.num_prototypes], assignments)
 
 
 def built(cfg: Any, kind: Any, kwargs: dict[str, Any]) -> Any:
@@ -101,6 +100,9 @@ def built(cfg: Any, kind: Any, kwargs: dict[str, Any]) -> Any:
         torch.manual_seed(0)
         method = kind(own)
         fill_prototypes(method)
+        for queue in getattr(method, "queues", ()):
+            if hasattr(queue, "indices"):
+                queue.indices.random_(0, SAMPLES)
     return method
 
 

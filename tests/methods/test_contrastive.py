@@ -14,6 +14,7 @@ from solo_ext.kernels.mixed_logsumexp import MixDraws
 from solo_ext.losses.contrastive import ContrastiveTerms, NegativeEstimator, contrastive
 from solo_ext.losses.mochi import Mixing, draw_mixes
 from solo_ext.methods import negatives as module
+from solo_ext.methods.negatives import annealed_beta
 
 Build = Callable[..., Any]
 INDICES, TARGETS = torch.tensor([3, 11, 7, 0]), torch.tensor([0, 1, 0, 2])
@@ -71,10 +72,14 @@ def directions(method: Any, queries: list[Tensor], keys: list[Tensor]) -> Iterat
         return torch.stack([table[k] for table in tables for k in rows if k != i])
 
     if kwargs.negatives == "queue":
-        for u, queue in enumerate(method.queues):
-            others = [v for v in range(len(unit)) if v != u]
-            anchors = [Anchor(unit[v][i], given[u][i], queue.value) for v in others for i in rows]
-            yield Direction(anchors, 1 / len(keys), True)
+        used = range(len(keys)) if kwargs.symmetric else range(1, len(keys))
+        for u in used:
+            others, queue = [v for v in range(len(unit)) if v != u], method.queues[u]
+            past = [queue.value] * len(rows)
+            if kwargs.exclude_own:
+                past = [queue.value[queue.indices != image] for image in INDICES]
+            anchors = [Anchor(unit[v][i], given[u][i], past[i]) for v in others for i in rows]
+            yield Direction(anchors, 1 / len(used), True)
     elif kwargs.positives == "nearest_neighbor":
         share = 1 / len(pairs) / kwargs.support_set.top_k / (2 if kwargs.symmetric else 1)
         for u, v in pairs:
@@ -206,7 +211,61 @@ def test_options(build: Build, features: Any, gradients: Any, changes: dict[str,
     loss, _ = method.contrast(queries, keys, INDICES, TARGETS)
     expected, _ = by_definition(method, queries, keys, [])
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(gradients(loss, queries), gradients(expected, queries))
+    # Against a queue the second view is the key alone.
+    used = queries[:1] if negatives == "queue" else queries
+    torch.testing.assert_close(gradients(loss, used), gradients(expected, used))
+
+
+@pytest.mark.parametrize("small", [0, 2])
+@pytest.mark.parametrize("mixing", [False, True], ids=["", "mixing"])
+def test_own_earlier_keys_of_a_queue_are_left_out(
+    build: Build,
+    features: Any,
+    gradients: Any,
+    draws: list[Any],
+    log: Any,
+    mixing: bool,
+    small: int,
+) -> None:
+    """Neither negatives nor mixed; the fourth image's were overwritten."""
+    given = settings("view", "queue", "hard", mixing)
+    method = build(small=small, **given, exclude_own=True)
+    queries, keys = inputs(features(2 + small))
+    for queue, key in zip(method.queues, keys, strict=True):
+        queue.update_(key.roll(1, 0), INDICES.roll(1), TARGETS)
+        queue.update_(-key[:3].repeat(2, 1), INDICES[:3].repeat(2), TARGETS[:3].repeat(2))
+    loss, metrics = method.contrast(queries, keys, INDICES, TARGETS)
+    expected, terms = by_definition(method, queries, keys, draws)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        gradients(loss, queries), gradients(expected, queries), rtol=1e-4, atol=1e-6
+    )
+    assert {k: metrics[k].item() for k in terms} == pytest.approx(terms, rel=1e-4, abs=1e-5)
+    if mixing:
+        logged = log(method)
+        method.on_train_epoch_end()
+        same, (queue, unit) = 0, (method.queues[1], F.normalize(queries[0], dim=1))
+        for i, image in enumerate(INDICES):
+            similar = {j: unit[i] @ queue.value[j] for j in range(9) if queue.indices[j] != image}
+            mined = sorted(similar, key=lambda j: -similar[j])[:HARD]
+            same += sum(int(queue.labels[j] == TARGETS[i]) for j in mined)
+        assert 0 < same < 4 * HARD
+        assert logged["train_mined_same_class"].item() == pytest.approx(same / (4 * HARD))
+    # A run without this setting has checkpoints without image numbers, as before.
+    assert "queues.0.indices" in method.state_dict()
+    assert not any("indices" in key for key in build(**given).state_dict())
+
+
+@pytest.mark.parametrize("epochs", [3, 9, 20, 80, 400])
+def test_annealed_beta_is_that_of_the_official_code(epochs: int) -> None:
+    """After every ninth of the epochs the next of nine even steps from beta to 0."""
+    steps, beta, found = iter([0.7 * (8 - step) / 8 for step in range(9)]), 0.7, list[float]()
+    for epoch in range(1, epochs + 1):
+        found.append(beta)
+        if epoch % max(epochs // 9, 1) == 0:
+            # Where epochs are left over, the official code ends with an error.
+            beta = next(steps, 0.0)
+    assert [annealed_beta(0.7, e, epochs) for e in range(epochs)] == pytest.approx(found)
 
 
 def test_factors_in_bf16(build: Build, features: Any) -> None:

@@ -38,7 +38,7 @@ CLUSTERS = {"num_prototypes": [4], "warmup_epochs": 0}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "debiased": ("debiased", NO_BATCH_NORM),
     "queue": ("hard_negative", {**NO_BATCH_NORM, "negatives": "queue", "queue_size": 60}),
-    "mochi": ("mochi", {"queue_size": 60, "mixing": MIXES}),
+    "mochi": ("mochi", {"queue_size": 60, "exclude_own": True, "mixing": MIXES}),
     "near": ("nnclr_symmetric", {**NO_BATCH_NORM, "support_set": SUPPORT, "pred_hidden_dim": 16}),
     "triplet": ("metric", {"proj_batch_norm": False, "loss": "triplet_loss_func"}),
     "arcface": (

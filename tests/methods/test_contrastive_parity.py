@@ -1,4 +1,4 @@
-"""Without what sets them apart, the contrastive methods are the host's, step by step."""
+"""Without what sets them apart, the contrastive methods and PCL are the host's, step by step."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ PAIRS = {
         "nnclr", "nnclr_symmetric", {"symmetric": False, "support_set": {"size": 48}}, nnclr_queue
     ),
     "debiased": Pair("simclr", "debiased", {"tau_plus": 0.0}, no_queue),
+    "pcl": Pair("mocov2plus", "pcl", {"proto_weight": 0.0, "symmetric": True}, moco_queues),
 }
 
 
@@ -80,7 +81,7 @@ PAIRS = {
 def test_losses_are_the_host_s(train: Train, name: str) -> None:
     pair = PAIRS[name]
     same = Same(pair.take_queue)
-    batch_norm = {} if name == "nnclr_symmetric" else {"proj_batch_norm": False}
+    batch_norm = {} if name in ("nnclr_symmetric", "pcl") else {"proj_batch_norm": False}
     for method, kwargs in ((pair.host, {}), (pair.ours, {**pair.kwargs, **batch_norm})):
         train(
             method,

@@ -30,6 +30,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
         {"clamped_fraction"} | QUEUE,
     ),
     "mochi": ("mochi", {}, MIXED | QUEUE),
+    "mochi of others": ("mochi", {"exclude_own": True}, MIXED | QUEUE | {"mined_same_class"}),
     "nnclr_symmetric": ("nnclr_symmetric", {}, NEAR),
     "simclr": ("debiased", {"tau_plus": 0.0}, set()),
 }

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from solo_ext.config.check import common_config
-from solo_ext.data.transforms import eval_transform, fixed_view
+from solo_ext.data.fixed import eval_transform, fixed_view
 from solo_ext.data.views import FixedViews
 
 Train = Callable[..., dict[str, float]]
@@ -76,7 +76,8 @@ def test_queues_and_support_set_take_the_step_s_keys(train: Train, crops: Any) -
     """After the step, in order: each queue its own large crop, the support set the first."""
     steps = Steps()
     changes = {"augmentations": crops, "optimizer": {"batch_size": BATCH}, "max_epochs": 2}
-    train("hard_negative", steps, method_kwargs={**FROM_QUEUE, **NEAR}, **changes)
+    kwargs = {**FROM_QUEUE, **NEAR, "exclude_own": len(crops) > 1}
+    train("hard_negative", steps, method_kwargs=kwargs, **changes)
     assert len(steps.written) == 4
     assert len(steps.method.queues) == 2
     for view, queue in enumerate(steps.method.queues):
@@ -85,10 +86,26 @@ def test_queues_and_support_set_take_the_step_s_keys(train: Train, crops: Any) -
     support = steps.method.support_set
     assert torch.equal(support.value, ring(steps.column(0), SUPPORT))
     _, indices, targets = zip(*steps.written, strict=True)
+    for queue in steps.method.queues if kwargs["exclude_own"] else ():
+        assert torch.equal(queue.indices, ring(torch.cat(indices), QUEUE))
     assert torch.equal(support.indices, ring(torch.cat(indices), SUPPORT))
     assert torch.equal(support.labels, ring(torch.cat(targets), SUPPORT))
     norms = steps.column(0).norm(dim=1)
     torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+def test_beta_falls_while_training(train: Train) -> None:
+    betas: list[float] = []
+
+    class Betas(Callback):
+        def on_train_batch_end(self, trainer: Any, method: Any, *_: Any) -> None:
+            betas.append(method.estimator.beta)
+
+    kwargs = {"beta": 0.8, "anneal_beta": True}
+    train(
+        "hard_negative", Betas(), method_kwargs=kwargs, optimizer={"batch_size": 48}, max_epochs=4
+    )
+    assert betas == pytest.approx([0.8, 0.8, 0.7, 0.6])
 
 
 def test_bank_takes_the_mean_of_the_keys(train: Train) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from solo_ext.losses.mochi import draw_mixes
+from solo_ext.memory.heads import split_batch_norm
 from solo_ext.methods import Debiased
 from solo_ext.methods import negatives as module
 from solo_ext.methods.contrastive import Contrastive
@@ -29,6 +30,42 @@ def batch(crops: int = 2) -> list[Any]:
     sides = [16, 16, 8, 8][:crops]
     views = [torch.randn(6, 3, side, side, generator=generator) for side in sides]
     return [torch.arange(6), views, torch.tensor([0, 1, 2, 0, -1, -1])]
+
+
+def test_parts_of_the_batch_are_normalised_by_themselves(build: Build) -> None:
+    """Queries in order, keys in an order that is drawn and taken back; the same at evaluation."""
+    kwargs = {**FROM_QUEUE, "proj_batch_norm": False}
+    plain, split = (build(**kwargs, batch_norm_splits=n) for n in (1, 3))
+    split.load_state_dict(plain.state_dict())
+    images = torch.randn(6, 3, 16, 16)
+    found, parts = split(images)["z"], [plain(images[i::3])["z"] for i in range(3)]
+    for i, part in enumerate(parts):
+        torch.testing.assert_close(found[i::3], part, atol=1e-4, rtol=1e-3)
+    for name, mean in split.backbone.named_buffers():
+        assert mean.isfinite().all(), name
+    torch.manual_seed(5)
+    keys = split.momentum_forward(images)["z"]
+    torch.manual_seed(5)
+    order = torch.randperm(6)
+    for i in range(3):
+        own = order[i::3]
+        part = plain.momentum_forward(images[own])["z"]
+        torch.testing.assert_close(keys[own], part, atol=1e-4, rtol=1e-3)
+    assert not torch.allclose(keys, plain.momentum_forward(images)["z"], atol=1e-2)
+    split.eval()
+    plain.load_state_dict(split.state_dict())
+    torch.testing.assert_close(split(images)["z"], plain.eval()(images)["z"])
+
+
+def test_running_statistics_are_the_mean_of_the_parts() -> None:
+    layer = split_batch_norm(nn.BatchNorm2d(3), 2)
+    images, parts = torch.randn(6, 3, 4, 4), [nn.BatchNorm2d(3) for _ in range(2)]
+    layer(images)
+    for i, part in enumerate(parts):
+        part(images[i::2])
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        expected = torch.stack([getattr(part, name).float() for part in parts]).mean(0)
+        torch.testing.assert_close(getattr(layer, name).float(), expected)
 
 
 @pytest.mark.parametrize("small", [0, 1])

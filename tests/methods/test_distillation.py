@@ -17,7 +17,8 @@ from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import checkpoints
-from solo_ext.pretrained.teachers import TeacherSource, load_teacher
+from solo_ext.methods.distillation import TeacherKwargs
+from solo_ext.pretrained.teachers import load_teacher
 
 MakeConfig = Callable[..., dict[str, Any]]
 METHODS = ("seed", "protoseed")
@@ -121,7 +122,7 @@ def test_under_the_teacher_s_own_normalisation(make_distilled: MakeConfig) -> No
     def normalised(m: Any, s: Any) -> Tensor:
         return (pixels - torch.tensor(m).view(3, 1, 1)) / torch.tensor(s).view(3, 1, 1)
 
-    loaded = load_teacher(TeacherSource(layout="run", path=_path(network)))
+    loaded = load_teacher(TeacherKwargs(layout="run", path=_path(network)))
     (found,) = network.targets([normalised(mean, std)])
     (expected,) = same.targets([normalised(loaded.mean, loaded.std)])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -252,6 +252,20 @@ def test_embeddings_keep_their_length_where_it_means_something(
         assert (losses[True] - losses[False]).abs() > 1e-3
 
 
+def test_sphereface_s_annealing_falls(build: Build, features: Any) -> None:
+    """lambda = max(5, 1000 / (1 + 0.12 n)) in step n, as the authors train."""
+    given = {"annealing": 5.0, "annealing_start": 1000.0}
+    method = build(Metric, loss="sphereface_loss_func", classes="label", loss_kwargs=given)
+    views = features(2, rows=5)
+    for step, expected in ((0, 1000 / 1.12), (99, 1000 / 13), (10_000, 5.0)):
+        method.criterion.step = step
+        loss, _ = method.compare(views, INDICES, TARGETS)
+        x = torch.cat(views)
+        cosine, norms = method.criterion.class_weights(x), x.norm(dim=1)
+        known = SPHEREFACE(cosine, TARGETS.repeat(2), feature_norm=norms, annealing=expected)
+        torch.testing.assert_close(loss, known)
+
+
 def test_every_parameter_is_learnt_once(build: Build) -> None:
     for name in KINDS:
         method = build(Metric, loss=name, classes="label" if name in MARGINS else "instance")

@@ -134,28 +134,6 @@ def test_labels_that_are_not_there(build: Build, data: dict[str, Any]) -> None:
     build(Metric, data=data, **TRIPLET, **CLUSTER)
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "purpose"),
-    [
-        ({"loss": "soft_nearest_neighbor_loss_func"}, "tells images apart"),
-        ({**TRIPLET, **CLUSTER}, "looks clusters up"),
-        ({**MARGIN, "classes": "label"}, ""),
-        ({"loss": "nt_xent_loss_func"}, ""),
-    ],
-    ids=str,
-)
-def test_data_without_indices(build: Build, kwargs: dict[str, Any], purpose: str) -> None:
-    """As solo-learn's own script hands DALI's batches over; refused where they are needed."""
-    cfg = build(Metric, **kwargs).cfg
-    cfg.data.format = "dali"
-    cfg.dali = {"device": "gpu", "encode_indexes_into_labels": False}
-    if not purpose:
-        Metric(cfg)
-        return
-    with pytest.raises(ConfigError, match=f"encode_indexes_into_labels=false.*{purpose}"):
-        Metric(cfg)
-
-
 def test_values_are_tried_without_a_trace(build: Build) -> None:
     """The weights that are drawn next are the same."""
     shapes = {"loss": "arcface_loss_func", "classes": "label"}

@@ -21,7 +21,7 @@ MIXES = {"num_hard": 3, "num_pair_mixes": 4, "num_query_mixes": 2, "warmup_epoch
 PRESETS = {
     "debiased": {},
     "hard_negative": {},
-    "mochi": {"queue_size": 40, "mixing": MIXES},
+    "mochi": {"queue_size": 40, "exclude_own": True, "mixing": MIXES},
     "nnclr_symmetric": {"support_set": {"size": 40, "exclude_own": True}, "pred_hidden_dim": 16},
 }
 COMBINED = list(itertools.product(POSITIVES, NEGATIVES, (False, True)))
@@ -44,7 +44,7 @@ def contrast(method: Any, on_meta: Any, crops: int) -> None:
         loss, metrics = method.contrast(queries, keys, indices, targets)
         loss.backward()
         for queue in method.queues:
-            queue.update_(keys[0])
+            queue.update_(keys[0], *([indices, targets] if method.kwargs.exclude_own else []))
         if method.support_set is not None:
             method.support_set.update_(keys[0], indices, targets)
     assert loss.device == META
@@ -69,6 +69,7 @@ def test_combinations(build: Build, on_meta: Any, case: tuple[str, str, bool]) -
         tau_plus=0.1,
         beta=0.5,
         mixing=MIXES if mixing else {},
+        exclude_own=negatives == "queue",
         support_set={"size": 40, "top_k": 2, "exclude_own": True},
         clusters={"num_prototypes": [3, 4]},
     )

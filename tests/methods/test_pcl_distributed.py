@@ -94,17 +94,6 @@ def test_ranks_cluster_what_one_network_embeds(exact: dict[int, Run]) -> None:
     assert not torch.equal(before["bn1.running_mean"], first["weights"][0]["bn1.running_mean"])
 
 
-def test_files_of_two_ranks_are_their_own(
-    exact: dict[int, Run], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Embeddings on the disk, in a folder of both: the run is the same to the last bit."""
-    root = tmp_path_factory.mktemp("disk")
-    found = run(root / "2", 2, "method_kwargs.e_step_features=disk")
-    assert found.state.keys() == exact[2].state.keys()
-    for key, value in found.state.items():
-        assert torch.equal(value, exact[2].state[key]), key
-
-
 def test_ddp_leaves_state_alone(exact: dict[int, Run]) -> None:
     """What a rank has written is still there after forward passes."""
     for rank, notes in enumerate(exact[2].ranks):

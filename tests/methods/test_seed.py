@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,21 +187,3 @@ def test_refused(kwargs: dict[str, Any], key: str, make_distilled: MakeConfig) -
     with pytest.raises(ConfigError) as caught:
         prepare(make_distilled("seed", method_kwargs=kwargs))
     assert caught.value.key == f"method_kwargs.{key}"
-
-
-@pytest.mark.parametrize(
-    ("temperature", "size", "warned"),
-    [(1e-4, 65536, True), (0.01, 65536, False), (3.5e-3, 1000, True), (3.5e-3, 65536, False)],
-)
-def test_warns_where_the_loss_is_info_nce(
-    build: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
-    temperature: float,
-    size: int,
-    warned: bool,
-) -> None:
-    method = build(teacher_temperature=temperature, queue_size=size)
-    caplog.clear()
-    method.trainer = SimpleNamespace(is_global_zero=True)
-    method.on_train_start()
-    assert ("the loss is InfoNCE" in caplog.text) is warned

@@ -1,4 +1,4 @@
-"""Settings of the contrastive methods: presets, and what is refused."""
+"""Settings of the contrastive methods and of PCL: defaults, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from solo_ext.config.check import check_method_kwargs
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training.prepare import prepare
-from solo_ext.methods import METHODS, HardNegative, MoCHi
+from solo_ext.methods import METHODS, PCL, HardNegative, Metric, MoCHi
 from solo_ext.methods.contrastive import Preset
 from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
+from solo_ext.methods.negatives import DrawnMixing, MixingKwargs
 
 MakeConfig = Callable[..., dict[str, Any]]
 CONTRASTIVE = Preset(ContrastiveKwargs)
@@ -37,6 +38,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 def filled(name: str, given: dict[str, Any]) -> dict[str, Any]:
     return check_method_kwargs(METHODS[name].target.kwargs_type, given).model_dump()
+
+
+def test_pcl_s_defaults_are_those_of_the_official_code() -> None:
+    given = filled("pcl", {})
+    expected = {
+        **{"head": "v2", "proj_output_dim": 128, "temperature": 0.2, "alpha": 10.0},
+        **{"proto_weight": 1.0, "warmup_epochs": 20, "e_step": "exact", "e_step_every": 1},
+        **{"collisions": "paper", "symmetric": False, "compute_dtype": "auto"},
+        "kmeans": {"backend": "auto", "iterations": 20, "warm_iterations": 5, "restarts": 1},
+    }
+    assert {key: value for key, value in given.items() if value is not None} == expected
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -77,6 +89,8 @@ def test_a_part_of_a_section_keeps_the_preset_s_rest(make_config: MakeConfig) ->
 
 QUEUE = {"negatives": "queue", "queue_size": 9}
 NEAR = {"positives": "nearest_neighbor"}
+CLUSTERS: dict[str, Any] = {"clusters": {"num_prototypes": [3], "warmup_epochs": 0}}
+TRIPLET = {"loss": "triplet_loss_func"}
 PROTOTYPES = {"positives": "prototype", "clusters": {"num_prototypes": [3]}}
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a predictor of views": (
@@ -94,6 +108,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "queue_size",
         "=9: negatives=batch has no queue; remove it, or take method_kwargs.negatives=queue",
     ),
+    "own keys without a queue": (
+        {"exclude_own": True},
+        "exclude_own",
+        "=true: negatives=batch has no queue",
+    ),
+    "more mined than others' rows": (
+        {**QUEUE, "exclude_own": True, "mixing": {"num_hard": 5, "num_pair_mixes": 1}},
+        "mixing.num_hard",
+        "=5: the queue has 9 rows; allowed: up to 4",
+    ),
     "a queue of prototypes": ({**PROTOTYPES, "queue_size": 9}, "queue_size", "has no queue"),
     "two sizes of a support set": (
         {**NEAR, "queue_size": 9, "support_set": {"size": 8}},
@@ -104,6 +128,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"compute_dtype": "bfloat16"},
         "compute_dtype",
         "='bfloat16': it is for products with a queue that is not mixed; take float32",
+    ),
+    "parts of a batch of negatives": (
+        {"batch_norm_splits": 2},
+        "batch_norm_splits",
+        "=2: negatives=batch",
+    ),
+    "parts that do not divide the batch": (
+        {"negatives": "queue", "queue_size": 9, "batch_norm_splits": 1001},
+        "batch_norm_splits",
+        "=1001: negatives=queue, batch_size=",
     ),
     "more neighbours than rows": (
         {**NEAR, "support_set": {"size": 3, "top_k": 4}},
@@ -145,6 +179,37 @@ def test_refused(make_config: MakeConfig, build: Build, case: str) -> None:
         build(**given)
 
 
+REFUSED_BY_PCL: dict[str, tuple[dict[str, Any], str]] = {
+    "more prototypes than images": (
+        {"method_kwargs": {"num_prototypes": [3, 49]}},
+        r"num_prototypes=\[3, 49\]: the training set has 48 images",
+    ),
+    "too many negatives": (
+        {"method_kwargs": {"num_prototypes": [30], "num_negatives": 7}},
+        "num_negatives=7: of 30 prototypes up to 24 are positives of the batch; .*up to 6",
+    ),
+    "a sample below K": (
+        {"method_kwargs": {"num_prototypes": [3, 30], "e_step_sample": 29}},
+        "method_kwargs.e_step_sample=29: k-means cannot find 30 prototypes.*numbers from 30 on",
+    ),
+    "momentum classifier that sees half": (
+        {"momentum": {"classifier": True}},
+        "momentum.classifier=true.*symmetric",
+    ),
+    "small crops": (
+        {"augmentations": [{"crop_size": 16, "num_crops": 2}, {"crop_size": 8, "num_crops": 2}]},
+        "2 large and 2 small crops",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_PCL)
+def test_refused_by_pcl(make_config: MakeConfig, case: str) -> None:
+    changes, message = REFUSED_BY_PCL[case]
+    with pytest.raises(ConfigError, match=message):
+        prepare(make_config("pcl", **changes))
+
+
 ALLOWED: dict[str, dict[str, Any]] = {
     "a predictor against a queue": {**QUEUE, "pred_hidden_dim": 4},
     "a predictor of prototypes": {
@@ -171,30 +236,34 @@ def test_more_prototypes_than_images(make_config: MakeConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "purpose"),
+    ("kind", "kwargs", "purpose"),
     [
-        ({**NEAR, "support_set": {"exclude_own": True}}, "earlier embedding"),
-        (PROTOTYPES, "clusters"),
-        (NEAR, ""),
-        ({}, ""),
-        ({"support_set": {"exclude_own": True}}, ""),
+        (CONTRASTIVE, {**NEAR, "support_set": {"exclude_own": True}}, "earlier embedding"),
+        (CONTRASTIVE, {**QUEUE, "exclude_own": True}, "earlier keys"),
+        (CONTRASTIVE, PROTOTYPES, "clusters"),
+        (CONTRASTIVE, NEAR, ""),
+        (CONTRASTIVE, {}, ""),
+        (CONTRASTIVE, {"support_set": {"exclude_own": True}}, ""),
+        (Metric, {"loss": "soft_nearest_neighbor_loss_func"}, "tells images apart"),
+        (Metric, {**TRIPLET, "classes": "cluster", **CLUSTERS}, "looks clusters up"),
+        (Metric, {"loss": "arcface_loss_func", "classes": "label"}, ""),
+        (Metric, {"loss": "nt_xent_loss_func"}, ""),
+        (PCL, {"num_prototypes": [3], "queue_size": 8}, "looks clusters up"),
     ],
     ids=str,
 )
-def test_data_without_indices(build: Build, kwargs: dict[str, Any], purpose: str) -> None:
+def test_data_without_indices(
+    build: Build, kind: Any, kwargs: dict[str, Any], purpose: str
+) -> None:
     """As solo-learn's own script hands DALI's batches over; refused where they are needed."""
-    cfg = build(**kwargs).cfg
+    cfg = build(kind, **kwargs).cfg
     cfg.data.format = "dali"
     cfg.dali = {"device": "gpu", "encode_indexes_into_labels": False}
-    if not purpose:
-        CONTRASTIVE(cfg)
-        return
-    with pytest.raises(ConfigError, match=f"encode_indexes_into_labels=false.*{purpose}"):
-        CONTRASTIVE(cfg)
-    cfg.dali.encode_indexes_into_labels = True
-    CONTRASTIVE(cfg)
-    cfg.data.fraction = 0.5
-    CONTRASTIVE(cfg)
+    if purpose:
+        with pytest.raises(ConfigError, match=f"encode_indexes_into_labels=false.*{purpose}"):
+            kind(cfg)
+        cfg.dali.encode_indexes_into_labels = True
+    kind(cfg)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -234,12 +303,21 @@ def test_momentum_classifier(make_config: MakeConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in shipped_configs() if n.rpartition("/")[2] in (*PRESETS, "metric")]
+    "name", [n for n in shipped_configs() if n.rpartition("/")[2] in (*PRESETS, "metric", "pcl")]
 )
 def test_shipped_configs_name_what_there_is(name: str) -> None:
     given = compose(name)
     kwargs = filled(given["method"], given["method_kwargs"])
-    if kwargs.get("negatives") == "queue":
+    if given["method"] == "pcl" or kwargs.get("negatives") == "queue":
         assert kwargs["queue_size"] >= given["optimizer"]["batch_size"]
     datasets = {n.partition("/")[0] for n in shipped_configs() if n.endswith(given["method"])}
-    assert datasets >= {"digits", "cifar10", "cifar100", "stl10", "imagenet100"}
+    more = "imagenet" if given["method"] == "pcl" else "stl10"
+    assert datasets >= {"digits", "cifar10", "cifar100", "imagenet100", more}
+
+
+def test_mixing_that_never_begins_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    mixing = DrawnMixing(MixingKwargs(num_pair_mixes=4, warmup_epochs=1))
+    mixing.warn_of_late_start(OmegaConf.create({"max_epochs": 2}))
+    assert caplog.messages == []
+    mixing.warn_of_late_start(OmegaConf.create({"max_epochs": 1}))
+    assert "mixing.warmup_epochs=1 of max_epochs=1: no negatives will ever be mixed" in caplog.text
