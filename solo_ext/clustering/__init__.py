@@ -1,22 +1,20 @@
-"""Euclidean k-means on torch, or in one process on faiss or flash-kmeans, and the E-step on it.
+"""Euclidean k-means, and the E-step on it.
+
+On torch, with flash-kmeans' search for nearest means on CUDA, or in one process on faiss.
 
 Read in this order: :mod:`~solo_ext.clustering.e_step` is PCL's E-step, with the concentration of
 clusters; :mod:`~solo_ext.clustering.k_means` has starts, Lloyd's iterations and the final
 assignment, and :mod:`~solo_ext.clustering.relocation` what a warm start does between iterations;
 :mod:`~solo_ext.clustering.rows` spreads rows over ranks and sums them without rounding;
-:mod:`~solo_ext.clustering.feature_file` keeps rows in a file;
 :mod:`~solo_ext.clustering.backends` calls other implementations.
 """
 
 from solo_ext.clustering.backends import resolve_backend
 from solo_ext.clustering.e_step import Granularity, cluster_concentration, e_step
-from solo_ext.clustering.feature_file import FeatureFile, Features
 from solo_ext.clustering.k_means import Clustering, kmeans, multi_granularity_kmeans
 
 __all__ = [
     "Clustering",
-    "FeatureFile",
-    "Features",
     "Granularity",
     "cluster_concentration",
     "e_step",

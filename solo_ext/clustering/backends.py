@@ -1,4 +1,4 @@
-"""Other implementations of Lloyd's iterations, faiss and flash-kmeans, and which one runs."""
+"""Which k-means runs, and what it takes from faiss and flash-kmeans."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ _NEEDS = {
 
 
 def resolve_backend(
-    name: str, device: torch.device | str, *, sharded: bool = False, in_file: bool = False
+    name: str, device: torch.device | str, *, sharded: bool = False, key: str = "backend"
 ) -> str:
     """Name of the k-means backend that will run: "torch", "faiss" or "flash".
 
     "auto" is "torch" on a CPU, where the row `e-step` of `benchmarks/speed` finds it the fastest
-    and it needs no further package; on CUDA "flash" if flash-kmeans is installed, else "torch".
-    Only torch shares the work of several ranks, and reads rows in a file part by part.
+    and it needs no further package; on CUDA "flash" if flash-kmeans is installed, else "torch",
+    as under ``torch.use_deterministic_algorithms``. "flash" is "torch" with the search for the
+    nearest mean by flash-kmeans' kernel. faiss does not share the work of several ranks.
 
     Args:
         name: "auto", "torch", "faiss" or "flash".
         device: where the features are.
         sharded: whether the rows are spread over several ranks.
-        in_file: whether the rows are in a file, because memory is too small for them.
+        key: of the config, for messages.
 
     Raises:
         ConfigError: an unknown name, a package that is not installed, "flash" without CUDA, or
-            rows that only torch can cluster.
+            rows of several ranks for "faiss".
 
     Example:
         >>> resolve_backend("auto", "cpu")
         'torch'
     """
-    kind, alone = torch.device(device).type, not sharded and not in_file
+    kind = torch.device(device).type
     if name == "auto":
-        return "flash" if kind == "cuda" and alone and _installed("flash") else "torch"
+        fast = kind == "cuda" and not torch.are_deterministic_algorithms_enabled()
+        return "flash" if fast and _installed("flash") else "torch"
     if name == "torch":
         return name
     problem, remedy = "", "use auto or torch"
@@ -50,15 +52,12 @@ def resolve_backend(
         problem, remedy = "no such k-means backend", nearest(name, ["auto", "torch", *_NEEDS])
     elif name == "flash" and kind != "cuda":
         problem = f"needs features on CUDA, these are on {kind}"
-    elif in_file:
-        problem = "holds all rows in memory, and these are in a file"
-        remedy = "take auto or torch, or cluster a sample of them"
-    elif sharded:
+    elif name == "faiss" and sharded:
         problem = "clusters in one process, and these rows are spread over several"
     elif not _installed(name):
         problem, remedy = f"the package {_NEEDS[name][0]} is not installed", _NEEDS[name][1]
     if problem:
-        raise ConfigError("backend", name, problem, remedy)
+        raise ConfigError(key, name, problem, remedy)
     return name
 
 
@@ -92,24 +91,26 @@ def by_faiss(features: Tensor, means: Tensor, iterations: int) -> tuple[Tensor, 
     return torch.from_numpy(trained.centroids).to(means), len(trained.iteration_stats)
 
 
-def by_flash(features: Tensor, means: Tensor, iterations: int) -> tuple[Tensor, int, int]:
-    """Means, steps done and empty clusters left by the Triton kernels of flash-kmeans, on CUDA.
+def nearest_by_flash(features: Tensor, means: Tensor) -> Tensor:
+    """Index (n,) of every row's nearest mean (K, D) by flash-kmeans' Triton kernel, in TF32.
+
+    It never writes the (n, K) distances. It is compiled anew for every n and K.
 
     Source:
         Flash-KMeans, arXiv 2603.09229.
     """
-    import flash_kmeans
+    from flash_kmeans.assign_euclid_triton import euclid_assign_triton
 
-    run: Any = flash_kmeans.batch_kmeans_Euclid
-    # Some code paths of flash-kmeans seed the global generators.
-    with torch.random.fork_rng(devices=[features.device] if features.is_cuda else []):
-        assignments, found, done = run(
-            features.float()[None],
-            len(means),
-            max_iters=iterations,
-            # Stop when the means stand still, which a tolerance of 0 would not detect.
-            tol=torch.finfo(torch.float32).tiny,
-            init_centroids=means.float()[None].contiguous(),
-        )
-    sizes = torch.bincount(assignments[0].long(), minlength=len(means))
-    return found[0].to(means), int(done), int((sizes == 0).sum())
+    features, means = features.float(), means.float()
+    # |x - m|^2 = |x|^2 + 2 x.c + |m|^2 - 2 x.(m - c): with a centre c amid the means, the error of
+    # the product is in proportion to their spread. Terms of x alone decide nothing, but the kernel
+    # clips distances below 0: |x| |c| in place of x.c keeps them above.
+    centre = means.mean(0)
+    length = torch.linalg.vector_norm(features, dim=1)
+    of_rows = length * (length + 2 * torch.linalg.vector_norm(centre))
+    of_means = means.square().sum(1)
+    spread = means - centre
+    found: Tensor = euclid_assign_triton(
+        features[None], spread[None], of_rows[None], c_sq=of_means[None]
+    )
+    return found[0].long()

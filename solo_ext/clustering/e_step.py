@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.clustering.feature_file import Features
-from solo_ext.clustering.k_means import Clustering, multi_granularity_kmeans
+from solo_ext.clustering.k_means import multi_granularity_kmeans
 from solo_ext.clustering.rows import exact_scale, on_grid
 from solo_ext.core.distributed import (
     max_over_ranks,
@@ -24,37 +21,30 @@ from solo_ext.core.distributed import (
 _FLOOR = 1 / 100
 
 
-@dataclass(frozen=True)
-class Granularity:
-    """The clustering of a whole data set into K prototypes; the same on every rank.
+class Granularity(NamedTuple):
+    """The clustering of a whole data set into K clusters; the same on every rank.
 
     Attributes:
-        means: (K, D) means from k-means.
-        prototypes: (K, D) the means, normalised.
+        means: (K, D) means from k-means; normalised they are the prototypes.
         concentration: (K,), whose mean is the temperature.
-        assignments: (n,) cluster of every sample, by sample index.
+        assignments: (n,) cluster of every sample, by sample index, int32.
         objective: mean squared distance of the samples to their means.
-        empty: number of clusters without a sample.
-        singletons: number of clusters of one sample.
 
     Example:
         >>> (found,) = e_step(torch.eye(4), torch.arange(4), 4, [4], temperature=0.2)
-        >>> found.empty, found.singletons, found.prototypes.shape
-        (0, 4, torch.Size([4, 4]))
+        >>> found.means.shape, found.assignments.sort().values.tolist()
+        (torch.Size([4, 4]), [0, 1, 2, 3])
     """
 
     means: Tensor
-    prototypes: Tensor
     concentration: Tensor
     assignments: Tensor
     objective: float
-    empty: int
-    singletons: int
 
 
 @torch.no_grad()
 def e_step(
-    features: Features,
+    features: Tensor,
     sample_ids: Tensor,
     num_samples: int,
     num_prototypes: Sequence[int],
@@ -63,10 +53,10 @@ def e_step(
     alpha: float = 10.0,
     **kmeans_options: Any,
 ) -> list[Granularity]:
-    """Clusters a data set at several granularities and measures each prototype's concentration.
+    """Clusters a data set at several granularities and measures each cluster's concentration.
 
-    Euclidean k-means on unit features; concentrations from the distances to the unnormalised means;
-    then the means are normalised to become prototypes (Algorithm 1).
+    Euclidean k-means on unit features; concentrations from the distances to the unnormalised means
+    (Algorithm 1).
 
     Args:
         features: (n_local, D) unit features of the samples of this rank.
@@ -82,46 +72,32 @@ def e_step(
         RankError: another rank failed.
 
     Example:
-        >>> x = F.normalize(torch.randn(100, 8), dim=1)
+        >>> x = torch.nn.functional.normalize(torch.randn(100, 8), dim=1)
         >>> coarse, fine = e_step(x, torch.arange(100), 100, [4, 20], temperature=0.2)
-        >>> fine.prototypes.shape, fine.concentration.shape, fine.assignments.shape
+        >>> fine.means.shape, fine.concentration.shape, fine.assignments.shape
         (torch.Size([20, 8]), torch.Size([20]), torch.Size([100]))
 
     Source:
         Li et al., ICLR 2021, arXiv 2005.04966.
     """
     options = {"sharded": world_size() > 1, "row_ids": sample_ids, **kmeans_options}
+    found = []
     with propagate_rank_errors(features.device):
-        return [
-            _granularity(found, sample_ids, num_samples, temperature, alpha)
-            for found in multi_granularity_kmeans(features, num_prototypes, **options)
-        ]
-
-
-def _granularity(
-    found: Clustering, sample_ids: Tensor, num_samples: int, temperature: float, alpha: float
-) -> Granularity:
-    means, distances, size = found.means, found.distances, len(found.means)
-    # Every sample is on one rank; the other ranks add zeros, so the sum is exact.
-    assignments = found.assignments.new_zeros(num_samples)
-    assignments[sample_ids] = found.assignments
-    assignments = _of_all(assignments, sum_over_ranks)
-    sizes = torch.bincount(assignments, minlength=size)
-    # Sums on a grid, which do not depend on how samples are spread over ranks.
-    largest = distances.amax() if len(distances) else distances.new_zeros(())
-    scale = exact_scale(float(_of_all(largest, max_over_ranks)), num_samples)
-    sums = torch.zeros(size, dtype=torch.float64, device=means.device)
-    sums.index_add_(0, found.assignments, on_grid(distances, scale))
-    sums = _of_all(sums, sum_over_ranks) / scale
-    return Granularity(
-        means,
-        F.normalize(means, dim=1),
-        _concentration(sums, sizes, temperature, alpha).to(means.dtype),
-        assignments,
-        found.objective,
-        int((sizes == 0).sum()),
-        int((sizes == 1).sum()),
-    )
+        for c in multi_granularity_kmeans(features, num_prototypes, **options):
+            # Every sample is on one rank and zero on the others, so the sum is its cluster.
+            assignments = c.assignments.new_zeros(num_samples, dtype=torch.int32)
+            assignments[sample_ids] = c.assignments.int()
+            assignments = _of_all(assignments, sum_over_ranks)
+            sizes = torch.bincount(assignments, minlength=len(c.means))
+            # Sums on a grid do not depend on how samples are spread over ranks.
+            largest = c.distances.amax() if len(c.distances) else c.distances.new_zeros(())
+            scale = exact_scale(float(_of_all(largest, max_over_ranks)), num_samples)
+            sums = torch.zeros(len(c.means), dtype=torch.float64, device=c.means.device)
+            sums.index_add_(0, c.assignments, on_grid(c.distances, scale))
+            sums = _of_all(sums, sum_over_ranks) / scale
+            phi = _concentration(sums, sizes, temperature, alpha).to(c.means.dtype)
+            found.append(Granularity(c.means, phi, assignments, c.objective))
+    return found
 
 
 def _of_all(values: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.clustering.backends import by_faiss, by_flash, resolve_backend
-from solo_ext.clustering.feature_file import FeatureFile, Features
+from solo_ext.clustering.backends import by_faiss, nearest_by_flash, resolve_backend
 from solo_ext.clustering.relocation import Relocation
 from solo_ext.clustering.rows import Rows, exact_scale, on_grid, rows_of, tile_rows
 from solo_ext.core.distributed import propagate_rank_errors
 from solo_ext.core.precision import Precision, matmul_precision
 
-# Rows that are assigned at a time; a file is read once per block.
-_BLOCK = 2**16
 # Half the distance between the two means of a split cluster, relative to each coordinate.
 _PERTURBATION = 1 / 1024
 # If more than this share of the means moved, searching all of them is no slower.
@@ -52,7 +50,7 @@ class Clustering(NamedTuple):
 
 
 def kmeans(
-    features: Features, num_clusters: int, *, init: Tensor | None = None, **options: Any
+    features: Tensor, num_clusters: int, *, init: Tensor | None = None, **options: Any
 ) -> Clustering:
     """Clusters rows at one granularity.
 
@@ -76,7 +74,7 @@ def kmeans(
 
 @torch.no_grad()
 def multi_granularity_kmeans(
-    features: Features,
+    features: Tensor,
     num_clusters: Sequence[int],
     *,
     init: Sequence[Tensor] | None = None,
@@ -96,18 +94,17 @@ def multi_granularity_kmeans(
     Looks for means that make ``(1 / N) sum_i min_k |x_i - m_k|^2`` small. A cold start draws K
     distinct rows by ``seed`` on the CPU, the same on every device, rank and backend; the global
     generators are neither read nor changed. A warm start takes ``init``: from the means of the last
-    epoch, 5 iterations do the work of several restarts, because the torch backend then also
-    relocates: after every step it merges clusters that cost little to merge and splits others that
-    gain more. With that backend the means do not depend on how rows are spread over ranks. Besides
-    the features it needs a bounded tile of scores, never an N x K matrix.
+    epoch, 5 iterations do the work of several restarts, because all backends but faiss then also
+    relocate: after every step they merge clusters that cost little to merge and split others that
+    gain more. With the torch backend the means do not depend on how rows are spread over ranks.
+    Besides the features it takes a bounded tile of scores, never an N x K matrix.
 
     With ``sample`` k-means runs on that many rows only, drawn without replacement and the same on
     any number of ranks; then all rows are assigned to its means, block by block.
 
     Args:
         features: (n, D), floating and finite; with ``sharded`` the rows of this rank, n >= 0.
-            Half precision is read as it is and converted to fp32 part by part. A
-            :class:`solo_ext.clustering.FeatureFile` is read part by part.
+            Half precision is read as it is and converted to fp32 part by part.
         num_clusters: K of each clustering, from 1 to the number of rows of all ranks; equal ones
             are allowed.
         init: (K, D) first means of each, for example of the last epoch; rank 0's are used.
@@ -122,7 +119,7 @@ def multi_granularity_kmeans(
         precision: of the torch backend's products during the steps, as in
             ``torch.set_float32_matmul_precision``; the final assignment is always "highest".
             "medium" suits features whose spread is not small beside their norm.
-        relocate: whether the torch backend relocates; by default in warm starts only.
+        relocate: whether torch and flash relocate; by default in warm starts only.
         sample: number of rows that k-means runs on, >= K; by default, or if there are no more, all.
         sample_seed: seed of their draw.
 
@@ -159,10 +156,7 @@ def multi_granularity_kmeans(
                     f"num_clusters={size}: there are {seen.total} rows; ask for 1 to that many"
                 )
         if backend != "torch":
-            in_file = sample is None and isinstance(features, FeatureFile)
-            backend = resolve_backend(
-                backend, features.device, sharded=rows.shared, in_file=in_file
-            )
+            backend = resolve_backend(backend, features.device, sharded=rows.shared)
         if relocate is None:
             relocate = init is not None
         # Compare several starts on the rows that k-means saw.
@@ -209,33 +203,16 @@ def _moved(
     backend: str,
 ) -> tuple[Tensor, int]:
     """The means (K, D) after a backend's iterations, and the number of steps done."""
-    if backend == "torch":
-        return lloyd(rows, means, iterations, precision, relocate)
-    features = rows.features[:].contiguous()
     if backend == "faiss":
-        return by_faiss(features, means, iterations)
-    means, done, empty = by_flash(features, means, iterations)
-    if empty:
-        # flash-kmeans leaves an empty cluster where it was: a step of ours refills it.
-        means, more = lloyd(rows, means, 1, precision)
-        done += more
-    return means, done
+        return by_faiss(rows.features.contiguous(), means, iterations)
+    return lloyd(rows, means, iterations, precision, relocate, flash=backend == "flash")
 
 
 def _assigned(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
     """Every row's nearest mean, and an objective that does not depend on the order of rows."""
-    n = len(rows.features)
-    assignments = torch.empty(n, dtype=torch.int64, device=means.device)
-    distances = means.new_empty(n)
-    # Use whole tiles, so that every row has the same place in its tile as among all rows.
-    tile = tile_rows(len(means), means.device)
-    size = max(1, _BLOCK // tile) * tile
     with matmul_precision("highest"), torch.autocast(means.device.type, enabled=False):
-        for start in range(0, n, size):
-            own = slice(start, start + size)
-            part = rows.features[own]
-            assignments[own] = assign(part, means)
-            distances[own] = distances_to(part, means, assignments[own])
+        assignments = assign(rows.features, means)
+        distances = distances_to(rows.features, means, assignments)
     squares = distances.double().square()
     largest = rows.max(squares.amax() if len(squares) else squares.new_zeros(()))
     scale = exact_scale(float(largest), rows.total)
@@ -249,6 +226,7 @@ def lloyd(
     iterations: int,
     precision: Precision = "highest",
     relocate: bool = False,
+    flash: bool = False,
 ) -> tuple[Tensor, int]:
     """Updates the means until no row changes its cluster, or for ``iterations`` steps.
 
@@ -260,14 +238,8 @@ def lloyd(
     empty clusters split the same one, and it must have two rows or more.
 
     With ``relocate`` every step ends with :class:`solo_ext.clustering.relocation.Relocation`, which
-    also acts when the steps alone have converged, and handles empty clusters first.
-
-    Args:
-        rows: the rows.
-        means: (K, D) first means, in the dtype of ``rows``, the same on every rank.
-        iterations: most steps, >= 1.
-        precision: of the products.
-        relocate: whether to move means to where they lower the objective more.
+    also acts when the steps alone have converged, and handles empty clusters first. With ``flash``
+    flash-kmeans' kernel finds the nearest means, whatever the precision.
 
     Returns:
         The means (K, D) and the number of steps done.
@@ -276,7 +248,9 @@ def lloyd(
     all_sums = torch.zeros_like(means, dtype=torch.float64)
     all_sizes = torch.zeros(len(means), dtype=torch.int64, device=means.device)
     relocation = Relocation(rows, len(means), scale) if relocate else None
-    nearest = Nearest(rows.features)
+    nearest: Callable[[Tensor], Tensor] = (
+        partial(nearest_by_flash, rows.features) if flash else Nearest(rows.features)
+    )
     assignments = None
     done = 0
     with matmul_precision(precision), torch.autocast(means.device.type, enabled=False):
@@ -286,7 +260,7 @@ def lloyd(
             moved = _follow(rows, scale, old, assignments, all_sums, all_sizes)
             sums, sizes = all_sums, all_sizes
             if relocation is not None:
-                # Rows follow a relocation in the next step; `all_sums` are unrelocated.
+                # A relocation moves means, and rows follow in the next step: `all_sums` stays.
                 sums, sizes = relocation(assignments, sums, sizes)
             if not moved and sums is all_sums:
                 break
@@ -343,7 +317,7 @@ class Nearest:
     farther away and still are.
     """
 
-    def __init__(self, features: Features) -> None:
+    def __init__(self, features: Tensor) -> None:
         self._features = features
         self._means: Tensor | None = None
 
@@ -372,7 +346,7 @@ class Nearest:
         return found
 
 
-def assign(features: Features, means: Tensor) -> Tensor:
+def assign(features: Tensor, means: Tensor) -> Tensor:
     """Index (n,) of the mean (K, D) that is nearest to every row (n, D); of equal ones the first.
 
     Example:
@@ -383,7 +357,7 @@ def assign(features: Features, means: Tensor) -> Tensor:
 
 
 def search(
-    features: Features, means: Tensor, centre: Tensor, wanted: Tensor | None = None
+    features: Tensor, means: Tensor, centre: Tensor, wanted: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Largest score of every row and the mean that has it, which is the nearest.
 
@@ -441,7 +415,7 @@ def _first_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
     return best, group * _GROUP + within
 
 
-def distances_to(features: Features, means: Tensor, assignments: Tensor) -> Tensor:
+def distances_to(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor:
     """``|x_i - m_{a_i}|`` (n,), as the norm of a difference: exactly 0 for a row equal to its mean.
 
     Example:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from solo_ext.clustering.feature_file import Features
 from solo_ext.core.distributed import gather, rank, rank_barrier, world_size
+from solo_ext.core.draws import permutation
 
 # Elements of a tile of scores: on a CPU it should fit in the cache, on CUDA it should fill the
 # device. Measured on the CPU.
@@ -29,7 +30,7 @@ def tile_rows(width: int, device: torch.device) -> int:
     return max(rows, _FEWEST_ROWS)
 
 
-def tiles(features: Features) -> Iterator[Tensor]:
+def tiles(features: Tensor) -> Iterator[Tensor]:
     """The rows (n, D) in order, in tiles; one empty tile if there are no rows."""
     size = tile_rows(max(1, features.shape[1]), features.device)
     for start in range(0, max(1, len(features)), size):
@@ -48,7 +49,7 @@ class Rows:
         shared: whether the rows are spread over ranks.
     """
 
-    features: Features
+    features: Tensor
     ids: Tensor
     total: int
     largest: float
@@ -94,8 +95,8 @@ class Rows:
         """
         if count >= self.total:
             return self
-        lots = torch.randperm(self.total, generator=torch.Generator().manual_seed(seed))
-        own, place = self._among(lots[:count].sort().values.to(self.ids.device))
+        lots = torch.from_numpy(permutation(self.total, seed)(np.arange(count)))
+        own, place = self._among(lots.sort().values.to(self.ids.device))
         return replace(self, features=self.features.index_select(0, own), ids=place, total=count)
 
     def _among(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +106,7 @@ class Rows:
         return own, place.index_select(0, own)
 
 
-def rows_of(features: Features, row_ids: Tensor | None, sharded: bool) -> Rows:
+def rows_of(features: Tensor, row_ids: Tensor | None, sharded: bool) -> Rows:
     """Checks the rows and exchanges numbers of rows and largest values between ranks.
 
     Args:
@@ -142,9 +143,7 @@ def rows_of(features: Features, row_ids: Tensor | None, sharded: bool) -> Rows:
         seen[row_ids[(row_ids >= 0) & (row_ids < total)]] = True
         if wrong := len(row_ids) - int(seen.sum()):
             raise _misnumbered(total, f"{wrong} of a process are repeated or out of range")
-    if isinstance(features, Tensor):
-        features = features.detach()
-    rows = Rows(features, row_ids, total, 0.0, shared)
+    rows = Rows(features.detach(), row_ids, total, 0.0, shared)
     largest = torch.zeros((), dtype=torch.float64, device=device)
     # The number of rows that are not finite, and the sum of the numbers, in one exchange.
     both = torch.zeros(2, dtype=torch.int64, device=device)

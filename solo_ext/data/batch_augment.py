@@ -25,7 +25,8 @@ from solo_ext.data.batch_ops import (
     resample,
     towards_grey,
 )
-from solo_ext.data.transforms import BLUR_RADIUS, Statistics, statistics
+from solo_ext.data.fixed import Statistics, statistics
+from solo_ext.data.transforms import BLUR_RADIUS
 
 _CACHED_BYTES = 1 << 20
 """Bytes of crops per chunk on the CPU: several such arrays fit in its cache."""
@@ -88,7 +89,13 @@ class ViewDraws(NamedTuple):
 def draw_view(
     augmentation: Augmentation, keys: Keys, number: int, height: int, width: int
 ) -> ViewDraws:
-    """Draws the parameters of view ``number`` of the samples with ``keys`` (N,)."""
+    """Draws the parameters of view ``number`` of the samples with ``keys`` (N,).
+
+    >>> keys = sample_keys(5, 0, np.arange(4))
+    >>> draws = draw_view(Augmentation(crop_size=8, num_crops=2), keys, 0, height=12, width=12)
+    >>> draws.box.shape, draws.flip.shape
+    (torch.Size([4, 4]), torch.Size([4]))
+    """
     draws = uniforms(keys, number * _PER_VIEW, _APPLIED + len(_CHANCES))
     applied = {
         name: draws[:, _APPLIED + place] < getattr(augmentation, name).prob
@@ -221,7 +228,7 @@ class BatchAugment(nn.Module):
         self.augmentations, self.seed = augmentations, seed
         self.height, self.width = height, width
         self.makers = nn.ModuleList(
-            ViewMaker(a, statistics(dataset, a), height, width) for a in augmentations
+            _ViewMaker(a, statistics(dataset, a), height, width) for a in augmentations
         )
 
     def draw(self, epoch: int, indices: NDArray[np.int64]) -> list[ViewDraws]:
@@ -247,7 +254,7 @@ class BatchAugment(nn.Module):
                 yield augmentation, maker
 
 
-class ViewMaker(nn.Module):
+class _ViewMaker(nn.Module):
     """Makes the crops of one entry of ``augmentations``, from images of ``height`` x ``width``."""
 
     mean: Tensor

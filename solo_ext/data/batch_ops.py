@@ -22,6 +22,10 @@ class AxisResampler(nn.Module):
         matrices: at index h the matrix (size, h) for crops of length h, up to the whole image's
             length; ``None`` for a length that no crop has.
         mirrored: whether crops may be mirrored.
+
+    >>> crop = AxisResampler(bicubic_matrices(source=8, size=4), mirrored=False)
+    >>> crop(start=torch.tensor([2]), length=torch.tensor([5])).shape
+    torch.Size([1, 4, 8])
     """
 
     kernels: Tensor
@@ -47,12 +51,20 @@ class AxisResampler(nn.Module):
 
 
 def bicubic_matrices(source: int, size: int) -> list[Tensor | None]:
-    """Matrices that scale crops of any length up to ``source`` to ``size`` pixels."""
+    """Matrices that scale crops of any length up to ``source`` to ``size`` pixels.
+
+    >>> [None if m is None else tuple(m.shape) for m in bicubic_matrices(source=3, size=2)]
+    [None, (2, 1), (2, 2), (2, 3)]
+    """
     return [None, *(bicubic_matrix(length, size) for length in range(1, source + 1))]
 
 
 def central_matrix(source: int, shorter: int, size: int) -> list[Tensor | None]:
-    """The matrix of torchvision's ``Resize(size)`` and ``CenterCrop(size)`` along one axis."""
+    """The matrix of torchvision's ``Resize(size)`` and ``CenterCrop(size)`` along one axis.
+
+    >>> central_matrix(source=4, shorter=4, size=2)[-1].shape
+    torch.Size([2, 4])
+    """
     resized = size * source // shorter
     first = round((resized - size) / 2)
     whole = bicubic_matrix(source, resized)[first : first + size]
@@ -84,7 +96,11 @@ def _cubic(x: Tensor) -> Tensor:
 
 
 def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Multiplies images (N, C, H, W) by rows (N, S, H) and columns (N, T, W), to (N, C, S, T)."""
+    """Multiplies images (N, C, H, W) by rows (N, S, H) and columns (N, T, W), to (N, C, S, T).
+
+    >>> resample(torch.rand(5, 3, 8, 6), torch.rand(5, 4, 8), torch.rand(5, 2, 6)).shape
+    torch.Size([5, 3, 4, 2])
+    """
     n, channels, height, width = images.shape
     across = torch.bmm(images.reshape(n, channels * height, width), columns.transpose(1, 2))
     stacked = across.view(n, channels, height, -1)
@@ -92,7 +108,11 @@ def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def blur(images: Tensor, radius: Tensor) -> Tensor:
-    """Blurs every image (N, C, H, W) with its own radius (N,), the standard deviation in pixels."""
+    """Blurs every image (N, C, H, W) with its own radius (N,), the standard deviation in pixels.
+
+    >>> blur(torch.rand(5, 3, 8, 8), radius=torch.full((5,), 1.5)).shape
+    torch.Size([5, 3, 8, 8])
+    """
     height, width = images.shape[-2:]
     rows = blur_matrices(radius, height)
     return resample(images, rows, rows if height == width else blur_matrices(radius, width))
@@ -104,6 +124,9 @@ def blur_matrices(radius: Tensor, size: int) -> Tensor:
     Three box blurs whose variances add up to that of the Gaussian; the boxes have fractional
     weights at both ends (Gwosdek et al., "Theoretical foundations of Gaussian convolution by
     extended box filtering", SSVM 2011). The edge pixels are repeated.
+
+    >>> blur_matrices(torch.tensor([1.0, 2.0]), size=8).sum(2).allclose(torch.ones(2, 8))
+    True
     """
     box = _boxes(_box_radius(radius), size)
     return box @ box @ box
@@ -142,6 +165,10 @@ def jitter_(images: Tensor, affine: Tensor, hue: Tensor | None, stops: Sequence[
         hue: shift in turns (N,), or ``None``.
         stops: rows ``stops[p]`` to ``stops[p + 1]`` have hue after p steps; rows from the last
             stop on have no jitter.
+
+    >>> half = torch.tensor([[[0.5, 0.0, 0.0]]])
+    >>> jitter_(torch.ones(1, 3, 2, 2), half, hue=None, stops=(0, 0, 1)).amax()
+    tensor(0.5000)
     """
     jittered = images[: stops[-1]]
     steps = affine.shape[1]
@@ -155,13 +182,22 @@ def jitter_(images: Tensor, affine: Tensor, hue: Tensor | None, stops: Sequence[
 
 
 def mix_channels(images: Tensor, matrices: Tensor, bias: Tensor) -> Tensor:
-    """``matrix @ pixel + bias`` for every pixel, with matrices (N, 3, 3)."""
+    """``matrix @ pixel + bias`` for every pixel, with matrices (N, 3, 3).
+
+    >>> swap = torch.eye(3).flip(0).expand(5, 3, 3)
+    >>> mix_channels(torch.rand(5, 3, 8, 8), swap, torch.zeros(3)).shape
+    torch.Size([5, 3, 8, 8])
+    """
     flat = images.flatten(2)
     return torch.baddbmm(bias.unsqueeze(-1), matrices, flat).view_as(images)
 
 
 def towards_grey(keep: Tensor, grey: Tensor) -> Tensor:
-    """Matrices (N, 3, 3) of ``keep x + grey * grey(x)``, weights (N,)."""
+    """Matrices (N, 3, 3) of ``keep x + grey * grey(x)``, weights (N,).
+
+    >>> towards_grey(keep=torch.zeros(1), grey=torch.ones(1))[0, 0]
+    tensor([0.2990, 0.5870, 0.1140])
+    """
     row = torch.stack([grey * weight for weight in GREY], 1)
     return torch.diag_embed(keep.unsqueeze(1).expand(-1, 3)) + row.unsqueeze(1)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from solo_ext.config.schema import DALI, CommonConfig
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.transforms import fixed_view
+from solo_ext.data.fixed import fixed_view
 
 INSTALL = "pip install 'solo-ext[dali-cuda12]' or 'solo-ext[dali-cuda13]', after your CUDA"
-AHEAD = 4
+_AHEAD = 4
 """Most batches that a pipeline reads ahead: the file that failed is in one of them."""
 
 
@@ -40,6 +40,13 @@ def device_of(cfg: CommonConfig) -> str:
 
     Raises:
         ConfigError: DALI is not installed, has no GPU, or would have to skip unreadable images.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> words = ["data.format=dali", "data.unreadable=skip"]
+    >>> device_of(check_run(compose("digits/simclr", words)))
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: data.unreadable='skip': DALI stops at an image that it c...
     """
     if cfg.data.unreadable == "skip":
         raise ConfigError(
@@ -66,7 +73,7 @@ def device_of(cfg: CommonConfig) -> str:
 class DALIViews:
     """Batches ``(views, labels)`` of files in their order, each once, for ``data.format=dali``.
 
-    Geometry and normalisation are those of :func:`solo_ext.data.transforms.eval_transform`;
+    Geometry and normalisation are those of :func:`solo_ext.data.fixed.eval_transform`;
     pixels differ from it by rounding, 0.1 to 0.2 grey levels of 255 on average.
 
     Attributes:
@@ -110,8 +117,8 @@ class DALIViews:
                 yield batch["views"], batch["labels"].flatten().long()
                 served += 1
         except RuntimeError as error:
-            first = served * self.batch_size
-            raise unreadable(error, self.files[first : first + AHEAD * self.batch_size]) from error
+            unread = self.files[served * self.batch_size :]
+            raise unreadable(error, unread, self.batch_size) from error
 
     def _pipeline(self) -> Any:
         dali = nvidia_dali()
@@ -146,7 +153,7 @@ class DALIViews:
 
 
 def _fixed_view(images: Any, size: int) -> Any:
-    """The geometry of :class:`~solo_ext.data.transforms.FixedView`, with the same rounding."""
+    """The geometry of :class:`~solo_ext.data.fixed.FixedView`, with the same rounding."""
     dali = nvidia_dali()
     fn, types = dali.fn, dali.types
     sides = images.shape(dtype=types.INT32)
@@ -172,9 +179,13 @@ def _margin(side: Any, size: int) -> Any:
     return half + (cut - 2 * half) * (half - 2 * (half // 2))
 
 
-def unreadable(error: RuntimeError, files: Sequence[str]) -> Exception:
-    """Error for a pipeline that failed; it names the file if one of ``files`` is the cause."""
-    text = str(error)
+def unreadable(error: RuntimeError, files: Sequence[str], batch_size: int) -> Exception:
+    """Error for a pipeline that failed; it names the file if one of the next ``files`` is at fault.
+
+    >>> unreadable(RuntimeError("out of memory"), ["a.png"], batch_size=8)
+    RuntimeError('out of memory')
+    """
+    text, files = str(error), files[: _AHEAD * batch_size]
     named = re.search(r"(?:Failed to decode sample #\d+ :|File mapping failed:) *(.+)", text)
     found = named.group(1).strip() if named else None
     if found not in files:

@@ -18,12 +18,22 @@ TRAIN_PER_CLASS = 140
 
 
 def add_resolvers() -> None:
-    """Registers ``${solo_ext.digits:<split>}``, the digits' folder in shipped configs."""
+    """Registers ``${solo_ext.digits:<split>}``, the digits' folder in shipped configs.
+
+    ``${solo_ext.digits:<split>,turned}`` is that of the turned digits.
+
+    >>> add_resolvers()
+    >>> OmegaConf.has_resolver("solo_ext.digits")
+    True
+    """
     if not OmegaConf.has_resolver("solo_ext.digits"):
-        OmegaConf.register_new_resolver("solo_ext.digits", lambda split: str(digits_folder(split)))
+        OmegaConf.register_new_resolver(
+            "solo_ext.digits",
+            lambda split, *turned: str(digits_folder(split, turned=turned == ("turned",))),
+        )
 
 
-def digits_folder(split: str, root: Path | None = None) -> Path:
+def digits_folder(split: str, root: Path | None = None, *, turned: bool = False) -> Path:
     """Folder of the digits, ``<split>/<class>/<number>.png``; written on first use.
 
     The 1,797 images of 8 x 8 pixels (16 grey levels) come with scikit-learn (Alpaydin and
@@ -32,13 +42,18 @@ def digits_folder(split: str, root: Path | None = None) -> Path:
     Args:
         split: ``train`` (140 images of each class) or ``val`` (the others, 397).
         root: parent folder; :func:`solo_ext.core.files.data_root` by default.
+        turned: each image also rotated and mirrored, each of the eight ways a class of its own:
+            80 classes ``<digit>-<way>``, of eight times as many images.
 
     Raises:
         UserError: there is no such split, or the folder exists without it.
+
+    >>> sorted(folder.name for folder in digits_folder("train").iterdir())
+    ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
     """
-    folder = (root or data_root()) / "digits"
+    folder = (root or data_root()) / ("digits-turned" if turned else "digits")
     if not folder.is_dir():
-        _write(folder)
+        _write(folder, range(8) if turned else None)
     if not (folder / split).is_dir():
         raise UserError(
             f"{str(folder)!r} has no folder {split!r}; the splits are train and val, and a folder "
@@ -47,7 +62,7 @@ def digits_folder(split: str, root: Path | None = None) -> Path:
     return folder / split
 
 
-def _write(folder: Path) -> None:
+def _write(folder: Path, ways: range | None) -> None:
     # Import here: Hydra's plugin registers the resolver in every program that uses Hydra.
     import numpy as np
     from PIL import Image
@@ -63,10 +78,13 @@ def _write(folder: Path) -> None:
     for number, (pixels, target) in enumerate(zip(bunch.images, bunch.target, strict=True)):
         split = "train" if seen[target] < TRAIN_PER_CLASS else "val"
         seen[target] += 1
-        place = whole / split / str(target)
-        place.mkdir(parents=True, exist_ok=True)
         grey = Image.fromarray(np.round(pixels * (255 / 16)).astype(np.uint8))
-        grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC).save(place / f"{number:04d}.png")
+        upright = np.asarray(grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
+        for way in ways or (0,):
+            place = whole / split / (str(target) if ways is None else f"{target}-{way}")
+            place.mkdir(parents=True, exist_ok=True)
+            turned = np.rot90(upright if way < 4 else upright.T, way)
+            Image.fromarray(turned).save(place / f"{number:04d}.png")
     try:
         os.replace(whole, folder)
     except OSError:

@@ -7,49 +7,35 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.reading import Item, load_image
+from solo_ext.data.listing import Sample, Seen, note, open_listing
+from solo_ext.data.reading import ImageFiles
 
 _NUMBER = re.compile(r"0|-?[1-9]\d{0,5}")
 """Labels of this form count as numbers of classes, if all labels of a list have it."""
-
-
-class ImageFiles(Dataset[Item]):
-    """Image files and their targets.
-
-    Args:
-        samples: path and target of every image.
-        classes: names of the classes by target; empty without labels.
-
-    >>> files = ImageFiles([("ant/0.png", 0), ("bee/0.png", 1)], ["ant", "bee"])
-    >>> len(files), files.targets
-    (2, [0, 1])
-    """
-
-    def __init__(self, samples: list[tuple[str, int]], classes: list[str]) -> None:
-        self.samples, self.classes = samples, classes
-
-    @property
-    def targets(self) -> list[int]:
-        return [target for _, target in self.samples]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Item:
-        path, target = self.samples[index]
-        return load_image(path), target
+_DECIMAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 class Unlabelled(ImageFiles):
-    """All images of one folder, in the order of their names, with target -1."""
+    """All images of one folder, in the order of their names, with target -1.
+
+    >>> from solo_ext.data.digits import digits_folder
+    >>> images = Unlabelled(digits_folder("train") / "0")
+    >>> len(images), images[0][1]
+    (140, -1)
+    """
 
     def __init__(self, root: Path) -> None:
-        found = (p for p in root.iterdir() if p.suffix.lower() in IMG_EXTENSIONS)
-        super().__init__([(str(path), -1) for path in sorted(found) if not path.is_dir()], [])
+        def walk(seen: Seen, _classes: list[str]) -> Iterator[Sample]:
+            note(seen, root)
+            for name in sorted(os.listdir(root)):
+                path = root / name
+                if path.suffix.lower() in IMG_EXTENSIONS and not path.is_dir():
+                    yield str(path), -1
+
+        super().__init__(open_listing(root, _prefix(root), "images", walk))
 
 
 class ClassFolders(ImageFiles):
@@ -62,34 +48,54 @@ class ClassFolders(ImageFiles):
     Raises:
         ConfigError: no class folders, one without images, or a link to a folder that contains it.
         OSError: a folder cannot be read.
+
+    >>> from solo_ext.data.digits import digits_folder
+    >>> images = ClassFolders(digits_folder("val"), "data.val_path")
+    >>> len(images), images.classes[:3], images[0][0].size
+    (397, ['0', '1', '2'], (32, 32))
     """
 
     def __init__(self, root: Path, key: str) -> None:
-        folders = (p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-        classes = sorted(p.name for p in folders)
-        if not classes:
-            raise ConfigError(
-                key,
-                str(root),
-                "no class folders in it",
-                "lay the images out as <class>/<image>, or set data.no_labels=true for training",
-            )
-        files = {name: list(_images_below(root / name, root, key)) for name in classes}
-        empty = [name for name in classes if not files[name]]
-        if empty:
-            problem = f"no image in {len(empty)} of its class folders, the first {empty[0]!r}"
-            raise ConfigError(key, str(root), problem, "remove it or fill it")
-        samples = [(file, target) for target, name in enumerate(classes) for file in files[name]]
-        super().__init__(samples, classes)
+        def walk(seen: Seen, classes: list[str]) -> Iterator[Sample]:
+            note(seen, root)
+            folders = (p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+            classes += sorted(p.name for p in folders)
+            empty = []
+            for target, name in enumerate(classes):
+                file = None
+                for file in _images_below(root / name, root, key, seen):
+                    yield file, target
+                if file is None:
+                    empty.append(name)
+            if empty:
+                problem = f"no image in {len(empty)} of its class folders, the first {empty[0]!r}"
+                raise ConfigError(key, str(root), problem, "remove it or fill it")
+            if not classes:
+                raise ConfigError(
+                    key,
+                    str(root),
+                    "no class folders in it",
+                    "lay the images out as <class>/<image>, or set data.no_labels=true for "
+                    "training",
+                )
+
+        super().__init__(open_listing(root, _prefix(root), "classes", walk))
 
 
-def _images_below(folder: Path, root: Path, key: str) -> Iterator[str]:
+def _prefix(folder: Path) -> str:
+    """What paths of files in a folder begin with."""
+    return str(folder / "x")[:-1]
+
+
+def _images_below(folder: Path, root: Path, key: str, seen: Seen) -> Iterator[str]:
     """Image files of a class, folder by folder, in the order of their paths."""
     _refuse_circle(folder, root, key)
+    note(seen, folder)
     found = []
     for place, folders, files in os.walk(folder, onerror=_fail, followlinks=True):
         for name in folders:
             _refuse_circle(Path(place, name), root, key)
+            note(seen, os.path.join(place, name))
         found.append((place, [f for f in files if f.lower().endswith(IMG_EXTENSIONS)]))
     for place, files in sorted(found):
         yield from (os.path.join(place, file) for file in sorted(files))
@@ -122,6 +128,13 @@ class FileList(ImageFiles):
     Raises:
         ConfigError: the file is no such list, or names a file that does not exist.
         OSError: the list cannot be read.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "list.txt"
+    >>> size = file.write_text("a.png cat" + chr(10) + "b.png ant" + chr(10))
+    >>> images = FileList(file, "data.train_path", True, present=False)
+    >>> images.classes, images.targets.tolist()
+    (['ant', 'cat'], [1, 0])
     """
 
     def __init__(self, file: Path, key: str, labelled: bool, *, present: bool) -> None:
@@ -129,35 +142,43 @@ class FileList(ImageFiles):
             remedy = "give a folder, or a text file with a line `path label` for every image"
             return ConfigError(key, str(file), problem, remedy)
 
-        try:
+        def lines(check: bool) -> Iterator[tuple[Path, str]]:
             # `str.splitlines` would also split at characters that file names may contain.
-            lines = file.read_text(encoding="utf-8-sig").split("\n")
-        except UnicodeDecodeError:
-            raise refusal("a file that is no text") from None
-        paths, labels = [], []
-        for number, line in enumerate(map(str.strip, lines), 1):
-            if not line or line.startswith("#"):
-                continue
-            name, _, label = (
-                line.replace("\t", " ").rpartition(" ") if labelled else (line, "", "-1")
-            )
-            if not name.strip():
-                raise refusal(f"line {number} has no label")
-            paths.append(file.parent / name.strip())
-            labels.append(label)
-            if present and not os.path.isfile(paths[-1]):
-                raise refusal(f"line {number} names {name.strip()[:200]!r}, which is no file")
-        odd = next((label for label in labels if not _NUMBER.fullmatch(label)), None)
-        if odd is not None and all(label.removeprefix("-").isdecimal() for label in labels):
-            raise refusal(
-                f"label {odd[:200]!r} is neither a number up to 999999 without leading zeros nor a "
-                "name"
-            )
-        if odd is None:
-            targets = [max(int(label), -1) for label in labels]
-            classes = [str(number) for number in range(max(targets, default=-1) + 1)]
-        else:
-            classes = sorted(set(labels))
-            place = {name: number for number, name in enumerate(classes)}
-            targets = [place[label] for label in labels]
-        super().__init__([(str(p), t) for p, t in zip(paths, targets, strict=True)], classes)
+            with file.open(encoding="utf-8-sig") as text:
+                for number, line in enumerate(map(str.strip, text), 1):
+                    if not line or line.startswith("#"):
+                        continue
+                    name, _, label = (
+                        line.replace("\t", " ").rpartition(" ") if labelled else (line, "", "-1")
+                    )
+                    name, shown = name.strip(), name.strip()[:200]
+                    if not name:
+                        raise refusal(f"line {number} has no label")
+                    path = file.parent / name
+                    if check and present and not os.path.isfile(path):
+                        raise refusal(f"line {number} names {shown!r}, which is no file")
+                    yield path, label
+
+        def walk(seen: Seen, classes: list[str]) -> Iterator[Sample]:
+            note(seen, file)
+            try:
+                # Which numbers labels have is known when all of them are.
+                labels = dict.fromkeys(label for _, label in lines(check=True))
+            except UnicodeDecodeError:
+                raise refusal("a file that is no text") from None
+            odd = next((label for label in labels if not _NUMBER.fullmatch(label)), None)
+            if odd is not None and all(map(_DECIMAL.fullmatch, labels)):
+                raise refusal(
+                    f"label {odd[:200]!r} is neither a number up to 999999 without leading zeros "
+                    "nor a name"
+                )
+            if odd is None:
+                targets = {label: max(int(label), -1) for label in labels}
+                classes += map(str, range(max(targets.values(), default=-1) + 1))
+            else:
+                classes += sorted(labels)
+                targets = {name: number for number, name in enumerate(classes)}
+            yield from ((str(path), targets[label]) for path, label in lines(check=False))
+
+        kind = f"list, labelled={labelled}, present={present}"
+        super().__init__(open_listing(file, _prefix(file.parent), kind, walk))

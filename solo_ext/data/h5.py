@@ -40,12 +40,14 @@ class H5Images(Dataset[Item]):
 
         self.path = str(path)
         with h5py.File(self.path, "r", locking="best-effort") as file:
+            for name in file:
+                _refuse_link(file, name)
             groups = sorted(name for name in file if isinstance(file[name], h5py.Group))
-            for name in groups:
-                if file[name].file.filename != file.filename:
-                    raise ValueError(f"{name!r} is a link to another file")
             self.classes = sorted(only) if only and set(only) <= set(groups) else groups
             names = [sorted(file[name]) for name in self.classes]
+        for name, images in zip(self.classes, names, strict=True):
+            if not images:
+                raise ValueError(f"its class {name!r} has no images; remove or fill it")
         # Use one array of bytes: each worker would copy a list of a million strings.
         self._names = np.array([n.encode() for of_class in names for n in of_class], dtype=bytes)
         self.targets = np.repeat(np.arange(len(names)), [len(n) for n in names])
@@ -64,11 +66,12 @@ class H5Images(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         name = self.name_of(index)
         try:
-            file = self._opened()
-            held = file[self.classes[self.targets[index]]][self._names[index]]
-            # Links and storage of HDF5 may name any file on the machine.
+            group, image = self._opened()[self.classes[self.targets[index]]], self._names[index]
+            _refuse_link(group, image)
+            held = group[image]
+            # The storage of HDF5 may name any file on the machine.
             external = getattr(held, "external", None) or getattr(held, "is_virtual", False)
-            stored: Any = None if external or held.file.filename != file.filename else held[()]
+            stored: Any = None if external else held[()]
         except _DAMAGED as error:
             if isinstance(error, OSError) and error.errno in NOT_THE_IMAGES_FAULT:
                 raise
@@ -93,12 +96,25 @@ class H5Images(Dataset[Item]):
         return self._file[1]
 
 
+def _refuse_link(group: Any, name: str | bytes) -> None:
+    """Refuses links: they may lead to any file on the machine, or to a pipe without end."""
+    import h5py
+
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        shown = name.decode() if isinstance(name, bytes) else name
+        raise ValueError(f"{shown!r} is a link")
+
+
 def open_h5(path: str, key: str, dataset: str) -> H5Images:
     """Opens ``data.format: h5``; ``imagenet100`` selects its classes from a file of ImageNet.
 
     Raises:
         ConfigError: h5py or the file is missing, or the file is damaged or has another layout.
         OSError: the system does not allow opening it.
+
+    >>> open_h5("nowhere.h5", "data.train_path", "custom")
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: data.train_path='nowhere.h5': no such file; give the .h5...
     """
     place = Path(path).expanduser()
     if not place.is_file():

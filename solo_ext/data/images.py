@@ -17,10 +17,11 @@ from torchvision import datasets
 
 from solo_ext.config import schema
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.folders import ClassFolders, FileList, ImageFiles, Unlabelled
+from solo_ext.data.folders import ClassFolders, FileList, Unlabelled
 from solo_ext.data.h5 import open_h5
 from solo_ext.data.huggingface import open_huggingface
 from solo_ext.data.reading import (
+    ImageFiles,
     Images,
     Item,
     Skipping,
@@ -34,7 +35,11 @@ Split = Literal["train", "val"]
 
 
 class WithoutLabels(Dataset[Item]):
-    """The images of another data set, with target -1."""
+    """The images of another data set, with target -1.
+
+    >>> WithoutLabels([("an image", 2), ("another", 0)])[0]
+    ('an image', -1)
+    """
 
     def __init__(self, images: Images) -> None:
         self.images = images
@@ -181,10 +186,15 @@ def files_of(images: Images) -> list[str]:
 
     Raises:
         ConfigError: the data set has no files.
+
+    >>> from solo_ext.data.listing import Listing
+    >>> files_of(ImageFiles(Listing.of([("ant/0.png", 0), ("bee/0.png", 1)], ["ant", "bee"])))
+    ['ant/0.png', 'bee/0.png']
     """
     source, indices = unwrapped(images, range(len(images)))
     if hasattr(source, "samples"):
-        return [str(source.samples[index][0]) for index in indices]
+        paths = [str(path) for path, _ in source.samples]
+        return [paths[index] for index in indices]
     raise ConfigError(
         "data.format",
         "dali",
@@ -201,6 +211,11 @@ def images_fingerprint(images: Images) -> str | None:
 
     Returns:
         Hex digits; ``None`` if the images cannot be identified, or if unreadable ones are skipped.
+
+    >>> from solo_ext.data.listing import Listing
+    >>> here = [ImageFiles(Listing.of([(f"{x}/0.png", 0)], ["ant"])) for x in ("a", "b")]
+    >>> images_fingerprint(here[0]) == images_fingerprint(here[1])
+    False
     """
     return _digest(images, by_name=False)
 
@@ -212,6 +227,11 @@ def names_fingerprint(images: Images) -> str | None:
 
     Returns:
         Hex digits; ``None`` if the images cannot be identified.
+
+    >>> from solo_ext.data.listing import Listing
+    >>> here = [ImageFiles(Listing.of([(f"{x}/0.png", 0)], ["ant"])) for x in ("a", "b")]
+    >>> names_fingerprint(here[0]) == names_fingerprint(here[1])
+    True
     """
     return _digest(images, by_name=True)
 
@@ -240,8 +260,12 @@ def _entries(source: Any, by_name: bool) -> Iterable[Any] | None:
     if isinstance(getattr(source, "fingerprint", None), str):
         return [source.fingerprint]
     if hasattr(source, "samples"):
-        paths = [os.fspath(path) for path, _ in source.samples]
-        named = _from_root(paths) if by_name else map(file_state, paths)
+        # That of many images was taken when they were listed.
+        known = getattr(source.samples, "digest", None) if by_name else None
+        if known is not None:
+            return [known]
+        paths = (os.fspath(path) for path, _ in source.samples)
+        named = _from_root(list(paths)) if by_name else map(file_state, paths)
         return zip(named, (target for _, target in source.samples), strict=True)
     if hasattr(source, "base_folder"):
         # torchvision's data sets are a few large files, and an argument selects the split.

@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 from solo_ext.config.schema import CommonConfig, RunConfig
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali import DALIViews
+from solo_ext.data.fixed import eval_transform, fixed_view
 from solo_ext.data.images import files_of
 from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
 from solo_ext.data.reading import (
@@ -22,13 +23,22 @@ from solo_ext.data.reading import (
     targets_of,
     too_many,
 )
-from solo_ext.data.transforms import eval_transform, fixed_view, pretrain_transform
+from solo_ext.data.transforms import pretrain_transform
 from solo_ext.data.views import EpochSampler, FixedViews, TrainingViews
 from solo_ext.data.workers import WorkerLoader
 
 
 class StatefulLoader:
-    """Mixin of loaders that know their position and can return to it."""
+    """Mixin of loaders that know their position and can return to it.
+
+    >>> class Numbers(StatefulLoader):
+    ...     def __iter__(self): yield from self.counted(range(len(self)))
+    >>> loader = Numbers()
+    >>> loader.start_at(EpochSampler(6, seed=5), batch_size=2)
+    >>> loader.load_state_dict({"epoch": 0, "batches": 1})
+    >>> next(iter(loader)), loader.state_dict()
+    (0, {'epoch': 0, 'batches': 2})
+    """
 
     def start_at(self, order: EpochSampler, batch_size: int) -> None:
         """Takes over the position of ``order``; called by constructors."""
@@ -187,6 +197,13 @@ def epoch_sampler(run: RunConfig, images: Images) -> EpochSampler:
 
     Raises:
         ConfigError: the batch is larger than the data set.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> from solo_ext.data.images import open_images
+    >>> run = check_run(compose("digits/simclr"))
+    >>> len(epoch_sampler(run, open_images(run.data, "train")))
+    1400
     """
     sampler = EpochSampler(len(images), run.seed)
     if run.optimizer.batch_size > len(sampler):
@@ -207,6 +224,15 @@ def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader:
 
     Raises:
         ConfigError: the batch is larger than the data set, or images cannot form a batch.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> from solo_ext.data.images import open_images
+    >>> by_image = ["data.augmentation=image", "data.in_memory=false"]
+    >>> run = check_run(compose("digits/simclr", by_image))
+    >>> indices, crops, targets = next(iter(pretrain_loader(run, open_images(run.data, "train"))))
+    >>> indices.shape, [tuple(crop.shape) for crop in crops]
+    (torch.Size([200]), [(200, 3, 32, 32), (200, 3, 32, 32)])
     """
     sampler = epoch_sampler(run, images)
     data, batch_size = run.data, run.optimizer.batch_size
@@ -228,6 +254,14 @@ def fixed_loader(
 
     Raises:
         ConfigError: with ``data.format=dali``, DALI cannot run here or read the data set.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> from solo_ext.data.images import open_images
+    >>> run = check_run(compose("digits/simclr"))
+    >>> images, targets = next(iter(fixed_loader(run, open_images(run.data, "val"), batch_size=8)))
+    >>> images.shape, targets.shape
+    (torch.Size([8, 3, 32, 32]), torch.Size([8]))
     """
     per_batch = batch_size or cfg.optimizer.batch_size
     if cfg.data.format == "dali":

@@ -73,13 +73,23 @@ class ViewMixer:
 
 
 def mixup(view: Tensor, drawn: MixDraws) -> Tensor:
-    """``s x + (1 - s) x'``."""
+    """``s x + (1 - s) x'``.
+
+    >>> drawn = MixDraws(torch.tensor([1, 0]), torch.tensor([0.75, 1.0]), torch.zeros(2, 2))
+    >>> mixup(torch.arange(2.0).view(2, 1, 1, 1).expand(2, 3, 4, 4), drawn)[:, 0, 0, 0]
+    tensor([0.2500, 1.0000])
+    """
     share = drawn.share.view(-1, 1, 1, 1).to(view.dtype)
     return torch.lerp(view[drawn.partner], view, share)
 
 
 def cutmix(view: Tensor, drawn: MixDraws) -> Tensor:
-    """Pastes a box of sides ``sqrt(1 - s)`` of the other image."""
+    """Pastes a box of sides ``sqrt(1 - s)`` of the other image.
+
+    >>> drawn = MixDraws(torch.tensor([1, 0]), torch.tensor([0.75, 1.0]), torch.full((2, 2), 0.5))
+    >>> cutmix(torch.arange(2.0).view(2, 1, 1, 1).expand(2, 3, 4, 4), drawn)[:, 0].mean((1, 2))
+    tensor([0.2500, 1.0000])
+    """
     inside = [
         _near(length, centre, drawn.share)
         for length, centre in zip(view.shape[-2:], drawn.centre.unbind(1), strict=True)

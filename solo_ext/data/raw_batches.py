@@ -24,7 +24,6 @@ from solo_ext.data.reading import (
     targets_of,
     unwrapped,
 )
-from solo_ext.data.transforms import MultiCrop
 from solo_ext.data.views import SampleKey, TrainingViews
 
 _MOST_BYTES = 8 << 30
@@ -32,7 +31,14 @@ _MOST_BYTES = 8 << 30
 
 
 class DecodedPixels:
-    """Decodes images on access; all have the size of the first."""
+    """Decodes images on access; all have the size of the first.
+
+    >>> from PIL import Image
+    >>> pixels = DecodedPixels([(Image.new("RGB", (10, 8)), 3)] * 5)
+    >>> indices, images, targets = pixels.read([3, 1])
+    >>> indices.tolist(), images.shape, targets.tolist()
+    ([3, 1], torch.Size([2, 3, 8, 10]), [3, 3])
+    """
 
     def __init__(self, images: Images) -> None:
         self.images = images
@@ -50,7 +56,7 @@ class DecodedPixels:
         for place, asked in enumerate(samples):
             sample, (image, target) = read_sample(self.images, asked)
             if image.size != (self.width, self.height):
-                # Of its errors only this one survives a worker as one line.
+                # A worker passes this error on as one line, others as a traceback.
                 raise UnreadableImage(
                     f"data.augmentation='batch': image {name_of(self.images, sample)!r} has "
                     f"{image.width} x {image.height} pixels, the first {self.width} x "
@@ -109,6 +115,10 @@ def open_pixels(images: Images, in_memory: bool) -> Pixels:
     Raises:
         ConfigError: with ``in_memory`` they are too many to hold.
         UnreadableImage: with ``in_memory`` images have several sizes.
+
+    >>> from PIL import Image
+    >>> type(open_pixels([(Image.new("RGB", (10, 8)), 3)] * 5, in_memory=True)).__name__
+    'HeldPixels'
     """
     # Images that are already in memory cannot be unreadable.
     whole, rows = unwrapped(images, range(len(images)))
@@ -144,10 +154,17 @@ class RawBatch(NamedTuple):
 
 
 class RawBatches(TrainingViews):
-    """A training set that is read batch by batch, by ``pixels``."""
+    """A training set that is read batch by batch, by ``pixels``.
+
+    >>> from PIL import Image
+    >>> images = [(Image.new("RGB", (10, 8)), 3)] * 5
+    >>> raw = RawBatches(images, open_pixels(images, in_memory=False))
+    >>> raw.__getitems__([SampleKey(epoch=0, sample=3), SampleKey(epoch=0, sample=1)]).images.shape
+    torch.Size([2, 3, 8, 10])
+    """
 
     def __init__(self, images: Images, pixels: Pixels) -> None:
-        super().__init__(images, MultiCrop([], []), 0)
+        super().__init__(images)
         self.pixels = pixels
 
     def __getitem__(self, key: SampleKey) -> Any:

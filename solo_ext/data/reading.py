@@ -17,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset, Subset
 
 from solo_ext.core.errors import UserError
+from solo_ext.data.listing import Listing
 
 Item = tuple[Image.Image, int]
 """An image and its target, -1 without a label."""
@@ -47,6 +48,9 @@ class UnreadableImage(UserError):
         what: a path, or where else the image is kept. Without ``reason`` it is a whole message,
             because ``DataLoader`` rebuilds a worker's error from its type and traceback text.
         reason: what is wrong with it.
+
+    >>> str(UnreadableImage("a.png", "it is empty"))[:44]
+    "image 'a.png' cannot be read: it is empty; m"
     """
 
     def __init__(self, what: str, reason: str | None = None) -> None:
@@ -68,6 +72,10 @@ def load_image(path: str | os.PathLike[str]) -> Image.Image:
 
     Raises:
         UnreadableImage: it is missing, not permitted, empty, truncated, no image, or too large.
+
+    >>> load_image("nothing.png")
+    Traceback (most recent call last):
+    solo_ext.data.reading.UnreadableImage: image 'nothing.png' cannot be read: it is not there...
     """
     return _read(Path(path), os.fspath(path))
 
@@ -136,6 +144,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
     Raises:
         ValueError: grey levels of unknown range (floating point, or beyond 16 bits).
+
+    >>> to_rgb(Image.fromarray(np.full((1, 1), 257, dtype=np.uint16))).getpixel((0, 0))
+    (1, 1, 1)
     """
     if image.mode == "I" or image.mode.startswith("I;16"):
         # A TIFF states its bits; other images of more than 8 bits have 16.
@@ -159,8 +170,41 @@ def _eight_bits(grey: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     return scaled.astype(np.uint8)
 
 
+class ImageFiles(Dataset[Item]):
+    """Image files and their targets.
+
+    Attributes:
+        samples: path and target of every image.
+        classes: names of the classes by target; empty without labels.
+
+    >>> files = ImageFiles(Listing.of([("ant/0.png", 0), ("bee/0.png", 1)], ["ant", "bee"]))
+    >>> len(files), files.targets.tolist()
+    (2, [0, 1])
+    """
+
+    def __init__(self, samples: Listing) -> None:
+        self.samples, self.classes = samples, samples.classes
+
+    @property
+    def targets(self) -> NDArray[np.int32]:
+        """Targets (n,) of all images."""
+        return self.samples.targets
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Item:
+        path, target = self.samples[index]
+        return load_image(path), target
+
+
 class Skipping(Dataset[Item]):
-    """Marks a data set of which unreadable images are skipped (``data.unreadable=skip``)."""
+    """Marks a data set of which unreadable images are skipped (``data.unreadable=skip``).
+
+    >>> read_sample(Skipping(ImageFiles(Listing.of([("nothing.png", 0)], ["ant"]))), 0)
+    Traceback (most recent call last):
+    solo_ext.data.reading.UnreadableImage: data.unreadable='skip': none of 1 images in a row c...
+    """
 
     def __init__(self, images: Images) -> None:
         self.images = images
@@ -180,6 +224,9 @@ def read_sample(images: Images, index: int) -> tuple[int, Item]:
 
     Raises:
         UnreadableImage: unreadable images are refused, or :data:`MOST_IN_A_ROW` follow each other.
+
+    >>> read_sample([("an image", 2), ("another", 0)], 1)
+    (1, ('another', 0))
     """
     if not isinstance(images, Skipping):
         return index, images[index]
@@ -200,7 +247,11 @@ def passed_over(asked: int, served: int, size: int) -> list[int]:
 
 
 def too_many(count: int, images: Images, last: int) -> UnreadableImage:
-    """Error for ``count`` samples in a row, up to ``last``, that cannot be read."""
+    """Error for ``count`` samples in a row, up to ``last``, that cannot be read.
+
+    >>> str(too_many(1, ImageFiles(Listing.of([("nothing.png", 0)], ["ant"])), 0))[:51]
+    "data.unreadable='skip': none of 1 images in a row c"
+    """
     return UnreadableImage(
         f"data.unreadable='skip': none of {count} images in a row can be read, the last "
         f"{name_of(images, last)!r} ({reason_of(images, last)}); look whether the data set is "
@@ -209,7 +260,11 @@ def too_many(count: int, images: Images, last: int) -> UnreadableImage:
 
 
 def reason_of(images: Images, index: int) -> str:
-    """Reads a sample again and says what is wrong with it."""
+    """Reads a sample again and says what is wrong with it.
+
+    >>> reason_of(ImageFiles(Listing.of([("nothing.png", 0)], ["ant"])), 0)
+    'it is not there'
+    """
     try:
         images[index]
     except UnreadableImage as error:
@@ -218,7 +273,11 @@ def reason_of(images: Images, index: int) -> str:
 
 
 def unwrapped(images: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:
-    """The data set within :class:`Skipping` and ``Subset``, and where its samples are there."""
+    """The data set within :class:`Skipping` and ``Subset``, and where its samples are there.
+
+    >>> unwrapped(Subset(["a", "b", "c"], [2, 0]), range(2))
+    (['a', 'b', 'c'], [2, 0])
+    """
     while isinstance(images, Skipping | Subset):
         if isinstance(images, Subset):
             of_part = images.indices
@@ -255,7 +314,11 @@ def targets_of(images: Images) -> list[int]:
 
 
 def file_state(path: str | Path) -> str:
-    """Path, size and time of change of a file, which may be missing."""
+    """Path, size and time of change of a file, which may be missing.
+
+    >>> file_state("/nothing.png")
+    '/nothing.png FileNotFoundError'
+    """
     path = Path(path)
     try:
         state = path.stat()

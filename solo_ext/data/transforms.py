@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from PIL import Image, ImageFilter, ImageOps
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision import transforms as T
 
-from solo_ext.config.schema import Augmentation, CommonConfig, Crop
-
-Transform = Callable[[Image.Image], Tensor]
-Statistics = tuple[Sequence[float], Sequence[float]]
-
-STATISTICS: dict[str, Statistics] = {
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "stl10": ((0.4914, 0.4823, 0.4466), (0.2470, 0.2430, 0.2610)),
-}
-"""Mean and standard deviation per channel; other data sets use ImageNet's."""
+from solo_ext.config.schema import Augmentation
+from solo_ext.data.fixed import Transform, statistics
 
 BLUR_RADIUS = (0.1, 2.0)
 """Smallest and largest radius in pixels."""
 
 
 class GaussianBlur:
-    """Blurs with a radius drawn uniformly from :data:`BLUR_RADIUS`."""
+    """Blurs with a radius drawn uniformly from :data:`BLUR_RADIUS`.
+
+    >>> GaussianBlur()(Image.new("RGB", (12, 12))).size
+    (12, 12)
+    """
 
     def __call__(self, image: Image.Image) -> Image.Image:
         radius = torch.empty(()).uniform_(*BLUR_RADIUS).item()
@@ -36,7 +30,12 @@ class GaussianBlur:
 
 
 class MultiCrop:
-    """All crops of one image: as many by each of ``transforms`` as ``counts`` says."""
+    """All crops of one image: as many by each of ``transforms`` as ``counts`` says.
+
+    >>> crops = MultiCrop([T.RandomCrop(8), T.RandomCrop(4)], [2, 1])
+    >>> [crop.size for crop in crops(Image.new("RGB", (12, 12)))]
+    [(8, 8), (8, 8), (4, 4)]
+    """
 
     def __init__(self, transforms: Sequence[Transform], counts: Sequence[int]) -> None:
         self.transforms, self.counts = list(transforms), list(counts)
@@ -51,27 +50,6 @@ class MultiCrop:
             for transform, count in zip(self.transforms, self.counts, strict=True)
             for _ in range(count)
         ]
-
-
-def statistics(dataset: str, crop: Crop) -> Statistics:
-    """Mean and standard deviation for the normalisation in pretraining and evaluation.
-
-    Those of ``crop``, an entry of ``augmentations``, are for data sets without their own.
-
-    >>> statistics("custom", Crop(crop_size=8, mean=[0.5] * 3, std=[0.2] * 3))
-    ([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
-    """
-    if dataset in STATISTICS:
-        return STATISTICS[dataset]
-    # The config of a method in training leaves out keys that are null.
-    mean, std = getattr(crop, "mean", None), getattr(crop, "std", None)
-    return mean or IMAGENET_DEFAULT_MEAN, std or IMAGENET_DEFAULT_STD
-
-
-def fixed_view(cfg: CommonConfig) -> tuple[int, Statistics]:
-    """Side and statistics of the fixed views of a config: those of its first pipeline."""
-    first = cfg.augmentations[0]
-    return first.crop_size, statistics(cfg.data.dataset, first)
 
 
 def pretrain_transform(dataset: str, augmentations: Sequence[Augmentation]) -> MultiCrop:
@@ -111,36 +89,8 @@ def _pipeline(a: Augmentation, mean: Sequence[float], std: Sequence[float]) -> T
             steps.append(T.RandomApply([transform], p=chance.prob))
     if a.horizontal_flip.prob:
         steps.append(T.RandomHorizontalFlip(p=a.horizontal_flip.prob))
-    return T.Compose([*steps, T.ToTensor(), T.Normalize(mean, std)])  # type: ignore[no-any-return]
-
-
-def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Transform:
-    """One fixed view per image, of the size used in pretraining.
-
-    Images whose sides already are ``size`` are left alone; others are scaled so that a centre crop
-    of ``size`` keeps 7/8 of the shorter side, as is usual for 256 and 224. Images smaller than
-    ``size`` are scaled up to it.
-
-    >>> eval_transform(32, (0.5,) * 3, (0.5,) * 3)(Image.new("RGB", (50, 40))).shape
-    torch.Size([3, 32, 32])
-    """
-    steps = [FixedView(size), T.ToTensor(), T.Normalize(mean, std)]
+    steps += [T.ToTensor(), T.Normalize(mean, std)]
+    if erasing := a.random_erasing:
+        scale, ratio = (erasing.min_scale, erasing.max_scale), erasing.max_ratio
+        steps.append(T.RandomErasing(erasing.prob, scale, (1 / ratio, ratio)))
     return T.Compose(steps)  # type: ignore[no-any-return]
-
-
-class FixedView:
-    """The geometry of :func:`eval_transform`, PIL image to PIL image.
-
-    >>> FixedView(224)(Image.new("RGB", (400, 320))).size
-    (224, 224)
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        if image.size == (self.size, self.size):
-            return image
-        shorter = self.size if min(image.size) <= self.size else round(self.size * 8 / 7)
-        resized = T.functional.resize(image, shorter, T.InterpolationMode.BICUBIC)
-        return T.functional.center_crop(resized, [self.size])  # type: ignore[no-any-return]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from solo_ext.core import distributed
-from solo_ext.core.draws import mix
+from solo_ext.core.draws import mix, permutation
 from solo_ext.data.reading import Images, Skipping, UnreadableImage, read_sample
-from solo_ext.data.transforms import MultiCrop, Transform
+
+Crops = Callable[[Image.Image], list[Tensor]]
+_AT_ONCE = 4096
+"""Entries of the order that are taken at a time."""
 
 
 class SampleKey(NamedTuple):
@@ -23,7 +28,7 @@ class SampleKey(NamedTuple):
 
 
 class EpochSampler(Sampler[SampleKey]):
-    """Permutation of the data set drawn from (seed, epoch), divided among the ranks.
+    """A :func:`~solo_ext.core.draws.permutation` by (seed, epoch), divided among the ranks.
 
     Every rank yields the same number of samples: a remainder that does not divide evenly is left
     out of that epoch.
@@ -58,12 +63,13 @@ class EpochSampler(Sampler[SampleKey]):
 
     def __iter__(self) -> Iterator[SampleKey]:
         replicas, rank = self._share()
-        generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
-        order = torch.randperm(self.size, generator=generator)
-        mine = order[: len(self) * replicas][rank::replicas]
         epoch = self.epoch
-        for index in mine[self.start :].tolist():
-            yield SampleKey(epoch, index)
+        entries = permutation(self.size, mix(self.seed, epoch))
+        count = len(self)
+        for first in range(self.start, count, _AT_ONCE):
+            own = np.arange(first, min(first + _AT_ONCE, count))
+            for index in entries(own * replicas + rank).tolist():
+                yield SampleKey(epoch, index)
 
 
 class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
@@ -72,7 +78,12 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
     If another sample replaces an unreadable one, index and target are its own. Its crops are drawn
     for the requested sample, so that they differ from those that it has as itself.
 
-    >>> from PIL import Image
+    Args:
+        images: the training images.
+        transform: from an image to its crops; none where something else makes them.
+        seed: seed of the run.
+
+    >>> from solo_ext.data.transforms import MultiCrop
     >>> from torchvision.transforms import ToTensor
     >>> images = [(Image.new("RGB", (8, 8)), 3)] * 4
     >>> views = TrainingViews(images, MultiCrop([ToTensor()], [2]), seed=5)
@@ -81,7 +92,7 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
     (1, [(3, 8, 8), (3, 8, 8)], 3)
     """
 
-    def __init__(self, images: Images, transform: MultiCrop, seed: int) -> None:
+    def __init__(self, images: Images, transform: Crops | None = None, seed: int = 0) -> None:
         self.images, self.transform, self.seed = images, transform, seed
 
     def __len__(self) -> int:
@@ -90,6 +101,7 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
     def __getitem__(self, key: SampleKey) -> tuple[int, list[Tensor], int]:
         epoch, index = key
         served, (image, target) = read_sample(self.images, index)
+        assert self.transform is not None
         # Without workers this process also trains, so restore its generator afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(mix(self.seed, epoch, index))
@@ -99,14 +111,13 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
 class FixedViews(Dataset[tuple[Tensor, int] | None]):
     """``(view, target)`` with a fixed transform; ``None`` for an unreadable image to be skipped.
 
-    >>> from PIL import Image
     >>> from torchvision.transforms import ToTensor
     >>> view, target = FixedViews([(Image.new("RGB", (8, 8)), 3)], ToTensor())[0]
     >>> view.shape, target
     (torch.Size([3, 8, 8]), 3)
     """
 
-    def __init__(self, images: Images, transform: Transform) -> None:
+    def __init__(self, images: Images, transform: Callable[[Image.Image], Tensor]) -> None:
         self.images, self.transform = images, transform
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from solo_ext.core.errors import ProcessLost
 
 logger = logging.getLogger(__name__)
-_JOB_SIGNALS = tuple(
+JOB_SIGNALS = tuple(
     getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, n)
 )
 _OUT_OF_MEMORY = tuple(getattr(signal, n) for n in ("SIGKILL", "SIGBUS") if hasattr(signal, n))
@@ -63,7 +63,7 @@ class WorkerLoader(DataLoader[Any]):
             batches = _started(super().__iter__)
         finally:
             if self.num_workers:
-                # Once, and after torch's own, which would wait for every worker.
+                # Register it once, and after torch's own handler, which waits for every worker.
                 atexit.unregister(_kill_workers)
                 atexit.register(_kill_workers)
         served = 0
@@ -72,9 +72,15 @@ class WorkerLoader(DataLoader[Any]):
                 served += 1
                 yield batch
             return
-        except (RuntimeError, OSError, EOFError) as error:
-            lost = _lost_of(batches)
+        except Exception as error:
+            killed = isinstance(error, RuntimeError | OSError | EOFError)
+            lost = _lost_of(batches) if killed else None
             if lost is None:
+                # torch ends the workers when the iterator is collected. If the error refers to it,
+                # their queues are collected first, and it waits five seconds for each worker.
+                self._iterator = None
+                if self.num_workers:
+                    batches._shutdown_workers()
                 raise
             if lost not in _OUT_OF_MEMORY:
                 raise ProcessLost(
@@ -125,20 +131,27 @@ def _lost_of(batches: Any) -> signal.Signals | None:
 
 
 def worker_context(num_workers: int, start_method: str | None) -> str | None:
-    """Value for ``multiprocessing_context`` of a ``DataLoader``; ``None`` is Python's default."""
+    """Value for ``multiprocessing_context`` of a ``DataLoader``; ``None`` is Python's default.
+
+    >>> worker_context(0, "fork") is None
+    True
+    """
     if not num_workers:
         return None
     if threading.current_thread() is threading.main_thread():
         chosen = start_method or multiprocessing.get_start_method(allow_none=True)
         # The first method is the default; `get_start_method()` would fix it for the program.
-        _start_helpers(chosen or multiprocessing.get_all_start_methods()[0])
+        start_helpers(chosen or multiprocessing.get_all_start_methods()[0])
     return start_method
 
 
-def _start_helpers(start_method: str) -> None:
-    """Starts Python's resource tracker and fork server so that they ignore the job's signals."""
+def start_helpers(start_method: str) -> None:
+    """Starts Python's resource tracker and fork server so that they ignore the job's signals.
+
+    >>> start_helpers("spawn")
+    """
     # A new process inherits which signals are ignored.
-    held = {n: signal.signal(n, signal.SIG_IGN) for n in _JOB_SIGNALS}
+    held = {n: signal.signal(n, signal.SIG_IGN) for n in JOB_SIGNALS}
     try:
         resource_tracker.ensure_running()
         if start_method == "forkserver":
@@ -153,8 +166,12 @@ def outlive_signals(worker: int) -> None:
 
     Clusters send a signal to every process of a job. The training process reacts to it, and needs
     its workers until it has finished the step, the E-step or the evaluation and saved its state.
+
+    >>> loader = DataLoader(range(4), batch_size=2, worker_init_fn=outlive_signals)
+    >>> [batch.tolist() for batch in loader]
+    [[0, 1], [2, 3]]
     """
-    for number in _JOB_SIGNALS:
+    for number in JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:

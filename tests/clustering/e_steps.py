@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from solo_ext.clustering import e_step
 
@@ -24,6 +23,5 @@ def steps(x: Any, **options: Any) -> list[Any]:
 def same(found: list[Any], expected: list[Any]) -> None:
     """Equal to the last bit."""
     for one, two in zip(found, expected, strict=True):
-        for name, value in vars(two).items():
-            equal = torch.equal if isinstance(value, Tensor) else lambda a, b: a == b
-            assert equal(vars(one)[name], value), name
+        assert one.objective == two.objective
+        assert all(map(torch.equal, one[:3], two[:3]))

@@ -1,6 +1,6 @@
 """What each of several gloo processes computes for ``test_distributed_kmeans.py``.
 
-A module of its own because a spawned process imports the function that it runs by name.
+A module of its own, of which each process runs ``run``.
 """
 
 from __future__ import annotations
@@ -140,6 +140,6 @@ def run(rank: int, folder: str) -> None:
     found["merged"] = merged(rows_of(x, None, True))
     found["refusals"] = refusals(rank)
     own = steps(torch.arange(rank, SAMPLES, RANKS))
-    found["steps"] = [[vars(granularity) for granularity in step] for step in own]
+    found["steps"] = [[tuple(granularity) for granularity in step] for step in own]
     torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()

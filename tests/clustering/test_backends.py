@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.clustering import k_means, kmeans, resolve_backend
+from solo_ext.clustering.backends import nearest_by_flash
 from solo_ext.core.errors import ConfigError
 
 
@@ -45,8 +45,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         (set(), "cuda", {}, "torch"),
         ({"faiss"}, "cuda:1", {}, "torch"),
         ({"flash_kmeans"}, "cuda:1", {}, "flash"),
-        ({"flash_kmeans"}, "cuda", {"sharded": True}, "torch"),
-        ({"flash_kmeans"}, "cuda", {"in_file": True}, "torch"),
+        ({"flash_kmeans"}, "cuda", {"sharded": True}, "flash"),
     ],
 )
 def test_auto(
@@ -56,11 +55,20 @@ def test_auto(
     assert resolve_backend("auto", torch.device(device), **where) == chosen
 
 
+def test_auto_is_torch_where_results_must_not_change(installed: set[str]) -> None:
+    installed |= {"flash_kmeans"}
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert resolve_backend("auto", "cuda") == "torch"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_explicit_names(installed: set[str]) -> None:
     installed |= {"faiss", "flash_kmeans"}
     assert resolve_backend("faiss", "cpu") == "faiss"
     assert resolve_backend("torch", "cuda") == "torch"
-    assert resolve_backend("flash", "cuda") == "flash"
+    assert resolve_backend("flash", "cuda", sharded=True) == "flash"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +77,6 @@ def test_explicit_names(installed: set[str]) -> None:
         ((), "fais", {}, "did you mean 'faiss'.*auto, faiss, flash, torch"),
         ((), "faiss", {}, r'faiss is not installed; pip install "solo-ext\[faiss\]"'),
         (("faiss",), "faiss", {"sharded": True}, "spread over several; use auto or torch"),
-        (("faiss",), "faiss", {"in_file": True}, "in a file; take auto or torch, or cluster a sam"),
         (("flash_kmeans",), "flash", {}, "on CUDA, these are on cpu"),
     ],
 )
@@ -121,36 +128,48 @@ def test_faiss_takes_every_row_and_few_rows(capfd: pytest.CaptureFixture[str]) -
     assert not shown.out + shown.err
 
 
-class FakeFlash(SimpleNamespace):
-    """Stands in for flash_kmeans: notes the call, seeds globally, leaves cluster 1 empty."""
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """flash-kmeans' kernel on a CPU, under Triton's interpreter."""
+    triton = pytest.importorskip("triton", reason="this build of torch comes without Triton")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("TRITON_INTERPRET=1 is not set: kernels run on the GPU")
+    module: Any = pytest.importorskip("flash_kmeans.assign_euclid_triton")
+    blocks = {"BLOCK_N": 128, "BLOCK_K": 32, "num_warps": 4, "num_stages": 1}
+    # What it asks of the tensors and of the GPU.
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    monkeypatch.setattr(module, "_need_split_d", lambda *_: False)
+    monkeypatch.setattr(module, "_heuristic_euclid_config", lambda *_, **__: blocks)
+    return monkeypatch
 
-    def batch_kmeans_Euclid(
-        self, x: Tensor, n_clusters: int, max_iters: int, tol: float, init_centroids: Tensor
-    ) -> tuple[Tensor, Tensor, int]:
-        torch.manual_seed(0)
-        self.call: dict[str, Any] = {"k": n_clusters, "max_iters": max_iters, "tol": tol}
-        self.init = init_centroids.clone()
-        means = init_centroids.clone()
-        means[0, 1] = 1e3
-        return torch.cdist(x, means).argmin(2), means, max_iters
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (300, 70, 24), (129, 33, 16)])
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+def test_flash_finds_the_nearest(flash: Any, sizes: tuple[int, int, int], offset: float) -> None:
+    n, k, d = sizes
+    draw = torch.Generator().manual_seed(0)
+    x, means = (torch.randn(m, d, generator=draw) + offset for m in (n, k))
+    means[-1] = x[0]
+    found = nearest_by_flash(x, means)
+    assert found.dtype == torch.int64
+    apart = torch.cdist(x.double(), means.double())
+    near = apart.gather(1, found[:, None])[:, 0]
+    torch.testing.assert_close(near, apart.amin(1), rtol=1e-4, atol=1e-3)
 
 
-def test_flash_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeFlash()
-    monkeypatch.setitem(sys.modules, "flash_kmeans", fake)  # type: ignore[arg-type]
-    monkeypatch.setattr(k_means, "resolve_backend", lambda *_, **__: "flash")
-    x = blobs()
-    torch.manual_seed(9)
-    before = torch.get_rng_state()
-    found = kmeans(x, 12, init=x[:12], iterations=3)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert fake.call["k"] == 12
-    assert fake.call["max_iters"] == 3
-    assert fake.call["tol"] > 0
-    assert torch.equal(fake.init, x[None, :12])
-    # The step that refills the empty cluster counts.
-    assert found.iterations == 4
-    assert torch.bincount(found.assignments, minlength=12).min() > 0
+def test_flash_takes_the_place_of_the_search_alone(flash: Any) -> None:
+    """Cold and warm, with relocation; the last assignment is torch's."""
+    flash.setattr(k_means, "resolve_backend", lambda *_, **__: "flash")
+    x = blobs(600)
+    old = kmeans(x, 40, iterations=2, seed=1, backend="torch")
+    for given in ({"seed": 1}, {"init": old.means}):
+        options: dict[str, Any] = {**given, "iterations": 3}
+        ours = kmeans(x, 40, backend="torch", precision="highest", **options)
+        theirs = kmeans(x, 40, backend="flash", **options)
+        assert (ours.backend, theirs.backend) == ("torch", "flash")
+        assert ours.iterations == theirs.iterations
+        assert torch.equal(theirs.assignments, ours.assignments)
+        assert torch.equal(theirs.means, ours.means)
 
 
 @pytest.mark.gpu
@@ -159,7 +178,7 @@ def test_flash_agrees_with_torch() -> None:
     pytest.importorskip("flash_kmeans")
     x = blobs().cuda()
     old = kmeans(x, 40, iterations=2, seed=1, backend="torch")
-    ours = kmeans(x, 40, init=old.means, iterations=4, backend="torch", relocate=False)
+    ours = kmeans(x, 40, init=old.means, iterations=4, backend="torch")
     theirs = kmeans(x, 40, init=old.means, iterations=4, backend="flash")
     assert theirs.objective == pytest.approx(ours.objective, rel=3e-3)
 

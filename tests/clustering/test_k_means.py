@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from solo_ext.clustering import (
     Clustering,
-    FeatureFile,
     cluster_concentration,
     kmeans,
     multi_granularity_kmeans,
@@ -174,18 +172,10 @@ def test_granularities_are_independent() -> None:
     assert same(warm[1], kmeans(x, 9, init=found[1].means, iterations=2))
 
 
-def test_memory_is_bounded() -> None:
-    from torch.profiler import ProfilerActivity, profile
-
+def test_memory_is_bounded(peak_bytes: Any) -> None:
     n, k = 40_000, 500
     x = sample(n, 8, dtype=torch.float32)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        kmeans(x, k, iterations=3)
-    held = peak = 0
-    for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
+    peak = peak_bytes(lambda: kmeans(x, k, iterations=3))
     # A tile of scores, and three int64 and some smaller vectors of n.
     assert 4 * 2**18 < peak < 4 * rows._TILE["cpu"] + 50 * n
     assert peak < 4 * n * k / 10
@@ -262,7 +252,6 @@ def test_what_is_said_is_said_of_all_rows(x: Tensor) -> None:
     for g in e_steps.steps(x, sample=SAMPLE, sample_seed=3):
         counts = torch.bincount(g.assignments, minlength=len(g.means))
         assert len(g.assignments) == counts.sum() == ROWS
-        assert (g.empty, g.singletons) == (int((counts == 0).sum()), int((counts == 1).sum()))
         distances = distances_to(x, g.means, g.assignments)
         phi = cluster_concentration(distances, g.assignments, len(g.means), 0.2)
         torch.testing.assert_close(g.concentration, phi, rtol=1e-6, atol=0)
@@ -284,12 +273,9 @@ def test_draw() -> None:
     assert rows.drawn(100, 0) is rows
 
 
-def test_faiss_sees_the_sample(x: Tensor, tmp_path: Path) -> None:
+def test_faiss_sees_the_sample(x: Tensor) -> None:
     pytest.importorskip("faiss")
     options: dict[str, Any] = {"iterations": 4, "sample": SAMPLE, "backend": "faiss"}
     found = kmeans(x, 40, **options)
     ours = kmeans(x, 40, **{**options, "backend": "torch"}, precision="highest")
     torch.testing.assert_close(found.means, ours.means, rtol=0, atol=1e-5)
-    file = FeatureFile(tmp_path, *x.shape)
-    file[torch.arange(ROWS)] = x
-    assert torch.equal(kmeans(file, 40, **options).means, found.means)

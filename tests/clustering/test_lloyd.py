@@ -48,9 +48,6 @@ def test_equals_a_search_from_scratch(moving: int, grid: bool) -> None:
             means[chosen] += 0.3 * torch.randn(moving, 5, generator=draw, dtype=torch.float64)
 
 
-if not hasattr(torch.backends.mkldnn, "matmul"):
-    pytest.skip("torch before 2.9 has one setting for all devices", allow_module_level=True)
-
 CPU, CUDA = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
 Setting = tuple[str, str]
 
@@ -99,17 +96,4 @@ def test_last_assignment_is_at_the_highest(monkeypatch: pytest.MonkeyPatch) -> N
     before = setting()
     kmeans(torch.rand(50, 3), 4, iterations=2, precision="medium", backend="torch")
     assert seen == {"steps": [("bf16", "tf32")] * 2, "last": [("ieee", "ieee")]}
-    assert setting() == before
-
-
-def test_works_where_only_the_old_setting_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = setting()
-    monkeypatch.setattr(torch.backends, "mkldnn", object())
-    calls: list[str] = []
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", calls.append)
-    with matmul_precision("medium"):
-        assert calls == ["medium"]
-    assert calls == ["medium", "high"]
-    monkeypatch.undo()
     assert setting() == before

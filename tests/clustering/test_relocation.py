@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -177,21 +179,13 @@ def test_order_and_repetition_do_not_matter() -> None:
     assert first.objective < kmeans(x, 40, init=init, iterations=4, relocate=False).objective
 
 
-def test_memory_is_bounded() -> None:
-    from torch.profiler import ProfilerActivity, profile
-
+def test_memory_is_bounded(peak_bytes: Any) -> None:
     n, k = 20_000, 4000
     x = torch.randn(n, 8, generator=torch.Generator().manual_seed(0))
     rows = rows_of(x, None, False)
     scale = exact_scale(rows.largest, rows.total)
     assignments = torch.arange(n) % k
     given_totals = totals(x, assignments, k, scale)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        Relocation(rows, k, scale)(assignments, *given_totals)
-    held = peak = 0
-    for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
+    peak = peak_bytes(lambda: Relocation(rows, k, scale)(assignments, *given_totals))
     # Of the K x K costs a few tiles.
     assert 4 * 256 * k < peak < 4 * k * k / 3

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,6 +47,23 @@ def test_counts_and_sizes(root: Path) -> None:
         for path in files(folder):
             with Image.open(path) as image:
                 assert (image.size, image.mode) == ((32, 32), "L")
+
+
+def test_turned_digits(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ways of each image, all of them different, the first upright."""
+    bunch = load_digits()
+    few = SimpleNamespace(images=bunch.images[:20], target=bunch.target[:20])
+    monkeypatch.setattr("sklearn.datasets.load_digits", lambda: few)
+    folder = digits_folder("train", tmp_path, turned=True)
+    assert folder == tmp_path / "digits-turned" / "train"
+    assert (len(list(folder.iterdir())), len(files(folder))) == (80, 8 * 20)
+    for number, digit in enumerate(few.target):
+        name = f"{number:04d}.png"
+        found = [np.asarray(Image.open(folder / f"{digit}-{way}" / name)) for way in range(8)]
+        upright = np.asarray(Image.open(root / "digits" / "train" / str(digit) / name))
+        ways = [np.rot90(x, k) for x in (upright, upright.T) for k in range(4)]
+        assert all(np.array_equal(one, two) for one, two in zip(found, ways, strict=True))
+        assert len({one.tobytes() for one in found}) == 8
 
 
 def test_images_are_scikit_learns(root: Path) -> None:

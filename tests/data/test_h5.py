@@ -195,6 +195,7 @@ def damaged(link: Any, name: Any) -> Any:
         (lambda p: p.write_bytes(b""), "not an HDF5 file"),
         (lambda p: write(p, {}), "no images"),
         (lambda p: write(p, {"a": {}}), "no images"),
+        (lambda p: write(p, {**classes(("a",)), "b": {}}), "its class 'b' has no images"),
         (damaged(h5py.SoftLink("/nowhere"), "b"), "or damaged"),
         (damaged(encoded(3), b"\xff\xfe/0.png"), "or damaged"),
         (damaged(encoded(3), b"a/\xff\xfe.png"), "or damaged"),

@@ -50,7 +50,7 @@ def test_reads_no_image_for_names_and_targets(
     def refuse(path: str) -> None:
         raise AssertionError(f"decoded {path}")
 
-    monkeypatch.setattr("solo_ext.data.folders.load_image", refuse)
+    monkeypatch.setattr("solo_ext.data.reading.load_image", refuse)
     assert len(targets_of(images)) == 30
     assert class_names(images) == ["ant", "bee", "cat"]
     with pytest.raises(AssertionError, match="decoded"):

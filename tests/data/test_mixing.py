@@ -19,14 +19,15 @@ def mixer(name: str = "mixup", **given: Any) -> ViewMixer:
     return ViewMixer(Mix(name=name, **given), 5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("least", [0.0, 0.6])
 @pytest.mark.parametrize("prob", [0.0, 0.3, 1.0])
-def test_shares(prob: float) -> None:
+def test_shares(prob: float, least: float) -> None:
     """Uniform from the least share to 1, with the probability, of every view anew."""
-    first, second = mixer(min_share=0.6, prob=prob).draw(0, np.arange(COUNT), 2)
+    first, second = mixer(min_share=least, prob=prob).draw(0, np.arange(COUNT), 2)
     mixed = first.share < 1
     assert abs(mixed.float().mean() - prob) <= 4 * np.sqrt(prob * (1 - prob) / COUNT)
     if prob:
-        assert stats.kstest(first.share[mixed].numpy(), "uniform", (0.6, 0.4)).pvalue > 1e-3
+        assert stats.kstest(first.share[mixed].numpy(), "uniform", (least, 1 - least)).pvalue > 1e-3
         assert (first.share != second.share).any()
         assert (first.partner != second.partner).any()
 

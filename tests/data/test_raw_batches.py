@@ -15,13 +15,15 @@ from PIL import Image
 from torch.utils.data import Subset
 from torchvision import datasets
 
+from solo_ext.config.schema import Augmentation, RunConfig
 from solo_ext.core.errors import ConfigError
 from solo_ext.data import raw_batches
+from solo_ext.data.fixed import eval_batches
 from solo_ext.data.images import open_images
 from solo_ext.data.loaders import ResumableLoader
 from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
 from solo_ext.data.reading import Images, UnreadableImage
-from solo_ext.data.views import EpochSampler, SampleKey
+from solo_ext.data.views import EpochSampler, SampleKey, TrainingViews
 from tests.data.making import same, section
 
 COUNT = 12
@@ -86,6 +88,24 @@ def test_arrays_of_torchvision_are_not_copied(kind: Any, part: bool) -> None:
     wanted = expected(subset, [3, 0])
     assert (indices.tolist(), targets.tolist()) == (wanted[0], wanted[2])
     assert torch.equal(taken, wanted[1])
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (20, 27), (12, 10)])
+def test_fixed_views_from_memory_are_those_of_files(shape: tuple[int, int]) -> None:
+    """To the bit, whether their size fits or not; an image may stand in for another."""
+    array = np.random.default_rng(0).integers(0, 256, (COUNT, 3, *shape), dtype=np.uint8)
+    rows = [*range(COUNT - 1), 0]
+    files: Any = [(Image.fromarray(array[row].transpose(1, 2, 0)), 0) for row in rows]
+    held = HeldPixels(array, [0] * COUNT, rows)
+    augmentation = Augmentation(crop_size=16, num_crops=2)
+    cfg = RunConfig.model_construct(data=section(None, num_workers=0), augmentations=[augmentation])
+    samples = [*range(COUNT)][::-1]
+    memory, single = (
+        [*eval_batches(cfg, views, samples, 5)]
+        for views in (RawBatches([], held), TrainingViews(files))
+    )
+    assert [len(batch) for batch in memory] == [5, 5, 2]
+    assert same(memory, single)
 
 
 def test_sizes_that_differ_are_refused_when_met(folder: Callable[..., Images]) -> None:

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import ToTensor
 
 from solo_ext.config.schema import Augmentation, Batch, Images, RunConfig
+from solo_ext.data.fixed import EvalViews, eval_batches
 from solo_ext.data.images import open_images
-from solo_ext.data.indexed import IndexedViews, indexed_eval_loader
 from solo_ext.data.loaders import fixed_loader, pretrain_loader
 from solo_ext.data.transforms import pretrain_transform
 from solo_ext.data.views import FixedViews, SampleKey, TrainingViews
@@ -78,7 +78,7 @@ def parts(root: Path) -> list[tuple[Any, Any]]:
         views[SampleKey(0, 0)]
         found += [
             (views, [SampleKey(epoch, i) for epoch in (0, 4) for i in (0, 2)]),
-            (IndexedViews(views, ToTensor()), [0, 2]),
+            (EvalViews(views, ToTensor()), [0, 2]),
             (FixedViews(images, ToTensor()), [0, 2]),
         ]
     return found
@@ -122,14 +122,14 @@ def test_signals_to_workers_of_a_fixed_pass(
     # A loader of torch alone installs its handler of SIGCHLD for the whole process.
     list(DataLoader([0], num_workers=1))  # type: ignore[arg-type]
     views = pretrain_loader(cfg, open_images(cfg.data, "train")).dataset
-    served: list[int] = []
+    served = 0
     others = set(multiprocessing.active_children())
-    for indices, _ in indexed_eval_loader(cfg, views, range(len(views)), 1):
-        served += indices.tolist()
-        if len(served) == 1:
+    for batch in eval_batches(cfg, views, range(len(views)), 1):
+        served += len(batch)
+        if served == 1:
             (worker,) = set(multiprocessing.active_children()) - others
             os.kill(int(worker.pid or 0), signal.Signals[number])
-    assert served == list(range(len(views)))
+    assert served == len(views)
     assert ("a data worker was killed (SIGKILL)" in caplog.text) is (number == "SIGKILL")
 
 
@@ -190,7 +190,7 @@ def test_loaders_take_the_setting(root: Path) -> None:
     loaders: list[Any] = [
         made,
         fixed_loader(cfg, images),
-        indexed_eval_loader(cfg, made.dataset, [0], 1),
+        eval_batches(cfg, made.dataset, [0], 1),
     ]
     for loader in loaders:
         assert loader.multiprocessing_context.get_start_method() == "spawn"

@@ -13,13 +13,8 @@ from torch import Tensor
 from torchvision import transforms as T
 
 from solo_ext.config.schema import Augmentation
-from solo_ext.data.transforms import (
-    STATISTICS,
-    FixedView,
-    eval_transform,
-    pretrain_transform,
-    statistics,
-)
+from solo_ext.data.fixed import STATISTICS, FixedView, eval_transform, statistics
+from solo_ext.data.transforms import pretrain_transform
 
 PLAIN: dict[str, Any] = {"mean": [0.0] * 3, "std": [1.0] * 3}
 SIDE = 16
@@ -200,3 +195,20 @@ def test_policies_follow_the_crop_and_draw_from_torch_alone(name: str) -> None:
     for view in views:
         expected = as_tensor(grey(policy(crop(image))))
         assert torch.equal(view, expected)
+
+
+def test_cutout() -> None:
+    """A square of a quarter of the view, of the mean colour; a view in four has none."""
+    erasing = {"prob": 0.75, "min_scale": 0.25, "max_scale": 0.25, "max_ratio": 1.0}
+    image = Image.new("RGB", (SIDE, SIDE), (255, 255, 255))
+    transform = pretrain_transform("custom", [augmentation(**PLAIN, random_erasing=erasing)])
+    torch.manual_seed(0)
+    erased = torch.stack([transform(image)[0] for _ in range(400)]) == 0
+    assert (erased.all(1) == erased.any(1)).all()
+    found = erased.all(1)
+    some = found.flatten(1).any(1)
+    assert 0.7 < some.float().mean() < 0.8
+    rows, columns = found[some].any(2), found[some].any(1)
+    assert set(rows.sum(1).tolist()) == set(columns.sum(1).tolist()) == {SIDE // 2}
+    assert torch.equal(found[some], rows.unsqueeze(2) & columns.unsqueeze(1))
+    assert (found.float().mean(0) > 0).all(), "anywhere"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from solo_ext.config.schema import Augmentation, Batch, RunConfig
 from solo_ext.data.batch_augment import BatchAugment
+from solo_ext.data.fixed import eval_batches
 from solo_ext.data.images import class_names, open_images
-from solo_ext.data.indexed import indexed_eval_loader
 from solo_ext.data.loaders import FixedLoader, ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import (
     MOST_IN_A_ROW,
@@ -155,6 +156,8 @@ def test_the_same_with_workers_and_after_a_resume(folder: Path, expected: Batche
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_refused_in_one_line(folder: Path, workers: int) -> None:
+    """Workers end with the error, not when it is forgotten."""
+    before = set(active_children())
     loader = loader_of(config(folder, "refuse", workers))
     with pytest.raises(UnreadableImage) as caught:
         list(loader)
@@ -167,7 +170,8 @@ def test_refused_in_one_line(folder: Path, workers: int) -> None:
     with pytest.raises(UnreadableImage, match=r"02\.png"):
         list(fixed_loader(cfg, open_images(cfg.data, "val")))
     with pytest.raises(UnreadableImage, match=r"02\.png"):
-        list(indexed_eval_loader(cfg, loader.dataset, range(SIZE), 4))
+        list(eval_batches(cfg, loader.dataset, range(SIZE), 4))
+    assert set(active_children()) <= before
 
 
 @pytest.mark.fault
@@ -193,10 +197,8 @@ def test_left_out_of_evaluation(folder: Path, batch_size: int, workers: int) -> 
 def test_a_pass_by_index_has_a_row_for_every_sample(folder: Path) -> None:
     cfg = config(folder)
     views = loader_of(cfg).dataset
-    found: dict[int, Tensor] = {}
-    for indices, pixels in indexed_eval_loader(cfg, views, range(SIZE), 5):
-        found.update(zip(indices.tolist(), pixels, strict=True))
-    assert list(found) == list(range(SIZE))
+    found = torch.cat(list(eval_batches(cfg, views, range(SIZE), 5)))
+    assert len(found) == SIZE
     for index in BROKEN:
         assert torch.equal(found[index], found[NEXT[index]])
     assert not torch.equal(found[0], found[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,14 @@ def test_is_pickled_whole(images: Any, part: bool) -> None:
     views = TrainingViews(Subset(images, [5, 2, 3, 9]) if part else images, transform(), 0)
     copy = pickle.loads(pickle.dumps(views))
     assert same(views[SampleKey(2, 3)], copy[SampleKey(2, 3)])
+
+
+@pytest.fixture(params=["drawn", "computed"], autouse=True, scope="module")
+def _both_orders(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "computed":
+            patch.setattr("solo_ext.core.draws.LARGE", 0)
+        yield
 
 
 def order(
