@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from solo_ext.pretrained.exported import Exported
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "load_exported", "register"]
+try:
+    __version__ = version("solo-ext")
+except PackageNotFoundError:
+    # A checkout on the path that was never installed.
+    __version__ = "0.0"
 
 
 def load_exported(path: str | Path) -> Exported:

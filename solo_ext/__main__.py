@@ -70,7 +70,7 @@ def _prepare(script: str) -> None:
     import torch
 
     from solo_ext import register
-    from solo_ext.core.errors import show_messages
+    from solo_ext.core.messages import show_messages
     from solo_ext.data.digits import add_resolvers
     from solo_ext.host import patches
     from solo_ext.lab.training.lightning_internals import start_other_ranks_by

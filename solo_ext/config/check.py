@@ -47,9 +47,6 @@ def trainer_arguments() -> tuple[str, ...]:
 def check_run(config: Mapping[str, Any]) -> RunConfig:
     """Validates a composed config and fills in its defaults.
 
-    Args:
-        config: plain mapping, interpolations resolved.
-
     Returns:
         The typed config; arguments of the Trainer that the schema does not name are extra fields.
 
@@ -67,9 +64,6 @@ def check_run(config: Mapping[str, Any]) -> RunConfig:
 
 def common_config(config: Mapping[str, Any] | DictConfig) -> CommonConfig:
     """Reads a config of a host or of a saved run, whose other keys may be anything.
-
-    Args:
-        config: a host's config, whose interpolations are resolved, or a plain mapping.
 
     Raises:
         ConfigError: a key that is read is missing or of the wrong type.
@@ -154,7 +148,7 @@ def _run_model() -> type[RunConfig]:
         if name not in RunConfig.model_fields
     }
     precision = RunConfig.model_fields["precision"].default
-    fields["precision"] = (_of_yaml(hints["precision"]), precision)
+    fields["precision"] = (Literal["auto"] | _of_yaml(hints["precision"]), precision)
     return create_model(
         "RunConfig", __base__=RunConfig, __cls_kwargs__={"extra": "forbid"}, **fields
     )
@@ -177,12 +171,7 @@ def _is_plain(hint: Any) -> bool:
 
 
 def validated(kind: type[M], given: Mapping[str, Any], *, prefix: str = "") -> M:
-    """Validates a mapping, and turns pydantic's errors into one line.
-
-    Args:
-        kind: the class.
-        given: plain mapping.
-        prefix: dotted key of the section, empty for the root.
+    """Validates the section at the dotted key ``prefix``; the first mistake gives one line.
 
     Raises:
         ConfigError: an unknown key if there is one, else the first mistake in schema order.

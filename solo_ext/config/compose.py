@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from solo_ext.config.schema import RunConfig
-from solo_ext.config.untrusted import check_aliases, refuse_hydra_section
+from solo_ext.config.untrusted import check_yaml, refuse_hydra_section
 from solo_ext.core.errors import ConfigError, UserError, nearest
-from solo_ext.core.files import config_root, is_file
+from solo_ext.core.files import config_root, is_file, read_text
 
 NAMESPACE = "solo_ext"
 
@@ -66,11 +71,6 @@ def compose(
     file = root / f"{full}{suffix}"
     if not is_file(file):
         raise ConfigError("--config-name", config_name, "no such config", nearest(name, known))
-    try:
-        check_aliases(file.read_bytes(), file)
-    except OSError as error:
-        raise UserError(f"config {str(file)!r} cannot be read: {error.strerror}") from error
-    refuse_hydra_section(file)
     groups, values = _split(parse(overrides))
     cfg = _composed(root, full, groups)
     OmegaConf.set_struct(cfg, False)
@@ -92,8 +92,10 @@ def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
             # Without `_self_` a config's own keys override its defaults list, as users expect.
             for message in ("Defaults list is missing", 'version_base="1.1"', "Support for .yml"):
                 warnings.filterwarnings("ignore", f"(?s).*{message}")
-            with initialize_config_dir(config_dir=str(root), version_base=version):
+            with _files_checked(), initialize_config_dir(str(root), version_base=version):
                 return hydra_compose(name, overrides=[o.input_line or "" for o in groups])
+    except UserError:
+        raise
     except MissingConfigException as error:
         missing = str(error.missing_cfg_file or name)
         options = [str(o) for o in error.options or ()]
@@ -106,6 +108,33 @@ def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
     except Exception as error:
         # YAML and Hydra raise many types of error for odd values, also AttributeError.
         raise UserError(f"config {name!r} cannot be read: {_text(error)}") from error
+
+
+class _CheckedFiles(FileConfigSource):
+    """Reads every file of a composition, once the file was found harmless."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = Path(self.path, self._normalize_file_name(config_path))
+        with contextlib.suppress(FileNotFoundError):
+            check_yaml(read_text(file), file)
+        found = super().load_config(config_path)
+        if isinstance(found.config, DictConfig):
+            # Not resolved, so that an interpolation instead of a section is refused as well.
+            refuse_hydra_section(OmegaConf.to_container(found.config))
+        return found
+
+
+@contextlib.contextmanager
+def _files_checked() -> Iterator[None]:
+    """Lets Hydra read files through :class:`_CheckedFiles`."""
+    Plugins.instance()
+    known, scheme = SourcesRegistry.instance().types, FileConfigSource.scheme()
+    before = known[scheme]
+    known[scheme] = _CheckedFiles
+    try:
+        yield
+    finally:
+        known[scheme] = before
 
 
 def _resolved(cfg: DictConfig) -> dict[str, Any]:
@@ -132,13 +161,18 @@ def _resolved(cfg: DictConfig) -> dict[str, Any]:
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Parses ``key=value`` words.
+    """Parses ``key=value`` words; ``~/`` at the start of a value is the home folder.
 
     Raises:
         UserError: a word that is not of this form.
     """
+    parts = [word.partition("=") for word in overrides]
+    words = [
+        key + sign + (os.path.expanduser(value) if value.startswith("~/") else value)
+        for key, sign, value in parts
+    ]
     try:
-        parsed = OverridesParser.create().parse_overrides(overrides=list(overrides))
+        parsed = OverridesParser.create().parse_overrides(overrides=words)
     except OverrideParseException as error:
         raise _unreadable(error.override) from None
     for override in parsed:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, SerializeAsAny, model_validator
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import (
+    LearningRate,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -17,14 +19,31 @@ from solo_ext.core.types import (
     Probability,
     ProbabilityBelowOne,
     Section,
+    refused,
 )
 
-DATASETS = ("cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom")
 Free = dict[str, Any]
 Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
 Share = Annotated[float, Gt(0), Le(1)]
-Duration = Annotated[str, Field(pattern=r"^\d+:\d\d:\d\d:\d\d$")]
-"""A time DD:HH:MM:SS."""
+
+
+def _above_zero(time: str) -> str:
+    if not any(digit in time for digit in "123456789"):
+        raise refused("more than no time")
+    return time
+
+
+def _some(time: dict[str, int]) -> dict[str, int]:
+    if not any(time.values()):
+        raise refused("more than no time")
+    return time
+
+
+Duration = (
+    Annotated[str, Field(pattern=r"^\d+:\d\d:\d\d:\d\d$"), AfterValidator(_above_zero)]
+    | Annotated[dict[str, NonNegativeInt], AfterValidator(_some)]
+)
+"""A time above 0, as DD:HH:MM:SS or as a mapping such as ``{hours: 3}``."""
 OnlineProtocol = Literal[
     "knn",
     "linear",
@@ -41,6 +60,13 @@ OnlineProtocol = Literal[
 ]
 """Names of the protocols in ``solo_ext.lab``, which this package must not import."""
 Batches = NonNegativeInt | Probability | None
+RunName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
+FolderName = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(os.path.expanduser)]
+"""A path; ``~`` is the home folder, as in a shell."""
+Strategy = Literal[
+    "auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true"
+]
+"""Strategies whose processes are started anew or by a launcher; others cannot be resumed here."""
 
 
 class Backbone(Section):
@@ -66,7 +92,7 @@ class Mix(Section):
     """``data.mix``: views keep at least ``min_share`` of themselves."""
 
     name: Literal["mixup", "cutmix"]
-    min_share: Annotated[float, Ge(0.5), Lt(1)] = 0.9
+    min_share: Annotated[float, Ge(0), Lt(1)] = 0.9
     prob: Probability = 1.0
 
 
@@ -74,8 +100,8 @@ class Images(Section):
     """``data``, as far as solo-learn's own runs have it too. ``num_*`` are filled in."""
 
     dataset: str
-    train_path: str | None = None
-    val_path: str | None = None
+    train_path: FolderName | None = None
+    val_path: FolderName | None = None
     format: Literal["image_folder", "h5", "huggingface", "dali"] = "image_folder"
     huggingface: HuggingFace | None = None
     unreadable: Literal["refuse", "skip"] = "refuse"
@@ -100,7 +126,7 @@ class Data(Images):
     """``data``: where the images are. ``num_*`` are filled in and not written by hand."""
 
     dataset: Literal["cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom"]
-    train_path: str
+    train_path: FolderName
 
 
 class DALI(Section):
@@ -156,7 +182,7 @@ class ColorJitter(Chance):
 class RandAugment(Section):
     """``rand_augment``: operations per view, and their strength from 0 to 30."""
 
-    num_ops: PositiveInt = 2
+    num_ops: Annotated[int, Gt(0), Le(100)] = 2
     magnitude: Annotated[int, Ge(0), Le(30)] = 9
 
 
@@ -166,12 +192,29 @@ class AutoAugment(Section):
     policy: Literal["imagenet", "cifar10", "svhn"]
 
 
+class RandomErasing(Section):
+    """``random_erasing``: a box of the view becomes the mean colour.
+
+    Attributes:
+        prob: of a view to be erased from.
+        min_scale: smallest area of the box, as a share of the view.
+        max_scale: largest area.
+        max_ratio: longer over shorter side at most; 1 is a square.
+    """
+
+    prob: Probability = 0.5
+    min_scale: Share = 0.02
+    max_scale: Share = 0.33
+    max_ratio: Annotated[float, Ge(1), Le(100)] = 3.3
+
+
 class View(Section):
     """What is done to an image before training on it."""
 
     rrc: RandomResizedCrop = RandomResizedCrop()
     rand_augment: RandAugment | None = None
     auto_augment: AutoAugment | None = None
+    random_erasing: RandomErasing | None = None
     color_jitter: ColorJitter = ColorJitter()
     grayscale: Chance = Chance()
     gaussian_blur: Chance = Chance()
@@ -191,7 +234,7 @@ class Crop(Section):
 class Augmentation(View, Crop):
     """One entry of ``augmentations``: a pipeline, and how many crops it makes."""
 
-    num_crops: PositiveInt
+    num_crops: Annotated[int, Gt(0), Le(100)]
 
 
 class Batch(Section):
@@ -204,24 +247,26 @@ class Optimizer(Batch):
     """``optimizer``: ``lr`` and ``classifier_lr`` are for batch 256, and scaled by batch / 256."""
 
     name: str
-    lr: PositiveFloat
+    lr: LearningRate
     weight_decay: NonNegativeFloat = 0.0
-    classifier_lr: PositiveFloat = 0.1
+    classifier_lr: LearningRate = 0.1
     exclude_bias_n_norm_wd: bool = False
     kwargs: Free = {}
 
 
 class SGD(Section):
-    """``optimizer.kwargs`` of ``sgd``; null leaves torch's default."""
+    """``optimizer.kwargs`` of ``sgd``; null: torch's default, ``fused`` on a GPU."""
 
+    fused: bool | None = None
     momentum: ProbabilityBelowOne = 0.9
     nesterov: bool | None = None
     dampening: Probability | None = None
 
 
 class LARS(SGD):
-    """``optimizer.kwargs`` of ``lars``, with solo-learn's names."""
+    """``optimizer.kwargs`` of ``lars``, with solo-learn's names; it has no fused kernel."""
 
+    fused: None = None
     eta: PositiveFloat = 1e-3
     clip_lr: bool = False
     exclude_bias_n_norm: bool = False
@@ -229,8 +274,9 @@ class LARS(SGD):
 
 
 class Adam(Section):
-    """``optimizer.kwargs`` of ``adam``; null leaves torch's default."""
+    """``optimizer.kwargs`` of ``adam``; null: torch's default, ``fused`` on a GPU."""
 
+    fused: bool | None = None
     betas: Annotated[list[ProbabilityBelowOne], Field(min_length=2, max_length=2)] | None = None
     eps: PositiveFloat | None = None
     amsgrad: bool | None = None
@@ -276,7 +322,7 @@ class Checkpoint(Section):
     """``checkpoint``: saves also within an epoch, every n steps or minutes; 0 means never."""
 
     enabled: bool = True
-    dir: str = "trained_models"
+    dir: FolderName = "trained_models"
     frequency: PositiveInt = 1
     keep_prev: bool = False
     every_n_steps: NonNegativeInt = 0
@@ -310,9 +356,13 @@ class OnlineEval(Section):
 
 
 class Performance(Section):
-    """``performance``: channels-last memory layout, unless it is disabled."""
+    """``performance``: channels-last memory layout, unless it is disabled, and ``torch.compile``.
+
+    ``compile``: true compiles backbone and heads with torch's inductor; or another backend's name.
+    """
 
     disable_channel_last: bool = False
+    compile: bool | Literal["aot_eager", "cudagraphs", "eager"] = False
 
 
 class Wandb(Section):
@@ -328,18 +378,18 @@ TRAINER: dict[str, Any] = {
     "check_val_every_n_epoch": PositiveInt | None,
     "gradient_clip_algorithm": Literal["norm", "value"] | None,
     "gradient_clip_val": NonNegativeFloat | None,
-    "limit_train_batches": Batches,
+    "limit_train_batches": PositiveInt | Share | None,
     "limit_val_batches": Batches,
     "log_every_n_steps": NonNegativeInt | None,
-    "max_steps": Annotated[int, Ge(-1)],
-    "max_time": Duration | dict[str, int] | None,
+    "max_steps": Literal[-1] | PositiveInt,
+    "max_time": Duration | None,
     "min_epochs": NonNegativeInt | None,
     "min_steps": NonNegativeInt | None,
     "num_sanity_val_steps": Annotated[int, Ge(-1)] | None,
-    "overfit_batches": NonNegativeInt | Probability,
+    "overfit_batches": Literal[0],
     "profiler": Literal["simple", "advanced", "pytorch", "xla"] | None,
     "reload_dataloaders_every_n_epochs": NonNegativeInt,
-    "val_check_interval": PositiveInt | Share | Duration | dict[str, int] | None,
+    "val_check_interval": PositiveInt | Share | Duration | None,
 }
 """Types for arguments of the ``Trainer`` whose own annotations allow values that it refuses."""
 
@@ -363,12 +413,13 @@ class CommonConfig(Section):
 class RunConfig(CommonConfig):
     """A pretraining run, as :func:`solo_ext.config.check.check_run` gives it.
 
-    Any other key is an argument of Lightning's ``Trainer``.
+    ``precision: auto`` is ``bf16-mixed`` on a CPU that gains by it, else ``32-true``. Any other key
+    is an argument of Lightning's ``Trainer``.
     """
 
     model_config = ConfigDict(extra="allow")
 
-    name: str
+    name: RunName
     method: str
     momentum: Momentum | None = None
     data: Data
@@ -381,7 +432,7 @@ class RunConfig(CommonConfig):
     online_eval: OnlineEval = OnlineEval()
     performance: Performance = Performance()
     wandb: Wandb = Wandb()
-    loggers: list[Literal["csv", "tensorboard"]] = ["csv"]
+    loggers: list[Literal["tensorboard"]] = []
     seed: Seed = 5
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_epochs: PositiveInt
@@ -389,15 +440,23 @@ class RunConfig(CommonConfig):
     num_nodes: PositiveInt = 1
     devices: PositiveInt | str | Annotated[list[NonNegativeInt], MinLen(1)] = 1
     accelerator: str = "auto"
-    strategy: str = "auto"
+    strategy: Strategy = "auto"
     precision: str | int = "32-true"
-    resume_from_checkpoint: str | None = None
+    resume_from_checkpoint: FolderName | None = None
     debug_augmentations: bool = False
     patches: list[str] = []
     # One of solo-learn's configs has these two keys of an earlier version; nothing reads them.
     augmentations_cfg: str | None = None
     wandb_cfg: str | None = None
     auto_umap: Free | None = None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it trains on the CPU: as asked for, or by ``auto`` without a GPU of CUDA."""
+        import torch
+
+        auto = self.accelerator == "auto" and not torch.cuda.is_available()
+        return self.accelerator == "cpu" or auto
 
     @property
     def world_size(self) -> int:

@@ -3,15 +3,16 @@ expand to more values than fit in memory."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
 
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.files import read_text
 
 ALLOW = "SOLO_EXT_ALLOW_CODE"
 """Environment variable; 1 allows the code that this module refuses."""
@@ -27,9 +28,6 @@ _MOST = 100_000
 def refuse_targets(config: Mapping[str, Any]) -> None:
     """Refuses ``_target_`` at any depth. Nothing here calls it, but a library that is given the
     section might.
-
-    Args:
-        config: plain mapping.
 
     Raises:
         ConfigError: there is one, and ``SOLO_EXT_ALLOW_CODE`` is not 1.
@@ -47,9 +45,6 @@ def refuse_interpolations(config: Mapping[str, Any]) -> None:
     Hydra has already resolved those of the user's own config. Any left come from the file of a run,
     whose author could use them to write an environment variable into records.
 
-    Args:
-        config: plain mapping.
-
     Raises:
         ConfigError: there is one.
 
@@ -65,37 +60,25 @@ def refuse_interpolations(config: Mapping[str, Any]) -> None:
             )
 
 
-def refuse_hydra_section(file: Path) -> None:
-    """Refuses a section ``hydra`` of a YAML file that could make Hydra import or call Python.
+def refuse_hydra_section(config: Any) -> None:
+    """Refuses a section ``hydra`` that could make Hydra import or call Python.
 
-    ``hydra.searchpath: [pkg://package]`` imports the package before the config is checked. A file
-    that cannot be read passes, because Hydra will report it.
-
-    Args:
-        file: a config that is to be composed.
+    ``hydra.searchpath: [pkg://package]`` imports the package before the config is checked.
 
     Raises:
         ConfigError: the section has other keys than ``job``, ``output_subdir``, ``run``,
             ``sweep``, and ``SOLO_EXT_ALLOW_CODE`` is not 1.
     """
-    if os.environ.get(ALLOW) == "1":
+    if os.environ.get(ALLOW) == "1" or not isinstance(config, dict):
         return
-    try:
-        config = OmegaConf.load(file)
-    except Exception:
-        # PyYAML raises many types of error; Hydra reads the same file and fails too.
-        return
-    if not isinstance(config, DictConfig) or "hydra" not in config:
-        return
-    # Not resolved, so that an interpolation instead of a section is refused as well.
-    section = OmegaConf.to_container(config)["hydra"]  # type: ignore[index, call-overload]
+    section = config.get("hydra")
     if section is None:
         return
+    problem = "settings of Hydra can name Python to run"
     if not isinstance(section, dict):
-        raise ConfigError("hydra", section, "settings of Hydra can name Python to run", _REMEDY)
+        raise ConfigError("hydra", section, problem, _REMEDY)
     for key, value in section.items():
         if key not in _PLAIN:
-            problem = "settings of Hydra can name Python to run"
             raise ConfigError(f"hydra.{key}", value, problem, _REMEDY)
 
 
@@ -125,44 +108,41 @@ def read_yaml(file: Path) -> Any:
     """Reads a YAML file; tags in it cannot make Python call anything.
 
     Raises:
-        UserError: it is not YAML, or its aliases expand to more than a config can contain.
-        OSError: it cannot be read.
+        UserError: it cannot be read, is not YAML, or its aliases (``*name``) form a circle or turn
+            a few lines into millions of values.
+        FileNotFoundError: there is no such file.
     """
-    content = file.read_bytes()
-    check_aliases(content, file)
-    try:
+    content = read_text(file)
+    check_yaml(content, file)
+    with _errors_of_yaml(file):
         return yaml.safe_load(content)
-    except Exception as error:
-        # PyYAML raises many types of error, such as KeyError for `!!bool x`.
-        reason = (str(error).splitlines() or [""])[0]
-        raise UserError(f"{file}: not YAML: {reason or type(error).__name__}") from None
 
 
-def check_aliases(content: bytes, file: Path) -> None:
-    """Refuses aliases that form a circle, or expand a few lines to millions of values.
-
-    A file that is not YAML passes, because whoever reads it next will report it.
-
-    Args:
-        content: content of the file.
-        file: for the message.
+def check_yaml(content: str, file: Path) -> None:
+    """Refuses what is no YAML, and aliases that form a circle or stand for millions of values.
 
     Raises:
-        UserError: there are such aliases.
+        UserError: it is so.
     """
-    try:
+    with _errors_of_yaml(file):
         root = yaml.compose(content, Loader=yaml.SafeLoader)
-    except Exception:
-        return
-    try:
         count = 0 if root is None else _expanded(root, {})
-    except RecursionError:
-        raise UserError(f"{file}: nested too deeply; write it flatter") from None
     if count > _MOST:
         raise UserError(
             f"{file}: its aliases (*name) lead in a circle or stand for more than {_MOST} values; "
             "write them out"
         )
+
+
+@contextlib.contextmanager
+def _errors_of_yaml(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise UserError(f"{file}: nested too deeply; write it flatter") from None
+    except Exception as error:
+        # PyYAML raises many types of error, such as KeyError for `!!bool x`.
+        raise UserError(f"{file}: not YAML: {str(error) or type(error).__name__}") from None
 
 
 def _expanded(node: yaml.Node, known: dict[int, int]) -> int:

@@ -7,9 +7,8 @@ block of :func:`propagate_rank_errors` on all ranks, which would otherwise wait 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,9 +16,6 @@ from torch import Tensor, nn
 
 from solo_ext.core.errors import UserError
 
-T = TypeVar("T")
-# Seconds between two collectives of ranks that wait while rank 0 works.
-_BEAT = 1.0
 _KNOWN = "_known_to_all_ranks"
 
 
@@ -92,6 +88,14 @@ def gather(x: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def gather_each(xs: Sequence[Tensor], *, gradient: bool = False) -> list[Tensor]:
+    """Several ``x`` (N, ...) of one shape, each as :func:`gather` gives it, by one collective."""
+    if world_size() == 1:
+        return list(xs)
+    joined = torch.stack(tuple(xs), dim=1)
+    return list((gather_with_gradient(joined) if gradient else gather(joined)).unbind(1))
+
+
 def gather_objects(own: Any) -> list[Any]:
     """Gathers one object per rank, in order of the ranks; pickled, so for small objects only."""
     if world_size() == 1:
@@ -157,50 +161,3 @@ def _exchange(error: Exception | None, device: torch.device) -> None:
     )
     setattr(told, _KNOWN, True)
     raise told
-
-
-def on_first(work: Callable[[], T], device: torch.device) -> T | None:
-    """Runs ``work`` on rank 0 while the other ranks wait, however long it takes.
-
-    In a single collective the other ranks would run into the process group's timeout. Instead, a
-    thread of rank 0 joins a short collective every second; ``work`` must release the interpreter's
-    lock now and then, as Python and most native code do.
-
-    Args:
-        work: must not use collectives.
-        device: one that the process group can send from.
-
-    Returns:
-        What ``work`` returned on rank 0, ``None`` elsewhere.
-
-    Raises:
-        RankError: another rank failed within :func:`propagate_rank_errors` before it got here.
-        UserError: instead, if its error is a UserError.
-    """
-    if world_size() == 1:
-        return work()
-    rank_barrier(device)
-    if rank() > 0:
-        while max_over_ranks(torch.tensor(0, device=device)):
-            pass
-        return None
-    done = threading.Event()
-    beats = threading.Thread(target=_beat, args=(done, device), daemon=True)
-    beats.start()
-    try:
-        return work()
-    finally:
-        done.set()
-        beats.join()
-
-
-def _beat(done: threading.Event, device: torch.device) -> None:
-    if device.type == "cuda":
-        # The current device is set per thread.
-        torch.cuda.set_device(device)
-    # If the process group itself failed, the next collective of all ranks raises the error.
-    with contextlib.suppress(RuntimeError):
-        busy = True
-        while busy:
-            busy = not done.wait(_BEAT)
-            max_over_ranks(torch.tensor(int(busy), device=device))

@@ -1,27 +1,46 @@
-"""Messages to users, and errors of one line: what was wrong, and what to do."""
+"""Errors of one line: what was wrong, and what to do."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
-import logging
+import functools
+import io
 import os
 import re
+import select
 import signal
 import sys
+import tempfile
+import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import TextIO
+from types import FrameType
 
 _LONGEST_VALUE = 120
 _ROOM = "make room, then {again}; what was written stays"
+_IN_THE_WAY = "something else of that name is in the way: remove it, or name another place"
+_DENIED = "give permission, or name another place"
+_HANDLES = "raise the limit (`ulimit -n`), or take fewer data.num_workers"
 _OF_A_DISK = {
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
     errno.EFBIG: "raise the limit",
     errno.EROFS: "name a place that can be written",
     errno.ENAMETOOLONG: "take a shorter name",
+    errno.EMFILE: _HANDLES,
+    errno.ENFILE: _HANDLES,
 }
-"""System errors that the user of a command can fix, and how."""
+_OF_A_PATH = {
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
+    errno.EEXIST: _IN_THE_WAY,
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.EISDIR: _IN_THE_WAY,
+}
+_OF_THE_SYSTEM = _OF_A_DISK | _OF_A_PATH
+"""The system's errors that the user of a command can fix, and how."""
 # torch reports a file that cannot be written as a RuntimeError with one of these words.
 OF_TORCH = re.compile(r"PytorchStreamWriter|inline_container|iostream|Parent directory")
 
@@ -79,29 +98,124 @@ class ProcessLost(UserError):
 
 
 def in_one_line(command: Callable[[], int], again: str) -> int:
-    """Runs a command; prints an error that the user can fix as one line on standard error.
+    """Runs a command; whatever ends it early is printed as one line on standard error.
+
+    The traceback of an error that no code foresaw goes to a file, which the line names.
 
     Args:
         command: returns an exit code.
         again: how to continue after an interruption or a full disk.
 
     Returns:
-        The exit code: 2 for a user error or a disk's error, 128 plus the number of a signal. Other
-        errors are raised.
+        The exit code: 2 for a user error or a disk's error, 1 for any other error, 128 plus the
+        number of a signal.
     """
+    _streams_that_print()
+    # A run replaces these handlers by its own while it trains.
+    before = {n: signal.getsignal(n) for n in _ends_a_command()}
     try:
-        return command()
+        for number in before:
+            end = _interrupt if number == signal.SIGINT else _end
+            signal.signal(number, functools.partial(end, again, os.getpid()))
+        code = command()
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         line, code = f"interrupted; {again}", 128 + signal.SIGINT
+        # If it came within a string that a library gave to `exec`, Python would end this process by
+        # the signal after all. The next `exec` makes it forget.
+        exec("")
     except UserError as error:
         line, code = str(error), error.exit_code
+    except SystemExit as left:
+        # rich leaves a program so if nobody reads its output.
+        if isinstance(left.__context__, BrokenPipeError):
+            return 128 + signal.SIGPIPE
+        raise
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _output_is_closed():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return 128 + signal.SIGPIPE
         trouble = disk_trouble(error, again)
-        if trouble is None:
-            raise
-        line, code = str(trouble), trouble.exit_code
-    print(f"solo-ext: {line}", file=sys.stderr)
+        line, code = (_unforeseen(error, again), 1) if trouble is None else (str(trouble), 2)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    with contextlib.suppress(OSError):
+        print(f"solo-ext: {line}", file=sys.stderr)
     return code
+
+
+def _output_is_closed() -> bool:
+    """Whether whoever read standard output has closed it, as `head` does."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _streams_that_print() -> None:
+    """Makes standard output and error take any text, also where they are closed or ASCII."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _ends_a_command() -> list[int]:
+    """Signals that nobody else handles; none outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    names = ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    of_python = (signal.SIG_DFL, signal.default_int_handler)
+    return [n for n in numbers if signal.getsignal(n) in of_python]
+
+
+def _interrupt(again: str, pid: int, number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib."):
+            _end(again, pid, number, frame)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _end(again: str, pid: int, number: int, frame: FrameType | None) -> None:
+    # A library that is being imported can swallow an exception and fail later by an error of its
+    # own, as numpy does, or abort in its C++.
+    if os.getpid() == pid:
+        name = signal.Signals(number).name
+        what = "interrupted" if number == signal.SIGINT else f"stopped by {name}"
+        os.write(2, f"solo-ext: {what}; {again}\n".encode())
+    os._exit(128 + number)
+
+
+def _unforeseen(error: Exception, again: str) -> str:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return f"out of memory; take smaller batches, fewer workers or more memory, then {again}"
+    # Whoever raised it, or let it pass, may know better how to go on.
+    again = getattr(error, "__notes__", [again])[-1]
+    return f"{logged(error)}; {again}"
+
+
+def logged(error: BaseException) -> str:
+    """Writes the traceback of an error to a file; says in one line what happened, and where it is.
+
+    Args:
+        error: one that no code foresaw.
+    """
+    text = "".join(traceback.format_exception(error))
+    first = (str(error).strip().splitlines() or [""])[0][:_LONGEST_VALUE]
+    what = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    try:
+        handle, file = tempfile.mkstemp(prefix="solo-ext-", suffix=".log")
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as log:
+            log.write(text)
+    except OSError:
+        print(text, file=sys.stderr)
+        return what
+    return f"{what} (details in {file})"
 
 
 def disk_trouble(error: BaseException, again: str) -> UserError | None:
@@ -126,6 +240,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         cause = following.__cause__
         context = None if following.__suppress_context__ else following.__context__
         following = cause or context
+        if cause is None and isinstance(context, OSError) and context.errno in _OF_A_PATH:
+            # A program often tries a path first; what it then does may fail for its own reasons.
+            return
 
 
 def disk_errno(error: BaseException) -> int | None:
@@ -135,9 +252,9 @@ def disk_errno(error: BaseException) -> int | None:
         error: from the system, or from a library such as safetensors that only reports it as text.
     """
     if isinstance(error, OSError):
-        return error.errno if error.errno in _OF_A_DISK else None
+        return error.errno if error.errno in _OF_THE_SYSTEM else None
     text = str(error)
-    return next((number for number in _OF_A_DISK if os.strerror(number) in text), None)
+    return next((number for number in _OF_THE_SYSTEM if os.strerror(number) in text), None)
 
 
 def _trouble(error: BaseException) -> tuple[str, str] | None:
@@ -146,7 +263,7 @@ def _trouble(error: BaseException) -> tuple[str, str] | None:
     if number is not None:
         file = getattr(error, "filename", None)
         named = "" if file is None else f": {str(file)[:_LONGEST_VALUE]!r}"
-        return os.strerror(number) + named, _OF_A_DISK[number]
+        return os.strerror(number) + named, _OF_THE_SYSTEM[number]
     text = " ".join(str(error).split())[:_LONGEST_VALUE]
     if isinstance(error, RuntimeError) and OF_TORCH.search(text):
         return f"a file cannot be written ({text})", _ROOM
@@ -184,36 +301,3 @@ def _shown(value: object) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
-
-
-class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to the current ``sys.stderr``, which progress bars replace."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Drops records that a handler of the root logger already prints."""
-        return not any(
-            type(handler) is logging.StreamHandler and handler.level <= record.levelno
-            for handler in logging.root.handlers
-        )
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr
-
-
-def show_messages() -> None:
-    """Prints the messages of the ``solo_ext`` loggers from now on.
-
-    Call it again after other code configured logging: Hydra's ``job_logging: disabled``, as in
-    solo-learn's configs, disables every existing logger.
-    """
-    logger = logging.getLogger("solo_ext")
-    for name, known in logging.root.manager.loggerDict.items():
-        if isinstance(known, logging.Logger) and name.partition(".")[0] == "solo_ext":
-            known.disabled = False
-    logger.setLevel(logging.INFO)
-    if not any(isinstance(handler, _Stderr) for handler in logger.handlers):
-        logger.addHandler(_Stderr())

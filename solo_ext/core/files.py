@@ -7,14 +7,19 @@ import json
 import os
 import re
 import socket
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter, ValidationError
 
 from solo_ext.core.errors import UserError, disk_errno
 
+M = TypeVar("M")
+MOST_BYTES = 64 << 20
+"""Most bytes of a config or a record; the largest have a few."""
 CHECKPOINT_NAME = re.compile(r"-ep=(?P<epoch>\d+)(?:-step=(?P<step>\d+))?\.ckpt$")
 """End of a checkpoint's name: its epoch, and its step if it was saved within the epoch."""
 
@@ -41,6 +46,13 @@ def data_root() -> Path:
     return Path(os.environ.get("SOLO_EXT_DATA", "datasets"))
 
 
+def cache_root() -> Path:
+    """Folder of what is made once: the environment's ``SOLO_EXT_CACHE``, or the user's own."""
+    # `Path.home` fails for users without a home, as containers have them.
+    own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("SOLO_EXT_CACHE") or os.path.join(own, "solo_ext"))
+
+
 def is_file(path: Path) -> bool:
     """Whether the file exists; a name that the system does not allow is no error.
 
@@ -53,18 +65,103 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file that may come from someone else, to be read.
+
+    A pipe would wait for a writer forever, and a device may never end.
+
+    Raises:
+        UserError: it is neither a file nor a link to one, or the system does not let it be read.
+        FileNotFoundError: there is nothing of that name.
+
+    >>> open_regular(Path("/dev/zero"))
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: '/dev/zero' cannot be read: it is no regular file; name a file
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{str(path)!r} cannot be read: {why}") from error
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        what = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+        raise UserError(f"{str(path)!r} cannot be read: it is {what}; name a file")
+    return open(handle, "rb")
+
+
+def check_regular(path: Path) -> None:
+    """Raises what :func:`open_regular` would, for a library that opens the file itself."""
+    open_regular(path).close()
+
+
+def read_text(path: Path, *, most: int = MOST_BYTES, encoding: str = "utf-8") -> str:
+    """The text of a small file that may come from someone else, whatever the user's locale.
+
+    Args:
+        path: the file.
+        most: bytes it may have.
+        encoding: UTF-8, or a variant of it.
+
+    Raises:
+        UserError: as :func:`open_regular`; or it is larger, or not of this encoding.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+    if len(content) > most:
+        raise UserError(f"{str(path)!r} cannot be read: it has more than {most:,} bytes")
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{str(path)!r} cannot be read: line {line} is no UTF-8; write it again, or restore it"
+        ) from None
+
+
+def read_json(path: Path, kind: type[M]) -> M:
+    """A JSON file as an object of a pydantic class or a typed dictionary.
+
+    Raises:
+        UserError: as :func:`read_text`; or it is no such JSON, and which entry is not.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(read_text(path))
+    except ValidationError as error:
+        raise UserError(f"{str(path)!r} cannot be read: {first_problem(error)}") from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first of pydantic's problems in one line, with the key that it concerns."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    return f"{key}: {first['msg']}" if key else first["msg"]
+
+
 def refuse_link(path: Path) -> Path:
-    """Returns the path of a file to be written in place, unless it is a link.
+    """Returns the path of a file to be written in place, unless it is a link, a pipe or a folder.
 
     A folder from someone else may hold links to the user's own files.
 
     Raises:
-        UserError: the path is a link.
+        UserError: something that is no regular file has this name.
     """
     if path.is_symlink():
         raise UserError(
             f"{str(path)!r} is a link to {str(path.resolve())!r}, which would be written; remove it"
         )
+    if path.exists() and not path.is_file():
+        raise UserError(f"{str(path)!r} is no regular file, and would be written; remove it")
     return path
 
 
@@ -130,7 +227,7 @@ def write_text(path: Path, text: str) -> None:
     >>> file.read_text()
     'whole'
     """
-    atomic_write(path, lambda scratch: scratch.write_text(text))
+    atomic_write(path, lambda scratch: scratch.write_text(text, encoding="utf-8"))
 
 
 def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
@@ -156,19 +253,24 @@ def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
     """The objects in a file; skips lines that hold none, and returns none without a file.
 
+    A process that was killed while it wrote leaves such a line.
+
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "metrics.jsonl"
     >>> append_lines(file, [{"step": 0}, {"step": 1}])
     >>> read_jsonl(file)
     [{'step': 0}, {'step': 1}]
     """
-    if not file.is_file():
+    try:
+        with open_regular(file) as opened:
+            lines = opened.read().split(b"\n")
+    except FileNotFoundError:
         return []
     found = []
-    for line in file.read_text().splitlines():
+    for line in lines:
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict):
             found.append(entry)

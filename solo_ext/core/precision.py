@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 Precision = Literal["highest", "high", "medium"]
 """Values as in ``torch.set_float32_matmul_precision``."""
+
+ComputeDtype = Literal["auto", "float32", "bfloat16"]
+"""Dtypes of the factors of a loss's products, as configs give them."""
 
 _CPU = {"highest": "ieee", "high": "tf32", "medium": "bf16"}
 _CUDA = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
@@ -26,17 +29,13 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
             stays with fp32, but is up to twice as fast as the library behind "highest". fp64
             products are not affected.
     """
-    if not hasattr(torch.backends.mkldnn, "matmul"):
-        # torch before 2.9 has a single setting for all devices.
-        whole = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(precision)
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(whole)
+    if torch.compiler.is_compiling():
+        # These settings cannot be read while a graph is traced; it runs with those in force then.
+        yield
         return
     # Set each device by itself: reading the single setting fails if a user has set these.
-    cpu, cuda = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+    cpu: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    cuda = torch.backends.cuda.matmul
     before = cpu.fp32_precision, cuda.fp32_precision
     try:
         cpu.fp32_precision, cuda.fp32_precision = _CPU[precision], _CUDA[precision]
@@ -46,9 +45,16 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
 
 
 @contextmanager
-def full_precision_products(device: torch.device) -> Iterator[None]:
-    """Switches off autocast and products of lower precision than fp32 inside the block."""
-    with matmul_precision("highest"):
+def full_precision_products(device: torch.device, or_tf32: bool = False) -> Iterator[None]:
+    """Switches off autocast and products of lower precision than fp32 inside the block.
+
+    Args:
+        device: of the products.
+        or_tf32: whether TF32 will do under autocast on a GPU. Its digits are those of float16,
+            three bits more than bfloat16 has, and its range is that of fp32.
+    """
+    narrow = or_tf32 and device.type == "cuda" and torch.is_autocast_enabled("cuda")
+    with matmul_precision("high" if narrow else "highest"):
         # Devices without autocast, such as meta, refuse even to have it switched off.
         if not torch.amp.is_autocast_available(device.type):
             yield
@@ -61,3 +67,14 @@ def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in fp32, or all in fp64 if the first one is."""
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     return tuple(t.to(dtype) for t in tensors)
+
+
+def factors_dtype(setting: ComputeDtype, device: torch.device) -> torch.dtype | None:
+    """Dtype of the factors of a loss's products; ``None`` for that of the loss, fp32.
+
+    "auto" is that of autocast on a GPU, but fp32 under autocast to float16, whose range is too
+    small for exponentials, and on a CPU.
+    """
+    if setting == "auto" and device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        setting = "bfloat16" if torch.get_autocast_dtype("cuda") == torch.bfloat16 else "float32"
+    return torch.bfloat16 if setting == "bfloat16" else None

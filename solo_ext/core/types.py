@@ -6,12 +6,27 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
 
-PositiveInt = Annotated[int, Gt(0)]
-NonNegativeInt = Annotated[int, Ge(0)]
-PositiveFloat = Annotated[float, Gt(0)]
-NonNegativeFloat = Annotated[float, Ge(0)]
+
+def refused(problem: str) -> PydanticCustomError:
+    """The error of a validator of ours, worded as pydantic's are: ``at most 3`` for example."""
+    return PydanticCustomError("not_allowed", f"Input should be {problem}")  # type: ignore[arg-type]
+
+
+def _single(value: float) -> float:
+    if value and not 1.2e-38 <= abs(value) <= 3.4e38:
+        raise refused("a number of single precision, from 1.2e-38 to 3.4e+38")
+    return value
+
+
+# Libraries count with 32 bits, and training computes in single precision.
+_MOST = 2**31 - 1
+PositiveInt = Annotated[int, Gt(0), Le(_MOST)]
+NonNegativeInt = Annotated[int, Ge(0), Le(_MOST)]
+PositiveFloat = Annotated[float, Gt(0), AfterValidator(_single)]
+NonNegativeFloat = Annotated[float, Ge(0), AfterValidator(_single)]
 LearningRate = Annotated[float, Gt(0), Le(1e30)]
 """Learning rates above 1e30 overflow in single precision."""
 Probability = Annotated[float, Ge(0), Le(1)]

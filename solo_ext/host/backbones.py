@@ -24,6 +24,9 @@ class BackboneTable(dict[str, Callable[..., nn.Module]]):
 
     solo-learn main asserts membership before it looks up a name; its constructors take the
     method's name first, then ``backbone.kwargs`` as keyword arguments.
+
+    >>> "timm/resnet18" in BackboneTable(), "resnet18" in BackboneTable()
+    (True, False)
     """
 
     def __contains__(self, name: object) -> bool:
@@ -48,7 +51,11 @@ def is_timm(name: str) -> bool:
 
 
 def unknown_backbone(name: str, own: Iterable[str]) -> ConfigError:
-    """Error for a name that is neither the host's nor timm's."""
+    """Error for a name that is neither the host's nor timm's.
+
+    >>> unknown_backbone("resnet18", []).remedy
+    "did you mean 'timm/resnet18'?"
+    """
     if name.startswith(PREFIX):
         models = [PREFIX + model for model in timm.list_models()]
         remedy = f"{nearest(name, models, show=0)} see timm.list_models()".strip()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from solo_ext.config.schema import DALI, Augmentation, RunConfig
+from solo_ext.config.schema import DALI, RunConfig
 from solo_ext.core import distributed
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError
@@ -18,59 +17,11 @@ from solo_ext.data.dali import device_of, nvidia_dali, unreadable
 from solo_ext.data.images import files_of
 from solo_ext.data.loaders import StatefulLoader, epoch_sampler
 from solo_ext.data.reading import Images, targets_of
-from solo_ext.data.transforms import MultiCrop
 from solo_ext.data.views import TrainingViews
 
 FILES_ONLY = ("custom", "imagenet", "imagenet100")
-_AHEAD = 4
-"""Number of batches that a pipeline may have read ahead when it fails on one."""
 _DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
 """Memory that both hosts reserve for decoding on the GPU, so that none is allocated later."""
-
-
-@dataclass(frozen=True)
-class DALIPass:
-    """Arguments of a host's pipeline for one pass over ``files``, in order.
-
-    ``numbers`` are the files' sample indices, whose targets are ``targets``, or, where that is
-    ``None``, their targets. ``large`` and ``small`` count crops; ``device_id`` is ``None`` on the
-    CPU; ``seed`` is that of the augmentation.
-    """
-
-    files: Sequence[str]
-    numbers: Sequence[int]
-    targets: Sequence[int] | None
-    dataset: str
-    augmentations: Sequence[Augmentation]
-    large: int
-    small: int
-    batch_size: int
-    num_threads: int
-    device: str
-    device_id: int | None
-    rank: int
-    seed: int
-
-    @property
-    def output_map(self) -> list[str]:
-        """Names of a pipeline's outputs; both hosts use the same."""
-        large = [f"large{number}" for number in range(self.large)]
-        return [*large, *(f"small{number}" for number in range(self.small)), "label"]
-
-    def wrapper_arguments(self, pipeline: Any) -> dict[str, Any]:
-        """Arguments of ``PretrainWrapper``, the same for both hosts."""
-        device = torch.device("cpu" if self.device_id is None else f"cuda:{self.device_id}")
-        return {
-            "model_batch_size": self.batch_size,
-            "model_rank": self.rank,
-            "model_device": device,
-            "conversion_map": self.targets,
-            "pipelines": pipeline,
-            "output_map": self.output_map,
-            "reader_name": "Reader",
-            "last_batch_policy": nvidia_dali().plugin.pytorch.LastBatchPolicy.DROP,
-            "auto_reset": True,
-        }
 
 
 def open_reader(
@@ -104,10 +55,6 @@ class DALILoader(StatefulLoader):
     interruption or a resumption is the same as without. Batches that are skipped to reach a place
     within an epoch are decoded nevertheless.
 
-    Args:
-        run: a config that :func:`check_dali` has passed.
-        images: the training images.
-
     Attributes:
         sampler: the order of the images; Lightning sets its epoch.
         dataset: the images, by sample index.
@@ -123,10 +70,12 @@ class DALILoader(StatefulLoader):
         self.sampler = epoch_sampler(run, images)
         self.start_at(self.sampler, self.batch_size)
         self.files, self.targets = files_of(images), [int(t) for t in targets_of(images)]
-        self.dataset = TrainingViews(images, MultiCrop([], []), run.seed)
+        self.dataset = TrainingViews(images)
+        dali = run.dali or DALI()
+        self.encoded, self.device = dali.encode_indexes_into_labels, dali.device
 
     def __repr__(self) -> str:
-        return str(_pipelines().transforms(self._pass([])))
+        return str(_pipelines().transforms(self.run))
 
     def __iter__(self) -> Iterator[list[Tensor | list[Tensor]]]:
         yield from self.counted(self._batches())
@@ -138,45 +87,61 @@ class DALILoader(StatefulLoader):
         done = 0
         try:
             # The first batch is read before the loop starts, so the loop's own start can fail too.
-            for batch in _pipelines().batches(self._pass(indices)):
+            for batch in _pipelines().batches(self, indices):
                 done += 1
                 if done > skipped:
                     yield batch
         except RuntimeError as error:
-            first = done * self.batch_size
-            near = indices[first : first + _AHEAD * self.batch_size]
-            raise unreadable(error, [self.files[index] for index in near]) from error
+            unread = [self.files[index] for index in indices[done * self.batch_size :]]
+            raise unreadable(error, unread, self.batch_size) from error
 
-    def _pass(self, indices: list[int]) -> DALIPass:
-        data, dali = self.run.data, self.run.dali or DALI()
-        encoded = dali.encode_indexes_into_labels
+    def read(self, indices: Sequence[int]) -> tuple[list[str], Sequence[int]]:
+        """Files of some samples, and what the pipeline returns of each: its index or its target."""
+        numbers = indices if self.encoded else [self.targets[index] for index in indices]
+        return [self.files[index] for index in indices], numbers
+
+    @property
+    def pipeline_arguments(self) -> dict[str, Any]:
+        """Arguments of a host's pipeline for the current epoch."""
         rank = distributed.rank()
-        return DALIPass(
-            files=[self.files[index] for index in indices],
-            numbers=indices if encoded else [self.targets[index] for index in indices],
-            targets=self.targets if encoded else None,
-            dataset=data.dataset,
-            augmentations=self.run.augmentations,
-            large=data.num_large_crops or 0,
-            small=data.num_small_crops or 0,
-            batch_size=self.batch_size,
-            num_threads=max(data.num_workers, 1),
-            device=dali.device,
-            device_id=torch.cuda.current_device() if dali.device == "gpu" else None,
-            rank=rank,
-            seed=mix(self.run.seed, self.order.epoch, rank) % 2**31,
-        )
+        return {
+            "batch_size": self.batch_size,
+            "num_threads": max(self.run.data.num_workers, 1),
+            "device_id": torch.cuda.current_device() if self.device == "gpu" else None,
+            "seed": mix(self.run.seed, self.order.epoch, rank) % 2**31,
+        }
+
+    def wrapper_arguments(self, pipeline: Any) -> dict[str, Any]:
+        """Arguments of ``PretrainWrapper``, the same for both hosts."""
+        data = self.run.data
+        device = f"cuda:{torch.cuda.current_device()}" if self.device == "gpu" else "cpu"
+        large = [f"large{number}" for number in range(data.num_large_crops or 0)]
+        small = [f"small{number}" for number in range(data.num_small_crops or 0)]
+        return {
+            "model_batch_size": self.batch_size,
+            "model_rank": distributed.rank(),
+            "model_device": torch.device(device),
+            "conversion_map": self.targets if self.encoded else None,
+            "pipelines": pipeline,
+            "output_map": [*large, *small, "label"],
+            "reader_name": "Reader",
+            "last_batch_policy": nvidia_dali().plugin.pytorch.LastBatchPolicy.DROP,
+            "auto_reset": True,
+        }
 
 
 def check_dali(run: RunConfig) -> None:
     """Refuses settings that the DALI pipelines of the hosts do not support.
 
-    Args:
-        run: the checked config.
-
     Raises:
         ConfigError: DALI is not installed, or the config asks for a data set of torchvision's, for
             equalisation, or to skip unreadable images.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> check_dali(check_run(compose("digits/simclr", ["data.unreadable=skip"])))
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: data.unreadable='skip': DALI stops at an image tha...
     """
     device_of(run)
     if run.data.dataset not in FILES_ONLY:

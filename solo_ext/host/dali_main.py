@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from solo_ext.config import schema
 from solo_ext.core.draws import mix
 from solo_ext.data.images import files_of, open_images
 from solo_ext.data.reading import targets_of
-from solo_ext.host.dali_loader import DALIPass, open_reader
+from solo_ext.host.dali_loader import DALILoader, open_reader
 
 upstream: Any = importlib.import_module("solo.data.dali_dataloader")
 _crops: Any = importlib.import_module("solo.data.pretrain_dataloader")
@@ -90,35 +90,27 @@ class PretrainWrapper(upstream.PretrainWrapper):  # type: ignore[misc]
             yield batch
 
 
-def transforms(wanted: DALIPass) -> Any:
+def transforms(run: schema.RunConfig) -> Any:
     """Upstream's augmentation of all crops."""
     return _crops.FullTransformPipeline(
         [
             _crops.NCropAugmentation(
                 upstream.build_transform_pipeline_dali(
-                    wanted.dataset,
+                    run.data.dataset,
                     # A null would override upstream's default value.
                     OmegaConf.create(a.model_dump(exclude_none=True)),
-                    dali_device=wanted.device,
+                    dali_device=(run.dali or schema.DALI()).device,
                 ),
                 a.num_crops,
             )
-            for a in wanted.augmentations
+            for a in run.augmentations
         ]
     )
 
 
-def batches(wanted: DALIPass) -> Iterator[Any]:
-    """Yields ``[indices, [crops], targets]`` of one pass."""
-    graph = SimpleNamespace(device=wanted.device, transforms=transforms(wanted))
-    open_reader(graph, wanted.files, wanted.numbers, wanted.device)
-    pipeline = PretrainPipelineBuilder.pipeline(
-        graph,
-        batch_size=wanted.batch_size,
-        num_threads=wanted.num_threads,
-        device_id=wanted.device_id,
-        seed=wanted.seed,
-    )
-    return iter(
-        PretrainWrapper(dataset_size=len(wanted.files), **wanted.wrapper_arguments(pipeline))
-    )
+def batches(loader: DALILoader, indices: Sequence[int]) -> Iterator[Any]:
+    """Yields ``[indices, [crops], targets]`` of one pass over some samples."""
+    graph = SimpleNamespace(device=loader.device, transforms=transforms(loader.run))
+    open_reader(graph, *loader.read(indices), loader.device)
+    pipeline = PretrainPipelineBuilder.pipeline(graph, **loader.pipeline_arguments)
+    return iter(PretrainWrapper(dataset_size=len(indices), **loader.wrapper_arguments(pipeline)))

@@ -23,16 +23,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import transforms
+from torchvision.datasets import FakeData
 
 from solo_ext import host
-from solo_ext.core.errors import ConfigError, UserError, nearest, show_messages
+from solo_ext.core.errors import ConfigError, UserError, nearest
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +58,8 @@ class Patch:
 
     Attributes:
         name: its name in the key ``patches``.
+        fix: the fix of solo-learn itself, in ``upstream/fixes``, with which nothing is replaced;
+            empty if there is none.
         symptom: what a user sees without the patch.
         changes_numbers: whether a run must ask for it.
         replacements: yields (owner, attribute, value).
@@ -66,6 +71,7 @@ class Patch:
     symptom: str
     changes_numbers: bool
     replacements: Callable[[], Iterable[Replacement]]
+    fix: str = ""
     undo: list[Replacement] = field(default_factory=list)
     error: str = ""
 
@@ -97,17 +103,23 @@ _Yields = Callable[[], Iterable[Replacement]]
 
 
 def _patch(
-    name: str, symptom: str, *, changes_numbers: bool = False
+    name: str, symptom: str, *, changes_numbers: bool = False, fix: str = ""
 ) -> Callable[[_Yields], _Yields]:
     def add(replacements: _Yields) -> _Yields:
-        PATCHES[name] = Patch(name, symptom, changes_numbers, replacements)
+        PATCHES[name] = Patch(name, symptom, changes_numbers, replacements, fix)
         return replacements
 
     return add
 
 
 def apply_all() -> None:
-    """Applies every patch that changes no number; solo must be imported already."""
+    """Applies every patch that changes no number; solo must be imported already.
+
+    >>> loaded = host.load()
+    >>> apply_all()
+    >>> [name for name, patch in PATCHES.items() if patch.error]
+    []
+    """
     for patch in PATCHES.values():
         if not patch.changes_numbers:
             patch.apply()
@@ -118,6 +130,10 @@ def check_names(names: Iterable[str]) -> None:
 
     Raises:
         ConfigError: with the first such name.
+
+    >>> check_names(["own-sise"])
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: patches='own-sise': unknown patch; did you mean 'own-size'?...
     """
     optional = [patch.name for patch in PATCHES.values() if patch.changes_numbers]
     for name in names:
@@ -140,6 +156,12 @@ def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[st
 
     Raises:
         ConfigError: an unknown name in ``given``, or a patch that does not fit this host.
+
+    >>> loaded = host.load()
+    >>> select_for_run(["momentum-update"])
+    ['momentum-update']
+    >>> select_for_run([])
+    []
     """
     chosen = list(dict.fromkeys(given))
     check_names(chosen)
@@ -162,9 +184,9 @@ def repairs_for(method: str, data_format: str | None = None) -> list[str]:
     They change NaN in logs, what happens after an interruption, and DALI's order and seed, but no
     other number.
 
-    Args:
-        method: of the run.
-        data_format: ``data.format`` if the host reads the images.
+    >>> loaded = host.load()
+    >>> repairs_for("dino")
+    ['no-labels', 'momentum-resume', 'dino-epoch']
     """
     target = import_module("solo.methods").METHODS.get(method)
     momentum = _base().BaseMomentumMethod
@@ -181,7 +203,10 @@ def repairs_for(method: str, data_format: str | None = None) -> list[str]:
 
 
 def announce(applied: Collection[str]) -> None:
-    """Logs in one line which patches that change numbers a run has, if any."""
+    """Logs in one line which patches that change numbers a run has, if any.
+
+    >>> announce([])
+    """
     if applied:
         logger.info(f"patches of solo-learn that change numbers: {', '.join(applied)}")
 
@@ -212,7 +237,12 @@ def _messages() -> Iterator[Replacement]:
 
     @functools.wraps(original)
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
+        from solo_ext.core.messages import show_messages
+
         show_messages()
+        if cfg.get("precision") == "auto":
+            # Only `solo-ext pretrain` chooses one.
+            cfg.precision = "32-true"
         try:
             announce(applied := _select_for_script(cfg))
             if applied:
@@ -250,11 +280,16 @@ def _select_for_script(cfg: DictConfig) -> list[str]:
 @_patch(
     "auto-resume",
     "auto_resume takes a run of other method_kwargs for the same, and trains nothing more",
+    fix="0002-auto-resume-compares-settings",
 )
 def _auto_resume() -> Iterator[Replacement]:
     owner = import_module("solo.utils.auto_resumer").AutoResumer
     original = owner.find_checkpoint
     if "cfg" not in original.__code__.co_varnames:
+        return
+    if "method_kwargs" in owner.SHOULD_MATCH:
+        # Only the plugin knows this key.
+        yield owner, "SHOULD_MATCH", [*owner.SHOULD_MATCH, "patches"]
         return
 
     @functools.wraps(original)
@@ -326,6 +361,7 @@ def _backbones() -> Iterator[Replacement]:
 @_patch(
     "online-knn",
     "knn_eval.enabled fails with `Unexpected keyword arguments: compute_on_step`",
+    fix="0001-online-knn",
 )
 def _online_knn() -> Iterator[Replacement]:
     from solo_ext.memory.knn import OnlineKNN
@@ -333,9 +369,13 @@ def _online_knn() -> Iterator[Replacement]:
     if not _own_base():
         return
     own = import_module("solo.utils.knn").WeightedKNNClassifier
+    classes, features = torch.arange(2), torch.eye(2)
     try:
-        own()
-    except ValueError:
+        knn = own(k=1)
+        # A class that no validation image has is another reason why it fails.
+        knn.update(features, classes, features[1:], classes[1:])
+        knn.compute()
+    except (ValueError, RuntimeError):
         yield import_module("solo.utils.knn"), "WeightedKNNClassifier", OnlineKNN
         yield _base(), "WeightedKNNClassifier", OnlineKNN
 
@@ -381,27 +421,23 @@ def _few_classes() -> Iterator[Replacement]:
     "no-labels",
     "a batch without labels has a loss of nan: that of the online classifier, a mean over nothing",
     changes_numbers=True,
+    fix="0009-batch-without-labels",
 )
 def _no_labels() -> Iterator[Replacement]:
-    from solo_ext.host.classifier import class_loss
+    from solo_ext.host.classifier import with_class_loss
 
     if not _own_base():
         return
-
-    def repaired(original: Any) -> Any:
-        @functools.wraps(original)
-        def step(self: Any, X: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
-            out: dict[str, Any] = original(self, X, targets)
-            # A momentum network without classifier has no loss.
-            return {**out, "loss": class_loss(out["logits"], targets)} if "loss" in out else out
-
-        return step
+    unlabelled = torch.zeros(1, 5), torch.tensor([-1])
+    made = vars(_base().BaseMethod)["_base_shared_step"](lambda X: {"logits": X}, *unlabelled)
+    if not made["loss"].isnan():
+        return
 
     for owner, name in (
         (_base().BaseMethod, "_base_shared_step"),
         (_base().BaseMomentumMethod, "_shared_step_momentum"),
     ):
-        yield owner, name, repaired(vars(owner)[name])
+        yield owner, name, with_class_loss(vars(owner)[name])
 
 
 # Momentum networks.
@@ -412,10 +448,18 @@ def _no_labels() -> Iterator[Replacement]:
     "a resumed run takes its first momentum step with base_tau, and one too many when gradients "
     "accumulate",
     changes_numbers=True,
+    fix="0010-momentum-on-resume",
 )
 def _momentum_resume() -> Iterator[Replacement]:
     base = _base().BaseMomentumMethod
     original = base.on_train_start
+    trainer = SimpleNamespace(global_step=1, estimated_stepping_batches=2)
+    resumed = SimpleNamespace(
+        trainer=trainer, momentum_updater=import_module("solo.utils.momentum").MomentumUpdater()
+    )
+    original(resumed)
+    if resumed.last_step:
+        return
 
     @functools.wraps(original)
     def on_train_start(self: Any) -> None:
@@ -456,6 +500,8 @@ def _momentum_update() -> Iterator[Replacement]:
 
 def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
     """Restores buffers that a method creates when training starts, after loading a checkpoint."""
+    if "on_load_checkpoint" in vars(method):
+        return
     original = method.on_train_start
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
@@ -492,12 +538,20 @@ def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
     yield method, "on_train_start", on_train_start
 
 
-@_patch("swav-queue", 'resuming SwAV fails: `Unexpected key(s) in state_dict: "queue"`')
+@_patch(
+    "swav-queue",
+    'resuming SwAV fails: `Unexpected key(s) in state_dict: "queue"`',
+    fix="0005-resume-swav",
+)
 def _swav_queue() -> Iterator[Replacement]:
     yield from _made_late(import_module("solo.methods.swav").SwAV, ("queue",))
 
 
-@_patch("deepcluster-memory", "resuming DeepCluster v2 fails: unexpected keys, lost assignments")
+@_patch(
+    "deepcluster-memory",
+    "resuming DeepCluster v2 fails: unexpected keys, lost assignments",
+    fix="0006-resume-deepclusterv2",
+)
 def _deepcluster_memory() -> Iterator[Replacement]:
     yield from _made_late(
         import_module("solo.methods.deepclusterv2").DeepClusterV2,
@@ -508,26 +562,33 @@ def _deepcluster_memory() -> Iterator[Replacement]:
 @_patch(
     "all4one-encoding",
     'resuming All4One fails: `Unexpected key(s) in state_dict: "pos_enc.penc.penc.cached_penc"`',
+    fix="0007-resume-all4one",
 )
 def _all4one_encoding() -> Iterator[Replacement]:
     if importlib.util.find_spec("solo.methods.all4one") is None:
+        return
+    all4one = import_module("solo.methods.all4one").All4One
+    if "on_load_checkpoint" in vars(all4one):
         return
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
         # The buffer's size is that of the last batch, and the next batch creates it anew.
         checkpoint["state_dict"].pop("pos_enc.penc.penc.cached_penc", None)
 
-    yield import_module("solo.methods.all4one").All4One, "on_load_checkpoint", on_load_checkpoint
+    yield all4one, "on_load_checkpoint", on_load_checkpoint
 
 
 @_patch(
     "deepcluster-first-epoch",
     "DeepCluster v2 logs a loss of nan through its first epoch",
     changes_numbers=True,
+    fix="0008-deepclusterv2-first-epoch",
 )
 def _deepcluster_first_epoch() -> Iterator[Replacement]:
     module = import_module("solo.methods.deepclusterv2")
     original = module.deepclusterv2_loss_func
+    if not original(torch.zeros(1, 1, 1, 2), torch.tensor([[-1]])).isnan():
+        return
 
     @functools.wraps(original)
     def zero_without_targets(outputs: Any, assignments: Any, temperature: float = 0.1) -> Any:
@@ -539,14 +600,40 @@ def _deepcluster_first_epoch() -> Iterator[Replacement]:
 
 
 @_patch(
+    "kmeans-device",
+    "DeepCluster v2 fails on a GPU after its first epoch: its clusters stay on the CPU",
+    fix="0018-kmeans-device",
+)
+def _kmeans_device() -> Iterator[Replacement]:
+    kmeans = import_module("solo.utils.kmeans").KMeans
+    original = kmeans.cluster_memory
+    of_one = kmeans(1, 0, 1, 1, 1, [1], kmeans_iters=0)
+    nothing = torch.zeros(1, 1, 1, device="meta")
+    with torch.random.fork_rng(devices=[]):
+        if original(of_one, nothing[0, 0].long(), nothing)[0].is_meta:
+            return
+
+    @functools.wraps(original)
+    def cluster_memory(self: Any, index: torch.Tensor, embeddings: torch.Tensor) -> Any:
+        # With several processes the host takes all of it to the CPU, with one it mixes devices.
+        alone = not (dist.is_available() and dist.is_initialized())
+        with embeddings.device if alone and not embeddings.is_cpu else contextlib.nullcontext():
+            assignments, centroids = original(self, index, embeddings)
+        return assignments.to(embeddings.device), centroids
+
+    yield kmeans, "cluster_memory", cluster_memory
+
+
+@_patch(
     "dino-epoch",
     "DINO resumed within an epoch uses the teacher temperature of epoch 0",
     changes_numbers=True,
+    fix="0011-dino-temperature-on-resume",
 )
 def _dino_epoch() -> Iterator[Replacement]:
     dino = import_module("solo.methods.dino").DINO
     if "on_train_start" in vars(dino):
-        raise TypeError("DINO has an on_train_start of its own")
+        return
 
     def on_train_start(self: Any) -> None:
         _base().BaseMomentumMethod.on_train_start(self)
@@ -558,11 +645,19 @@ def _dino_epoch() -> Iterator[Replacement]:
 # Images.
 
 
-@_patch("index-dataset", "workers started by spawn or forkserver cannot pickle the data set")
+@_patch(
+    "index-dataset",
+    "workers started by spawn or forkserver cannot pickle the data set",
+    fix="0012-pickle-index-dataset",
+)
 def _index_dataset() -> Iterator[Replacement]:
     for name in ("solo.data.pretrain_dataloader", "solo.utils.pretrain_dataloader"):
         with contextlib.suppress(ModuleNotFoundError):
-            yield import_module(name), "dataset_with_index", dataset_with_index
+            module = import_module(name)
+            try:
+                pickle.dumps(module.dataset_with_index(FakeData)(size=1))
+            except (AttributeError, pickle.PicklingError):
+                yield module, "dataset_with_index", dataset_with_index
 
 
 def dataset_with_index(dataset_class: type[Dataset[Any]]) -> type[Dataset[Any]]:
@@ -571,8 +666,9 @@ def dataset_with_index(dataset_class: type[Dataset[Any]]) -> type[Dataset[Any]]:
     Replaces solo-learn's function of this name, which returns a class that spawned workers cannot
     import.
 
-    Args:
-        dataset_class: a map-style data set whose items are tuples.
+    >>> from torch.utils.data import TensorDataset
+    >>> dataset_with_index(TensorDataset)(torch.zeros(3))[1]
+    (1, tensor(0.))
     """
 
     def getitem(self: Any, index: int) -> tuple[Any, ...]:
@@ -594,10 +690,10 @@ def _rebuild(dataset_class: bytes) -> Any:
 
 
 class OwnSizeCrop:
-    """Upstream's crop of 224 pixels; of images with a shorter side, a crop of that side.
+    """Upstream's random or central crop of 224 pixels; of a shorter side, if an image has one.
 
-    Args:
-        train: a random crop for training, else the centre.
+    >>> OwnSizeCrop(train=False)(Image.new("RGB", (32, 40))).size
+    (32, 32)
     """
 
     def __init__(self, train: bool) -> None:

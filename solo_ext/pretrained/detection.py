@@ -25,6 +25,11 @@ def torchvision_twins(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
     Yields name, and the network without its classifier. Equal names and shapes do not guarantee the
     same network: compare features.
+
+    >>> backbone = models.resnet18()
+    >>> backbone.fc = nn.Identity()
+    >>> [name for name, _ in torchvision_twins(backbone)]
+    ['resnet18']
     """
     weights = backbone.state_dict()
     shapes = {name: value.shape for name, value in weights.items()}
@@ -72,25 +77,25 @@ def save_weights(backbone: nn.Module, file: Path, *, detectron2: bool) -> None:
     """Writes a ResNet's weights in the format of torchvision and mmdetection, or of detectron2.
 
     detectron2 reads a pickle of arrays with names of its own.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "backbone.pth"
+    >>> save_weights(nn.Linear(3, 2), file, detectron2=False)
+    >>> torch.load(file)["weight"].shape
+    torch.Size([2, 3])
     """
     weights = {name: value.clone() for name, value in backbone.state_dict().items()}
     if not detectron2:
         torch.save(weights, file)
         return
-    arrays = {name: value.numpy() for name, value in detectron2_names(weights).items()}
+    arrays = {name: value.numpy() for name, value in _detectron2_names(weights).items()}
     content = {"model": arrays, "__author__": "solo_ext", "matching_heuristics": True}
     with file.open("wb") as opened:
         pickle.dump(content, opened)
 
 
-def detectron2_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under detectron2's names: stages ``res2`` to ``res5``, norms inside convolutions.
-
-    Numbers of batches are dropped, because detectron2 has none.
-
-    >>> [*detectron2_names({"layer1.0.bn3.bias": torch.zeros(1)})]
-    ['res2.0.conv3.norm.bias']
-    """
+def _detectron2_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under detectron2's names, without the numbers of batches, which it does not have."""
     renamed = {}
     for name, value in weights.items():
         stage, dot, rest = name.partition(".")

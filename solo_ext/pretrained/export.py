@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import filecmp
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from solo_ext.config.check import validated
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import writing
-from solo_ext.data.transforms import statistics
+from solo_ext.data.fixed import statistics
 from solo_ext.host.backbones import PREFIX
 from solo_ext.pretrained.detection import detectron2_settings, save_weights, torchvision_twins
 from solo_ext.pretrained.exported import (
@@ -111,7 +110,7 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
             file of weights for torchvision's detection models and for mmdetection;
             ``detectron2``, one for detectron2.
         out: the folder or the file; ``None``: :data:`DEFAULT_NAMES` in the run directory. An
-            existing one is never replaced; the same export there is no error.
+            existing one is never replaced.
 
     Raises:
         UserError: no run, a backbone that the format cannot hold, or a path that is taken.
@@ -163,6 +162,8 @@ def _check_place(target: Path, form: Format) -> None:
         raise ConfigError("--out", named, f"no file of {form}", f"let it end in {suffix}")
     if not target.parent.is_dir():
         raise ConfigError("--out", named, f"no folder {str(target.parent)!r}", "make it first")
+    if target.exists():
+        raise ConfigError("--out", named, "it is there already", "remove it, or choose another")
 
 
 def _metadata(run: Pretrained) -> Metadata:
@@ -256,10 +257,6 @@ def _write_for_timm(
 def timm_twins(name: str, kwargs: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Models of timm, with arguments, that may have a backbone's features; most likely first.
 
-    Args:
-        name: ``backbone.name``.
-        kwargs: ``backbone.kwargs``, without those that fetch weights.
-
     >>> timm_twins("swin_tiny", {})
     [('swin_tiny_patch4_window7_224', {'num_classes': 0, 'img_size': [224, 224]})]
     """
@@ -314,19 +311,13 @@ def _write_weights(file: Path, backbone: nn.Module, metadata: Metadata) -> None:
 
 @contextlib.contextmanager
 def _placed(target: Path) -> Iterator[Path]:
-    """A path to write to, which becomes ``target`` if the block succeeds.
-
-    An existing ``target`` stays; other content in it is a ``UserError``.
-    """
+    """A path to write to, which becomes ``target`` if the block succeeds."""
     scratch = target.parent / f".{target.name}.saving"
     _remove(scratch)
     try:
         with writing(target):
             yield scratch
-        if not target.exists():
-            os.replace(scratch, target)
-        elif not _same(scratch, target):
-            raise UserError(f"{str(target)!r} is there already with other content; remove it")
+        os.replace(scratch, target)
     finally:
         _remove(scratch)
 
@@ -334,10 +325,3 @@ def _placed(target: Path) -> Iterator[Path]:
 def _remove(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
     place.unlink(missing_ok=True)
-
-
-def _same(new: Path, old: Path) -> bool:
-    """Whether everything in ``new`` is in ``old`` already; other content of ``old`` is ignored."""
-    if new.is_dir() and old.is_dir():
-        return all(_same(inner, old / inner.name) for inner in new.iterdir())
-    return new.is_file() and old.is_file() and filecmp.cmp(new, old, shallow=False)

@@ -15,7 +15,7 @@ from solo_ext import host
 from solo_ext.config.check import validated
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Section
-from solo_ext.data.transforms import Transform, eval_transform
+from solo_ext.data.fixed import Transform, eval_transform
 from solo_ext.host.backbones import PREFIX, BackboneTable, build_backbone
 from solo_ext.pretrained.files import check_fit
 
@@ -78,13 +78,10 @@ class Exported:
 
 
 def load_exported(path: str | Path) -> Exported:
-    """Loads an export of ``solo-ext export --format timm`` or ``safetensors``.
+    """Loads the folder or the file of ``solo-ext export --format timm`` or ``safetensors``.
 
     No code in the file is run, and nothing else is read or downloaded. Backbones of timm do not
     need solo-learn.
-
-    Args:
-        path: the folder for timm, or the ``.safetensors`` file.
 
     Raises:
         UserError: no export, a damaged or changed one, or one that cannot be rebuilt here.

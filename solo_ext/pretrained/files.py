@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import zipfile
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from solo_ext.core.errors import UserError
+from solo_ext.core.files import check_regular
 
 _PARALLEL = "module."
 _REFUSED = re.compile(r"GLOBAL (\S+) was not an allowed global")
@@ -58,8 +60,15 @@ def check_archive(path: Path) -> None:
     A file that is no archive passes; whoever reads it will raise the error.
 
     Raises:
-        UserError: entries are compressed or overlap.
+        UserError: it is no regular file, or its entries are compressed or overlap.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "file.pth"
+    >>> torch.save({"weight": torch.ones(2)}, file)
+    >>> check_archive(file)
     """
+    with contextlib.suppress(FileNotFoundError):
+        check_regular(path)
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
@@ -80,15 +89,27 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
     Raises:
         UserError: it cannot be read.
+
+    >>> import tempfile
+    >>> from safetensors.torch import save_file
+    >>> file = Path(tempfile.mkdtemp()) / "file.safetensors"
+    >>> save_file({"weight": torch.ones(2)}, file)
+    >>> read_safetensors(file)
+    {'weight': tensor([1., 1.])}
     """
     try:
+        check_regular(path)
         return load_file(path)
     except Exception as error:
         raise UserError(f"checkpoint {str(path)!r} cannot be read: {error}") from error
 
 
 def file_digest(path: Path) -> str:
-    """First 16 hex digits of a file's SHA-256."""
+    """First 16 hex digits of a file's SHA-256.
+
+    >>> file_digest(Path(__file__)) == file_digest(Path(__file__))
+    True
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
@@ -147,7 +168,12 @@ def unwrap(state: Mapping[str, Any], wrapper: str, source: str) -> tuple[str, di
 
 
 def refuse_keys(keys: Collection[Any], source: str, remedy: str) -> None:
-    """Raises a ``UserError`` if there are ``keys``, which belong to no part of a file's layout."""
+    """Raises a ``UserError`` if there are ``keys``, which belong to no part of a file's layout.
+
+    >>> refuse_keys(["fc.bias"], "the file", "drop it")
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: the file does not fit its layout (unexpected: fc.bias); drop it
+    """
     if keys:
         found = ", ".join(map(str, [*keys][:3]))
         raise UserError(f"{source} does not fit its layout (unexpected: {found}); {remedy}")
@@ -185,6 +211,10 @@ def check_fit(
     """Raises a ``UserError`` with the faults that :func:`misfits` finds.
 
     ``source`` is kind and name of the file, ``target`` of the network.
+
+    >>> check_fit(nn.Linear(3, 2), {}, "the file", "the layer", "is it another?")
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: the file does not fit the layer (missing: weight, bias); is...
     """
     if found := misfits(network, weights, prefix):
         raise UserError(f"{source} does not fit {target} ({found}); {remedy}")

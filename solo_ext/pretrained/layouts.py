@@ -38,6 +38,15 @@ def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
 
     Raises:
         UserError: the file is no such checkpoint.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from solo_ext.methods.distillation import TeacherKwargs
+    >>> file = tempfile.mkdtemp() + "/weights.pth"
+    >>> weights = build_architecture("resnet18", {}).state_dict()
+    >>> torch.save({"state_dict": {f"encoder_q.{k}": v for k, v in weights.items()}}, file)
+    >>> load_moco_v2(TeacherKwargs(layout="moco_v2", path=file, model="resnet18")).features_dim
+    512
     """
     title = f"MoCo v2 checkpoint {source.path!r}"
     outer, weights = unwrap(read_checkpoint(Path(str(source.path))), "state_dict", title)
@@ -68,6 +77,15 @@ def load_swav(source: TeacherSource) -> LoadedTeacher:
 
     Raises:
         UserError: the file is no such checkpoint.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from solo_ext.methods.distillation import TeacherKwargs
+    >>> file = tempfile.mkdtemp() + "/weights.pth"
+    >>> weights = build_architecture("resnet18", {}).state_dict()
+    >>> torch.save({**weights, "prototypes.weight": torch.randn(20, 512)}, file)
+    >>> load_swav(TeacherKwargs(layout="swav", path=file, model="resnet18")).prototypes.shape
+    torch.Size([20, 512])
     """
     title = f"SwAV checkpoint {source.path!r}"
     outer, backbone = unwrap(read_checkpoint(Path(str(source.path))), "state_dict", title)
@@ -100,6 +118,15 @@ def load_dino(source: TeacherSource) -> LoadedTeacher:
 
     Raises:
         UserError: the file is no such checkpoint.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from solo_ext.methods.distillation import TeacherKwargs
+    >>> file = tempfile.mkdtemp() + "/weights.pth"
+    >>> weights = build_architecture("resnet18", {}).state_dict()
+    >>> torch.save({"teacher": {f"module.backbone.{k}": v for k, v in weights.items()}}, file)
+    >>> load_dino(TeacherKwargs(layout="dino", path=file, model="resnet18")).features_dim
+    512
     """
     title = f"DINO checkpoint {source.path!r}"
     state = read_checkpoint(Path(str(source.path)), (argparse.Namespace,))
@@ -157,11 +184,6 @@ def prototype_rows(
     """The prototypes of a last layer, plain or with weight norm, and their key in the file.
 
     With weight norm only the direction is returned: the rows have unit length anyway.
-
-    Args:
-        weights: of the layer.
-        prefix: prefix of its keys in the file.
-        source: the file's name in messages.
 
     Raises:
         UserError: unexpected weights.

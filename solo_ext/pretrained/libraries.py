@@ -43,9 +43,16 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
 
     Raises:
         UserError: unknown model or tag, weights of another model, or a failed download.
+
+    >>> import tempfile
+    >>> from solo_ext.methods.distillation import TeacherKwargs
+    >>> file = tempfile.mkdtemp() + "/weights.pth"
+    >>> torch.save(timm.create_model("resnet10t").state_dict(), file)
+    >>> load_timm(TeacherKwargs(layout="timm", path=file, model="resnet10t")).features_dim
+    512
     """
     name = str(source.model)
-    model = timm_name(name if name.startswith(PREFIX) else PREFIX + name)
+    model = _timm_name(name if name.startswith(PREFIX) else PREFIX + name)
     bare, _, tag = model.partition(".")
     tags = [m.partition(".")[2] for m in timm.list_pretrained(f"{bare}.*")]
     if tag and tag not in tags:
@@ -86,11 +93,19 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
 
     Raises:
         UserError: unknown model or tag, weights of another model, or a failed download.
+
+    >>> import tempfile
+    >>> from solo_ext.methods.distillation import TeacherKwargs
+    >>> file = tempfile.mkdtemp() + "/weights.pth"
+    >>> torch.save(torchvision.models.resnet18().state_dict(), file)
+    >>> source = TeacherKwargs(layout="torchvision", path=file, model="resnet18")
+    >>> load_torchvision(source).features_dim
+    512
     """
     given, kwargs = str(source.model), source.model_kwargs
     name, _, tag = given.partition(":")
-    if name not in torchvision_names():
-        known = nearest(name, torchvision_names())
+    if name not in _torchvision_names():
+        known = nearest(name, _torchvision_names())
         raise ConfigError(f"{KEY}.model", given, "unknown architecture", known)
     entries: Any = torchvision.models.get_model_weights(name)
     tags = [entry.name for entry in entries]
@@ -105,13 +120,13 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
             lambda: torchvision.models.get_model(name, weights=weights, progress=False, **kwargs),
             weights.url,
         )
-        network, _ = without_classifier(network, name)
+        network, _ = _without_classifier(network, name)
         title = f"{name} of torchvision's {weights.name}"
         digest = state_digest(network.state_dict())
     else:
         with _building(name, kwargs):
             network = torchvision.models.get_model(name, weights=None, **kwargs)
-        network, classifier = without_classifier(network, name)
+        network, classifier = _without_classifier(network, name)
         title, digest, notes = _load_file(network, source.path, "torchvision", (classifier,), name)
     preset = weights.transforms()
     own = tag or source.path is None
@@ -146,9 +161,6 @@ def _load_file(
 ) -> tuple[str, str, list[str]]:
     """Loads the weights of a file into a network, without those of its classifiers.
 
-    Returns:
-        What they are, the file's digest, and notes.
-
     Raises:
         UserError: the file cannot be read, or has other keys or shapes.
     """
@@ -174,6 +186,9 @@ class WideResNet(ResNet):  # type: ignore[misc]
     """Bottleneck ResNet with every layer ``width`` times as wide, like SwAV's w2, w4 and w5.
 
     torchvision's ``wide_resnet50_2`` is different: only its inner convolutions are wider.
+
+    >>> WideResNet([1, 1, 1, 1], width=2).eval()(torch.randn(1, 3, 32, 32)).shape
+    torch.Size([1, 4096])
     """
 
     def __init__(self, blocks: list[int], width: int) -> None:
@@ -208,11 +223,11 @@ def build_architecture(name: str, kwargs: Mapping[str, Any]) -> nn.Module:
     with _building(name, kwargs):
         if wide is not None:
             return WideResNet(_BLOCKS[wide[1]], int(wide[2]), **kwargs)
-        if name in torchvision_names():
+        if name in _torchvision_names():
             model = torchvision.models.get_model(name, weights=None, **kwargs)
-            return without_classifier(model, name)[0]
+            return _without_classifier(model, name)[0]
         arguments = {"num_classes": 0, **kwargs}
-        return timm.create_model(timm_name(name), **arguments)  # type: ignore[no-any-return]
+        return timm.create_model(_timm_name(name), **arguments)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -227,39 +242,24 @@ def _building(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
         ) from error
 
 
-def torchvision_names() -> list[str]:
-    """torchvision's models for images.
-
-    >>> "resnet50" in torchvision_names()
-    True
-    """
+def _torchvision_names() -> list[str]:
+    """torchvision's models for images."""
     return list(torchvision.models.list_models(module=torchvision.models))
 
 
-def timm_name(name: str) -> str:
-    """The name for ``timm.create_model``, without ``timm/``.
-
-    Raises:
-        ConfigError: timm has no such model.
-
-    >>> timm_name("timm/resnet10t")
-    'resnet10t'
-    """
+def _timm_name(name: str) -> str:
+    """The name for ``timm.create_model``, without ``timm/``."""
     bare = name.removeprefix(PREFIX)
     if not timm.is_model(bare):
-        known = timm.list_models() if name.startswith(PREFIX) else torchvision_names()
+        known = timm.list_models() if name.startswith(PREFIX) else _torchvision_names()
         raise ConfigError(
             f"{KEY}.model", name, "unknown architecture", f"{nearest(bare, known)}; or timm/<model>"
         )
     return bare
 
 
-def without_classifier(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Replaces the last linear layer of a torchvision model; also returns the layer's name.
-
-    Raises:
-        ConfigError: it has no linear layer.
-    """
+def _without_classifier(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Replaces the last linear layer of a torchvision model; also returns the layer's name."""
     linears = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linears:
         raise ConfigError(f"{KEY}.model", name, "it ends in no linear layer", "take another")

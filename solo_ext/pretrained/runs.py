@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,8 @@ from solo_ext import host
 from solo_ext.config.check import common_config
 from solo_ext.config.schema import CommonConfig
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.files import CHECKPOINT_NAME
-from solo_ext.data.transforms import STATISTICS, statistics
+from solo_ext.core.files import CHECKPOINT_NAME, read_text
+from solo_ext.data.fixed import STATISTICS, statistics
 from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained.exported import FETCHING
 from solo_ext.pretrained.files import check_fit, file_digest, holds_values, read_checkpoint
@@ -79,8 +80,7 @@ def load_pretrained(path: Path, networks: Literal["online", "momentum"] = "onlin
     Traceback (most recent call last):
     solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
     """
-    checkpoint = _checkpoint_in(path)
-    cfg, state = _config_of(checkpoint), _state_of(checkpoint)
+    checkpoint, cfg, state, digest = _read(path)
     prefixes = _BACKBONES[networks]
     _, weights = _first_below(state["state_dict"], *prefixes)
     if not weights:
@@ -96,8 +96,21 @@ def load_pretrained(path: Path, networks: Literal["online", "momentum"] = "onlin
     file, name = f"checkpoint {str(checkpoint)!r}", f"backbone {cfg.backbone.name!r}"
     check_fit(backbone, weights, file, name, f"is {ARGS} of another run?")
     backbone.load_state_dict(weights)
-    epoch, digest = state.get("epoch", -1) + 1, file_digest(checkpoint)
+    epoch = state.get("epoch", -1) + 1
     return Pretrained(backbone, features_dim, cfg, checkpoint, epoch, digest, state["state_dict"])
+
+
+def _read(path: Path) -> tuple[Path, CommonConfig, dict[str, Any], str]:
+    """The checkpoint of a run, its config, its content, and its digest."""
+    while True:
+        checkpoint = _checkpoint_in(path)
+        try:
+            cfg, state = _config_of(checkpoint), _state_of(checkpoint)
+            return checkpoint, cfg, state, file_digest(checkpoint)
+        except (UserError, FileNotFoundError):
+            # A run that is training replaces its checkpoint by the next one.
+            if checkpoint == path or os.path.lexists(checkpoint):
+                raise
 
 
 def _checkpoint_in(path: Path) -> Path:
@@ -107,7 +120,7 @@ def _checkpoint_in(path: Path) -> Path:
         raise UserError(f"{str(path)!r}: no such run directory or checkpoint")
     # Upstream may keep older checkpoints: take that of the last epoch. Times of files do not tell
     # it, because a copied folder has new ones.
-    found = sorted(path.glob("*.ckpt"), key=_progress)
+    found = sorted((p for p in path.iterdir() if p.suffix == ".ckpt"), key=_progress)
     if not found:
         raise UserError(
             f"{str(path)!r} is no run directory: no .ckpt file in it; give a folder that "
@@ -120,7 +133,8 @@ def _progress(checkpoint: Path) -> tuple[int, bool, int, int]:
     """Orders ``...-ep=<epoch>[-step=<step>].ckpt``; the end of an epoch comes after its steps."""
     match = CHECKPOINT_NAME.search(checkpoint.name)
     epoch, step = (match[1], match[2]) if match else ("-1", None)
-    return int(epoch), step is None, int(step or 0), checkpoint.stat().st_mtime_ns
+    written = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+    return int(epoch), step is None, int(step or 0), written
 
 
 def _config_of(checkpoint: Path) -> CommonConfig:
@@ -128,7 +142,7 @@ def _config_of(checkpoint: Path) -> CommonConfig:
     if not file.is_file():
         raise UserError(f"no {ARGS} beside {str(checkpoint)!r}; it says which backbone this is")
     try:
-        args = json.loads(file.read_text())
+        args = json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{str(file)!r} is not JSON: {error}") from None
     if not isinstance(args, dict) or not {"backbone", "encoder"} & args.keys():
@@ -196,6 +210,11 @@ def load_run(source: TeacherSource) -> LoadedTeacher:
     Raises:
         UserError: the path is no run, or lacks the momentum networks that were asked for.
         HostError: solo-learn is missing.
+
+    >>> from solo_ext.methods.distillation import TeacherKwargs
+    >>> load_run(TeacherKwargs(layout="run", path="nowhere"))
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
     """
     with torch.random.fork_rng(devices=[]):
         run = load_pretrained(Path(str(source.path)), source.networks)

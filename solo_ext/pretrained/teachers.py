@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -29,32 +29,22 @@ _PUBLISHED: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TeacherSource:
-    """Where a teacher comes from.
+class TeacherSource(Protocol):
+    """Where a teacher comes from: the part of ``TeacherKwargs`` of the methods that is read here.
 
-    Attributes:
-        layout: ``run``: a run directory or checkpoint of solo-learn or solo_ext; ``moco_v2``,
-            ``swav``, ``dino``: files in the format of their authors' code; ``timm``,
-            ``torchvision``: the library's own weights, or a local file of them.
-        path: the file or run directory; ``None`` lets ``timm`` and ``torchvision`` download.
-        model: the architecture, with the tag of its weights for ``timm`` (``resnet50.a1_in1k``)
-            and ``torchvision`` (``resnet50:IMAGENET1K_V2``). For official files ``None`` means the
-            published architecture; otherwise a torchvision name, optionally followed by ``w2`` to
-            ``w5`` for SwAV's wide ones, or a timm name. A run needs none.
-        model_kwargs: arguments of the model's constructor.
-        networks: which networks of a run: ``online``, which ``solo-ext eval`` measures, or
-            ``momentum``. Official files always give the one that is meant to be used.
+    For official files ``model: None`` is the published architecture; otherwise a torchvision name,
+    optionally followed by ``w2`` to ``w5`` for SwAV's wide ones, or a timm name.
 
-    >>> TeacherSource(layout="swav", path="swav_800ep_pretrain.pth.tar").networks
+    >>> from solo_ext.methods.distillation import TeacherKwargs
+    >>> TeacherKwargs(layout="swav", path="swav_800ep_pretrain.pth.tar").networks
     'online'
     """
 
     layout: Layout
-    path: str | None = None
-    model: str | None = None
-    model_kwargs: dict[str, Any] = field(default_factory=dict)
-    networks: Literal["online", "momentum"] = "online"
+    path: str | None
+    model: str | None
+    model_kwargs: dict[str, Any]
+    networks: Literal["online", "momentum"]
 
 
 def check_source(source: TeacherSource) -> None:
@@ -63,7 +53,8 @@ def check_source(source: TeacherSource) -> None:
     Raises:
         ConfigError: a setting is missing, names nothing that exists, or is not for this layout.
 
-    >>> check_source(TeacherSource(layout="timm"))
+    >>> from solo_ext.methods.distillation import TeacherKwargs
+    >>> check_source(TeacherKwargs(layout="timm"))
     Traceback (most recent call last):
     solo_ext.core.errors.ConfigError: method_kwargs.teacher.model=null: layout timm needs a model...
     """
@@ -128,7 +119,8 @@ def load_teacher(source: TeacherSource) -> LoadedTeacher:
     >>> from torchvision.models import shufflenet_v2_x0_5
     >>> file = tempfile.mkdtemp() + "/weights.pth"
     >>> torch.save(shufflenet_v2_x0_5().state_dict(), file)
-    >>> source = TeacherSource(layout="torchvision", path=file, model="shufflenet_v2_x0_5")
+    >>> from solo_ext.methods.distillation import TeacherKwargs
+    >>> source = TeacherKwargs(layout="torchvision", path=file, model="shufflenet_v2_x0_5")
     >>> load_teacher(source).backbone(torch.randn(2, 3, 224, 224)).shape
     torch.Size([2, 1024])
     """
@@ -177,6 +169,12 @@ def assemble(
 
     Raises:
         UserError: the parts do not fit together, or the output is not finite vectors.
+
+    >>> network = nn.Sequential(nn.Flatten(), nn.LazyLinear(16))
+    >>> rest = {"name": "mine", "digest": "", "mean": [0.5] * 3, "std": [0.25] * 3}
+    >>> head = {"weight": torch.ones(4, 16)}
+    >>> assemble(network, **rest, input_size=8, head=head).description
+    'mine: 16 features, head 4, no prototypes'
     """
     # A separate generator: loading a teacher must not change a student's draws.
     image = torch.randn(1, 3, input_size, input_size, generator=torch.Generator().manual_seed(0))

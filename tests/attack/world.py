@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
 import random
-import select
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +20,9 @@ import yaml
 from PIL import Image
 
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
+from tests import forks
 from tests.lab.training.same_run import assert_same, logged
+from tests.mounts import fill
 
 HANG = 90
 """Seconds after which a command counts as one that hangs; an undisturbed one takes two."""
@@ -45,54 +45,21 @@ class Said(NamedTuple):
     seconds: float
 
 
-class Server:
-    """Runs command lines as forks of a process that has imported everything."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("command_server.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-    def run(
-        self,
-        words: Sequence[object],
-        cwd: Path,
-        said: Path,
-        number: int | None = None,
-        after: float = 0.0,
-    ) -> Said:
-        """Runs a command, and sends it a signal after some seconds if it still runs then."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        said.unlink(missing_ok=True)
-        request = {"words": [str(word) for word in words], "cwd": str(cwd), "said": str(said)}
-        self.process.stdin.write(f"{json.dumps(request)}\n")
-        self.process.stdin.flush()
-        child, begin = int(self.process.stdout.readline()), time.monotonic()
-        if number is not None and not self._ended(after):
-            # The whole session, as a terminal does for Ctrl-C and a scheduler that ends a job.
-            target = os.killpg if number in (signal.SIGINT, signal.SIGKILL) else os.kill
-            target(child, number)
-        hangs = not self._ended(HANG)
-        if hangs:
-            os.killpg(child, signal.SIGKILL)
-        code, seconds = int(self.process.stdout.readline()), time.monotonic() - begin
-        text = said.read_text(errors="replace") if said.exists() else ""
-        assert not hangs, f"{words} hangs\n{text[-3000:]}"
-        assert_alone(child)
-        return Said(code, text, seconds)
-
-    def _ended(self, seconds: float) -> bool:
-        return bool(select.select([self.process.stdout], [], [], seconds)[0])
-
-    def close(self) -> None:
-        """Ends the server."""
-        self.process.kill()
-        self.process.wait()
+def run(words: Sequence[object], cwd: Path, number: int | None = None, after: float = 0.0) -> Said:
+    """Runs a command, and sends it a signal after some seconds if it still runs then."""
+    fork, begin = forks.start(*forks.SOLO_EXT, *words, cwd=cwd), time.monotonic()
+    if number is not None and fork.runs_for(after):
+        # The whole session, as a terminal does for Ctrl-C and a scheduler that ends a job.
+        target = os.killpg if number in (signal.SIGINT, signal.SIGKILL) else os.kill
+        target(fork.pid, number)
+    hangs = fork.runs_for(HANG)
+    if hangs:
+        os.killpg(fork.pid, signal.SIGKILL)
+    code, seconds = fork.wait(), time.monotonic() - begin
+    assert_alone(fork.pid)
+    text = "".join(fork.communicate())
+    assert not hangs, f"{words} hangs\n{text[-3000:]}"
+    return Said(code, text, seconds)
 
 
 def assert_alone(session: int) -> None:
@@ -164,7 +131,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "debiased": {},
     "pcl": {},
     "mochi": {"checkpoint": {"every_n_steps": 0}},
-    "byol": {"loggers": ["csv"], "online_eval": {"every_n_epochs": 2}},
+    "byol": {"online_eval": {"every_n_epochs": 2}},
 }
 """Runs that a sequence may begin with: method, and what differs in its config."""
 
@@ -186,24 +153,25 @@ class World:
 
     Args:
         folder: empty.
-        server: runs the commands.
         undisturbed: the same runs, left alone; made once, and shared by all sequences.
         method: of :data:`RUNS`.
     """
 
-    def __init__(self, folder: Path, server: Server, undisturbed: Path, method: str) -> None:
-        self.folder, self.server = folder, server
+    def __init__(self, folder: Path, undisturbed: Path, method: str) -> None:
+        self.folder = folder
         self.cwd, self.runs, self.strange = (folder / n for n in ("cwd", "runs", "elsewhere"))
         for made in (self.cwd, self.runs, self.strange, folder / "configs"):
-            made.mkdir()
+            made.mkdir(exist_ok=True)
         (self.strange / "thesis.txt").write_text("all of it\n")
         self.images = made_images(folder / "images")
         self.method, self.run = method, self.runs / "run"
         config = settings(self.images, method, **RUNS[method])
         (folder / "configs" / "run.yaml").write_text(yaml.safe_dump(config))
         self.undisturbed = undisturbed / method
-        self.trusted_log = True
+        self.as_begun = self.trusted_log = True
         self.history: list[str] = []
+        self.commands: Counter[str] = Counter()
+        self.exits: Counter[str] = Counter()
 
     def whole(self) -> tuple[Path, float]:
         """The undisturbed run, and the seconds it took; begun from images of the same content."""
@@ -211,6 +179,7 @@ class World:
         if not timing.exists():
             said = self.command("pretrain", *self.begin(self.undisturbed))
             assert said.code == 0, said.text
+            self.history.clear()
             timing.write_text(str(said.seconds))
         return self.undisturbed, float(timing.read_text())
 
@@ -221,6 +190,12 @@ class World:
             "--config-name=run",
             f"--run-dir={run_dir}",
         ]
+
+    def words_to_train(self, anew: bool, workers: int = 0) -> list[str]:
+        """``--resume``; or those that begin the run, which go on with it too."""
+        if not anew and self.run.exists():
+            return ["--resume", str(self.run)]
+        return [*self.begin(self.run), f"data.num_workers={workers}"]
 
     def command(
         self, *words: object, number: int | None = None, after: float = 0.0, fails: bool = False
@@ -234,15 +209,23 @@ class World:
             fails: whether it must not succeed.
         """
         before = {name: fingerprint(getattr(self, name)) for name in ("strange", "images", "cwd")}
-        said = self.server.run(words, self.cwd, self.folder / "said.txt", number, after)
+        said = run(words, self.cwd, number, after)
         shown = " ".join(map(str, words)) + (
             f" [signal {number} after {after:.2f} s]" if number else ""
         )
         self.history.append(f"{shown} -> {said.code}")
+        kind = "pretrain --resume" if "--resume" in words else str(words[0])
+        self.commands[kind] += 1
+        self.exits["killed" if said.code < 0 else str(said.code)] += 1
         told = "\n".join([*self.history, said.text[-4000:]])
-        assert "Traceback (most recent call last)" not in said.text, told
-        killed = number == signal.SIGKILL and said.code == -signal.SIGKILL
-        assert killed or said.code in DOCUMENTED, told
+        # In its first moments a process has no handlers yet.
+        early = number is not None and after < 0.2
+        killed = said.code == -(number or 0) and (number == signal.SIGKILL or early)
+        killed |= early and said.text.rstrip().endswith("KeyboardInterrupt")
+        if not killed:
+            assert said.code in DOCUMENTED, told
+            assert "Traceback (most recent call last)" not in said.text, told
+            assert "details in" not in said.text, f"an error that nobody foresaw\n{told}"
         if said.code and not killed:
             lines = [line for line in said.text.splitlines() if line.strip()]
             assert lines, f"nothing is said\n{told}"
@@ -254,11 +237,14 @@ class World:
 
     def check_finished(self) -> None:
         """A run that ended by itself is the undisturbed one, to the last bit."""
+        if not self.as_begun:
+            return
         whole, _ = self.whole()
         told = "\n".join(self.history)
         one, two = checkpoints(whole), checkpoints(self.run)
-        assert len(one) == len(two) == 1, f"{two}\n{told}"
-        a, b = (torch.load(c[0].path, weights_only=True) for c in (one, two))
+        # Those of a directory that was moved have its earlier name, and stay.
+        assert len({c.path.name.rpartition("-ep=")[0] for c in two}) == len(two), f"{two}\n{told}"
+        a, b = (torch.load(c[-1].path, weights_only=True) for c in (one, two))
         for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
             assert_same(a[part], b[part], f"{part}\n{told}\n")
         if self.trusted_log and METRICS in {file.name for file in self.run.iterdir()}:
@@ -276,7 +262,7 @@ class World:
         if not held:
             return
         file, draw = held[place % len(held)], random.Random(seed)
-        self.history.append(f"{how} {file.relative_to(self.run)}")
+        self.history.append(f"{how} {file.relative_to(self.run)}, seed {seed}")
         if file.suffix != ".ckpt":
             self.trusted_log = False
         size = file.stat().st_size if file.exists() else 0
@@ -299,6 +285,17 @@ class World:
                 file.symlink_to(self.strange / "thesis.txt")
             elif how == "endless":
                 file.symlink_to("/dev/zero")
+
+    @contextlib.contextmanager
+    def full_disk(self, pages: int) -> Iterator[None]:
+        """Leaves so many pages of room on the disk of the runs, for the block."""
+        ballast = fill(self.runs)
+        os.truncate(ballast, max(0, ballast.stat().st_size - pages * 4096))
+        self.history.append(f"a disk with {pages} pages of room")
+        try:
+            yield
+        finally:
+            ballast.unlink()
 
     def move(self) -> None:
         """Gives the run directory another name."""

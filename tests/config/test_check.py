@@ -39,7 +39,7 @@ def refusal(config: dict[str, Any]) -> str:
 def test_defaults_are_filled_in(valid: dict[str, Any]) -> None:
     filled = check_run(valid).model_dump()
     assert filled["seed"] == 5
-    assert filled["loggers"] == ["csv"]
+    assert filled["loggers"] == []
     assert filled["knn_eval"] == {"enabled": False, "k": 20, "distance_func": "cosine"}
     assert filled["momentum"] == {"base_tau": 0.9, "final_tau": 1.0, "classifier": False}
     assert filled["augmentations"][0]["rrc"] == {
@@ -55,7 +55,7 @@ def test_filled_config_is_a_fixed_point_and_its_own(valid: dict[str, Any]) -> No
     filled = check_run(valid)
     assert check_run(filled.model_dump()) == filled
     filled.loggers.append("tensorboard")
-    assert check_run(valid).loggers == ["csv"]
+    assert check_run(valid).loggers == []
 
 
 def test_trainer_arguments_pass_through(valid: dict[str, Any]) -> None:
@@ -185,6 +185,11 @@ def test_keys_named_like_branches_of_unions(key: str, valid: dict[str, Any]) -> 
 def test_values_are_refused(path: str, value: Any, line: str, valid: dict[str, Any]) -> None:
     said = refusal(put(valid, path, value))
     assert said.startswith(f"{path}={value!r}: {line}".replace("=None:", "=null:"))
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "a\nb"], ids=["long", "NUL", "lines"])
+def test_names_that_no_file_can_have(name: str, valid: dict[str, Any]) -> None:
+    assert refusal({**valid, "name": name}).startswith("name='")
 
 
 def test_long_values_are_cut(valid: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from omegaconf import OmegaConf
 from solo_ext.config.compose import apply_overrides, compose, parse, shipped_configs
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import config_root
+from solo_ext.data.fixed import STATISTICS
 from solo_ext.lab.training.prepare import prepare
 
 MINE = """
@@ -52,6 +54,26 @@ def test_shipped_configs_are_all_there() -> None:
     runs = {p.with_suffix("").as_posix() for p in files if p.parts[0] not in helpers}
     assert set(shipped_configs()) == runs
     assert "digits/debiased" in runs
+
+
+def test_statistics_in_a_config_apply_to_something() -> None:
+    """Data sets with statistics of their own take none from a config."""
+    root, applied, given = config_root() / "solo_ext", set(), set()
+    for name in shipped_configs():
+        used = re.search(r"@augmentations: (\w+)", (root / f"{name}.yaml").read_text())
+        cfg = compose(name)
+        if used and any({"mean", "std"} & crop.keys() for crop in cfg["augmentations"]):
+            given.add(used[1])
+            if cfg["data"]["dataset"] not in STATISTICS:
+                applied.add(used[1])
+    assert given == applied
+
+
+def test_solo_learns_settings_for_imagenet_synchronise_batch_norm() -> None:
+    folder = config_root() / "solo_ext" / "imagenet"
+    theirs = [p.stem for p in folder.glob("*.yaml") if "# solo-learn's settings" in p.read_text()]
+    assert len(theirs) >= 3
+    assert all(compose(f"imagenet/{name}")["sync_batchnorm"] for name in theirs)
 
 
 def of_the_data_at_hand(name: str, root: Path) -> list[str]:
@@ -195,7 +217,7 @@ def test_interpolation_errors_are_readable(override: str, says: str, data_root: 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (MINE + "seed: [1, 2\n", "config 'run' cannot be read: while parsing a flow sequence"),
+        (MINE + "seed: [1, 2\n", "run.yaml: not YAML: while parsing a flow sequence"),
         (MINE + "name: again\n", "found duplicate key name"),
         (MINE + "seed:\t\n\t- 3\n", "cannot start any token"),
         (MINE + "seed: !!python/object:os.system {}\n", "could not determine a constructor"),
@@ -206,7 +228,7 @@ def test_interpolation_errors_are_readable(override: str, says: str, data_root: 
         ("defaults:\n  - nothing\n  - _self_\n", "config 'nothing' is not there"),
         (
             "defaults:\n  - /solo_ext/augmentations@augmentations: cifra\n  - _self_\n",
-            "did you mean 'cifar'? allowed: cifar, cifar_single, digits",
+            "did you mean 'cifar'? allowed: cifar, cifar_multicrop, cifar_single",
         ),
         (MINE.replace("  - _self_", "  - override /nothing: x\n  - _self_"), "nothing"),
     ],
@@ -218,7 +240,7 @@ def test_broken_files_are_readable(text: str, says: str, mine: Path, data_root: 
 
 def test_files_that_are_no_text(mine: Path) -> None:
     (mine / "run.yaml").write_bytes(b"name: \xff\xfe\n")
-    assert "config 'run' cannot be read" in refusal(name="run", folder=mine)
+    assert "run.yaml' cannot be read: line 1 is no UTF-8" in refusal(name="run", folder=mine)
 
 
 @pytest.mark.parametrize("name", ["", "run/", "none", "run.yml"])

@@ -1,6 +1,6 @@
-"""What each of two gloo processes meets with for ``test_together.py``.
+"""What each of two gloo processes meets with for ``test_distributed.py``.
 
-A module of its own because a spawned process imports the function that it runs by name.
+A module of its own, of which each process runs ``run``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from solo_ext.clustering import e_step, k_means, kmeans
-from solo_ext.core.distributed import on_first, propagate_rank_errors
+from solo_ext.core.distributed import propagate_rank_errors
 from solo_ext.core.errors import UserError
+from solo_ext.lab.evaluation.online import on_first
 
 RANKS = 2
 TIMEOUT, PATIENT = 6.0, 300.0

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from solo_ext.clustering import Clustering, kmeans
-from solo_ext.core.distributed import on_first, propagate_rank_errors, rank_barrier
+from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
+from solo_ext.lab.evaluation.online import on_first
+from tests.core import distributed_ranks as ranks
 
 pytestmark = pytest.mark.slow
 
 InProcesses = Callable[[Any], list[dict[str, Any]]]
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-ranks: Any = importlib.import_module("distributed_ranks")
-sys.path.remove(str(HERE))
 
 
 @pytest.fixture(scope="module")

@@ -234,6 +234,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_a_distribution_that_is_installed(tmp_path: Path) -> None:
     """A package with metadata as an installer leaves it, in a process of its own."""
     (tmp_path / "their_package.py").write_text(

@@ -158,7 +158,7 @@ def test_ranks_share_the_images(
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
         monkeypatch.setattr(distributed, "world_size", lambda: 3)
         parts.append(list(loader(make())))
-        seeds.append(loader(make())._pass([]).seed)
+        seeds.append(loader(make()).pipeline_arguments["seed"])
     assert len(set(seeds)) == 3, "an image at the same place of a batch is augmented anew"
     assert [len(part) for part in parts] == [COUNT // 3 // BATCH] * 3
     seen = torch.cat([batch[0] for part in parts for batch in part])

@@ -65,18 +65,6 @@ def test_generation_by_what_is_there(
     assert "solo" not in sys.modules, "looked at, not imported"
 
 
-def test_the_version_is_that_of_what_is_installed(tmp_path: Path, only: Only) -> None:
-    """The content decides on the generation, and a checkout has no version of another's."""
-    checkout, installed = plant(tmp_path / "checkout", MAIN), plant(tmp_path / "site", RELEASE)
-    metadata = installed / "solo_learn-1.0.3.dist-info" / "METADATA"
-    metadata.parent.mkdir()
-    metadata.write_text("Metadata-Version: 2.1\nName: solo-learn\nVersion: 1.0.3\n")
-    only(checkout, installed)
-    assert (detect().generation, detect().version) == ("main", "1.0.6")
-    only(installed, checkout)
-    assert (detect().generation, detect().version) == ("1.0.2", "1.0.3")
-
-
 def test_none_is_an_error_that_says_how_to_install_either(tmp_path: Path, only: Only) -> None:
     only(tmp_path)
     with pytest.raises(HostError, match="not installed") as caught:

@@ -304,7 +304,7 @@ def test_nothing_of_ours_takes_the_host_down(
     with (root / "solo/losses/__init__.py").open("a") as file:
         file.write("\nnt_xent_loss_func = simclr_loss_func\n")
     file = root / "solo/utils/knn.py"
-    file.write_text(file.read_text().replace("k: int = 20,", "k: int,"))
+    file.write_text(file.read_text().replace("k: int = 20,", "kk: int = 20,"))
     info = tmp_path / "site" / "broken-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -109,16 +108,6 @@ def test_lars_equals_the_formula(clip_lr: bool, exclude: bool, decay: float) -> 
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
-@only_main
-@lars_options
-def test_lars_equals_upstream(loaded: Host, clip_lr: bool, exclude: bool, decay: float) -> None:
-    upstream = importlib.import_module("solo.utils.lars").LARS
-    ours, theirs = make_params(), make_params()
-    kwargs = lars_kwargs(clip_lr, exclude)
-    expected = trained(upstream(theirs, lr=0.5, weight_decay=decay, **kwargs), theirs)
-    torch.testing.assert_close(trained(lars(ours, decay, **kwargs), ours), expected, **CLOSE)
-
-
 def test_lars_scales_gradients_of_a_closure() -> None:
     """Lightning runs backward inside ``optimizer.step(closure)``, after the release's scaling."""
 
@@ -198,27 +187,6 @@ def test_every_group_follows_the_schedule_from_its_own_rate(
     module.learnable_params = two_groups()
     _, (schedule,) = configure_optimizers(module)
     assert (schedule["interval"], schedule["frequency"]) == (interval, 1)
-
-
-@only_main
-@pytest.mark.parametrize("warmup_epochs", [0, 1, 2, 4])
-def test_warmup_cosine_equals_upstream_step_by_step(loaded: Host, warmup_epochs: int) -> None:
-    """Without warm-up upstream starts every group at the base rate, so that one is compared."""
-    upstream = importlib.import_module("solo.utils.lr_scheduler").LinearWarmupCosineAnnealingLR
-    ours, theirs = (two_groups()[: 2 if warmup_epochs else 1] for _ in range(2))
-    found = rates(make_module(ours, warmup_epochs=warmup_epochs), 20)
-    optimizer = torch.optim.SGD(theirs, lr=0.5)
-    scheduler = upstream(
-        optimizer,
-        warmup_epochs=warmup_epochs * 4,
-        max_epochs=20,
-        warmup_start_lr=3e-5 if warmup_epochs else 0.5,
-        eta_min=0.001,
-    )
-    for step in range(20):
-        assert found[step] == pytest.approx([g["lr"] for g in optimizer.param_groups], rel=1e-6)
-        optimizer.step()
-        scheduler.step()
 
 
 @only_main

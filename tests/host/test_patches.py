@@ -357,7 +357,7 @@ def test_swav_queue_of_another_size_is_refused(
         method_kwargs={"queue_size": 24},
         resume_from_checkpoint=str(result.checkpoint),
     )
-    with pytest.raises(ValueError, match=r"queue of the checkpoint has shape \(2, 48, 8\)"):
+    with pytest.raises(UserError, match=r"queue of the checkpoint has shape \(2, 48, 8\)"):
         pretrain(prepare(config), run_dir=tmp_path / "second", force=True)
     with without(), pytest.raises(UserError, match="Unexpected key"):
         pretrain(prepare(config), run_dir=tmp_path / "third", force=True)
@@ -387,6 +387,25 @@ def test_deepcluster_loss_with_targets_is_the_hosts(without: Without) -> None:
     with without():
         assert torch.equal(module.deepclusterv2_loss_func(outputs, some, 0.2), found)
         assert module.deepclusterv2_loss_func(outputs, none, 0.2).isnan()
+
+
+@pytest.mark.patch("kmeans-device")
+def test_kmeans_keeps_the_device(without: Without) -> None:
+    """The meta device stands for a GPU; on a CPU nothing changes."""
+    kmeans = importlib.import_module("solo.utils.kmeans").KMeans
+    own = kmeans(1, 0, 2, 9, 4, [2, 3], kmeans_iters=0)
+    index, embeddings = torch.arange(9), torch.randn(2, 9, 4)
+
+    def clustered(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        assignments, centroids = own.cluster_memory(index.to(device), embeddings.to(device))
+        return [assignments, *centroids]
+
+    assert [held.device.type for held in clustered("meta")] == ["meta"] * 3
+    found = clustered("cpu")
+    with without():
+        assert [held.device.type for held in clustered("meta")] == ["cpu", "meta", "meta"]
+        assert all(map(torch.equal, found, clustered("cpu")))
 
 
 @pytest.mark.patch("dino-epoch")

@@ -31,7 +31,7 @@ class Official:
     """A checkpoint and what it was made of: backbone, head and prototypes.
 
     ``weights`` is the state dict in ``content`` that counts, ``inner`` the prefix of the backbone's
-    keys there, ``head`` the other keys, ``source`` arguments of ``TeacherSource``.
+    keys there, ``head`` the other keys, ``source`` arguments of ``TeacherKwargs``.
     """
 
     name: str

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.errors import UserError
+from solo_ext.methods.distillation import TeacherKwargs
 from solo_ext.pretrained.files import unwrap
 from solo_ext.pretrained.libraries import build_architecture
-from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, load_teacher
+from solo_ext.pretrained.teachers import LoadedTeacher, load_teacher
 
 NAMES = ("moco_v2", "swav", "dino_resnet50", "dino_deitsmall16")
 SIZES = {
@@ -39,7 +40,7 @@ MakeOfficial = Callable[..., Any]
 
 def load(path: Path, content: Any, official: Any) -> LoadedTeacher:
     torch.save(content, path)
-    return load_teacher(TeacherSource(path=str(path), **official.source))
+    return load_teacher(TeacherKwargs(path=str(path), **official.source))
 
 
 def refusal(path: Path, content: Any, official: Any) -> str:
@@ -99,7 +100,7 @@ def test_published_sizes(name: str, official: MakeOfficial, tmp_path: Path) -> N
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 1000)
     with pytest.raises(UserError, match="cannot be read"):
-        load_teacher(TeacherSource(path=str(path), **given.source))
+        load_teacher(TeacherKwargs(path=str(path), **given.source))
 
     fault, key = FAULTS[name]
 
@@ -239,10 +240,10 @@ def test_architecture_of_the_config(tmp_path: Path) -> None:
     weights = {f"encoder_q.{k}": v for k, v in network.state_dict().items()}
     source = {"layout": "moco_v2"}
     torch.save({"state_dict": weights}, path)
-    named = TeacherSource(path=str(path), model="shufflenet_v2_x0_5", **source)
+    named = TeacherKwargs(path=str(path), model="shufflenet_v2_x0_5", **source)
     assert load_teacher(named).description.startswith("shufflenet_v2_x0_5 of MoCo v2 checkpoint")
     with pytest.raises(UserError, match=r"'resnet50' .*name it by method_kwargs\.teacher\.model"):
-        load_teacher(TeacherSource(path=str(path), **source))
+        load_teacher(TeacherKwargs(path=str(path), **source))
 
 
 def test_wide_resnets_are_wider_everywhere() -> None:
@@ -314,7 +315,7 @@ def test_sources_that_do_not_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
-        load_teacher(TeacherSource(**source))
+        load_teacher(TeacherKwargs(**source))
     assert says in str(caught.value)
 
 
@@ -331,7 +332,7 @@ def test_architectures_that_there_are_not(
 ) -> None:
     path = tmp_path / "file.pth"
     torch.save({"conv1.weight": torch.ones(1)}, path)
-    source = TeacherSource(layout="swav", path=str(path), model=model, model_kwargs=kwargs)
+    source = TeacherKwargs(layout="swav", path=str(path), model=model, model_kwargs=kwargs)
     with pytest.raises(UserError) as caught:
         load_teacher(source)
     assert says in str(caught.value)

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from solo_ext.core.errors import UserError
-from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, load_teacher
+from solo_ext.methods.distillation import TeacherKwargs
+from solo_ext.pretrained.teachers import LoadedTeacher, load_teacher
 
 TINY = {"channels": [8, 8, 8, 8]}
 TIMM, TORCHVISION = "resnet10t", "shufflenet_v2_x0_5"
@@ -30,7 +31,7 @@ def timm_model(classes: int) -> Any:
 def load(**source: Any) -> LoadedTeacher:
     if source["layout"] == "timm":
         source = {"model": TIMM, "model_kwargs": TINY, **source}
-    return load_teacher(TeacherSource(**{"model": TORCHVISION, **source}))
+    return load_teacher(TeacherKwargs(**{"model": TORCHVISION, **source}))
 
 
 def refusal(**source: Any) -> str:

@@ -19,9 +19,10 @@ from solo_ext.core.errors import UserError
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.methods.distillation import TeacherKwargs
 from solo_ext.plugin import register
 from solo_ext.pretrained.runs import GELU, RELU, load_pretrained
-from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, load_teacher
+from solo_ext.pretrained.teachers import LoadedTeacher, load_teacher
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -153,7 +154,7 @@ def saved(make_config: MakeConfig, tmp_path: Path) -> Callable[..., tuple[Any, P
 
 
 def load(path: Path, **settings: Any) -> LoadedTeacher:
-    return load_teacher(TeacherSource(layout="run", path=str(path), **settings))
+    return load_teacher(TeacherKwargs(layout="run", path=str(path), **settings))
 
 
 def test_a_run_of_swav(teacher: Path) -> None:

@@ -24,11 +24,12 @@ from solo_ext.lab.evaluation.store import FeatureStore
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.resume_point import read_state as read_to_resume
+from solo_ext.methods.distillation import TeacherKwargs
 from solo_ext.pretrained.export import export
 from solo_ext.pretrained.exported import load_exported
 from solo_ext.pretrained.files import read_checkpoint, read_safetensors
 from solo_ext.pretrained.runs import load_pretrained
-from solo_ext.pretrained.teachers import TeacherSource, load_teacher
+from solo_ext.pretrained.teachers import load_teacher
 from tests.security.conftest import Payload
 from tests.security.fuzzing import fuzzed
 
@@ -81,9 +82,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "checkpoint": read_checkpoint,
     "resume": read_to_resume,
     "run": load_pretrained,
-    "run as teacher": lambda file: load_teacher(TeacherSource(layout="run", path=str(file))),
+    "run as teacher": lambda file: load_teacher(TeacherKwargs(layout="run", path=str(file))),
     "timm": lambda file: load_teacher(
-        TeacherSource(layout="timm", path=str(file), model="resnet10t", model_kwargs=TINY)
+        TeacherKwargs(layout="timm", path=str(file), model="resnet10t", model_kwargs=TINY)
     ),
     "moco_v2": lambda file: load_teacher(_tiny("moco_v2", file)),
     "swav": lambda file: load_teacher(_tiny("swav", file)),
@@ -91,8 +92,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def _tiny(layout: Any, file: Path) -> TeacherSource:
-    return TeacherSource(layout=layout, path=str(file), model="timm/resnet10t", model_kwargs=TINY)
+def _tiny(layout: Any, file: Path) -> TeacherKwargs:
+    return TeacherKwargs(layout=layout, path=str(file), model="timm/resnet10t", model_kwargs=TINY)
 
 
 def read_by_one(data: st.DataObject, file: Path) -> None:
@@ -393,11 +394,11 @@ def test_torn_features_are_made_again(
     def extract(indices: Any) -> Any:
         yield rows[list(indices)], torch.tensor(list(indices))
 
-    store = FeatureStore(folder)
-    store.features({"of": "this"}, 4, extract)
+    store = FeatureStore(folder, {"of": "this"}, 4)
+    store.features(extract)
     file = next(folder.rglob("*.safetensors"))
     file.write_bytes(torn(data, file.read_bytes()))
-    features, targets = store.features({"of": "this"}, 4, extract)
+    features, targets = store.features(extract)
     assert torch.equal(features, rows)
     assert targets.tolist() == [0, 1, 2, 3]
     shutil.rmtree(folder)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from solo_ext.lab.cli.main import main
-from solo_ext.lab.evaluation.suite_page import render_suite
+from solo_ext.lab.evaluation.suite import render_suite
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from tests.page_tree import Node, parse

@@ -34,9 +34,10 @@ from solo_ext.lab.experiments.results import read_results
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import CONFIG, METRICS, read_config
+from solo_ext.methods.distillation import TeacherKwargs
 from solo_ext.pretrained.exported import load_exported
 from solo_ext.pretrained.files import read_checkpoint, read_safetensors
-from solo_ext.pretrained.teachers import TeacherSource, load_teacher
+from solo_ext.pretrained.teachers import load_teacher
 from tests.security.conftest import Payload
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -155,7 +156,7 @@ def test_teachers(layout: Any, wrapper: str, run: Path, payload: Payload) -> Non
     torch.save({wrapper: payload}, file)
     model = {"timm": "resnet10t", "torchvision": "resnet18"}.get(layout)
     with pytest.raises(UserError, match=r"it holds exec, which is code and not run"):
-        load_teacher(TeacherSource(layout=layout, path=str(file), model=model))
+        load_teacher(TeacherKwargs(layout=layout, path=str(file), model=model))
 
 
 def test_weights_for_a_backbone_of_timm(
@@ -207,11 +208,11 @@ def test_stored_features(payload: Payload, tmp_path: Path) -> None:
     def extract(indices: Any) -> Any:
         yield rows[list(indices)], torch.tensor(list(indices))
 
-    store = FeatureStore(tmp_path / "features")
-    store.features({}, 2, extract)
+    store = FeatureStore(tmp_path / "features", {}, 2)
+    store.features(extract)
     (file,) = (tmp_path / "features").rglob("*.safetensors")
     file.write_bytes(_saved({"features": payload}))
-    assert torch.equal(store.features({}, 2, extract)[0], rows)
+    assert torch.equal(store.features(extract)[0], rows)
 
 
 def test_unfinished_fine_tuning(run: Path, payload: Payload) -> None:
@@ -255,7 +256,7 @@ def test_record_of_a_suite(run: Path, payload: Payload) -> None:
 def test_config_of_a_run_directory(run: Path, mark: Path) -> None:
     code = f"open({str(mark)!r}, 'w')"
     (run / CONFIG).write_text(f"name: !!python/object/apply:builtins.exec [{json.dumps(code)}]\n")
-    with pytest.raises(UserError, match="not a config"):
+    with pytest.raises(UserError, match="could not determine a constructor"):
         resume(run)
 
 

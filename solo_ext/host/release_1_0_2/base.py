@@ -9,14 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from omegaconf import DictConfig, OmegaConf
+from timm.optim.lars import Lars
 from torch import Tensor, nn
 
 from solo_ext.host.backbones import BackboneTable, build_backbone
-from solo_ext.host.release_1_0_2.optim import OPTIMIZERS, configure_optimizers
-from solo_ext.host.release_1_0_2.step import MomentumTrainingStep, TrainingStep
+from solo_ext.host.classifier import accuracy_at_k, class_loss
 
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "lars": Lars,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
 DEFAULTS: dict[str, Any] = {
     "backbone": {"kwargs": {}},
     "optimizer": {"exclude_bias_n_norm_wd": False, "kwargs": {}},
@@ -46,12 +53,8 @@ def fill(cfg: DictConfig, defaults: dict[str, Any]) -> DictConfig:
     return cfg
 
 
-class BaseMethod(TrainingStep):
-    """Backbone, online classifier, optimiser and the shared part of the steps.
-
-    Args:
-        cfg: solo-learn main's config.
-    """
+class BaseMethod(pl.LightningModule):
+    """Backbone, online classifier, optimiser and the shared part of the steps."""
 
     _BACKBONES = BackboneTable()
     _OPTIMIZERS = OPTIMIZERS
@@ -131,11 +134,61 @@ class BaseMethod(TrainingStep):
 
     def configure_optimizers(self) -> Any:
         """Makes the optimiser and schedule of the config."""
+        from solo_ext.host.release_1_0_2.optim import configure_optimizers
+
         return configure_optimizers(self)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         """Sets gradients to ``None`` instead of zero, which frees their memory."""
         optimizer.zero_grad(set_to_none=True)
+
+    def _in_memory_format(self, X: Tensor) -> Tensor:
+        return X if self.no_channel_last else X.to(memory_format=torch.channels_last)
+
+    def forward(self, X: Tensor) -> dict[str, Any]:
+        """Features ``feats`` (N, D), and the classifier's ``logits`` (N, C) of them, detached."""
+        feats = self.backbone(self._in_memory_format(X))
+        return {"logits": self.classifier(feats.detach()), "feats": feats}
+
+    def multicrop_forward(self, X: Tensor) -> dict[str, Any]:
+        """Features of a small crop."""
+        return {"feats": self.backbone(self._in_memory_format(X))}
+
+    def _with_class_metrics(self, out: dict[str, Any], targets: Tensor) -> dict[str, Any]:
+        loss = class_loss(out["logits"], targets)
+        acc1, acc5 = accuracy_at_k(out["logits"], targets)
+        return {**out, "loss": loss, "acc1": acc1, "acc5": acc5}
+
+    def base_training_step(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Forward pass, classification loss and accuracies of one large crop."""
+        return self._with_class_metrics(self(X), targets)
+
+    def training_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Any]:
+        """Forwards all crops of ``[indices, [crops], targets]`` and trains the classifier.
+
+        Returns:
+            Outputs of :meth:`forward` as lists over crops, and the mean ``loss`` of the classifier.
+        """
+        _, crops, targets = batch
+        crops = [crops] if isinstance(crops, Tensor) else crops
+        if len(crops) != self.num_crops:
+            raise ValueError(
+                f"the batch has {len(crops)} crops, the config asks for {self.num_crops}"
+            )
+        large = [self.base_training_step(x, targets) for x in crops[: self.num_large_crops]]
+        outs: dict[str, Any] = {key: [out[key] for out in large] for key in large[0]}
+        for x in crops[self.num_large_crops :]:
+            for key, value in self.multicrop_forward(x).items():
+                outs.setdefault(key, []).append(value)
+        names = {"loss": "train_class_loss", "acc1": "train_acc1", "acc5": "train_acc5"}
+        outs |= {key: sum(outs[key]) / self.num_large_crops for key in names}
+        metrics = {name: outs[key] for key, name in names.items()}
+        self.log_dict(metrics, on_epoch=True, sync_dist=True)
+        if self.knn_eval:
+            labels = targets.repeat(self.num_large_crops)
+            feats = torch.cat(outs["feats"][: self.num_large_crops]).detach()
+            self.knn(train_features=feats, train_targets=labels)
+        return outs
 
     def base_validation_step(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
         """Like :meth:`base_training_step`, for validation."""
@@ -182,12 +235,8 @@ class BaseMethod(TrainingStep):
         }
 
 
-class BaseMomentumMethod(MomentumTrainingStep, BaseMethod):
-    """Adds a momentum backbone, its exponential moving average and an optional classifier.
-
-    Args:
-        cfg: solo-learn main's config, with the section ``momentum``.
-    """
+class BaseMomentumMethod(BaseMethod):
+    """Adds a momentum backbone, its exponential moving average and an optional classifier."""
 
     def __init__(self, cfg: DictConfig, **_: Any) -> None:
         # Import it here, because this module is imported while solo itself is.
@@ -235,6 +284,34 @@ class BaseMomentumMethod(MomentumTrainingStep, BaseMethod):
     def on_train_start(self) -> None:
         """Starts counting optimiser steps."""
         self.last_step = 0
+
+    @torch.no_grad()
+    def momentum_forward(self, X: Tensor) -> dict[str, Any]:
+        """Features ``feats`` (N, D) of the momentum backbone."""
+        return {"feats": self.momentum_backbone(self._in_memory_format(X))}
+
+    def _shared_step_momentum(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
+        out = self.momentum_forward(X)
+        if self.momentum_classifier is None:
+            return out
+        logits = self.momentum_classifier(out["feats"])
+        return self._with_class_metrics({**out, "logits": logits}, targets)
+
+    def training_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Any]:
+        """Adds the momentum outputs of the large crops, named ``momentum_*``."""
+        outs = super().training_step(batch, batch_idx)
+        _, crops, targets = batch
+        crops = [crops] if isinstance(crops, Tensor) else crops
+        steps = [self._shared_step_momentum(x, targets) for x in crops[: self.num_large_crops]]
+        momentum: dict[str, Any] = {f"momentum_{k}": [s[k] for s in steps] for k in steps[0]}
+        if self.momentum_classifier is not None:
+            keys = ("momentum_loss", "momentum_acc1", "momentum_acc5")
+            momentum |= {key: sum(momentum[key]) / self.num_large_crops for key in keys}
+            metrics = {"train_momentum_class_loss": momentum["momentum_loss"]}
+            metrics |= {f"train_{key}": momentum[key] for key in keys[1:]}
+            self.log_dict(metrics, on_epoch=True, sync_dist=True)
+            outs["loss"] = outs["loss"] + momentum["momentum_loss"]
+        return {**outs, **momentum}
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Updates the momentum networks, if the optimiser made a step."""

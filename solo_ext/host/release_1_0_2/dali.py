@@ -7,12 +7,12 @@ augmentation and iterator are built from main's config, and the methods' classes
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from solo_ext.config.schema import Augmentation
-from solo_ext.data.transforms import statistics
-from solo_ext.host.dali_loader import DALIPass, open_reader
+from solo_ext.config.schema import DALI, Augmentation, RunConfig
+from solo_ext.data.fixed import statistics
+from solo_ext.host.dali_loader import DALILoader, open_reader
 
 upstream: Any = importlib.import_module("solo.utils.dali_dataloader")
 _wrappers: Any = importlib.import_module("solo.methods.dali")
@@ -25,28 +25,27 @@ _Pipeline: Any = importlib.import_module("nvidia.dali.pipeline").Pipeline
 class PretrainPipeline(upstream.PretrainPipeline):  # type: ignore[misc]
     """The release's graph with our reader, also for CPUs."""
 
-    def __init__(self, wanted: DALIPass) -> None:
+    def __init__(self, loader: DALILoader, indices: Sequence[int]) -> None:
         # Skip the release's own constructor, which would open folders and ask for a GPU.
-        _Pipeline.__init__(
-            self, wanted.batch_size, wanted.num_threads, wanted.device_id, seed=wanted.seed
-        )
-        self.device = wanted.device
-        self.transforms = transforms(wanted)
-        open_reader(self, wanted.files, wanted.numbers, wanted.device)
+        _Pipeline.__init__(self, **loader.pipeline_arguments)
+        self.device = loader.device
+        self.transforms = transforms(loader.run)
+        open_reader(self, *loader.read(indices), loader.device)
 
 
-def transforms(wanted: DALIPass) -> Any:
+def transforms(run: RunConfig) -> Any:
     """The release's augmentation of all crops."""
     return _crops.FullTransformPipeline(
-        [_crops.NCropAugmentation(_transform(wanted, a), a.num_crops) for a in wanted.augmentations]
+        [_crops.NCropAugmentation(_transform(run, a), a.num_crops) for a in run.augmentations]
     )
 
 
-def _transform(wanted: DALIPass, a: Augmentation) -> Any:
-    mean, std = statistics(wanted.dataset, a)
+def _transform(run: RunConfig, a: Augmentation) -> Any:
+    device = (run.dali or DALI()).device
+    mean, std = statistics(run.data.dataset, a)
     jitter = a.color_jitter
     made = upstream.CustomTransform(
-        device=wanted.device,
+        device=device,
         brightness=jitter.brightness,
         contrast=jitter.contrast,
         saturation=jitter.saturation,
@@ -65,9 +64,7 @@ def _transform(wanted: DALIPass, a: Augmentation) -> Any:
     if not a.rrc.enabled:
         # As in main; the release has no such setting.
         size = a.crop_size, a.crop_size
-        made.random_crop = _ops.Resize(
-            device=wanted.device, size=size, interp_type=_types.INTERP_CUBIC
-        )
+        made.random_crop = _ops.Resize(device=device, size=size, interp_type=_types.INTERP_CUBIC)
     for setting, step in (
         ("color_jitter", "random_color_jitter"),
         ("grayscale", "random_grayscale"),
@@ -84,7 +81,7 @@ def _unchanged(images: Any) -> Any:
     return images
 
 
-def batches(wanted: DALIPass) -> Iterator[Any]:
-    """Yields ``[indices, [crops], targets]`` of one pass."""
-    pipeline = PretrainPipeline(wanted)
-    return iter(_wrappers.PretrainWrapper(**wanted.wrapper_arguments(pipeline)))
+def batches(loader: DALILoader, indices: Sequence[int]) -> Iterator[Any]:
+    """Yields ``[indices, [crops], targets]`` of one pass over some samples."""
+    pipeline = PretrainPipeline(loader, indices)
+    return iter(_wrappers.PretrainWrapper(**loader.wrapper_arguments(pipeline)))

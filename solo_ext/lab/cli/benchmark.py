@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -59,12 +61,21 @@ def _run_settings(
     if args.dry_run:
         for planned in plan:
             _progress(planned.folder)
+        _progress(f"{len(plan)} runs{_minutes(settings, len(plan))}")
         return {"out": str(out), "runs": [planned.folder for planned in plan]}, []
     launcher = _launcher(args, settings.threads, out)
     records, failed = run_benchmark(settings, plan, out, launcher, _progress)
     _say(args, f"{len(records)} of {len(plan)} runs have records in {out}")
     counts = {"out": str(out), "records": len(records), "runs": len(plan)}
     return {**counts, "failed": _failures(failed)}, records
+
+
+def _minutes(settings: BenchmarkSettings, runs: int) -> str:
+    minutes, threads = settings.minutes, settings.threads
+    if minutes is None:
+        return ""
+    cores = "a core" if threads == 1 else f"{threads} cores"
+    return f" of about {minutes:g} minutes each: {runs * minutes:.0f} minutes of {cores}"
 
 
 def _launcher(args: argparse.Namespace, threads: int, out: Path) -> Launcher:
@@ -115,7 +126,7 @@ def demo(args: argparse.Namespace) -> dict[str, Any]:
                 compared[f"{label} minus {results.label(base)}"] = {
                     m: estimate(differences(results, place, row, base, m)) for m in measures
                 }
-    page = str(write_report(out)[-1]) if records else None
+    page = str(write_report(out)[1]) if records else None
     seconds = round(time.monotonic() - begin, 1)
     if not args.json:
         table = Table("", "n", *(measure.replace("_", " ") for measure in results.measures))
@@ -154,4 +165,6 @@ def _say(args: argparse.Namespace, text: str) -> None:
 
 
 def _progress(text: str) -> None:
-    Console(stderr=True, highlight=False).print(Text(text), soft_wrap=True)
+    # The runs go on even if the terminal is closed.
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

@@ -122,7 +122,7 @@ def _doctor(args: argparse.Namespace) -> Any:
 
 def _pretrain(args: argparse.Namespace) -> Any:
     from solo_ext.config.compose import compose
-    from solo_ext.core.errors import show_messages
+    from solo_ext.core.messages import show_messages
     from solo_ext.lab.training.prepare import check_folder, prepare
     from solo_ext.lab.training.pretrain import pretrain, resume
     from solo_ext.lab.training.run_dir import check_run_dir
@@ -148,7 +148,7 @@ def _pretrain(args: argparse.Namespace) -> Any:
     if _first_process():
         speed = f"{result.seconds:.1f} s, {result.images_per_second:.0f} images/s"
         _say(args, f"run directory  {result.run_dir}")
-        _say(args, f"{result.epochs} epochs, {speed}")
+        _say(args, f"{result.epochs} {'epoch' if result.epochs == 1 else 'epochs'}, {speed}")
         _say(args, f"next           solo-ext eval knn {result.run_dir}")
     return {k: str(v) if isinstance(v, Path) else v for k, v in vars(result).items()}
 

@@ -19,7 +19,7 @@ from solo_ext.lab.training.run_dir import PACKAGES, package_version
 
 _EXTRAS = {
     "faiss": ("faiss", "k-means by faiss"),
-    "flash-kmeans": ("flash_kmeans", "k-means on one CUDA device"),
+    "flash-kmeans": ("flash_kmeans", "k-means on CUDA"),
     "dali": ("nvidia.dali", "data.format: dali"),
     "h5": ("h5py", "data.format: h5"),
     "hf": ("datasets", "data.format: huggingface"),
@@ -63,7 +63,8 @@ def diagnose() -> dict[str, Any]:
 def unmet(requirements: list[str]) -> list[str]:
     """Requirements that the installed versions do not meet, one line each.
 
-    Several of the lowest versions are the first without a known defect (docs/security.md).
+    Several of the lowest versions are the first without a known defect
+    (docs/guides/untrusted-files.md).
 
     >>> unmet(["pytest<1"])[0].partition(":")[2]
     " not pytest<1; pip install --upgrade 'pytest<1'"

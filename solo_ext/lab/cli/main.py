@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from solo_ext import __version__
 from solo_ext.core.errors import UserError, in_one_line, nearest
 
 USER_MISTAKE = UserError.exit_code
+_path = os.path.expanduser
 _OPTION = re.compile(r"--?[A-Za-z]")
 
 
@@ -66,7 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="solo-ext",
         description="Self-supervised methods that solo-learn lacks, by name in its configs.",
-        epilog="Exit codes: 0 done, 1 failure, 2 a mistake in config or command line.",
+        epilog="Exit codes: 0 done, 1 failure, 2 a mistake in config or command line, 128 + n "
+        "ended by signal n.",
     )
     parser.add_argument("--version", action="version", version=f"solo-ext {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -77,7 +80,9 @@ def build_parser() -> argparse.ArgumentParser:
         return made
 
     demo = command(commands, "demo", "what a teacher adds, on digits, in minutes; a report")
-    demo.add_argument("--out", default="solo-ext-demo", help="folder of runs and report")
+    demo.add_argument(
+        "--out", type=_path, default="solo-ext-demo", help="folder of runs and report"
+    )
     demo.add_argument("--epochs", type=_positive, help="epochs of each run")
 
     command(commands, "methods", "methods that a config can name")
@@ -91,9 +96,11 @@ def build_parser() -> argparse.ArgumentParser:
     pretrain = command(commands, "pretrain", "pretrain a method")
     source = pretrain.add_mutually_exclusive_group(required=True)
     source.add_argument("--config-name", help="<dataset>/<method>, or a file in --config-path")
-    source.add_argument("--resume", metavar="RUN_DIR", help="go on with a run")
-    pretrain.add_argument("--config-path", help="folder of your own configs")
-    pretrain.add_argument("--run-dir", help="where to write; continued if it holds this run")
+    source.add_argument("--resume", metavar="RUN_DIR", type=_path, help="go on with a run")
+    pretrain.add_argument("--config-path", type=_path, help="folder of your own configs")
+    pretrain.add_argument(
+        "--run-dir", type=_path, help="where to write; continued if it holds this run"
+    )
     pretrain.add_argument(
         "--force", action="store_true", help="go on from a checkpoint of other settings or images"
     )
@@ -103,7 +110,10 @@ def build_parser() -> argparse.ArgumentParser:
     # No `choices`: listing the protocols would import them for every command.
     evaluate.add_argument("protocol", metavar="PROTOCOL", help="knn, linear, ..., or suite")
     evaluate.add_argument(
-        "run", metavar="RUN_DIR", help="a run directory, a checkpoint, timm/<model> or pixels"
+        "run",
+        metavar="RUN_DIR",
+        type=_path,
+        help="a run directory, a checkpoint, timm/<model> or pixels",
     )
     evaluate.add_argument("overrides", nargs="*", metavar="key=value")
 
@@ -114,12 +124,14 @@ def build_parser() -> argparse.ArgumentParser:
         ("tune", "choose settings on held-out training images"),
     ):
         _add_run_words(command(actions, name, text))
-    report = command(actions, "report", "tables and a page of records")
-    report.add_argument("records", metavar="RECORDS", help="folder of records")
-    report.add_argument("--out", help="folder of the report; RECORDS if left out")
+    report = command(actions, "report", "tables, a page and verdicts of records")
+    report.add_argument(
+        "records", metavar="RECORDS", type=_path, help="folder of a benchmark, or of several"
+    )
+    report.add_argument("--out", type=_path, help="folder of the report; RECORDS if left out")
 
     export = command(commands, "export", "write the backbone of a run for use elsewhere")
-    export.add_argument("run", metavar="RUN_DIR")
+    export.add_argument("run", metavar="RUN_DIR", type=_path)
     export.add_argument(
         "--format",
         required=True,
@@ -128,7 +140,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="a folder for plain timm, one file for solo_ext.load_exported, weights for "
         "torchvision's detection models and mmdetection, or for detectron2",
     )
-    export.add_argument("--out", help="the folder or file; without it, in the run directory")
+    export.add_argument(
+        "--out", type=_path, help="the folder or file; without it, in the run directory"
+    )
     return parser
 
 
@@ -136,7 +150,7 @@ def _add_run_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="digits, cifar10-cpu, ..., or a YAML file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the benchmark")
     parser.add_argument(
-        "--out", help="folder of records and runs; benchmark_runs/CONFIG if left out"
+        "--out", type=_path, help="folder of records and runs; benchmark_runs/CONFIG if left out"
     )
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
     parser.add_argument("--parallel", type=_positive, help="runs at once; one per GPU or core")
@@ -155,7 +169,9 @@ def _add_run_words(parser: argparse.ArgumentParser) -> None:
         metavar="key=value",
         help="for submitit, such as slurm_partition=gpu timeout_min=600",
     )
-    parser.add_argument("--dry-run", action="store_true", help="list the runs, start none")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list the runs and their minutes, start none"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -167,16 +183,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # Spinning OpenMP threads make two busy cores ten times slower; torch reads it on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    args = build_parser().parse_args(argv)
+    if argv is None:
+        # An error in a finalizer cannot be caught; without this it prints a traceback.
+        sys.unraisablehook = lambda _: None
 
     def command() -> int:
+        args = build_parser().parse_args(argv)
         from solo_ext.lab.cli import commands
 
         return commands.run(args)
 
     # Once a run has started, its own message says how to continue.
-    begins = args.command == "pretrain"
-    return in_one_line(command, "start it again" if begins else "the same command goes on")
+    begins = list(sys.argv[1:] if argv is None else argv)[:1] == ["pretrain"]
+    code = in_one_line(command, "start it again" if begins else "the same command goes on")
+    if argv is None:
+        # The process is about to end: a second Ctrl-C would print the interpreter's traceback.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if code:
+            # Print nothing after this line: threads that end with the process would add tracebacks.
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    return code
 
 
 def _positive(text: str) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from solo_ext.clustering import kmeans
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.types import NonNegativeInt, PositiveInt
+from solo_ext.core.types import PositiveInt
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
 
@@ -52,6 +52,13 @@ class Clusters(FeatureProtocol):
     """Settings of ``eval clustering``: k-means of L2-normalised features against the classes.
 
     Without ``k`` there are as many clusters as classes.
+
+    >>> import torch
+    >>> y = torch.arange(2).repeat(10)
+    >>> rows = torch.eye(2)[y], y
+    >>> (row,) = Clusters(seeds=1).measure(Features(rows, rows, ["cat", "dog"]))
+    >>> row["k"], round(row["nmi"]), row["accuracy"]
+    (2, 100, 100.0)
     """
 
     title: ClassVar[str] = "Clustering"
@@ -61,7 +68,6 @@ class Clusters(FeatureProtocol):
     restarts: PositiveInt = 5
     iterations: PositiveInt = 50
     split: Literal["train", "test"] = "test"
-    first_seed: NonNegativeInt = 0
 
     def measure(self, features: Features) -> list[Row]:
         """One row per k: means and sample deviations over seeds, in percent."""
@@ -80,7 +86,7 @@ class Clusters(FeatureProtocol):
                     "take fewer clusters, or split=train",
                 )
             scores = []
-            for seed in range(self.first_seed, self.first_seed + self.seeds):
+            for seed in range(self.seeds):
                 clusters = kmeans(
                     unit, k, restarts=self.restarts, iterations=self.iterations, seed=seed
                 )

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,10 +21,10 @@ from solo_ext.config.schema import Images as ImagesSection
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.data.dali import DALIViews
+from solo_ext.data.fixed import STATISTICS, fixed_view
 from solo_ext.data.images import Split, class_names, images_fingerprint, open_images
 from solo_ext.data.loaders import FixedLoader, fixed_loader
 from solo_ext.data.reading import Images, Skipping, name_of, targets_of
-from solo_ext.data.transforms import STATISTICS, fixed_view
 from solo_ext.lab.evaluation.features import Features, Rows, extract_features, feature_batches
 from solo_ext.lab.evaluation.models import EvalData, EvalRun, Model, open_model
 from solo_ext.lab.evaluation.store import ALONE, FeatureStore, Ranks
@@ -32,6 +32,12 @@ from solo_ext.lab.evaluation.store import ALONE, FeatureStore, Ranks
 logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 """Called with the name of a task, and how many of its batches are done and how many there are."""
+
+
+def no_progress(task: str, done: int, total: int) -> None:
+    """Shows nothing."""
+
+
 _TORCHVISION = {
     "cifar10": "cifar-10-batches-py",
     "cifar100": "cifar-100-python",
@@ -48,14 +54,10 @@ class EvalContext:
     """Model, images and features for a protocol.
 
     Attributes:
-        model: the backbone; :meth:`backbone` gives a copy.
-        settings: shared by all protocols.
         cfg: for this evaluation; the one entry of ``augmentations`` is the fixed view.
         train: training images, all with a label.
         test: likewise; classes are numbered as in ``train``.
-        device: where to compute.
         out: folder for pictures; it may not exist yet.
-        progress: called as work goes on.
         ranks: this process among several.
         unreadable: by split, names of images without features, if ``data.unreadable`` is ``skip``.
     """
@@ -67,7 +69,7 @@ class EvalContext:
     test: Images
     device: str
     out: Path
-    progress: Progress | None = None
+    progress: Progress = no_progress
     ranks: Ranks = ALONE
     unreadable: dict[str, list[str]] = field(default_factory=dict)
 
@@ -96,10 +98,9 @@ class EvalContext:
         """Batches ``(images, targets)`` of the fixed view, in order, each image once."""
         return fixed_loader(self.cfg, images, batch_size=self.settings.batch_size)
 
-    def report(self, what: str) -> Callable[[int, int], None] | None:
+    def report(self, what: str) -> Callable[[int, int], None]:
         """Progress of one task: a function of the number of batches done and in all."""
-        progress = self.progress
-        return None if progress is None else lambda done, total: progress(what, done, total)
+        return partial(self.progress, what)
 
     @cached_property
     def features(self) -> Features:
@@ -109,24 +110,6 @@ class EvalContext:
         """
         train, test = self._features("train", self.train), self._features("val", self.test)
         return Features(train, test, self.class_names)
-
-    def refuse_unreadable(self) -> None:
-        """Refuses data sets in which images are skipped.
-
-        Raises:
-            ConfigError: features were found to be missing.
-        """
-        if self.cfg.data.unreadable != "skip":
-            return
-        _ = self.features
-        for split, names in self.unreadable.items():
-            raise ConfigError(
-                "data.unreadable",
-                "skip",
-                f"{len(names)} images of {split} cannot be read, the first {names[0]!r}, and this "
-                "protocol needs every image",
-                "remove them; protocols on features, such as knn and linear, go without",
-            )
 
     def about(self) -> dict[str, Any]:
         """Model and data of the evaluation, for a record."""
@@ -153,11 +136,7 @@ class EvalContext:
         }
 
     def on(self, data: EvalData, out: Path) -> EvalContext:
-        """The same backbone on other images.
-
-        Raises:
-            ConfigError: as :func:`open_context`.
-        """
+        """The same backbone on other images."""
         settings = self.settings.model_copy(update={"data": data})
         cfg = evaluation_config(self.model.cfg, settings)
         train, test = _images(cfg)
@@ -175,14 +154,13 @@ class EvalContext:
 
     def _features(self, split: Split, images: Images) -> Rows:
         backbone, report, device = self.model.backbone, self.report(split), self.device
-        dtype = getattr(torch, self.settings.features_dtype)
         found = self.fingerprints[split != "train"]
         if found is None:
             if self.ranks.rank:
-                # Features are shared by the store, and these images have no key in it.
-                return torch.empty(0, 0, dtype=dtype), torch.empty(0, dtype=torch.int64)
+                # These images have no fingerprint to be stored by, so rank 0 extracts alone.
+                return torch.empty(0, 0), torch.empty(0, dtype=torch.int64)
             loader = self.loader(images)
-            rows = extract_features(backbone, loader, device=device, progress=report, dtype=dtype)
+            rows = extract_features(backbone, loader, device=device, progress=report)
             if loader.skipped:
                 names = self.unreadable[split] = [name_of(images, i) for i in loader.skipped]
                 logger.warning(
@@ -215,16 +193,12 @@ class EvalContext:
             },
         }
         folder = self.settings.features_dir or self.model.folder / "features"
-        store = FeatureStore(Path(folder).expanduser(), dtype)
-        return store.features(key, len(images), batches, self.ranks)
+        store = FeatureStore(Path(folder).expanduser(), key, len(images))
+        return store.features(batches, self.ranks)
 
 
-def open_context(name: str, settings: EvalRun, progress: Progress | None = None) -> EvalContext:
-    """Loads a model and opens the images that it is evaluated on.
-
-    Raises:
-        UserError: no such model, no such device, or images that cannot be evaluated on.
-    """
+def open_context(name: str, settings: EvalRun, progress: Progress = no_progress) -> EvalContext:
+    """Loads a model and opens the images that it is evaluated on."""
     ranks = _ranks()
     device = _device(settings.device, ranks)
     return context_of(open_model(name, settings), settings, device, progress, ranks)
@@ -234,14 +208,10 @@ def context_of(
     model: Model,
     settings: EvalRun,
     device: str,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     ranks: Ranks = ALONE,
 ) -> EvalContext:
-    """Context of a loaded model and the images that its config names.
-
-    Raises:
-        UserError: images that cannot be evaluated on.
-    """
+    """Context of a loaded model and the images that its config names."""
     cfg = evaluation_config(model.cfg, settings)
     train, test = _images(cfg)
     return EvalContext(model, settings, cfg, train, test, device, model.folder, progress, ranks)
@@ -295,11 +265,7 @@ def _images(cfg: CommonConfig) -> tuple[Images, Images]:
 
 
 def labelled_images(images: Images, key: str, path: str | None) -> Images:
-    """Leaves out images without a label, such as the unlabelled part of STL-10's training images.
-
-    Raises:
-        ConfigError: no image of the config's ``key``, whose value is ``path``, has a label.
-    """
+    """Leaves out images without a label, as STL-10 has them; refuses if none has one."""
     kept = [index for index, target in enumerate(targets_of(images)) if target >= 0]
     if len(kept) == len(images):
         return images
@@ -324,22 +290,14 @@ def same_classes(train: Images, val: Images, val_path: str) -> None:
         ConfigError: a class that training does not have, or a missing class before others.
     """
     ours, theirs = class_names(train), class_names(val)
-    extra = sorted(set(theirs) - set(ours))
-    if extra:
-        raise ConfigError(
-            "data.val_path",
-            val_path,
-            f"class {extra[0]!r} is not among the training classes",
-            nearest(extra[0], ours),
-        )
-    if theirs != ours[: len(theirs)]:
-        missing = sorted(set(ours) - set(theirs))
-        raise ConfigError(
-            "data.val_path",
-            val_path,
-            f"class {missing[0]!r} is missing, which would shift the labels",
-            "add it, a single image is enough",
-        )
+    if extra := sorted(set(theirs) - set(ours)):
+        problem, remedy = "is not among the training classes", nearest(extra[0], ours)
+    elif theirs != ours[: len(theirs)]:
+        extra = sorted(set(ours) - set(theirs))
+        problem, remedy = "is missing, which would shift the labels", "add it, one image is enough"
+    else:
+        return
+    raise ConfigError("data.val_path", val_path, f"class {extra[0]!r} {problem}", remedy)
 
 
 def _ranks() -> Ranks:
@@ -359,11 +317,7 @@ def _device(name: str, ranks: Ranks) -> str:
         torch.ones(1, device=name).cpu()
     except Exception as error:
         # torch raises many types of error for a device that is unknown, missing or unusable.
-        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-        raise ConfigError(
-            "device",
-            name,
-            str(error).splitlines()[0],
-            f"allowed here: {', '.join(('auto', 'cpu', *gpus))}",
-        ) from None
+        problem = str(error).splitlines()[0]
+        remedy = f"take auto or cpu; there are {torch.cuda.device_count()} GPUs"
+        raise ConfigError("device", name, problem, remedy) from None
     return name

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.lab.evaluation.context import Progress, open_context
-from solo_ext.lab.evaluation.protocol import Protocol, Row, measure, read_settings
+from solo_ext.lab.evaluation.context import Progress, no_progress, open_context
+from solo_ext.lab.evaluation.protocol import Protocol, measure, read_settings
 from solo_ext.lab.evaluation.transfer import ON_ONE_DATA_SET, Transfer
 
 PROTOCOLS: dict[str, type[Protocol]] = {**ON_ONE_DATA_SET, "transfer": Transfer}
@@ -22,7 +22,7 @@ def evaluate(
     path: Path | str,
     protocol: str,
     settings: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Measures a model with one protocol.
 
@@ -38,6 +38,14 @@ def evaluate(
 
     Raises:
         UserError: wrong settings, or a path that is no run.
+
+    >>> from tempfile import mkdtemp
+    >>> from solo_ext.data.digits import digits_folder
+    >>> root = Path(mkdtemp())
+    >>> data = {f"{split}_path": str(digits_folder(split, root)) for split in ("train", "val")}
+    >>> record = evaluate("pixels", "knn", {"data": data, "k": [5], "out": str(root)})
+    >>> record["test"]["images"], record["results"][0]["acc1"] > 90
+    (397, True)
     """
     if protocol not in PROTOCOLS:
         names = nearest(protocol, (*PROTOCOLS, SUITE), show=40)
@@ -53,12 +61,3 @@ def evaluate(
         "seconds": round(time.monotonic() - begin, 2),
         "results": rows,
     }
-
-
-def headline(protocol: str, rows: list[Row]) -> dict[str, float]:
-    """The few numbers that runs are compared by.
-
-    >>> headline("linear", [{"acc1": 87.5, "acc5": 99.0}])
-    {'acc1': 87.5}
-    """
-    return PROTOCOLS[protocol].headline(rows)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from solo_ext.memory.state import eval_mode
+from solo_ext.data.fixed import eval_mode
 
 BatchProgress = Callable[[int, int], None]
 Rows = tuple[Tensor, Tensor]
@@ -18,13 +18,7 @@ Rows = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Features:
-    """Frozen features of both splits, finite, in float32 or half precision.
-
-    Attributes:
-        train: features (n, D) and classes (n,).
-        test: features (m, D) and classes (m,).
-        class_names: of all C classes, by number.
-    """
+    """Frozen features (n, D) and classes (n,) of both splits, finite, and names of C classes."""
 
     train: Rows
     test: Rows
@@ -47,7 +41,6 @@ def extract_features(
     *,
     device: str | torch.device = "cpu",
     progress: BatchProgress | None = None,
-    dtype: torch.dtype = torch.float32,
 ) -> Rows:
     """Runs a backbone in eval mode over a loader and collects its outputs and the targets.
 
@@ -57,8 +50,7 @@ def extract_features(
         backbone: images (B, C, H, W) to (B, D), or to (B, D, H, W), of which the mean is taken.
         loader: sized; yields ``(images, targets)``.
         device: where the backbone runs, and stays.
-        progress: called after every batch with the number of batches done and in all.
-        dtype: of the features that are returned.
+        progress: called with the number of batches done and in all.
 
     Raises:
         ValueError: an output has another form, or features are not finite.
@@ -69,9 +61,7 @@ def extract_features(
     (torch.Size([6, 3]), [0, 1, 2, 3, 4, 5])
     """
     stream = feature_batches(backbone, loader, device=device, progress=progress)
-    parts = [(features.to(dtype), targets) for features, targets in stream]
-    features, targets = (torch.cat(column) for column in zip(*parts, strict=True))
-    # Check after the cast to dtype, because half precision may overflow.
+    features, targets = (torch.cat(column) for column in zip(*stream, strict=True))
     refuse_non_finite(features)
     return features, targets
 
@@ -118,11 +108,7 @@ def pooled(output: Tensor, rows: int) -> Tensor:
 
 
 def refuse_non_finite(features: Tensor) -> None:
-    """Refuses features (n, D) with infinities or NaN.
-
-    Raises:
-        ValueError: naming the number of such rows.
-    """
+    """Refuses features (n, D) with infinities or NaN by a ``ValueError``."""
     broken = int((~features.isfinite().all(dim=1)).sum())
     if broken:
         raise ValueError(

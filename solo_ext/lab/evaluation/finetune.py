@@ -18,22 +18,18 @@ from timm.optim import (  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torchvision.models import ResNet
 
-from solo_ext import host
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import (
     LearningRate,
     NonNegativeFloat,
     PositiveInt,
-    Probability,
     ProbabilityBelowOne,
 )
-from solo_ext.host.backbones import build_backbone
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import pooled
 from solo_ext.lab.evaluation.protocol import Row, accuracies
 from solo_ext.lab.evaluation.supervised import (
     BASE_BATCH,
-    Diverged,
     SupervisedProtocol,
     seeded,
 )
@@ -82,14 +78,11 @@ class Classifier(nn.Module):
         ``layer_decay ** (L - l)`` times the rate. Vectors, and parameters that the backbone names,
         are not decayed.
 
-        Raises:
-            ConfigError: a decay below 1 for a backbone whose layers are unknown.
-
         Source:
             BEiT (Bao et al., 2021, arXiv 2106.08254).
         """
-        named = getattr(self.backbone, "no_weight_decay", None)
-        spared = [f"backbone.{n}" for n in (named() if callable(named) else ())]
+        named = getattr(self.backbone, "no_weight_decay", set)
+        spared = [f"backbone.{n}" for n in named()]
         if layer_decay == 1:
             groups = param_groups_weight_decay(self, weight_decay, no_weight_decay_list=spared)
             return [g for g in groups if g["params"]]
@@ -107,10 +100,9 @@ class Classifier(nn.Module):
         )
 
     def _matcher(self) -> Any:
-        own = getattr(self.backbone, "group_matcher", None)
-        if callable(own):
-            return own(coarse=False)
-        return _RESNET if isinstance(self.backbone, ResNet) else None
+        if isinstance(self.backbone, ResNet):
+            return _RESNET
+        return getattr(self.backbone, "group_matcher", lambda coarse: None)(coarse=False)
 
 
 class Finetune(SupervisedProtocol):
@@ -132,8 +124,6 @@ class Finetune(SupervisedProtocol):
     label_smoothing: ProbabilityBelowOne = 0.1
     mixup: NonNegativeFloat = 0.0
     cutmix: NonNegativeFloat = 0.0
-    drop_path: ProbabilityBelowOne = 0.0
-    random_erasing: Probability = 0.0
 
     def trained(self, context: EvalContext) -> tuple[Row, nn.Module]:
         warmup = self.epochs / 10 if self.warmup_epochs is None else self.warmup_epochs
@@ -149,10 +139,10 @@ class Finetune(SupervisedProtocol):
             raise ConfigError(
                 "batch_size", self.batch_size, "mixup pairs the images of a batch", "make it even"
             )
-        loader, classes = self.loader(context, self.random_erasing), len(context.class_names)
+        loader, classes = self.loader(context), len(context.class_names)
         with seeded(self.seed):
-            backbone = with_drop_path(context, self.drop_path)
-            model = Classifier(backbone, context.model.features_dim, classes).to(context.device)
+            model = Classifier(context.backbone(), context.model.features_dim, classes)
+        model.to(context.device)
         groups = model.param_groups(self.weight_decay, self.layer_decay)
         rate = self.lr * self.batch_size / BASE_BATCH
         optimizer: torch.optim.Optimizer
@@ -176,7 +166,9 @@ class Finetune(SupervisedProtocol):
         mean = self.train(context, loader, model, optimizer, loss, warmup_epochs=warmup)
         logits, targets = self.predicted(model, context.loader(context.test), context.device)
         if not bool(logits.isfinite().all()):
-            raise Diverged("the answers after the last epoch are not finite; take a smaller lr")
+            raise self.diverged(
+                context, "the answers after the last epoch are not finite; take a smaller lr"
+            )
         return {**accuracies(logits, targets), "train_loss": mean, "epochs": self.epochs}, model
 
     @torch.no_grad()
@@ -189,35 +181,3 @@ class Finetune(SupervisedProtocol):
                 parts.append((model(images.to(device)).float().cpu(), targets.cpu()))
         logits, targets = (torch.cat(column) for column in zip(*parts, strict=True))
         return logits, targets
-
-
-def with_drop_path(context: EvalContext, rate: float) -> nn.Module:
-    """The backbone with its weights, rebuilt with ``drop_path_rate``.
-
-    Layers are dropped with a probability that grows linearly to ``rate`` (Huang et al., ECCV
-    2016, arXiv 1603.09382). A rate of 0 gives :meth:`EvalContext.backbone` with its own rate.
-
-    Raises:
-        ConfigError: the backbone has no stochastic depth.
-    """
-    own = context.backbone()
-    if not rate:
-        return own
-    about = context.cfg.backbone
-    kwargs = {k: v for k, v in about.kwargs.items() if k != "pretrained"}
-    problem = f"the backbone {about.name!r} has no stochastic depth"
-    none = ConfigError("drop_path", rate, problem, "leave it at 0")
-    try:
-        built, _ = build_backbone(
-            host.load().backbones,
-            about.name,
-            {**kwargs, "drop_path_rate": rate},
-            method=context.cfg.method,
-            dataset=context.model.cfg.data.dataset,
-        )
-    except (ConfigError, TypeError) as error:
-        raise none from error
-    if not any(type(m).__name__ == "DropPath" for m in built.modules()):
-        raise none
-    built.load_state_dict(own.state_dict())
-    return built

@@ -95,6 +95,11 @@ class FeatureSpace(FeatureProtocol):
     """Settings of ``eval geometry``: spread and collapse of the features of a split.
 
     If there are more than ``samples`` images, that many are drawn by ``seed``.
+
+    >>> rows = torch.eye(6), torch.arange(6) % 2
+    >>> (row,) = FeatureSpace().measure(Features(rows, rows, ["cat", "dog"]))
+    >>> row["images"], row["dimensions"], row["mean_cosine"]
+    (6, 6, 0.0)
     """
 
     title: ClassVar[str] = "Geometry and collapse"

@@ -27,7 +27,12 @@ class KNN(FeatureProtocol):
     temperature: Annotated[list[PositiveFloat], MinLen(1)] = [0.07, 0.1]
 
     def measure(self, features: Features) -> list[Row]:
-        """One row per k and temperature: ``k``, ``temperature``, ``acc1``, ``acc5``."""
+        """One row per k and temperature: ``k``, ``temperature``, ``acc1``, ``acc5``.
+
+        >>> rows = torch.eye(6), torch.arange(6)
+        >>> KNN(k=[1], temperature=[0.1]).measure(Features(rows, rows, list("abcdef")))
+        [{'k': 1, 'temperature': 0.1, 'acc1': 100.0, 'acc5': 100.0}]
+        """
         (bank, labels), (queries, targets) = features.train, features.test
         scores = knn_accuracy(
             queries, targets, bank, labels, ks=self.k, temperatures=self.temperature
@@ -56,14 +61,12 @@ def retrieval_scores(
     Args:
         queries: (n, D).
         targets: (n,) classes.
-        gallery: features (m, D) and classes (m,); ``None``: the queries, where each one is left out
-            of its own ranking.
+        gallery: features (m, D) and classes (m,); ``None``: the other queries.
         ks: ranks for recall.
 
     Returns:
-        In percent ``map``, the mean average precision, and for each k ``recall_<k>``, the queries
-        with a relevant row among the first k; ``queries``, the number of those that have one at
-        all: the others are left out.
+        In percent ``map``, the mean average precision, and ``recall_<k>``, the queries with a
+        relevant row among the first k; ``queries`` that have one at all: others are left out.
 
     Raises:
         ValueError: no query has a relevant row.

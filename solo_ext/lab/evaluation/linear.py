@@ -57,15 +57,14 @@ class Linear(FeatureProtocol):
         (scikit-learn's ``C = 1 / (n * weight_decay)``), x standardised by the mean and deviation of
         the train rows, in float64 by L-BFGS with strong Wolfe line search. The penalty is the one
         with the best top-1 on a stratified hold-out of the train rows, the stronger one on a tie;
-        each fit starts at that of the next stronger penalty, and the chosen one is refitted on all
-        train rows. The test rows choose nothing.
+        the chosen one is refitted on all train rows. The test rows choose nothing.
 
         If a train class has one row there is no hold-out, and the middle of the sorted penalties is
         used (the stronger of two middles). Classes without train rows are never predicted.
 
         Args:
-            train: features (n, D), finite, and their classes (n,).
-            test: features (m, D), finite, and their classes (m,).
+            train: features (n, D) and their classes (n,).
+            test: features (m, D) and their classes (m,).
 
         Returns:
             ``acc1``, ``acc5`` and ``train_acc1`` in percent, and the chosen ``weight_decay``.
@@ -159,18 +158,10 @@ def holdout_mask(labels: npt.NDArray[np.int64], holdout: float, seed: int) -> Te
 def labelled_draw(
     labels: npt.NDArray[np.int64], classes: Sequence[int], amount: int | float, seed: int, draw: int
 ) -> Tensor:
-    """Indices of drawn rows, class by class.
+    """Indices of drawn rows, class by class: ``amount`` of each, or a share of it as a float.
 
     A draw depends only on the labels and on (seed, draw), so models whose features are in the same
     order are compared on the same rows. Within a draw, larger amounts contain the smaller ones.
-
-    Args:
-        labels: (n,).
-        classes: to draw from.
-        amount: rows per class, at most as many as exist; a float is a share of every class, at
-            least one row.
-        seed: of all draws.
-        draw: number of the draw.
 
     >>> labels = np.array([0, 1, 0, 1, 0])
     >>> labels[labelled_draw(labels, [0, 1], 2, seed=0, draw=0)].tolist()
@@ -188,8 +179,7 @@ def labelled_draw(
 class LowShot(FeatureProtocol):
     """Settings of ``eval lowshot``: linear probes on few labels, over repeated draws.
 
-    ``shots`` are labels per class, ``fractions`` shares of every class. If there are several
-    penalties, a hold-out of the draw chooses; a single one is used as it is.
+    If there are several penalties, a hold-out of the draw chooses; a single one is used as it is.
 
     Source:
         The protocol of repeated balanced draws: Sohn et al., NeurIPS 2020, arXiv 2001.07685.
@@ -205,14 +195,19 @@ class LowShot(FeatureProtocol):
     seed: NonNegativeInt = 0
 
     def measure(self, features: Features) -> list[Row]:
-        """One row per amount: ``acc1`` is a mean over draws.
+        """One row per amount: the mean ``acc1`` over draws, its ``std``, half its 95 % interval.
 
-        ``std`` is their sample deviation, ``ci95`` half the 95 % interval of the mean by Student's
-        t: over draws of labels, not over training seeds. Amounts that exceed the images of a class
-        are left out, with a warning.
+        They are over draws of labels, not over training seeds. Amounts that exceed the images of a
+        class are left out, with a warning.
 
         Raises:
             UserError: all amounts exceed them, or a class has no training image at all.
+
+        >>> y = torch.arange(2).repeat(10)
+        >>> features = Features((torch.eye(2)[y], y), (torch.eye(2)[y], y), ["cat", "dog"])
+        >>> (row,) = LowShot(shots=[3], fractions=[]).measure(features)
+        >>> row["labels"], row["images"], row["acc1"], row["ci95"]
+        ('3 per class', 6, 100.0, 0.0)
         """
         amounts: dict[str, int | float] = {
             **{f"{shots} per class": shots for shots in self.shots},
@@ -266,8 +261,7 @@ class LinearSGD(FeatureProtocol):
 
     Every classifier starts at zero and minimises ``mean CE(W x + b, y) + decay / 2 |W|^2`` by SGD
     with momentum 0.9 and a cosine schedule, on the same batches: one matrix product gives the
-    logits of all. Rates are not scaled by the batch. Rows are standardised by mean and deviation of
-    the train rows, batch by batch: features are not copied.
+    logits of all. Rows are standardised batch by batch: features are not copied.
 
     Source:
         The protocol of many heads in one pass: Oquab et al., 2023, arXiv 2304.07193.
@@ -293,6 +287,12 @@ class LinearSGD(FeatureProtocol):
         rows. If no class has two of them, the middle of both lists is taken. The test rows choose
         nothing. ``at_edge`` says that the chosen rate is the largest or smallest of several, so
         that the list should be widened; it is ``None`` without a hold-out.
+
+        >>> y = torch.arange(2).repeat(10)
+        >>> features = Features((torch.eye(2)[y], y), (torch.eye(2)[y], y), ["cat", "dog"])
+        >>> (row,) = LinearSGD(learning_rate=[0.1, 1.0], weight_decay=[0.0]).measure(features)
+        >>> row["acc1"], row["learning_rate"], row["at_edge"]
+        (100.0, 0.1, True)
         """
         (x, labels), (x_test, test_labels) = features.train, features.test
         classes, y = torch.unique(labels, return_inverse=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import LearningRate, NonNegativeFloat, PositiveInt
+from solo_ext.data.fixed import eval_mode
 from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import pooled
@@ -18,11 +19,9 @@ from solo_ext.lab.evaluation.linear import holdout_mask
 from solo_ext.lab.evaluation.protocol import Row, accuracies
 from solo_ext.lab.evaluation.supervised import (
     BASE_BATCH,
-    Diverged,
     SupervisedProtocol,
     seeded,
 )
-from solo_ext.memory.state import eval_mode
 
 
 class LinearAugmented(SupervisedProtocol):
@@ -92,8 +91,7 @@ class LinearAugmented(SupervisedProtocol):
                 about = {"held_out": ", ".join(shown)}
             logits = final[chosen](x_test.float())
         if not bool(logits.isfinite().all()):
-            raise Diverged(
-                f"lr={self.lr}: the answers of the classifiers are not finite; take smaller ones"
-            )
+            problem = "the answers of the classifiers are not finite; take smaller ones"
+            raise self.diverged(context, f"lr={self.lr}: {problem}")
         found = accuracies(logits, y_test)
         return {**found, "lr": rates[chosen], "epochs": self.epochs, **about}, final[chosen]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -24,6 +24,7 @@ from solo_ext.core.files import refuse_link
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row
+from solo_ext.lab.pages import plain_text, png_of
 
 Method = Literal["pca", "tsne", "umap"]
 _TITLES: dict[Method, str] = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
@@ -56,7 +57,7 @@ class FeatureMap(BackboneProtocol):
             ConfigError: fewer than four images.
         """
         features, targets = getattr(context.features, self.split)
-        drawn = seeded_sample(targets, self.max_images, self.max_classes, self.seed)
+        drawn = seeded_sample(targets, self.max_images, self.seed, self.max_classes)
         if len(drawn) < 4:
             problem = f"leaves {len(drawn)} images"
             raise ConfigError("max_images", self.max_images, problem, "a map needs four")
@@ -65,20 +66,17 @@ class FeatureMap(BackboneProtocol):
         about = f"{len(drawn)} {self.split} images of {present} classes"
         if present < len(names):
             about += f" (of {len(names)})"
-        context.out.mkdir(parents=True, exist_ok=True)
         count, report = min(_NEIGHBOURS, max(1, (len(x) - 1) // 2)), context.report("maps")
         rows: list[Row] = []
         for done, method in enumerate(dict.fromkeys(self.methods), start=1):
             points, axes = self.points(x, method)
             title = f"{_TITLES[method]} of {context.title}, {about}"
             picture = f"map_{method}.png"
-            figure = draw_map(points, targets, names, title, axes)
-            figure.savefig(refuse_link(context.out / picture), metadata={"Software": None})
+            save_picture(draw_map(points, targets, names, title, axes), context.out / picture)
             kept = round(float(trustworthiness(x, points, n_neighbors=count)), 4)
             row: Row = {"method": method, "images": len(drawn), "trustworthiness": kept}
             rows.append({**row, "picture": picture})
-            if report is not None:
-                report(done, len(self.methods))
+            report(done, len(self.methods))
         return rows
 
     @classmethod
@@ -89,18 +87,11 @@ class FeatureMap(BackboneProtocol):
     def points(
         self, x: npt.NDArray[np.float64], method: Method
     ) -> tuple[npt.NDArray[np.float64], tuple[str, str]]:
-        """Lays out L2-normalised features.
+        """Lays out L2-normalised features (n, D): (n, 2), and names of the axes if they have some.
 
         PCA (Hotelling, 1933); t-SNE (van der Maaten and Hinton, JMLR 2008) of the first 50
         principal components, starting at the first two; UMAP (McInnes et al., 2018, arXiv
         1802.03426). The perplexity is at most a third of the number of images.
-
-        Args:
-            x: (n, D), n above 3.
-            method: of the layout.
-
-        Returns:
-            (n, 2), and names of the axes, empty if they have no meaning.
 
         >>> points, axes = FeatureMap().points(np.eye(8), "pca")
         >>> points.shape, axes
@@ -156,7 +147,7 @@ def draw_map(
         label: {"color": f"C{place % 10}", "marker": "o^sDvP"[place // 10 % 6]}
         for place, label in enumerate(present)
     }
-    with mpl.rc_context({"text.parse_math": False}):
+    with plain_text():
         figure = Figure(figsize=(7.6 + 1.5 * columns, 6.4), dpi=140, layout="constrained")
         plot = figure.subplots()
         size = float(np.clip(24000 / len(points), 9, 36))
@@ -184,27 +175,26 @@ def draw_map(
     return figure
 
 
-def seeded_sample(targets: Tensor, count: int, max_classes: int, seed: int) -> Tensor:
+def seeded_sample(targets: Tensor, count: int, seed: int, max_classes: int | None = None) -> Tensor:
     """Draws at most ``count`` rows of at most ``max_classes`` classes; indices in ascending order.
 
-    >>> seeded_sample(torch.tensor([0, 1, 0]), count=9, max_classes=1, seed=0).tolist()
+    >>> seeded_sample(torch.tensor([0, 1, 0]), count=9, seed=0, max_classes=1).tolist()
     [0, 2]
     """
     generator = torch.Generator().manual_seed(seed)
     classes = torch.unique(targets)
-    if len(classes) > max_classes:
+    if max_classes is not None and len(classes) > max_classes:
         classes = classes[torch.randperm(len(classes), generator=generator)[:max_classes]]
     rows = torch.nonzero(torch.isin(targets, classes)).flatten()
     return rows[torch.randperm(len(rows), generator=generator)[:count]].sort().values
 
 
-def shortened(name: str, longest: int) -> str:
-    """Cuts the middle out of a name that is too long.
+def save_picture(figure: Figure, file: Path) -> None:
+    """Writes a figure as PNG, creating the folder; equal figures give equal files."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    refuse_link(file).write_bytes(png_of(figure))
 
-    >>> shortened("Staffordshire bull terrier", 15)
-    'Staffor…terrier'
-    """
-    if len(name) <= longest:
-        return name
-    half = (longest - 1) // 2
-    return f"{name[: longest - 1 - half]}…{name[-half:]}"
+
+def shortened(name: str, longest: int) -> str:
+    """Cuts the end off a name that is too long."""
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"

@@ -60,7 +60,6 @@ class EvalRun(Section):
     device: str = "auto"
     out: str | None = None
     features_dir: str | None = None
-    features_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     pretrained: bool = True
     model_seed: NonNegativeInt = 0
     model_kwargs: Free = {}
@@ -72,7 +71,7 @@ class Model:
 
     Attributes:
         name: the name that was given.
-        backbone: on the CPU; images (B, 3, H, W) to features.
+        backbone: on the CPU; images (B, 3, H, W) to features (B, D).
         features_dim: D.
         cfg: the config that it was trained with; without paths for untrained models.
         checkpoint: name of the file, or a text instead.
@@ -99,13 +98,7 @@ class RawPixels(nn.Module):
 
 
 def open_model(name: str, settings: EvalRun) -> Model:
-    """Loads what is to be evaluated.
-
-    Args:
-        name: a run directory or checkpoint as
-            :func:`solo_ext.pretrained.runs.load_pretrained` takes it, ``timm/<model>`` or
-            ``pixels``.
-        settings: shared by all protocols.
+    """Loads what is to be evaluated: a run directory, a checkpoint, a model of timm or ``pixels``.
 
     Raises:
         UserError: no such run or model, or settings that do not apply to it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
@@ -13,12 +12,12 @@ from torch import Tensor
 
 from solo_ext.config.schema import Seed
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.files import refuse_link
 from solo_ext.core.types import PositiveInt
-from solo_ext.data.transforms import FixedView
+from solo_ext.data.fixed import FixedView
 from solo_ext.lab.evaluation.context import EvalContext
-from solo_ext.lab.evaluation.map import shortened
+from solo_ext.lab.evaluation.map import save_picture, seeded_sample, shortened
 from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row
+from solo_ext.lab.pages import plain_text
 from solo_ext.memory.knn import cosines, inverse_norms
 
 FILE = "neighbors.png"
@@ -49,23 +48,19 @@ class Neighbors(BackboneProtocol):
         if len(bank) < self.k:
             raise ConfigError("k", self.k, f"there are {len(bank)} training images", "take fewer")
         places, similarities = nearest(x.to(context.device), bank.to(context.device), self.k)
-        right = labels[places] == targets[:, None]
-        precision = 100.0 * float(right.float().mean())
+        precision = 100.0 * float((labels[places] == targets[:, None]).float().mean())
         view, names = FixedView(context.cfg.augmentations[0].crop_size), context.class_names
         grid = []
-        for query in queries_of_all_classes(targets, self.queries, self.seed).tolist():
+        for query in seeded_sample(targets, self.queries, self.seed).tolist():
             image, own = context.test[query]
             row = [Shown(view(image.convert("RGB")), names[own])]
-            found = zip(places[query].tolist(), similarities[query].tolist(), strict=True)
-            for place, similarity in found:
-                image, target = context.train[place]
-                row.append(
-                    Shown(view(image.convert("RGB")), names[target], similarity, target == own)
-                )
+            for place, cosine in zip(places[query], similarities[query].tolist(), strict=True):
+                image, target = context.train[int(place)]
+                right = target == own
+                row.append(Shown(view(image.convert("RGB")), names[target], cosine, right))
             grid.append(row)
         about = f"{context.title}: precision at {self.k} over the test split {precision:.1f} %"
-        context.out.mkdir(parents=True, exist_ok=True)
-        draw_grid(grid, about).savefig(refuse_link(context.out / FILE), metadata={"Software": None})
+        save_picture(draw_grid(grid, about), context.out / FILE)
         return [{"queries": len(grid), "k": self.k, "precision": precision, "picture": FILE}]
 
     @classmethod
@@ -89,26 +84,6 @@ def nearest(queries: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return torch.cat([f.indices for f in found]).cpu(), torch.cat([f.values for f in found]).cpu()
 
 
-def queries_of_all_classes(targets: Tensor, count: int, seed: int) -> Tensor:
-    """Draws up to ``count`` rows from one class after another; indices, ordered by class.
-
-    If there are more classes than ``count``, the seed decides which are seen.
-
-    >>> targets = torch.tensor([0, 0, 0, 1, 2])
-    >>> targets[queries_of_all_classes(targets, 3, seed=0)].tolist()
-    [0, 1, 2]
-    """
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(targets), generator=generator)
-    turn, classes = torch.zeros_like(order), torch.unique(targets)
-    first = torch.randperm(len(classes), generator=generator)
-    for place, label in zip(first.tolist(), classes.tolist(), strict=True):
-        own = targets[order] == label
-        turn[own] = torch.arange(int(own.sum())) * len(classes) + place
-    chosen = order[turn.argsort()[:count]]
-    return chosen[targets[chosen].argsort(stable=True)]
-
-
 class Shown(NamedTuple):
     """An image, its class's name, similarity to the query, and whether it has the query's class."""
 
@@ -129,7 +104,7 @@ def draw_grid(rows: Sequence[Sequence[Shown]], title: str) -> Figure:
     ['cat', 'dog\\n0.50']
     """
     columns = len(rows[0])
-    with mpl.rc_context({"text.parse_math": False}):
+    with plain_text():
         size = (1.12 * columns + 0.35, 1.38 * len(rows) + 0.75)
         figure = Figure(figsize=size, dpi=130, layout="constrained")
         figure.suptitle(title, fontsize=11, x=0.02, ha="left")
@@ -144,7 +119,7 @@ def draw_grid(rows: Sequence[Sequence[Shown]], title: str) -> Figure:
                 ink = _PLAIN if shown.right else _WRONG
             plot.set(xticks=[], yticks=[])
             plot.spines[:].set(color=frame, linewidth=width)
-            plot.set_xlabel(label, fontsize=7.5, color=ink, labelpad=3, linespacing=1.05)
+            plot.set_xlabel(label, fontsize=7.5, color=ink)
         plots[0, 0].set_title("query", fontsize=9, loc="left")
         plots[0, 1].set_title("nearest first →", fontsize=9, loc="left")
     return figure

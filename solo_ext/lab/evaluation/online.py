@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 from rich.console import Console
 
 from solo_ext.config.schema import RunConfig
-from solo_ext.core.distributed import on_first, propagate_rank_errors
+from solo_ext.core.distributed import (
+    max_over_ranks,
+    propagate_rank_errors,
+    rank,
+    rank_barrier,
+    world_size,
+)
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.reading import Images
@@ -24,31 +33,15 @@ from solo_ext.lab.evaluation.context import (
     evaluation_config,
     labelled_images,
 )
-from solo_ext.lab.evaluation.evaluate import PROTOCOLS, headline
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 from solo_ext.lab.evaluation.features import Features, extract_features
 from solo_ext.lab.evaluation.models import EvalRun, Model
-from solo_ext.lab.evaluation.protocol import BackboneProtocol, Protocol, measure, protocols_of
+from solo_ext.lab.evaluation.protocol import measure, protocols_of
 from solo_ext.pretrained.files import state_digest
 
-
-def online_protocols(run: RunConfig) -> dict[str, Protocol]:
-    """The protocols that ``online_eval`` of a checked config names, with their settings.
-
-    Raises:
-        ConfigError: a setting that a protocol does not have or lacks, or a protocol that needs all
-            images although unreadable ones are skipped.
-    """
-    given = run.online_eval
-    chosen = protocols_of(PROTOCOLS, given.protocols, given.settings, "online_eval.settings")
-    for name, protocol in chosen.items():
-        if isinstance(protocol, BackboneProtocol) and run.data.unreadable == "skip":
-            raise ConfigError(
-                "online_eval.protocols",
-                name,
-                "it needs every image, and data.unreadable=skip leaves some out",
-                "name protocols on features, such as knn and linear",
-            )
-    return chosen
+T = TypeVar("T")
+# Seconds between two collectives of ranks that wait while rank 0 works.
+_BEAT = 1.0
 
 
 class OnlineEvaluation(Callback):
@@ -56,33 +49,38 @@ class OnlineEvaluation(Callback):
 
     It measures before training, every n epochs and after the last one, as ``solo-ext eval`` does;
     the state of training, random generators included, is not changed. Rank 0 measures alone.
-    Pictures and weights of protocols go to ``<out>/epoch-<n>``.
+    Images without a label are left out. Pictures and weights go to ``<out>/epoch-<n>``.
 
-    Args:
-        run: the checked config.
-        train: training images; those without a label are left out.
-        val: validation images, likewise.
-        every_n_epochs: above 0.
-        protocols: of :func:`online_protocols`.
-        out: folder.
+    Raises:
+        ConfigError: a setting that a protocol does not have or lacks, a protocol that needs all
+            images although unreadable ones are skipped, or no images to evaluate on.
     """
 
-    def __init__(
-        self,
-        run: RunConfig,
-        train: Images,
-        val: Images,
-        every_n_epochs: int,
-        protocols: Mapping[str, Protocol],
-        out: Path,
-    ) -> None:
-        self.run, self.out = run, out
+    def __init__(self, run: RunConfig, train: Images, val: Images | None, out: Path) -> None:
+        self.run, self.out, given = run, out, run.online_eval
+        self.every_n_epochs = given.every_n_epochs
+        if val is None or run.data.no_labels:
+            raise ConfigError(
+                "online_eval.every_n_epochs",
+                self.every_n_epochs,
+                "there are no labelled images to evaluate on",
+                "give data.val_path and class folders, or set it to 0",
+            )
+        settings = "online_eval.settings"
+        self.protocols = protocols_of(PROTOCOLS, given.protocols, given.settings, settings)
+        for name, protocol in self.protocols.items():
+            if protocol.needs_every_image and run.data.unreadable == "skip":
+                raise ConfigError(
+                    "online_eval.protocols",
+                    name,
+                    "it needs every image, and data.unreadable=skip leaves some out",
+                    "name protocols on features, such as knn and linear",
+                )
         self.train, self.val = (
             labelled_images(images, f"data.{split}_path", run.data.path(split))
             for images, split in zip((train, val), SPLITS, strict=True)
         )
         self.loaders = fixed_loader(run, self.train), fixed_loader(run, self.val)
-        self.every_n_epochs, self.protocols = every_n_epochs, protocols
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.global_step == 0:
@@ -106,7 +104,7 @@ class OnlineEvaluation(Callback):
         with isolate_rng():
             context = self._context(pl_module, epoch)
             for name, protocol in self.protocols.items():
-                found = headline(name, measure(protocol, context))
+                found = protocol.headline(measure(protocol, context))
                 numbers |= {f"online_{name}_{k}": v for k, v in found.items()}
             # transfer stores features of its data sets, but these weights will not come again.
             shutil.rmtree(context.out / "features", ignore_errors=True)
@@ -134,3 +132,50 @@ class OnlineEvaluation(Callback):
                 logger.log_metrics({**accuracies, "epochs_done": epoch}, step=step)
             found = "  ".join(f"{k}={v:.2f}" for k, v in accuracies.items())
             Console(stderr=True, highlight=False).print(f"epochs done {epoch}  {found}")
+
+
+def on_first(work: Callable[[], T], device: torch.device) -> T | None:
+    """Runs ``work`` on rank 0 while the other ranks wait, however long it takes.
+
+    In a single collective the other ranks would run into the process group's timeout. Instead, a
+    thread of rank 0 joins a short collective every second; ``work`` must release the interpreter's
+    lock now and then, as Python and most native code do.
+
+    Args:
+        work: must not use collectives.
+        device: one that the process group can send from.
+
+    Returns:
+        What ``work`` returned on rank 0, ``None`` elsewhere.
+
+    Raises:
+        RankError: another rank failed within :func:`propagate_rank_errors` before it got here.
+        UserError: instead, if its error is a UserError.
+    """
+    if world_size() == 1:
+        return work()
+    rank_barrier(device)
+    if rank() > 0:
+        while max_over_ranks(torch.tensor(0, device=device)):
+            pass
+        return None
+    done = threading.Event()
+    beats = threading.Thread(target=_beat, args=(done, device), daemon=True)
+    beats.start()
+    try:
+        return work()
+    finally:
+        done.set()
+        beats.join()
+
+
+def _beat(done: threading.Event, device: torch.device) -> None:
+    if device.type == "cuda":
+        # The current device is set per thread.
+        torch.cuda.set_device(device)
+    # If the process group itself failed, the next collective of all ranks raises the error.
+    with contextlib.suppress(RuntimeError):
+        busy = True
+        while busy:
+            busy = not done.wait(_BEAT)
+            max_over_ranks(torch.tensor(int(busy), device=device))

@@ -28,10 +28,12 @@ class Protocol(Section):
     Attributes:
         title: its name in tables.
         by_default: whether the suite runs it without being asked.
+        needs_every_image: whether it cannot go without unreadable images.
     """
 
     title: ClassVar[str]
     by_default: ClassVar[bool] = True
+    needs_every_image: ClassVar[bool] = False
 
     def depends_on(self, context: EvalContext) -> list[str | None]:
         """Digests of other images than the context's that are measured, ``None`` if unknown."""
@@ -52,12 +54,9 @@ class FeatureProtocol(Protocol):
 
 
 class BackboneProtocol(Protocol):
-    """A protocol that needs the backbone itself, the images, or a place for pictures.
+    """A protocol that needs the backbone itself, the images, or a place for pictures."""
 
-    Attributes:
-        needs_every_image: whether to refuse data sets with unreadable images.
-    """
-
+    # The next readable image stands in for a skipped one, and would be shown or trained on twice.
     needs_every_image: ClassVar[bool] = True
 
     @abstractmethod
@@ -66,25 +65,23 @@ class BackboneProtocol(Protocol):
 
 
 def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
-    """Runs one protocol; if there are several processes, only the first gets rows."""
+    """Runs one protocol; if there are several processes, only the first gets rows.
+
+    Raises:
+        UserError: settings, images or a backbone that the protocol does not allow.
+    """
+    if protocol.needs_every_image and context.cfg.data.unreadable == "skip":
+        problem = f"{protocol.title} needs every image, and this leaves some out"
+        raise ConfigError("data.unreadable", "skip", problem, "remove them, and take refuse")
     if isinstance(protocol, FeatureProtocol):
         features = context.features
         return [] if context.ranks.rank else protocol.measure(features.to(context.device))
     assert isinstance(protocol, BackboneProtocol)
-    if context.ranks.rank:
-        return []
-    if protocol.needs_every_image:
-        # Without its features, an image would be shown or trained on as another one.
-        context.refuse_unreadable()
-    return protocol.run(context.alone())
+    return [] if context.ranks.rank else protocol.run(context.alone())
 
 
 def read_settings(kind: type[Protocol], settings: Mapping[str, Any]) -> tuple[EvalRun, Protocol]:
-    """Checks the settings of one protocol together with the shared ones.
-
-    Raises:
-        ConfigError: an unknown key, or an invalid value.
-    """
+    """Checks the settings of one protocol together with the shared ones."""
     # Use one model with all fields, so that a misspelt key is compared with all valid ones.
     joint = create_model("Evaluation", __base__=(kind, EvalRun))
     values = validated(joint, settings).model_dump()

@@ -1,14 +1,16 @@
-"""Several protocols in one command, with one record and one report."""
+"""Several protocols in one command, with one record and one page that needs only a browser."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,22 +22,28 @@ from pydantic import create_model
 from solo_ext import __version__
 from solo_ext.config.check import validated
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.files import locked, write_text
-from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
-from solo_ext.lab.evaluation.evaluate import PROTOCOLS, headline
+from solo_ext.core.files import locked, read_json, write_text
+from solo_ext.lab.evaluation.context import EvalContext, Progress, no_progress, open_context
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Protocol, files_of, measure
 from solo_ext.lab.evaluation.store import VERSION
-from solo_ext.lab.evaluation.suite_page import render_suite
+from solo_ext.lab.pages import Block, Figure, Figures, Paragraph, Section, Table, render_page
 
 RECORD, PAGE, PICTURES = "eval_suite.json", "eval_suite.html", "eval_suite"
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn")
+_NAMES = {
+    **{"acc1": "top-1", "acc5": "top-5", "map": "mAP", "nmi": "NMI", "ari": "ARI"},
+    "ci95": "± (95 %)",
+}
+"""Names of numbers in headings."""
+_FILES = ("picture", "files")
 
 
 def evaluate_suite(
     path: Path | str,
     settings: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Measures a model with several protocols.
 
@@ -57,6 +65,15 @@ def evaluate_suite(
 
     Raises:
         UserError: wrong settings, a path that is no run, or a folder that cannot be written.
+
+    >>> from tempfile import mkdtemp
+    >>> from solo_ext.data.digits import digits_folder
+    >>> root = Path(mkdtemp())
+    >>> data = {f"{split}_path": str(digits_folder(split, root)) for split in ("train", "val")}
+    >>> settings = {"data": data, "out": str(root), "protocols": ["knn", "geometry"]}
+    >>> record = evaluate_suite("pixels", settings)
+    >>> [entry["protocol"] for entry in record["entries"]], (root / PAGE).is_file()
+    (['knn', 'geometry'], True)
     """
     shared, chosen = read_suite_settings(settings or {})
     context = open_context(str(path), shared, progress)
@@ -75,6 +92,9 @@ def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str,
 
     Raises:
         ConfigError: unknown protocol or key, a missing key, or an invalid value.
+
+    >>> read_suite_settings({"protocols": ["geometry", "knn"], "knn": {"k": [5]}})[1]
+    {'knn': KNN(k=[5], temperature=[0.07, 0.1]), 'geometry': FeatureSpace(split='test', ...)}
     """
     names: Any = Literal[tuple(PROTOCOLS)]
     default = [name for name, kind in PROTOCOLS.items() if kind.by_default]
@@ -104,12 +124,10 @@ class _Suite:
                 "images": _known(context.fingerprints),
                 "view": context.cfg.augmentations[0].model_dump(),
                 "data": [context.cfg.data.dataset, context.cfg.data.format],
-                "dtype": context.settings.features_dtype,
                 "features": VERSION,
             }
         )
         self.measured: dict[str, dict[str, Any]] = {}
-        self.no_features: Exception | None = None
 
     def run(self, chosen: Mapping[str, Protocol]) -> dict[str, Any]:
         try:
@@ -121,8 +139,7 @@ class _Suite:
             remedy = "give a folder that can be written"
             raise ConfigError("out", str(self.folder), reason, remedy) from None
         for place, (name, protocol) in enumerate(chosen.items()):
-            if self.context.progress is not None:
-                self.context.progress("protocols", place, len(chosen))
+            self.context.progress("protocols", place, len(chosen))
             self.measured[name] = self._entry(name, protocol)
             record = self._write(chosen)
         return record
@@ -138,7 +155,8 @@ class _Suite:
             if held is not None and self._complete(held, entry["key"]):
                 return held
             if isinstance(protocol, FeatureProtocol):
-                self._extract()
+                if self.no_features is not None:
+                    raise self.no_features
                 # Start here, so that the first protocol is not charged for the extraction.
                 begin = time.monotonic()
             rows = measure(protocol, self.context)
@@ -148,26 +166,27 @@ class _Suite:
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             entry |= {"status": "failed", "error": kind + lines[0]}
         else:
-            entry |= {"status": "done", "headline": headline(name, rows), "results": rows}
+            entry |= {"status": "done", "headline": protocol.headline(rows), "results": rows}
         return {**entry, "seconds": round(time.monotonic() - begin, 2)}
 
-    def _extract(self) -> None:
-        """Extracts the features; if that has failed before, it fails again at once."""
-        if self.no_features is None:
-            try:
-                _ = self.context.features
-            except Exception as error:
-                self.no_features = error
-        if self.no_features is not None:
-            raise self.no_features
+    @cached_property
+    def no_features(self) -> Exception | None:
+        """Extracts the features, once for all protocols; why that failed."""
+        try:
+            _ = self.context.features
+        except Exception as error:
+            return error
+        return None
 
     def _earlier(self) -> dict[str, dict[str, Any]]:
         """Entries that were written for the same base, whatever their settings."""
         try:
-            record = json.loads((self.folder / RECORD).read_text())
+            record = read_json(self.folder / RECORD, dict[str, Any])
             entries = record["entries"] if record["base"] == self.base else []
-            return {e["protocol"]: e for e in entries if e["protocol"] in PROTOCOLS}
-        except (OSError, ValueError, KeyError, TypeError):
+            # An entry that somebody has edited is measured again.
+            measured = [e for e in entries if e.pop("sum") == _digest(e)]
+            return {e["protocol"]: e for e in measured if e["protocol"] in PROTOCOLS}
+        except (OSError, KeyError, TypeError, AttributeError, UserError):
             return {}
 
     def _complete(self, entry: Mapping[str, Any], key: str) -> bool:
@@ -185,9 +204,9 @@ class _Suite:
                 "base": self.base,
                 **self.context.about(),
                 "environment": _environment(self.context.device),
-                # Failures of earlier calls do not count for this one.
+                # Failures of earlier calls stay in the entries, but not in this list.
                 "failed": [name for name in failed if name in chosen],
-                "entries": entries,
+                "entries": [{**entry, "sum": _digest(entry)} for entry in entries],
             }
             write_text(self.folder / RECORD, json.dumps(record, indent=1))
             write_text(self.folder / PAGE, render_suite(record, self.context.out))
@@ -200,7 +219,10 @@ def _known(fingerprints: Sequence[str | None]) -> list[str]:
 
 
 def _digest(content: Any) -> str:
-    text = json.dumps(content, sort_keys=True, default=str)
+    # JSON turns keys that are numbers into texts, which sort differently. Convert them before the
+    # digest, so that a record that is read back has the same one.
+    plain = json.loads(json.dumps(content, default=str))
+    text = json.dumps(plain, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -208,3 +230,92 @@ def _environment(device: str) -> dict[str, str]:
     where = torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
     packages = {name: version(name) for name in _PACKAGES}
     return {"solo_ext": __version__, **packages, "device": where}
+
+
+def render_suite(record: Mapping[str, Any], folder: Path) -> str:
+    """The page of a suite's record, complete or not; embeds the pictures that lie in the folder."""
+    entries, backbone = record["entries"], record["backbone"]
+    kwargs = ", ".join(f"{k} {v}" for k, v in (backbone.get("kwargs") or {}).items())
+    trained = "" if record["epoch"] is None else f", {record['epoch']} epochs"
+    about = {
+        "model": record["run"],
+        "weights": f"{record['checkpoint']}{trained} (digest {record['checkpoint_sha256']})",
+        "backbone": f"{backbone['name']}{f' ({kwargs})' if kwargs else ''}",
+        "train": f"{record['train']['images']:,} images of {record['train']['path']}",
+        "test": f"{record['test']['images']:,} images of {record['test']['path']}",
+        "view": f"{record['image_size']} x {record['image_size']} pixels",
+    }
+    remark = (
+        "Accuracies and agreement in percent. The backbone is frozen unless the protocol says "
+        "otherwise; the test split chooses nothing."
+    )
+    summary = Table(
+        ["Protocol", "Result", "Seconds"],
+        [[e["title"], _result(e), f"{e['seconds']:.1f}"] for e in entries],
+        numeric=frozenset({2}),
+    )
+    return render_page(
+        f"Evaluation of {record['method'] or record['run']}",
+        [
+            Section("", [_facts(about)]),
+            Section("Summary", [Paragraph(remark, "soft"), summary]),
+            *(Section(e["title"], [*_blocks(e, folder)]) for e in entries),
+            Section("What ran where", [_facts(record["environment"])]),
+        ],
+    )
+
+
+def _facts(facts: Mapping[str, Any]) -> Table:
+    return Table([], [[str(k), str(v)] for k, v in facts.items()])
+
+
+def _result(entry: Mapping[str, Any]) -> str:
+    if entry["status"] != "done":
+        return f"failed: {entry['error']}"
+    numbers = entry["headline"].items()
+    return ", ".join(f"{_words(k)} {_cell(float(v))}" for k, v in numbers)
+
+
+def _blocks(entry: Mapping[str, Any], folder: Path) -> Iterator[Block]:
+    if entry["status"] != "done":
+        yield Paragraph(entry["error"], "wrong")
+        return
+    rows: Sequence[Mapping[str, Any]] = entry["results"]
+    keys = [k for k in rows[0] if k not in _FILES] if rows else []
+    if keys:
+        numeric = {i for i, k in enumerate(keys) if any(_is_number(row.get(k)) for row in rows)}
+        cells = [[_cell(row.get(k)) for k in keys] for row in rows]
+        yield Table([_words(k) for k in keys], cells, numeric=frozenset(numeric))
+    figures = [_figure(row, folder) for row in rows if row.get("picture")]
+    if figures:
+        yield Figures(figures)
+    settings = ", ".join(f"{k} {v}" for k, v in entry["settings"].items())
+    yield Paragraph(f"eval {entry['protocol']}: {settings}", "soft")
+
+
+def _figure(row: Mapping[str, Any], folder: Path) -> Figure:
+    """The picture of a row, if it is a PNG in this folder and no link to another place."""
+    name = str(row["picture"])
+    file, said = folder / name, [f"{_words(k)} {_cell(row[k])}" for k in row if k not in _FILES]
+    own = Path(name).name == name and file.suffix.lower() == ".png" and not file.is_symlink()
+    png = file.read_bytes() if own and file.is_file() else b""
+    return Figure(", ".join(said) + ("" if png else f" (no picture {name})"), png=png)
+
+
+def _words(key: str) -> str:
+    return " ".join(_NAMES.get(word, word) for word in key.split("_"))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell(value: Any) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "\N{EN DASH}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        # With two decimals, numbers below 1 would lose their meaning.
+        return f"{value:.2f}" if abs(value) >= 1 or not value else f"{value:.4g}"
+    return str(value)

@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from timm.scheduler import CosineLRScheduler  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchvision import transforms as T
 
 from solo_ext import __version__
 from solo_ext.config.schema import Augmentation, Chance, Seed, View
@@ -37,10 +36,6 @@ BASE_BATCH = 256
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Mean loss of indices (B,), views (B, 3, H, W) and targets (B,)."""
 _DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-
-
-class Diverged(UserError):
-    """A training whose loss, weights or answers are not finite; resumed, it would end so again."""
 
 
 class SupervisedProtocol(BackboneProtocol):
@@ -70,12 +65,7 @@ class SupervisedProtocol(BackboneProtocol):
         Raises:
             UserError: settings that do not fit, or the training diverged.
         """
-        checkpoint = self.checkpoint(context)
-        try:
-            row, module = self.trained(context)
-        except Diverged:
-            checkpoint.unlink(missing_ok=True)
-            raise
+        row, module = self.trained(context)
         if self.save:
             tensors = {k: v.cpu().contiguous() for k, v in module.state_dict().items()}
             about = {
@@ -86,15 +76,16 @@ class SupervisedProtocol(BackboneProtocol):
             metadata = {k: json.dumps(v) for k, v in about.items()}
             save_file(tensors, refuse_link(context.out / self.file), metadata)
             row["saved"] = self.file
-        checkpoint.unlink(missing_ok=True)
+        self.checkpoint(context).unlink(missing_ok=True)
         return [row]
 
-    def checkpoint(self, context: EvalContext) -> Path:
-        """The file that is written after every epoch, and removed at the end.
+    def diverged(self, context: EvalContext, problem: str) -> UserError:
+        """The error of a training that diverged; resumed, it would end so again."""
+        self.checkpoint(context).unlink(missing_ok=True)
+        return UserError(problem)
 
-        Its name is a digest of everything that the numbers depend on, so another model, setting or
-        data set starts anew.
-        """
+    def checkpoint(self, context: EvalContext) -> Path:
+        """The file that is written after every epoch; named by what the numbers depend on."""
         data, first = context.cfg.data, context.cfg.augmentations[0]
         key = {
             "solo_ext": __version__,
@@ -109,15 +100,10 @@ class SupervisedProtocol(BackboneProtocol):
         text = json.dumps(key, sort_keys=True, default=str)
         return context.out / f".unfinished-{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt"
 
-    def loader(self, context: EvalContext, random_erasing: float = 0.0) -> ResumableLoader:
+    def loader(self, context: EvalContext) -> ResumableLoader:
         """Batches ``(indices, [views], targets)``; the last, incomplete one of an epoch is dropped.
 
-        Order and views depend only on (seed, epoch, index), not on the number of workers. With
-        probability ``random_erasing`` a box of the view is blanked (Zhong et al., 2017, arXiv
-        1708.04896).
-
-        Raises:
-            ConfigError: fewer images than ``batch_size``.
+        Order and views depend only on (seed, epoch, index), not on the number of workers.
         """
         count = len(context.train)
         if self.batch_size > count:
@@ -126,9 +112,6 @@ class SupervisedProtocol(BackboneProtocol):
         view = {**self.augmentation.model_dump(), **context.cfg.augmentations[0].model_dump()}
         augmentation = Augmentation(**view, num_crops=1)
         transform = pretrain_transform(context.cfg.data.dataset, [augmentation])
-        if random_erasing:
-            pipeline: Any = transform.transforms[0]
-            pipeline.transforms.append(T.RandomErasing(p=random_erasing))
         return ResumableLoader(
             TrainingViews(context.train, transform, self.seed),
             # One process trains, even if several have extracted the features.
@@ -155,17 +138,12 @@ class SupervisedProtocol(BackboneProtocol):
     ) -> float:
         """Trains a module; continues after the last finished epoch of an earlier, stopped call.
 
-        Random numbers come from (seed, epoch), so that training in parts gives the same result as
-        in one go.
-
-        The rates of the optimizer follow :func:`cosine_schedule`. With ``heads_only`` the module
-        has linear classifiers alone, some of which may diverge.
-
-        Returns:
-            The mean loss of the last epoch.
+        Random numbers come from (seed, epoch), so that training in parts gives the same result.
+        Rates follow :func:`cosine_schedule`. With ``heads_only`` the module has linear classifiers
+        alone, some of which may diverge. Returns the mean loss of the last epoch.
 
         Raises:
-            Diverged: loss or weights of an epoch are not finite.
+            UserError: loss or weights of an epoch are not finite.
         """
         device, steps, progress = context.device, len(loader), context.report(self.title)
         schedule = cosine_schedule(optimizer, steps * self.epochs, round(steps * warmup_epochs))
@@ -191,15 +169,15 @@ class SupervisedProtocol(BackboneProtocol):
                     scaler.step(optimizer)
                     scaler.update()
                     total += value.detach()
-                    if progress is not None:
-                        progress(step + 1, steps * self.epochs)
+                    progress(step + 1, steps * self.epochs)
             mean = float(total) / steps
             # The loss was computed before the last update, so check the weights as well.
             tensors = [total, *module.state_dict().values()]
             if not heads_only and not all(bool(t.isfinite().all()) for t in tensors):
-                raise Diverged(
+                raise self.diverged(
+                    context,
                     f"the loss or the weights of epoch {epoch + 1} are not finite; take a smaller "
-                    "lr, or longer warmup_epochs"
+                    "lr, or longer warmup_epochs",
                 )
             held: dict[str, Any] = {"module": module, "optimizer": optimizer, "scaler": scaler}
             state = {name: part.state_dict() for name, part in held.items()}

@@ -62,7 +62,7 @@ class Transfer(BackboneProtocol):
 
     title: ClassVar[str] = "Transfer to other data sets"
     by_default: ClassVar[bool] = False
-    # The run's own images are not used; protocols check the data sets themselves.
+    # The run's own images are not used; its protocols check the data sets.
     needs_every_image: ClassVar[bool] = False
 
     datasets: Annotated[dict[Name, TransferData], MinLen(1)]
@@ -73,10 +73,7 @@ class Transfer(BackboneProtocol):
         return [found for o in self._contexts(context).values() for found in o.fingerprints]
 
     def run(self, context: EvalContext) -> list[Row]:
-        """A row per data set: ``dataset``, ``classes``, ``train``, ``test``, numbers of protocols.
-
-        The numbers are the headlines of the protocols, such as ``linear_acc1``; if there are
-        several data sets, the last row has their means.
+        """A row per data set, with the headlines of the protocols; of several, their means last.
 
         Raises:
             ConfigError: an unknown protocol, a wrong setting of one, or no such folder.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.files import refuse_link, write_text
-from solo_ext.lab.experiments.work import LOG, RECORD, work
+from solo_ext.core.files import open_regular, refuse_link, write_text
+from solo_ext.data.workers import start_helpers
+from solo_ext.lab.experiments.work import LOG, RECORD, work, work_in_process
 
 Launcher = Callable[[Sequence[Path], Callable[[], None]], dict[Path, str]]
 """``launcher(folders, tick)`` runs every folder that holds ``planned.json``, in that order.
@@ -29,6 +31,9 @@ _JOB = "slurm_job"
 
 class LocalLauncher:
     """Runs several processes at once.
+
+    They are forks of one process that has imported everything and nothing more, which takes longer
+    than a small run.
 
     Args:
         parallel: how many; null: one for each GPU, else one for each ``threads`` cores.
@@ -45,65 +50,64 @@ class LocalLauncher:
             raise ConfigError("--devices", devices, f"there are {present} GPUs", "take fewer")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.places = parallel or present // devices or max(1, cores // threads)
-        self.threads, self.devices = threads, devices
+        self.devices = devices
+        # Libraries read the number of threads when they are imported.
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        self.processes = multiprocessing.get_context("forkserver")
+        self.processes.set_forkserver_preload([work.__module__])
 
     def __call__(self, folders: Sequence[Path], tick: Callable[[], None]) -> dict[Path, str]:
         waiting = list(folders)
-        running: dict[int, tuple[Path, subprocess.Popen[bytes]]] = {}
+        running: dict[int, tuple[Path, ForkServerProcess]] = {}
         failed: dict[Path, str] = {}
-        # Runs end when this pipe does: with this process, however that ends.
-        stdin, held = os.pipe()
+        if waiting:
+            # A signal to the whole job must not end the process that runs are forked from.
+            start_helpers("forkserver")
         try:
             while waiting or running:
                 for place in range(self.places):
-                    if place in running and running[place][1].poll() is not None:
+                    if place in running and running[place][1].exitcode is not None:
                         failed |= _ended(*running.pop(place))
                     if waiting and place not in running:
                         folder = waiting.pop(0)
-                        running[place] = folder, self._start(folder, place, stdin)
+                        running[place] = folder, self._start(folder, place)
                 tick()
                 time.sleep(TICK)
         finally:
             for _, process in running.values():
                 process.terminate()
             for _, process in running.values():
-                try:
-                    process.wait(_PATIENCE)
-                except subprocess.TimeoutExpired:
+                process.join(_PATIENCE)
+                if process.exitcode is None:
                     # A killed run continues from its last checkpoint in the next call.
                     process.kill()
-                    process.wait()
-            os.close(stdin)
-            os.close(held)
+                    process.join()
         tick()
         return failed
 
-    def _start(self, folder: Path, place: int, stdin: int) -> subprocess.Popen[bytes]:
-        own = {"OMP_NUM_THREADS": str(self.threads)}
+    def _start(self, folder: Path, place: int) -> ForkServerProcess:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if present := torch.cuda.device_count():
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             ids = visible.split(",") if visible else [str(i) for i in range(present)]
             first = place * self.devices
             chosen = [ids[i % len(ids)] for i in range(first, first + self.devices)]
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
-        with refuse_link(folder / LOG).open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "solo_ext.lab.experiments.work", str(folder)],
-                stdin=stdin,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **own},
-            )
+            visible = ",".join(chosen)
+        refuse_link(folder / LOG).write_bytes(b"")
+        process = self.processes.Process(target=work_in_process, args=(folder, visible))
+        process.start()
+        return process
 
 
-def _ended(folder: Path, process: subprocess.Popen[bytes]) -> dict[Path, str]:
+def _ended(folder: Path, process: ForkServerProcess) -> dict[Path, str]:
     """Why a run that has ended has no record: the last line that it printed."""
-    code = process.returncode
+    code = process.exitcode or 0
     if code == 0 and (folder / RECORD).is_file():
         return {}
-    printed = (folder / LOG).read_text(errors="replace").split("\n")
-    lines = [line.strip() for line in printed if line.strip()]
-    reason = lines[-1].removeprefix("solo-ext: ") if lines else "it printed nothing"
+    lines = []
+    with contextlib.suppress(OSError, UserError), open_regular(refuse_link(folder / LOG)) as log:
+        lines = [line for line in log.read().decode(errors="replace").split("\n") if line.strip()]
+    said = f"it printed nothing, exit code {code}"
+    reason = lines[-1].strip().removeprefix("solo-ext: ") if lines else said
     return {folder: f"killed by signal {-code} (out of memory?): {reason}" if code < 0 else reason}
 
 

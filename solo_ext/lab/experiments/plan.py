@@ -57,10 +57,7 @@ def make_plan(
 ) -> list[PlannedRun]:
     """Plans all runs, teachers first and then one seed of everything after the other.
 
-    Args:
-        settings: the benchmark.
-        rows: names of the rows to run; null: its default rows.
-        devices: number of devices per run; they share its batch.
+    ``rows`` are the default ones if none are named; ``devices`` of a run share its batch.
 
     Raises:
         ConfigError: an unknown row, two equal rows, or an invalid config.

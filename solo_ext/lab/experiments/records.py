@@ -9,13 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from solo_ext import __version__
 from solo_ext.core.errors import UserError
-from solo_ext.core.files import append_lines, read_jsonl
+from solo_ext.core.files import append_lines, first_problem, read_jsonl, read_text
 from solo_ext.lab.experiments.settings import BenchmarkSettings, Hypothesis
 
 RECORDS, SETTINGS, CLAIMS = "records.jsonl", "benchmark.yaml", "hypotheses.jsonl"
@@ -39,15 +43,12 @@ class Record(TypedDict):
             include the plugin's own code.
         config: the config that was run, with defaults filled in.
         evaluation: settings of the suite, by protocol; null: defaults.
-        code: ``version``, and in a checkout ``commit`` and ``changed``.
+        code: from :func:`code_version`.
         environment: as in a run directory: host, packages, processor, GPUs.
-        epochs: number of epochs trained; 0 for baselines.
-        images: number of training images.
         seconds: of training, without evaluations; null for baselines, as the next two.
         memory: peaks of the training process in bytes: ``resident``, ``cuda``.
         scores: in percent (also NMI and the like), after the last epoch.
         curves: null without ``online_eval``.
-        losses: mean of every loss over each epoch, by name; null where it was not finite.
         finished: UTC time, ISO 8601.
     """
 
@@ -69,11 +70,12 @@ class Record(TypedDict):
     memory: dict[str, int | None] | None
     scores: dict[str, float]
     curves: Curves | None
-    losses: NotRequired[dict[str, list[float | None]]]
     finished: str
 
 
-_REQUIRED = Record.__annotations__.keys() - {"losses"}
+_RECORD = TypeAdapter(Record)
+_MOST_BYTES = 4 << 30
+"""Largest size of a file of records; a run takes about four thousand bytes."""
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -89,15 +91,15 @@ def read_records(folder: Path) -> list[Record]:
             "`solo-ext benchmark run` wrote"
         )
     found: dict[str, Record] = {}
-    lines = file.read_text().splitlines(keepends=True)
+    lines = read_text(file, most=_MOST_BYTES).splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
             record = as_record(line)
-        except ValueError:
+        except ValueError as error:
             if number == len(lines) and not line.endswith("\n"):
                 continue
             raise UserError(
-                f"{file}, line {number}: not a record of a run; remove the line"
+                f"{file}, line {number}: not a record of a run ({error}); remove the line"
             ) from None
         found[record["key"]] = record
     return list(found.values())
@@ -107,19 +109,19 @@ def as_record(text: str) -> Record:
     """Reads one record.
 
     Raises:
-        ValueError: the text is not JSON, or lacks a field.
+        ValueError: naming the first field that is missing or of another type.
     """
-    record: Any = json.loads(text)
-    if not isinstance(record, dict) or not record.keys() >= _REQUIRED:
-        raise ValueError(text)
-    return record  # type: ignore[return-value]
+    try:
+        return _RECORD.validate_json(text)
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from None
 
 
 def code_version() -> dict[str, Any]:
     """``version``; in a git checkout also ``commit``, and ``changed`` if files differ from it.
 
-    >>> code_version()["version"]
-    '0.1.0'
+    >>> code_version()["version"] == __version__
+    True
     """
     root = Path(__file__).resolve().parents[3]
     found: dict[str, Any] = {"version": __version__}
@@ -142,7 +144,8 @@ def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
     """Appends a line for every hypothesis that is new or changed, before any run is started.
 
     A line has the name, a digest of what decides the verdict, the hypothesis and the time (UTC).
-    Its wording, its source and its ``note`` are not part of the digest.
+    Its wording, its source and its ``note`` are not part of the digest; nor is what it isolates,
+    which may be narrowed, as that decides less, but widened is a change.
     """
     known = times_written(settings, folder)
     written = datetime.now(UTC).isoformat(timespec="seconds")
@@ -166,12 +169,18 @@ def times_written(settings: BenchmarkSettings, folder: Path) -> dict[str, str]:
     return {
         name: str(last[name]["written"])
         for name, hypothesis in settings.hypotheses.items()
-        if name in last and last[name].get("digest") == _digest(hypothesis)
+        if name in last and _is_noted(hypothesis, last[name])
     }
 
 
+def _is_noted(hypothesis: Hypothesis, line: Mapping[str, Any]) -> bool:
+    noted, isolates = (line.get("hypothesis") or {}).get("isolates"), hypothesis.isolates
+    widened = noted is not None and (isolates is None or not set(isolates) <= set(noted))
+    return not widened and line.get("digest") == _digest(hypothesis)
+
+
 def _digest(hypothesis: Hypothesis) -> str:
-    deciding = hypothesis.model_dump(exclude={"note", "claim", "source"})
+    deciding = hypothesis.model_dump(exclude={"note", "claim", "source", "expected", "isolates"})
     # A given margin is a float, but 0 is left out of the settings that a folder stores.
     deciding["margin"] = deciding["margin"] or 0
     text = json.dumps(deciding, sort_keys=True)

@@ -1,71 +1,110 @@
-"""``solo-ext benchmark report``: records as Markdown and as one HTML page.
-
-:func:`benchmark_sections` defines the content of a report. Markdown and HTML show the same
-sections; Markdown has no figures.
-"""
+"""``solo-ext benchmark report``: records as Markdown, without figures, and as one HTML page."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure as Drawing
+
 from solo_ext.core.files import write_text
-from solo_ext.lab.experiments.figures import curve_figures, loss_figures, score_figures
 from solo_ext.lab.experiments.records import SETTINGS
 from solo_ext.lab.experiments.results import Place, Results, read_results
-from solo_ext.lab.experiments.statistics import verdicts
+from solo_ext.lab.experiments.statistics import Verdict, estimate, mean_of, verdicts
 from solo_ext.lab.experiments.tables import (
+    WHOSE,
     differences_table,
     environments_table,
+    expectation,
+    mean_and_interval,
     protocols_table,
-    rows_table,
     scores_table,
+    verdict_lines,
     verdict_table,
 )
 from solo_ext.lab.pages import (
     Block,
     Bullets,
+    Figure,
     Figures,
     Paragraph,
     Section,
     Table,
+    plain_text,
+    png_of,
     render_page,
 )
 
+MOST_LINES = 8
+_COLOURS = dict(zip(WHOSE, ("C0", "C1", "C7", "C4"), strict=True))
+
 
 def write_report(folder: Path, out: Path | None = None) -> list[Path]:
-    """Writes ``report.md`` and ``report.html``, the same numbers in each.
+    """Writes ``report.md`` and ``report.html``, the same numbers in each, and returns the files.
+
+    And ``verdicts.json`` where there are hypotheses.
 
     Args:
-        folder: written by ``solo-ext benchmark run``.
+        folder: written by ``solo-ext benchmark run``, or one with several such folders in it, whose
+            page begins with the verdicts of all.
         out: folder of the report; null: ``folder``.
 
-    Returns:
-        The two files.
-
     Raises:
-        UserError: the folder has no settings or records.
-        ConfigError: invalid settings.
+        UserError: the folder has no settings or records, or invalid ones.
     """
-    results = read_results(folder)
-    title, sections = results.settings.title, benchmark_sections(results)
+    inner = [] if (folder / SETTINGS).is_file() else sorted(folder.glob(f"*/{SETTINGS}"))
+    every = [read_results(file.parent) for file in inner] or [read_results(folder)]
+    found = [verdicts(results) for results in every]
+    title, sections = every[0].settings.title, benchmark_sections(every[0])
+    if inner:
+        title, sections = folder.name, [Section("Claims", [_claims_table(every, found)])]
+        for results in every:
+            first, *others = benchmark_sections(results)
+            sections += [Section(results.settings.title, first.blocks), *others]
     place = folder if out is None else out
     place.mkdir(parents=True, exist_ok=True)
-    write_text(place / "report.md", render_markdown(title, sections))
-    write_text(place / "report.html", render_page(title, sections))
-    return [place / "report.md", place / "report.html"]
+    texts = {
+        "report.md": render_markdown(title, sections),
+        "report.html": render_page(title, sections),
+    }
+    lines = [line for pair in zip(every, found, strict=True) for line in verdict_lines(*pair)]
+    if lines:
+        texts["verdicts.json"] = json.dumps(lines, indent=1) + "\n"
+    for name, text in texts.items():
+        write_text(place / name, text)
+    return [place / name for name in texts]
+
+
+def _claims_table(every: Sequence[Results], found: Sequence[Sequence[Verdict]]) -> Table:
+    lines = [
+        [
+            verdict.hypothesis.claim,
+            expectation(results, verdict.hypothesis),
+            mean_and_interval(verdict.estimate),
+            verdict.answer + (f" ({verdict.reason})" if verdict.reason else ""),
+        ]
+        for results, held in zip(every, found, strict=True)
+        for verdict in held
+    ]
+    head = ["Claim", "Expected", "Difference, 95 % interval", "Verdict"]
+    return Table(head, lines, numeric=frozenset({2}))
 
 
 def benchmark_sections(results: Results) -> list[Section]:
     """The content of a report; the first section has no title of its own."""
-    settings = results.settings
-    places = results.places()
+    settings, places = results.settings, results.places()
     seeds = ", ".join(map(str, settings.seeds))
     rows = len({r["row"] for r in results.records})
     counts = f"{len(results.records)} runs of {rows} rows; seeds {seeds}."
     first: list[Block] = [Paragraph(text) for text in (settings.about, counts) if text]
-    notes = list(results.left_out)
+    notes = []
+    if results.left_out:
+        listed = ", ".join(results.left_out)
+        notes.append(
+            f"Left out, as the settings do not name them or a later run is there: {listed}."
+        )
     if empty := results.places(empty=True):
         notes.append(f"No runs yet: {', '.join(f'{p.dataset} ({p.budget})' for p in empty)}.")
     if notes:
@@ -75,26 +114,30 @@ def benchmark_sections(results: Results) -> list[Section]:
         sections += _place_sections(results, place)
     if settings.hypotheses:
         sections.append(_hypotheses(results))
-    return sections + (_origins(results) if results.records else [])
+    if results.records:
+        measured: list[Block] = [Paragraph(_MEASURED), protocols_table(results.records)]
+        sections += [
+            Section("What ran where", [environments_table(results.records)]),
+            Section("How each number is measured", measured),
+        ]
+    return sections
+
+
+_MEASURED = (
+    "Scores are percent, after the last epoch, on the test split, which chooses nothing; the "
+    "backbone is frozen unless the protocol says otherwise. Seconds and images/s are of training "
+    "without evaluations, on machines that may have run other jobs, and compare only where machine "
+    "and threads are the same. Peak memory is that of the training process. Settings that are not "
+    f"named are the protocol's defaults; what each row trains is in {SETTINGS}."
+)
 
 
 def _place_sections(results: Results, place: Place) -> list[Section]:
     """Tables and charts of one data set and budget."""
     held = [r for row in results.rows(place) for r in results.runs(place, row).values()]
     trained = {f"{r['epochs']:,} epochs of {r['images']:,} images" for r in held if r["epochs"]}
-    sections = [
-        Section(
-            results.title(place),
-            [
-                Bullets(
-                    [
-                        f"Trained: {', '.join(sorted(trained)) or 'nothing'}.",
-                        *_warnings(results, place),
-                    ]
-                )
-            ],
-        )
-    ]
+    about = [f"Trained: {', '.join(sorted(trained)) or 'nothing'}.", *_warnings(results, place)]
+    sections = [Section(results.title(place), [Bullets(about)])]
 
     def add(title: str, remark: str, *blocks: Block) -> None:
         sections.append(Section(title, [*blocks, Paragraph(remark, "soft")], level=3))
@@ -121,13 +164,6 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
             "Mean over seeds, at the epochs that every seed measured; seconds are of training "
             "alone. Broken level lines: rows that train nothing.",
             Figures(curves),
-        )
-    if losses := loss_figures(results, place):
-        add(
-            "Loss while training",
-            "Mean over seeds. Each method minimises a loss of its own, on a scale of its own: "
-            "the lower of two methods' losses does not mean the better features.",
-            Figures(losses),
         )
     return sections
 
@@ -161,10 +197,10 @@ def _hypotheses(results: Results) -> Section:
         Paragraph(
             "Written down before the runs, at the times given; one that is changed when runs of it "
             "are known stays undecided. Reproduced: the whole 95 % interval of the differences "
-            "paired by seed is on the expected side. Contradicted: it is on the other side. "
-            "Undecided: it holds 0, or there are fewer pairs than the hypothesis asks for. p: "
-            f"paired t test, two-sided. Tests made: {len(found)}; where nothing differs, one in "
-            "twenty of such intervals leaves out 0 by chance. Holm's p is adjusted for all of them."
+            "paired by seed is where it was expected. Equivalent: it is within the margin. "
+            "Contradicted: it is on the other side. "
+            f"Tests made: {len(found)}; where nothing differs, one in twenty of such intervals "
+            "leaves out 0 by chance."
         )
     ]
     if found:
@@ -180,26 +216,80 @@ def _hypotheses(results: Results) -> Section:
     return Section("Hypotheses", [*blocks, Bullets(claims)])
 
 
-def _origins(results: Results) -> list[Section]:
-    """Where the runs were done, and how each number was measured."""
-    measured = (
-        "Scores are percent, after the last epoch, on the test split, which chooses nothing; "
-        "the backbone is frozen unless the protocol says otherwise. Seconds and images/s are "
-        "of training without evaluations, on machines that may have run other jobs, and compare "
-        "only where machine and threads are the same. Peak memory is that of the training process. "
-        "Settings that are not named are the protocol's defaults."
-    )
+def score_figures(results: Results, place: Place) -> list[Figure]:
+    """For each measure, the seeds of each row with their mean and deviation."""
+    figures = []
+    for measure in results.measures:
+        held = {
+            row: list(scores.values())
+            for row in results.rows(place)
+            if (scores := results.scores(place, row, measure))
+        }
+        if not held:
+            continue
+        with plain_text():
+            # Not wider, so that a phone shows the text at 10 pixels.
+            drawing = Drawing(figsize=(4.5, 1.4 + 0.3 * len(held)), layout="constrained")
+            axes = drawing.subplots()
+            axes.grid(axis="x", alpha=0.3)
+            for height, (row, values) in enumerate(held.items()):
+                kind, found = results.kind(place, row), estimate(values)
+                assert found is not None
+                drawn = _COLOURS[kind]
+                axes.plot(values, [height] * len(values), "o", ms=4, alpha=0.35, color=drawn)
+                mean, deviation = found.mean, found.deviation
+                axes.errorbar(mean, height, xerr=deviation, fmt="o", color=drawn, label=WHOSE[kind])
+            axes.set_yticks(range(len(held)), [results.label(row) for row in held])
+            axes.set_ylim(len(held) - 0.5, -0.5)
+            axes.set_xlabel(measure)
+            handles, names = axes.get_legend_handles_labels()
+            by_kind = dict(zip(names, handles, strict=True))
+            drawing.legend(by_kind.values(), by_kind, loc="outside upper center", ncols=2)
+            figures.append(Figure(f"{measure}: mean, deviation and seeds", png_of(drawing)))
+    return figures
+
+
+def curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
+    """For each family of rows, the score over epochs, and over seconds of training."""
+    rows = [row for row in results.rows(place) if results.curve(place, row, measure)]
+    levels = {
+        row: found.mean
+        for row in results.rows(place)
+        if results.kind(place, row) == "baseline"
+        and (found := mean_of(results, place, row, measure)) is not None
+    }
+    figures = []
+    for family in families(results, rows):
+        with plain_text():
+            drawing = Drawing(figsize=(4.5, 6), layout="constrained")
+            both = drawing.subplots(2)
+            for column, axes in enumerate(both):
+                for row in family:
+                    points = results.curve(place, row, measure)
+                    x, y = [point[column] for point in points], [score for *_, score in points]
+                    axes.plot(x, y, marker=".", label=results.label(row))
+                for (row, level), dashes in zip(levels.items(), ("--", ":"), strict=False):
+                    axes.axhline(level, color="grey", ls=dashes, label=results.label(row))
+                axes.grid(axis="y", alpha=0.3)
+                axes.set(xlabel=("epochs", "seconds of training")[column], ylabel=measure)
+            drawing.legend(
+                *both[0].get_legend_handles_labels(), loc="outside lower center", ncols=2
+            )
+            names = ", ".join(results.label(row) for row in family)
+            figures.append(Figure(f"{measure}: {names}", png_of(drawing)))
+    return figures
+
+
+def families(results: Results, rows: Sequence[str]) -> list[list[str]]:
+    """Rows that share a chart: each base with the rows compared with it, and all the others."""
+    bases = {row: [r for r in rows if row in results.settings.rows[r].bases] for row in rows}
+    found = [[base, *compared] for base, compared in bases.items() if compared]
+    shown = {row for family in found for row in family}
+    found.append([row for row in rows if row not in shown])
     return [
-        Section("What ran where", [environments_table(results.records)]),
-        Section(
-            "How each number is measured",
-            [Paragraph(measured), protocols_table(results.records)],
-        ),
-        Section(
-            "What each row trains",
-            [rows_table(results), Paragraph(f"What all rows share is in {SETTINGS}.", "soft")],
-            level=3,
-        ),
+        family[start : start + MOST_LINES]
+        for family in found
+        for start in range(0, len(family), MOST_LINES)
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ class Results:
 
     Args:
         settings: the benchmark.
-        records: of its runs; the sentences of ``left_out`` say which ones do not count.
+        records: of its runs; ``left_out`` names those that do not count.
         written: when each hypothesis was last changed; one without a time stays undecided.
 
     Attributes:
@@ -41,39 +41,23 @@ class Results:
     ) -> None:
         self.settings, self.written = settings, dict(written or {})
         self._held: dict[tuple[Place, str], dict[int, Record]] = {}
-        strange, replaced = [], []
+        self.left_out: list[str] = []
         for record in sorted(records, key=lambda r: r["finished"]):
             place = Place(record["dataset"], record["budget"])
             row, seed = record["row"], record["seed"]
             known = place in self._named() and row in settings.rows
-            if not known or seed not in settings.seeds_of(row):
-                strange.append(f"{' '.join(place)} {row} {seed}")
-                continue
             by_seed = self._held.setdefault((place, row), {})
-            if seed in by_seed:
-                replaced.append(f"{row} {seed}")
-            by_seed[seed] = record
-        self._held = {k: dict(sorted(v.items())) for k, v in self._held.items()}
-        self.left_out = []
-        if strange:
-            names = ", ".join(strange)
-            self.left_out.append(f"Left out, because the settings do not name them: {names}.")
-        if replaced:
-            names = ", ".join(replaced)
-            self.left_out.append(f"Left out, because a later run had other settings: {names}.")
+            if not known or seed not in settings.seeds_of(row) or seed in by_seed:
+                self.left_out.append(f"{' '.join(place)} {row} {seed}")
+            if known and seed in settings.seeds_of(row):
+                by_seed[seed] = record
+        self._held = {k: dict(sorted(v.items())) for k, v in self._held.items() if v}
         self.records = [r for by_seed in self._held.values() for r in by_seed.values()]
-        self.measures = settings.headline or self._measured()
+        measured = sorted({name for r in self.records for name in r["scores"]})
+        self.measures = settings.headline or measured
 
     def _named(self) -> list[Place]:
         return [Place(d, b) for d in self.settings.datasets for b in self.settings.budgets]
-
-    def _measured(self) -> list[str]:
-        """Every score that a record has, in the order of the protocols."""
-        found = sorted({name for r in self.records for name in r["scores"]})
-        protocols = list(self.settings.evaluation)
-        return sorted(
-            found, key=lambda name: [not name.startswith(protocol) for protocol in protocols]
-        )
 
     def places(self, *, empty: bool = False) -> list[Place]:
         """Data sets and budgets that have records (or none), in the order of the settings."""
@@ -117,13 +101,12 @@ class Results:
             if self.kind(place, row) in ("plugin", "host")
         }
         most = max(map(len, found.values()), default=0)
-        shown = {
-            row: f"{statistics.fmean(values):.2f}"
+        means = {
+            row: round(statistics.fmean(values), 2)
             for row, values in found.items()
             if values and len(values) == most
         }
-        highest = max(shown.values(), key=float, default="")
-        return [row for row, text in shown.items() if text == highest]
+        return [row for row, mean in means.items() if mean == max(means.values())]
 
     def missing(self, place: Place) -> dict[str, list[int]]:
         """Seeds of the settings without a record, by row."""
@@ -145,38 +128,18 @@ class Results:
 
         Only epochs that all of these seeds measured are points.
         """
-        held = [
-            {
-                epoch: (seconds, score)
-                for epoch, seconds, score in zip(
-                    c["epochs"], c["seconds"], c["scores"].get(measure, ()), strict=False
-                )
-                if score is not None and math.isfinite(score) and math.isfinite(seconds)
-            }
-            for r in self.runs(place, row).values()
-            if (c := r["curves"]) is not None
-        ]
-        held = [points for points in held if points]
+        by_seed: list[dict[int, tuple[float, float]]] = []
+        for record in self.runs(place, row).values():
+            if (curves := record["curves"]) is not None:
+                scores = curves["scores"].get(measure, ())
+                points = zip(curves["epochs"], curves["seconds"], scores, strict=False)
+                by_seed.append({e: (s, score) for e, s, score in points if score is not None})
+        held = [points for points in by_seed if points]
         epochs = sorted(set.intersection(*map(set, held))) if held else []
         return [
             (e, statistics.fmean(p[e][0] for p in held), statistics.fmean(p[e][1] for p in held))
             for e in epochs
         ]
-
-    def losses(self, place: Place, row: str) -> dict[str, list[tuple[int, float]]]:
-        """Mean over seeds of every loss, at the epochs (from 1) where all of them are finite."""
-        held = [r.get("losses", {}) for r in self.runs(place, row).values()]
-        found = {}
-        for name in sorted({name for losses in held for name in losses}):
-            epochs = zip(*(losses[name] for losses in held if name in losses), strict=False)
-            points = [
-                (epoch, statistics.fmean(v for v in values if v is not None))
-                for epoch, values in enumerate(epochs, 1)
-                if None not in values
-            ]
-            if points:
-                found[name] = points
-        return found
 
     def unlike(self, place: Place, row: str, base: str) -> list[str]:
         """Conditions that differ between two rows although a comparison needs them equal."""
@@ -185,15 +148,10 @@ class Results:
             found = [{k: v for k, v in f.items() if k != "epochs"} for f in found]
         return [key for key in found[0] if any(f[key] != found[0][key] for f in found)]
 
-    def differing(self, place: Place, row: str) -> list[str]:
-        """Sections of the config that differ between the seeds of a row."""
-        first, *others = (r["config"] for r in self.runs(place, row).values())
-        own = ("seed", "name", "checkpoint", "loggers", "wandb")
-        return [
-            key
-            for key in sorted({k for config in (first, *others) for k in config} - {*own})
-            if any(config.get(key) != first.get(key) for config in others)
-        ]
+    def differing(self, place: Place, *rows: str) -> list[str]:
+        """Keys of the config that differ between the runs of rows."""
+        first, *others = (r["config"] for row in rows for r in self.runs(place, row).values())
+        return sorted({key for config in others for key in differing_keys(first, config)})
 
 
 def read_results(folder: Path) -> Results:
@@ -205,17 +163,61 @@ def read_results(folder: Path) -> Results:
     """
     records = read_records(folder)
     file = folder / SETTINGS
-    try:
-        given = read_yaml(file)
-    except FileNotFoundError:
-        raise UserError(
-            f"records {str(folder)!r}: no {SETTINGS} in it; give a folder that "
-            "`solo-ext benchmark run` wrote"
-        ) from None
+    given = read_yaml(file) if file.is_file() else None
     if not isinstance(given, Mapping):
-        raise UserError(f"{file}: holds no settings; run the benchmark again")
+        raise UserError(
+            f"records {str(folder)!r}: no {SETTINGS} with settings in it; give a folder that "
+            "`solo-ext benchmark run` wrote"
+        )
     settings = settings_of(given)
     return Results(settings, records, times_written(settings, folder))
+
+
+_CAME_LATER = {
+    "performance.compile": False,
+    "method_kwargs.batch_norm_splits": 1,
+    "method_kwargs.exclude_own": False,
+    "method_kwargs.anneal_beta": False,
+}
+"""Keys that earlier records lack, and what they mean there."""
+
+
+def differing_keys(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Keys in which two configs differ, but for seed, names and what is written where.
+
+    >>> one = {"seed": 1, "optimizer": {"lr": 0.3, "name": "sgd"}}
+    >>> differing_keys(one, {"seed": 2, "optimizer": {"lr": 0.1, "name": "sgd"}})
+    ['optimizer.lr']
+    >>> differing_keys({}, {"performance": {"compile": False}})
+    []
+    >>> view, later = {"crop_size": 32}, {"crop_size": 32, "random_erasing": None}
+    >>> differing_keys({"augmentations": [view]}, {"augmentations": [later]})
+    []
+    """
+    first, second = ({**_CAME_LATER, **dict(_flat(given))} for given in (config, other))
+    found = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
+    own = ("seed", "name", "checkpoint", "loggers", "wandb")
+    return [key for key in found if key.partition(".")[0] not in own]
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        elif key == "augmentations":
+            # As everywhere, a key that is null is the same as none: earlier records lack some.
+            yield key, [{k: v for k, v in view.items() if v is not None} for view in value]
+        else:
+            yield f"{prefix}{key}", value
+
+
+def not_isolated(keys: Iterable[str], isolates: Sequence[str]) -> list[str]:
+    """Differing keys that ``isolates`` does not name, neither themselves nor their section.
+
+    >>> not_isolated(["method_kwargs.beta", "optimizer.lr"], ["method_kwargs"])
+    ['optimizer.lr']
+    """
+    return [k for k in keys if not any(f"{k}.".startswith(f"{own}.") for own in isolates)]
 
 
 def _conditions(record: Record) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import yaml
 
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import StoppedBySignal, UserError
-from solo_ext.core.files import append_lines, locked, write_text
+from solo_ext.core.files import append_lines, locked, read_text, write_text
 from solo_ext.lab.experiments.launchers import Launcher
 from solo_ext.lab.experiments.plan import PlannedRun
 from solo_ext.lab.experiments.records import (
@@ -41,13 +41,6 @@ def run_benchmark(
 
     Records are added to ``records.jsonl`` as runs finish. A call that was stopped for any reason
     can be repeated: finished runs are kept; unfinished ones continue from their last checkpoint.
-
-    Args:
-        settings: the benchmark.
-        plan: from :func:`solo_ext.lab.experiments.plan.make_plan`.
-        out: folder of records and run directories.
-        launcher: starts the runs.
-        say: is given a line for every finished run.
 
     Returns:
         The records of all planned runs that are finished, in the order of the plan; the reasons
@@ -118,11 +111,7 @@ def run_benchmark(
 
 
 def _with_earlier_seeds(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:
-    """Settings that also keep the seeds of runs that the folder already has.
-
-    Raises:
-        UserError: the folder belongs to another benchmark.
-    """
+    """Settings with the seeds that the folder already has; refuses that of another benchmark."""
     file = out / SETTINGS
     if not file.is_file():
         return settings
@@ -142,12 +131,13 @@ def _collect(out: Path, plan: Sequence[PlannedRun], held: dict[str, Record]) -> 
         file = out / RUNS / run.folder / RECORD
         if run.key not in held and file.exists():
             try:
-                record = as_record(file.read_text())
+                record = as_record(read_text(file))
                 if record["key"] != run.key:
                     raise ValueError(record["key"])
                 fresh.append(record)
-            except (OSError, ValueError):
-                raise UserError(f"{str(file)!r}: not a record of a run; remove it") from None
+            except (OSError, ValueError, UserError) as error:
+                why = f"not a record of this run ({error}); remove it"
+                raise UserError(f"{str(file)!r}: {why}") from None
     if fresh:
         append_lines(out / RECORDS, fresh)
         held |= {record["key"]: record for record in fresh}

@@ -18,7 +18,7 @@ from solo_ext.config.schema import Free, Seed
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError, nearest
 from solo_ext.core.files import config_root, is_file
-from solo_ext.core.types import NonNegativeFloat, PositiveInt, Section
+from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 from solo_ext.data.digits import add_resolvers
 
 Name = Annotated[
@@ -47,10 +47,8 @@ class Row(Section):
     """A row of the table: a config of the data set's folder, or a baseline.
 
     Attributes:
-        changes: changes of the config, ``key=value``.
         bases: rows that it is compared with, seed by seed.
         space: settings of this row that tuning may change, besides the shared space.
-        label: its name in tables.
     """
 
     config: str | None = None
@@ -60,15 +58,19 @@ class Row(Section):
     space: dict[str, Dimension] = {}
     label: str | None = None
 
+    @model_validator(mode="after")
+    def _trains_or_not(self) -> Self:
+        if (self.config is None) == (self.baseline is None):
+            raise PydanticCustomError("row", "a config or a baseline")
+        return self
+
 
 class Tuning(Section):
-    """How rows are tuned; every row gets the same number of trials.
+    """How rows are tuned: by as many trials each, the first of which changes nothing.
 
     Attributes:
-        trials: number of trials per row; the first is the row without changes.
         holdout: share of the training images that scores a trial.
         measure: name of the score, as in ``headline``.
-        space: settings that may change in every row.
     """
 
     trials: PositiveInt = 8
@@ -81,11 +83,13 @@ class Hypothesis(Section):
     """A claim of a paper, written down before the runs that decide it.
 
     Attributes:
-        claim: what is expected, in a sentence.
-        source: paper, year, and where in it.
-        row: the row that is expected above or below ``base`` in ``measure``, or not above it.
-        margin: points above ``base`` that ``not_above`` still tolerates.
+        row: the row that is expected above ``base`` in ``measure``, or not above it, or equal.
+        margin: points above ``base`` that ``not_above`` still tolerates, or on both sides within
+            which ``equal`` holds.
         seeds: least number of pairs for a verdict.
+        expected: the difference in points that the source or a calculation leads to, as text.
+        isolates: keys of the config, or sections of it, in which alone the two rows differ; runs
+            that differ in others too decide nothing. Null: not checked.
         note: explanation of the outcome, written afterwards.
     """
 
@@ -94,9 +98,11 @@ class Hypothesis(Section):
     row: Name
     base: Name
     measure: str
-    direction: Literal["above", "below", "not_above"] = "above"
+    direction: Literal["above", "not_above", "equal"] = "above"
     margin: NonNegativeFloat = 0
     seeds: Annotated[int, Ge(2)] = 5
+    expected: str = ""
+    isolates: list[str] | None = None
     note: str = ""
 
 
@@ -110,16 +116,15 @@ class BenchmarkSettings(Section):
     """A grid: data sets x budgets x rows x seeds.
 
     Attributes:
-        title: of the report; ``about`` is its first paragraph.
         datasets: by folder of configs.
         budgets: changes of every run, by name.
-        rows: by name, in the order of the table.
         default_rows: rows that are run if none are named; null: all.
         teacher: the row whose run, of seed 0, is the teacher of the others.
         evaluation: settings of ``solo-ext eval suite`` after the last epoch, by protocol; null
             means a protocol's defaults.
         headline: scores in the order of the table; the curves show the first one.
         threads: CPU threads of a run; numbers on a CPU depend on it.
+        minutes: that a run takes with these threads, evaluation included, as it was measured.
         config_path: folder of the user's own configs; null: the shipped ones.
     """
 
@@ -134,6 +139,7 @@ class BenchmarkSettings(Section):
     evaluation: Annotated[dict[str, Free | None], MinLen(1)] = {"knn": None, "linear": None}
     headline: list[str] | None = None
     threads: PositiveInt = 1
+    minutes: PositiveFloat | None = None
     tuning: Tuning | None = None
     hypotheses: dict[Name, Hypothesis] = {}
     config_path: str | None = None
@@ -155,10 +161,6 @@ def shipped_benchmarks() -> list[str]:
 
 def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSettings:
     """Reads a shipped benchmark such as ``digits``, or the user's own YAML file.
-
-    Args:
-        name: of a shipped benchmark, or the path of a file.
-        overrides: ``key=value`` in Hydra's grammar.
 
     Raises:
         ConfigError: no such benchmark, or settings that contradict each other.
@@ -200,11 +202,6 @@ def checked_benchmark(given: Mapping[str, Any]) -> BenchmarkSettings:
     [1]
     """
     settings = settings_of(given)
-    for name, row in settings.rows.items():
-        if (row.config is None) == (row.baseline is None):
-            raise ConfigError(
-                f"rows.{name}", row.config, "a row has a config or a baseline", "give one of them"
-            )
     suite_settings(settings.evaluation)
     for measure in settings.headline or ():
         check_measure("headline", measure, settings)
@@ -213,6 +210,13 @@ def checked_benchmark(given: Mapping[str, Any]) -> BenchmarkSettings:
         if hypothesis.row == hypothesis.base:
             raise ConfigError(
                 f"hypotheses.{name}.base", hypothesis.base, "is the row itself", "name another"
+            )
+        if hypothesis.direction == "equal" and not hypothesis.margin:
+            raise ConfigError(
+                f"hypotheses.{name}.margin",
+                hypothesis.margin,
+                "no interval lies within it",
+                "give the points within which both rows count as equal",
             )
     return settings
 
@@ -235,24 +239,14 @@ def settings_of(given: Mapping[str, Any]) -> BenchmarkSettings:
 
 
 def check_rows(settings: BenchmarkSettings, key: str, names: Sequence[str]) -> None:
-    """Refuses the name of a row that does not exist.
-
-    Raises:
-        ConfigError: with ``key``; it lists the rows.
-    """
+    """Refuses the name of a row that does not exist."""
     for name in names:
         if name not in settings.rows:
             raise ConfigError(key, name, "no such row", nearest(name, settings.rows, show=40))
 
 
 def check_measure(key: str, measure: str, settings: BenchmarkSettings) -> None:
-    """Refuses a score that no protocol of the evaluation can give.
-
-    A score's name begins with its protocol: ``knn``, ``lowshot_10_per_class``.
-
-    Raises:
-        ConfigError: lists the protocols.
-    """
+    """Refuses a score that no protocol can give: it begins with its protocol, as ``knn_acc5``."""
     protocols = settings.evaluation
     if not any(measure == p or measure.startswith(f"{p}_") for p in protocols):
         raise ConfigError(
@@ -261,12 +255,7 @@ def check_measure(key: str, measure: str, settings: BenchmarkSettings) -> None:
 
 
 def suite_settings(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings for ``solo-ext eval suite`` from ``evaluation``, with interpolations resolved.
-
-    Raises:
-        ConfigError: an unknown protocol, or a wrong setting of one.
-        UserError: an interpolation that cannot be resolved.
-    """
+    """Checked settings for ``solo-ext eval suite``, with interpolations resolved."""
     # Import it here: the protocols import torch, which a report does not need.
     from solo_ext.lab.evaluation.suite import read_suite_settings
 

@@ -1,4 +1,4 @@
-"""Statistics over seeds, and what they say for or against hypotheses."""
+"""Intervals over seeds, and what they say for or against hypotheses."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-import numpy as np
 from scipy import stats
 
-from solo_ext.lab.experiments.results import Place, Results
+from solo_ext.lab.experiments.results import Place, Results, not_isolated
 from solo_ext.lab.experiments.settings import Hypothesis
 
 LEVEL = 0.95
-Answer = Literal["reproduced", "contradicted", "undecided"]
+Answer = Literal["reproduced", "equivalent", "contradicted", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -59,96 +58,71 @@ def differences(results: Results, place: Place, row: str, base: str, measure: st
     return [above[seed] - below[seed] for seed in above if seed in below]
 
 
-def paired_p_value(values: Sequence[float]) -> float | None:
-    """Two-sided p value of the paired t test; null for fewer than two differences.
-
-    Equal differences have p = 1 if they are 0, otherwise p = 0.
-
-    >>> round(paired_p_value([2.0, 4.0, 1.0]), 3)
-    0.118
-    """
-    if len(values) < 2:
-        return None
-    if len(set(values)) == 1:
-        return 1.0 if values[0] == 0 else 0.0
-    return float(stats.ttest_1samp(values, 0).pvalue)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p values adjusted for multiple tests by Holm's step-down method, in the given order.
-
-    The i-th smallest of m becomes ``max over j <= i of min(1, (m - j + 1) p_j)``.
-
-    >>> [round(p, 2) for p in holm([0.03, 0.01, 0.9, 0.02])]
-    [0.06, 0.04, 0.9, 0.06]
-    """
-    given = np.asarray(p_values, dtype=float)
-    order = given.argsort(kind="stable")
-    adjusted = np.empty_like(given)
-    stepped = np.minimum(1, given[order] * np.arange(len(given), 0, -1))
-    adjusted[order] = np.maximum.accumulate(stepped)
-    return [float(p) for p in adjusted]
-
-
 @dataclass(frozen=True)
 class Verdict:
     """Evidence of one data set and budget for or against a hypothesis.
 
     Attributes:
-        pairs: seeds that both rows have.
         estimate: mean and interval of the differences paired by seed; null without pairs.
-        p_value: of the paired t test, two-sided; null for fewer than two pairs.
-        adjusted: the same, adjusted by Holm's method for all tests of the benchmark.
         reason: why it is undecided, otherwise empty.
     """
 
     name: str
     hypothesis: Hypothesis
     place: Place
-    pairs: int
     estimate: Estimate | None
-    p_value: float | None
-    adjusted: float | None
     answer: Answer
     reason: str
 
 
 def verdicts(results: Results) -> list[Verdict]:
     """One verdict per hypothesis, data set and budget with records of both rows."""
-    found = []
-    for name, claim in results.settings.hypotheses.items():
-        for place in results.places():
-            if all(results.scores(place, row, claim.measure) for row in (claim.row, claim.base)):
-                pairs = differences(results, place, claim.row, claim.base, claim.measure)
-                found.append((name, claim, place, pairs, paired_p_value(pairs)))
-    adjusted = iter(holm([p for *_, p in found if p is not None]))
     return [
-        Verdict(
-            name,
-            claim,
-            place,
-            len(pairs),
-            estimate(pairs),
-            p,
-            None if p is None else next(adjusted),
-            *_answer(results, name, claim, place, pairs),
-        )
-        for name, claim, place, pairs, p in found
+        _verdict(results, name, claim, place)
+        for name, claim in results.settings.hypotheses.items()
+        for place in results.places()
+        if all(results.scores(place, row, claim.measure) for row in (claim.row, claim.base))
     ]
 
 
-def _answer(
-    results: Results, name: str, claim: Hypothesis, place: Place, pairs: Sequence[float]
-) -> tuple[Answer, str]:
-    """``reproduced`` if the whole interval is on the expected side; with a reason if undecided.
+def _verdict(results: Results, name: str, claim: Hypothesis, place: Place) -> Verdict:
+    """``reproduced`` if the whole interval is where it was expected; with a reason if undecided.
 
-    To show that a row is not above another, the interval must end below the margin: finding no
-    difference does not show that there is none.
+    To show that a row is not above another, the interval must end below the margin, and to show
+    that both are equal, ``equivalent``, lie within it: finding no difference does not show that
+    there is none.
     """
+    mean = estimate(differences(results, place, claim.row, claim.base, claim.measure))
+    if reason := _objection(results, name, claim, place, mean):
+        return Verdict(name, claim, place, mean, "undecided", reason)
+    assert mean is not None
+    low, high, margin = mean.low, mean.high, claim.margin
+    assert low is not None
+    assert high is not None
+    answer: Answer = "reproduced"
+    if claim.direction == "above":
+        holds, fails = low > 0, high < 0
+    elif claim.direction == "not_above":
+        holds, fails = high <= margin, low > 0
+    else:
+        answer = "equivalent"
+        holds, fails = -margin <= low and high <= margin, low > margin or high < -margin
+    if holds or fails:
+        return Verdict(name, claim, place, mean, answer if holds else "contradicted", "")
+    return Verdict(name, claim, place, mean, "undecided", "the interval is too wide")
+
+
+def _objection(
+    results: Results, name: str, claim: Hypothesis, place: Place, mean: Estimate | None
+) -> str:
+    """Why the runs decide nothing, whatever their numbers; empty if they do."""
     if unlike := results.unlike(place, claim.row, claim.base):
-        return "undecided", f"the rows are not of the same {', '.join(unlike)}"
+        return f"the rows are not of the same {', '.join(unlike)}"
+    keys = results.differing(place, claim.row, claim.base)
+    if claim.isolates is not None and (others := not_isolated(keys, claim.isolates)):
+        return f"the rows differ in {', '.join(others)} too"
     if name not in results.written:
-        return "undecided", "it was not noted before its runs"
+        return "it was not noted before its runs"
     moment = datetime.fromisoformat(results.written[name])
     known = sum(
         datetime.fromisoformat(record["finished"]) <= moment
@@ -156,15 +130,6 @@ def _answer(
         for record in results.runs(place, row).values()
     )
     if known:
-        return "undecided", f"{known} of its runs were known when it was written"
-    mean = estimate(pairs)
-    if mean is None or mean.low is None or mean.high is None or mean.count < claim.seeds:
-        return "undecided", f"{len(pairs)} of {claim.seeds} pairs"
-    if claim.direction == "not_above":
-        if mean.high <= claim.margin:
-            return "reproduced", ""
-        return ("contradicted", "") if mean.low > 0 else ("undecided", "the interval is too wide")
-    if mean.low <= 0 <= mean.high:
-        return "undecided", "the interval holds 0"
-    above = mean.low > 0
-    return ("reproduced" if above == (claim.direction == "above") else "contradicted"), ""
+        return f"{known} of its runs were known when it was written"
+    count = mean.count if mean else 0
+    return f"{count} of {claim.seeds} pairs" if count < claim.seeds else ""

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.results import Place, Results
@@ -21,7 +22,7 @@ WHOSE = {
 }
 DASH = "\N{EN DASH}"
 _BEFORE_PATCHES = "momentum networks averaged in place, LARS and schedules of timm and torch"
-"""What records of before patches were a choice ran with."""
+"""Patches that always applied when the oldest records were made, which do not name them."""
 
 
 def mean_and_deviation(found: Estimate | None, of: int | None = None) -> str:
@@ -46,13 +47,10 @@ def mean_and_interval(found: Estimate | None, of: int | None = None) -> str:
     """
     if found is None:
         return DASH
-
-    def signed(value: float) -> str:
-        return f"{value:+.2f}".replace("-", "\N{MINUS SIGN}")
-
-    text = signed(found.mean)
+    text = f"{found.mean:+.2f}"
     if found.low is not None and found.high is not None:
-        text += f" ({signed(found.low)} to {signed(found.high)})"
+        text += f" ({found.low:+.2f} to {found.high:+.2f})"
+    text = text.replace("-", "\N{MINUS SIGN}")
     return text if of is None or found.count == of else f"{text} (n = {found.count})"
 
 
@@ -96,8 +94,8 @@ def _peaks(records: Collection[Record]) -> str:
     """The highest peaks of main memory and of the GPU's."""
     shown = []
     for kind, name in (("resident", ""), ("cuda", "GPU ")):
-        held = [(record["memory"] or {}).get(kind) or 0 for record in records]
-        shown += [f"{name}{max(held) / 2**30:.2f} GiB"] if any(held) else []
+        peak = max((record["memory"] or {}).get(kind) or 0 for record in records)
+        shown += [f"{name}{peak / 2**30:.2f} GiB"] if peak else []
     return ", ".join(shown) or DASH
 
 
@@ -120,32 +118,51 @@ def differences_table(results: Results, place: Place) -> Table:
 def verdict_table(results: Results, found: Sequence[Verdict]) -> Table:
     """A line for each test of a hypothesis."""
 
-    def p_value(value: float | None) -> str:
-        if value is None:
-            return DASH
-        return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-    def expected(claim: Hypothesis) -> str:
-        side: str = claim.direction
-        if side == "not_above":
-            side = f"at most {claim.margin:g} above" if claim.margin else "not above"
-        return f"{results.label(claim.row)} {side} {results.label(claim.base)} in {claim.measure}"
-
     lines = [
         [
             verdict.name,
             results.title(verdict.place),
-            expected(verdict.hypothesis),
-            str(verdict.pairs),
+            expectation(results, verdict.hypothesis),
+            str(verdict.estimate.count if verdict.estimate else 0),
             mean_and_interval(verdict.estimate),
-            p_value(verdict.p_value),
-            p_value(verdict.adjusted),
             verdict.answer + (f" ({verdict.reason})" if verdict.reason else ""),
         ]
         for verdict in found
     ]
-    head = ["Hypothesis", "Data set", "Expected", "Pairs", "Difference, 95 % interval"]
-    return Table([*head, "p", "Holm's p", "Verdict"], lines, numeric=frozenset({3, 4, 5, 6}))
+    head = ["Hypothesis", "Data set", "Expected", "Pairs", "Difference, 95 % interval", "Verdict"]
+    return Table(head, lines, numeric=frozenset({3, 4}))
+
+
+def expectation(results: Results, claim: Hypothesis) -> str:
+    """What a hypothesis expects of which rows, in which score."""
+    side = "above"
+    if claim.direction == "not_above":
+        side = f"at most {claim.margin:g} above" if claim.margin else "not above"
+    elif claim.direction == "equal":
+        side = f"within {claim.margin:g} of"
+    points = f": {claim.expected}" if claim.expected else ""
+    rows = f"{results.label(claim.row)} {side} {results.label(claim.base)}"
+    return f"{rows} in {claim.measure}{points}"
+
+
+def verdict_lines(results: Results, found: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """Verdicts as ``verdicts.json`` has them; ``isolates``: in what the rows differ."""
+    return [
+        {
+            "claim": verdict.hypothesis.claim,
+            "experiment": results.settings.title,
+            "data": results.title(verdict.place),
+            "expected": expectation(results, verdict.hypothesis),
+            "difference": verdict.estimate and verdict.estimate.mean,
+            "low": verdict.estimate and verdict.estimate.low,
+            "high": verdict.estimate and verdict.estimate.high,
+            "pairs": verdict.estimate.count if verdict.estimate else 0,
+            "verdict": verdict.answer,
+            "reason": verdict.reason,
+            "isolates": verdict.hypothesis.isolates,
+        }
+        for verdict in found
+    ]
 
 
 def environments_table(records: Sequence[Record]) -> Table:
@@ -181,36 +198,10 @@ def environments_table(records: Sequence[Record]) -> Table:
 
 def protocols_table(records: Sequence[Record]) -> Table:
     """Settings of every protocol, and how many runs were measured with them."""
-    # Import it here: the protocols import torch, which nothing else in a report needs.
-    from solo_ext.lab.evaluation.evaluate import PROTOCOLS
-
     counts = Counter(
         (name, ", ".join(f"{key} {json.dumps(v)}" for key, v in (given or {}).items()))
         for record in records
         for name, given in record["evaluation"].items()
     )
-    lines = [
-        [
-            name,
-            PROTOCOLS[name].title if name in PROTOCOLS else DASH,
-            given or "defaults",
-            str(count),
-        ]
-        for (name, given), count in counts.items()
-    ]
-    return Table(["Protocol", "What", "Settings", "Runs"], lines, numeric=frozenset({3}))
-
-
-def rows_table(results: Results) -> Table:
-    """What each row trains."""
-    lines = [
-        [
-            results.label(name),
-            name,
-            row.config or row.baseline or DASH,
-            ", ".join(row.changes) or DASH,
-            ", ".join(row.bases) or DASH,
-        ]
-        for name, row in results.settings.rows.items()
-    ]
-    return Table(["Row", "Name", "Config", "Changes", "Compared with"], lines)
+    lines = [[name, given or "defaults", str(count)] for (name, given), count in counts.items()]
+    return Table(["Protocol", "Settings", "Runs"], lines, numeric=frozenset({2}))

@@ -34,10 +34,6 @@ def trial_settings(
     Trial n of a row is the n-th point of a scrambled Sobol sequence, whatever earlier trials
     scored: trials can run side by side, and a stopped search continues unchanged.
 
-    Args:
-        settings: what to tune.
-        rows: names of rows that train; null: all of them but the teacher.
-
     Raises:
         ConfigError: no section ``tuning``, several data sets or budgets, a row that does not train,
             a measure that the evaluation does not give, or nothing to draw.
@@ -89,15 +85,6 @@ def write_tuned(
     """Writes ``tuned.yaml``: the benchmark with the settings of each row's best trial.
 
     Among equal trials the first is taken, so that a row changes only for something better.
-
-    Args:
-        settings: what was tuned.
-        trials: from :func:`trial_settings`.
-        records: of all trials.
-        out: folder.
-
-    Raises:
-        ConfigError: the measure is not among the scores.
     """
     measure = _tuning(settings).measure
     scores = {record["row"]: record["scores"] for record in records}

@@ -1,31 +1,36 @@
-"""One run of a benchmark: ``python -m solo_ext.lab.experiments.work FOLDER``."""
+"""One run of a benchmark; a further rank of it is this module with the folder as argument."""
 
 from __future__ import annotations
 
+import atexit
+import importlib.util
 import itertools
 import json
 import math
+import multiprocessing
 import os
-import re
 import resource
 import shutil
 import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
-from solo_ext import host
-from solo_ext.core.errors import UserError, in_one_line, show_messages
-from solo_ext.core.files import append_lines, locked, read_jsonl, write_text
+from solo_ext.core.errors import UserError, in_one_line
+from solo_ext.core.files import append_lines, first_problem, locked, read_jsonl, write_text
+from solo_ext.core.messages import show_messages
+from solo_ext.data.workers import JOB_SIGNALS
 from solo_ext.lab.evaluation.context import context_of, open_context
-from solo_ext.lab.evaluation.evaluate import headline
 from solo_ext.lab.evaluation.models import PIXELS, Model, RawPixels
 from solo_ext.lab.evaluation.protocol import measure
 from solo_ext.lab.evaluation.suite import read_suite_settings
@@ -40,17 +45,12 @@ PLANNED, RECORD, LOG, _LOCK = "planned.json", "record.json", "work.log", ".work.
 EPOCHS, CODE = "epochs.jsonl", "code.jsonl"
 _WAIT = 30.0
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
-# Built-in methods log by step and by epoch; Lightning appends `_epoch` to the latter.
-_LOSS = re.compile(r"train_(?!class_)(\w*loss|neg_cos_sim)(_epoch)?")
 
 
 def work(folder: Path) -> None:
     """Trains and measures the run of ``planned.json``, and writes ``record.json``.
 
     Work that an earlier process has finished is not repeated.
-
-    Args:
-        folder: the run directory; that of a teacher is beside it.
 
     Raises:
         UserError: a config that cannot run, or another process using the folder.
@@ -105,9 +105,28 @@ class EpochLog(Callback):
         append_lines(self.file, [line])
 
 
-def read_epochs(file: Path) -> list[dict[str, Any]]:
-    """One entry per finished epoch, in order; empty without a file."""
-    found = {entry["epoch"]: entry for entry in read_jsonl(file) if "epoch" in entry}
+class Epoch(TypedDict):
+    """A line of :class:`EpochLog`."""
+
+    epoch: int
+    images: int
+    seconds: float
+    resident: NotRequired[int | None]
+    cuda: NotRequired[int | None]
+
+
+def read_epochs(file: Path) -> list[Epoch]:
+    """One entry per finished epoch, in order; empty without a file.
+
+    Raises:
+        UserError: a line is of no epoch.
+    """
+    try:
+        entries = TypeAdapter(list[Epoch]).validate_python(read_jsonl(file))
+    except ValidationError as error:
+        why = f"{first_problem(error)}; restore it, or remove the folder to train the run again"
+        raise UserError(f"{str(file)!r} cannot be read: {why}") from None
+    found = {entry["epoch"]: entry for entry in entries}
     return [found[epoch] for epoch in sorted(found)]
 
 
@@ -131,10 +150,10 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
         where = json.loads((folder / ENVIRONMENT).read_text())
     else:
         context = context_of(_baseline(planned, prepared, folder), shared, device)
-        where = environment(host.load().info)
+        where = environment()
     scores: dict[str, float] = {}
     for name, protocol in chosen.items():
-        scores |= _named(name, measure(protocol, context))
+        scores |= _named(name, protocol.headline(measure(protocol, context)))
     shutil.rmtree(folder / "features", ignore_errors=True)
     epochs, codes = read_epochs(folder / EPOCHS), read_jsonl(folder / CODE)
     seconds = sum(e["seconds"] for e in epochs)
@@ -160,7 +179,6 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
         "memory": _peaks(epochs) if trained else None,
         "scores": scores,
         "curves": _curves(folder, epochs),
-        "losses": _losses(folder),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -177,10 +195,10 @@ def _baseline(planned: PlannedRun, prepared: Prepared, folder: Path) -> Model:
     return Model("random-backbone", backbone, width, cfg, "random", digest, None, folder)
 
 
-def _named(protocol: str, rows: list[dict[str, Any]]) -> dict[str, float]:
+def _named(protocol: str, headline: Mapping[str, float]) -> dict[str, float]:
     """Headline numbers with short names: ``knn``, ``lowshot_10_per_class``."""
     found = {}
-    for key, value in headline(protocol, rows).items():
+    for key, value in headline.items():
         rest = key.replace("acc1", "").strip("_")
         name = f"{protocol}_{rest}" if rest else protocol
         if not math.isfinite(value):
@@ -189,7 +207,7 @@ def _named(protocol: str, rows: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _peaks(epochs: list[dict[str, Any]]) -> dict[str, int | None]:
+def _peaks(epochs: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     return {
         kind: max((e[kind] for e in epochs if e.get(kind)), default=None)
         for kind in ("resident", "cuda")
@@ -205,7 +223,7 @@ def _without_paths(given: dict[str, Any], planned: PlannedRun) -> dict[str, Any]
     return {**given, "data": data, "method_kwargs": kwargs}
 
 
-def _curves(folder: Path, epochs: list[dict[str, Any]]) -> Curves | None:
+def _curves(folder: Path, epochs: Sequence[Mapping[str, Any]]) -> Curves | None:
     """What was measured during training, under the names of the scores after it."""
     lines = {int(m["epochs_done"]): m for m in read_jsonl(folder / METRICS) if "epochs_done" in m}
     if not lines:
@@ -225,30 +243,49 @@ def _curves(folder: Path, epochs: list[dict[str, Any]]) -> Curves | None:
     }
 
 
-def _losses(folder: Path) -> dict[str, list[float | None]]:
-    """Every loss that the method logged, by epoch."""
-    found: dict[str, dict[int, float | None]] = {}
-    for line in read_jsonl(folder / METRICS):
-        for key, value in line.items():
-            if match := _LOSS.fullmatch(key):
-                found.setdefault(match[1], {})[int(line["epoch"])] = value
-    return {
-        name: [values.get(epoch) for epoch in range(max(values) + 1)]
-        for name, values in sorted(found.items())
-    }
+def work_in_process(folder: Path, visible: str | None) -> None:
+    """Does a run in a process that :mod:`multiprocessing` started for it, which it ends.
+
+    Args:
+        folder: the run directory; what is printed goes to its log.
+        visible: the GPUs of the run, as ``CUDA_VISIBLE_DEVICES`` has them.
+    """
+    # The process that this one was forked from ignores the job's signals, and this one must not.
+    for number in JOB_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    # Forget that this process came from a fork server: a loader's workers start as in any run.
+    multiprocessing.set_start_method(None, force=True)
+    with (folder / LOG).open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    # Standard input becomes a pipe that closes when the launcher ends, in whatever way. Further
+    # ranks inherit it.
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None
+    os.dup2(launcher.sentinel, 0)
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    # Lightning starts further ranks by the command line that these two describe.
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)
+    sys.argv[1:] = [str(folder)]
+    code = main()
+    # multiprocessing would wait for workers of loaders that an error has left.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
-def _end_with_parent() -> None:
-    """Ends this process when standard input ends: with the process that holds its other end."""
+def _end_with_launcher() -> None:
     os.read(0, 1)
     os._exit(1)
 
 
 def main() -> int:
-    """Does the run of the folder that the command line names."""
-    # Ctrl-C reaches the parent too, which ends its runs by SIGTERM.
+    """Does the run of the folder that the command line names, until standard input ends."""
+    # Ctrl-C reaches the launcher too, which ends its runs by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
     show_messages()
 
     def command() -> int:

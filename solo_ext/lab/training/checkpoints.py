@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
@@ -27,15 +29,11 @@ from solo_ext.lab.training.signals import Agreement, StopSignals, requeue
 class RunCheckpoint(Checkpoint):
     """Writes ``<stem>-ep=<epoch>.ckpt``, and ``-step=<n>`` within an epoch.
 
-    A file is written atomically; the previous one is kept as ``....ckpt.previous``. A signal that
-    asks the run to end, or the loss of a data worker, leads to a checkpoint after the next
-    optimiser step. A validation that is due after the step comes first, because a resumed run would
-    not repeat it.
-
-    Args:
-        run_dir: the run directory.
-        stem: first part of the names.
-        settings: the section ``checkpoint``; the last epoch always has a checkpoint.
+    The last epoch always has one. A file is written atomically; the previous one is kept as
+    ``....ckpt.previous``. A signal that asks the run to end, or the loss of a data worker, leads to
+    a checkpoint after the next optimiser step. So does an error between two steps, in the loading
+    of images for example, if the run has one process. A validation that is due after the step comes
+    first, because a resumed run would not repeat it.
 
     Raises:
         StoppedBySignal: in training, after the checkpoint was written.
@@ -49,15 +47,12 @@ class RunCheckpoint(Checkpoint):
             "Ctrl-C: what is at hand is finished and saved first, which may take a while"
         )
         self._lost: str | None = None
+        self._between_steps = False
         self._agreement: Agreement | None = None
         self._saved_at = time.monotonic()
 
     def note_lost(self, what: str) -> None:
-        """Makes the run end after the next optimiser step, because a data worker died.
-
-        Args:
-            what: what happened, for the message.
-        """
+        """Makes the run end after the next optimiser step, because a data worker died."""
         self._lost = what
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -74,12 +69,26 @@ class RunCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         remove_hooks(trainer, pl_module)
-        self.signals.leave()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         self.on_train_end(trainer, pl_module)
+        self.signals.leave()
+        alone = trainer.world_size == 1
+        if not (self._between_steps and alone and isinstance(exception, Exception)):
+            return
+        loader: Any = trainer.train_dataloader
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        # Save only if the method has trained on every batch that was fetched: a resumed run would
+        # skip the others.
+        if loader.state_dict()["batches"] == done:
+            # Report the first error, even if saving fails too because the disk is full.
+            with contextlib.suppress(Exception):
+                self._save(trainer, f"-step={trainer.global_step}")
+
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        self._between_steps = False
 
     def _save_within_epoch(self, trainer: pl.Trainer, batch_idx: int) -> None:
         stepped = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
@@ -90,6 +99,8 @@ class RunCheckpoint(Checkpoint):
         every = steps and trainer.global_step % steps == 0
         if every or due or lost or received:
             self._save(trainer, f"-step={trainer.global_step}")
+        else:
+            self._between_steps = True
         self._stop_for(trainer, received, lost)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -145,7 +156,9 @@ class RunCheckpoint(Checkpoint):
                 # Lightning collects the state of all processes, and writes on the first only.
                 trainer.save_checkpoint(target)
         except (OSError, RuntimeError) as error:
-            if not isinstance(error, OSError) and not OF_TORCH.search(str(error)):
+            of_the_disk = isinstance(error, OSError) or OF_TORCH.search(str(error))
+            gone = isinstance(error, FileNotFoundError) or not self.run_dir.is_dir()
+            if gone or not of_the_disk:
                 raise
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             remedy = "give it permission to write" if _is_denied(reason) else "make room"
@@ -154,6 +167,7 @@ class RunCheckpoint(Checkpoint):
                 f"kept: {remedy}, then `solo-ext pretrain --resume {self.run_dir}` goes on"
             ) from error
         self._saved_at = time.monotonic()
+        self._between_steps = False
 
     def _outdate_others(self, newest: Path) -> None:
         """Lists the folder, because a killed process may have left more than one checkpoint."""

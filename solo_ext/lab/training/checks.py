@@ -15,7 +15,7 @@ from torch import nn
 
 from solo_ext import host
 from solo_ext.config.check import validated
-from solo_ext.config.schema import OPTIMIZER_KWARGS, Optimizer, RunConfig, Scheduler
+from solo_ext.config.schema import OPTIMIZER_KWARGS, RandomErasing, RunConfig, Scheduler
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.host.backbones import (
     PREFIX,
@@ -25,12 +25,13 @@ from solo_ext.host.backbones import (
     unknown_backbone,
 )
 from solo_ext.host.patches import OF_SCRIPTS, check_names
+from solo_ext.lab.training.cpu_precision import Convolutions
 
 A = TypeVar("A")
 R = TypeVar("R")
 _FIXED = {"device", "dtype", "num_classes"}
 """Arguments of models that a config may not set."""
-_PER_IMAGE = ("rand_augment", "auto_augment")
+_PER_IMAGE = ("rand_augment", "auto_augment", "random_erasing")
 
 
 def check_supported(run: RunConfig) -> None:
@@ -57,8 +58,9 @@ def check_patches(names: Sequence[str]) -> None:
             )
 
 
-def checked_optimizer_kwargs(optimizer: Optimizer) -> dict[str, Any]:
+def checked_optimizer_kwargs(run: RunConfig) -> dict[str, Any]:
     """``optimizer.kwargs``, checked and completed for the optimiser of that name."""
+    optimizer = run.optimizer
     name, known = optimizer.name, host.BaseMethod._OPTIMIZERS
     if name not in known:
         raise ConfigError("optimizer.name", name, "unknown optimiser", nearest(name, known))
@@ -74,6 +76,10 @@ def checked_optimizer_kwargs(optimizer: Optimizer) -> dict[str, Any]:
             "it needs a momentum above 0 and no dampening",
             "set momentum, or leave nesterov out",
         )
+    # Lightning clips no gradients where a scaler and a fused optimiser meet.
+    scaled = str(run.precision).startswith("16")
+    if name != "lars" and torch.cuda.is_available() and not run.on_cpu and not scaled:
+        kwargs.setdefault("fused", True)
     return kwargs
 
 
@@ -93,14 +99,18 @@ def check_augmentation(run: RunConfig) -> None:
     data = run.data
     on_batch, dali = data.augmentation == "batch", data.format == "dali"
     for place, pipeline in enumerate(run.augmentations):
-        low, high = pipeline.rrc.crop_min_scale, pipeline.rrc.crop_max_scale
-        if low > high:
-            raise ConfigError(
-                f"augmentations.{place}.rrc.crop_min_scale",
-                low,
-                f"above crop_max_scale={high}",
-                f"allowed: a number above 0, up to {high}",
-            )
+        rrc, erasing = pipeline.rrc, pipeline.random_erasing or RandomErasing()
+        for key, low, other, high in (
+            ("rrc.crop_min_scale", rrc.crop_min_scale, "crop_max_scale", rrc.crop_max_scale),
+            ("random_erasing.min_scale", erasing.min_scale, "max_scale", erasing.max_scale),
+        ):
+            if low > high:
+                raise ConfigError(
+                    f"augmentations.{place}.{key}",
+                    low,
+                    f"above {other}={high}",
+                    f"allowed: a number above 0, up to {high}",
+                )
         for name in _PER_IMAGE:
             policy = getattr(pipeline, name)
             if policy and (on_batch or dali):
@@ -163,12 +173,15 @@ def check_validation_interval(run: RunConfig, images: int) -> None:
         )
 
 
-def check_backbone(loaded: host.Host, run: RunConfig) -> None:
+def check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
     """Builds the backbone on the meta device and runs it on every crop size.
 
     Args:
         loaded: the host.
         run: the checked config; ``backbone.kwargs`` is completed for small images.
+
+    Returns:
+        Its convolutions, and the shape of the maps that each one met.
 
     Raises:
         ConfigError: unknown name or argument, or a crop size that the backbone cannot take.
@@ -176,6 +189,13 @@ def check_backbone(loaded: host.Host, run: RunConfig) -> None:
     name = run.backbone.name
     if name not in loaded.backbones:
         raise unknown_backbone(name, loaded.backbones)
+    for key in _FIXED & run.backbone.kwargs.keys():
+        raise ConfigError(
+            f"backbone.kwargs.{key}",
+            run.backbone.kwargs[key],
+            "the method decides it",
+            "remove it",
+        )
     sizes = [a.crop_size for a in run.augmentations]
     run.backbone.kwargs = small_image_kwargs(name, run.backbone.kwargs, sizes[0])
     # Without `pretrained`, so that weights are not downloaded twice.
@@ -191,8 +211,18 @@ def check_backbone(loaded: host.Host, run: RunConfig) -> None:
         )
         return backbone.eval()
 
+    found: Convolutions = []
+
+    def note(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        assert isinstance(layer, nn.Conv2d)
+        found.append((layer, tuple(inputs[0].shape[1:])))
+
     def forward(size: int) -> None:
-        build(kwargs)(torch.zeros(2, 3, size, size))
+        backbone = build(kwargs)
+        for layer in backbone.modules():
+            if isinstance(layer, nn.Conv2d):
+                layer.register_forward_pre_hook(note)
+        backbone(torch.zeros(2, 3, size, size))
 
     try:
         built = _dry(build, kwargs)
@@ -217,6 +247,7 @@ def check_backbone(loaded: host.Host, run: RunConfig) -> None:
                 f"{name} cannot take it: {_first_line(error)}",
                 "give another, or make the backbone fit with backbone.kwargs",
             ) from error
+    return found
 
 
 def _dry(run: Callable[[A], R], argument: A) -> R:

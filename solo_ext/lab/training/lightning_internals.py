@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 
 AfterBatch = Callable[[Any, Any, int], None]
+_TO_TENSOR = "_LightningModule__to_tensor"
 
 
 def after_own_hook(pl_module: pl.LightningModule, then: AfterBatch) -> None:
@@ -75,9 +77,44 @@ def ignore_sigterm_of_rank_0(trainer: pl.Trainer) -> None:
     trainer.fit_loop.epoch_loop.__dict__["_broadcast_sigterm_tensor"] = lambda: None
 
 
+def log_without_waiting(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    """Lets steps log without waiting for other processes or for the device.
+
+    With ``sync_dist=True`` Lightning averages a step's values over the processes, each after a
+    barrier, in every step, but reads them every ``log_every_n_steps`` only. Here it averages those
+    that it reads; means over an epoch are averaged at its end, as before. Plain numbers are written
+    on the device, since the host waits for the end of a copy. :func:`remove_hooks` undoes it.
+    """
+    if trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu":
+        # A single process on a CPU has nothing to wait for.
+        return
+    connector, results = trainer._logger_connector, trainer.fit_loop.epoch_loop._results
+    log, to_tensor = results.log, getattr(pl_module, _TO_TENSOR)
+
+    def averaged(value: Any, reduce_op: Any = None, group: Any = None) -> Any:
+        in_a_step = connector._first_loop_iter is not None
+        if in_a_step and not connector.should_update_logs:
+            return value
+        return trainer.strategy.reduce(value, group, reduce_op)
+
+    def on_device(value: Any, name: str) -> Any:
+        if isinstance(value, int | float):
+            dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+            value = torch.full((), value, device=pl_module.device, dtype=dtype)
+        return to_tensor(value, name)
+
+    def log_averaged(*args: Any, **kwargs: Any) -> None:
+        log(*args, **{**kwargs, "sync_dist_fn": averaged})
+
+    results.__dict__["log"] = log_averaged
+    pl_module.__dict__[_TO_TENSOR] = on_device
+
+
 def remove_hooks(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-    """Undoes the three functions above; it does nothing if none was called."""
+    """Undoes the functions above; it does nothing if none was called."""
     loop = trainer.fit_loop.epoch_loop
+    loop._results.__dict__.pop("log", None)
+    pl_module.__dict__.pop(_TO_TENSOR, None)
     pl_module.__dict__.pop("on_train_batch_end", None)
     loop.__dict__.pop("_broadcast_sigterm_tensor", None)
     loop.val_loop.__dict__.pop("run", None)
@@ -108,6 +145,9 @@ def unlogged(trainer: pl.Trainer) -> dict[str, Any] | None:
 
     A process killed in between has done the step or the epoch, but would never log it.
     """
+    if trainer.interrupted:
+        # The error came after the last step was logged.
+        return None
     connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
     step = loop._batches_that_stepped
     if connector._first_loop_iter is None:

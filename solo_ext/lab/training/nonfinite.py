@@ -1,4 +1,4 @@
-"""Non-finite losses and gradients: names the batches, and stops at them or skips their steps."""
+"""Losses, embeddings and gradients that are not finite: names the batches, stops or skips."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from solo_ext.core import distributed
 from solo_ext.core.errors import UserError
@@ -21,6 +22,7 @@ from solo_ext.data.reading import name_of
 from solo_ext.lab.training.lightning_internals import after_own_hook, remove_hooks
 from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.memory.state import Unsynchronised
+from solo_ext.methods.registry import METHODS
 
 logger = logging.getLogger(__name__)
 NONFINITE = "nonfinite.jsonl"
@@ -30,6 +32,8 @@ MOST_IN_A_ROW = 32
 """After so many bad steps in a row `skip` stops too: the weights or the data are spoilt."""
 MOST_BEFORE_SAVING = 4
 """The same limit just before a checkpoint replaces the last good one."""
+SHORTEST = 1e-12
+"""Rows below this length are not normalised to 1; see :func:`torch.nn.functional.normalize`."""
 
 
 class Batch(NamedTuple):
@@ -42,6 +46,8 @@ class Batch(NamedTuple):
         loss: scalar.
         bad_gradients: scalar bool, whether the step's gradients were not finite; known with the
             last batch of a step only, and not with a gradient scaler.
+        lengths: (V N,) of the embeddings, crop by crop.
+        bad_lengths: (V N,) bool, which of them cannot be normalised.
     """
 
     epoch: int
@@ -49,10 +55,16 @@ class Batch(NamedTuple):
     indices: Tensor
     loss: Tensor
     bad_gradients: Tensor
+    lengths: Tensor
+    bad_lengths: Tensor
 
 
 class NonFiniteWatch(Callback):
-    """Stops at batches whose loss or gradients are not finite, or skips them.
+    """Stops at batches whose loss, gradients or embeddings are not finite, or skips them.
+
+    Embeddings are those that projector and predictor of the plugin's methods give in training. One
+    shorter than :data:`SHORTEST`, or so long that its squares overflow (1.8e19 in fp32), cannot be
+    normalised: its gradient is some 1e11, or the loss constant in it, yet both are finite.
 
     A step only keeps its loss and a flag on the device. Every :data:`EVERY` batches a GPU starts
     to copy them to the host, which reads the copy that was started before, so that it does not
@@ -64,16 +76,10 @@ class NonFiniteWatch(Callback):
     before it, on the device. With a gradient scaler only losses count as bad, because the first
     scaled gradients are infinite as a rule.
 
-    Lines of ``nonfinite.jsonl`` hold epoch, step, rank, ``what`` (``loss`` or ``gradients``), the
-    loss, ``then`` (``stopped`` or ``skipped``), the indices and their names in the data set. A bad
-    loss is reported with its own batch, bad gradients with all batches of the step. Each process
-    writes its own.
-
-    Args:
-        run_dir: the run directory.
-        images: the training images, by sample index.
-        action: ``stop`` or ``skip``.
-        every: batches between two readings, instead of the default.
+    Lines of ``nonfinite.jsonl`` hold epoch, step, rank, ``what`` (``loss``, ``embeddings`` or
+    ``gradients``), the loss, ``then`` (``stopped`` or ``skipped``), the indices and their names in
+    the data set. A bad loss is reported with its own batch, bad embeddings with their own images
+    and ``lengths``, bad gradients with all batches of the step. Each process writes its own.
 
     Raises:
         UserError: in training, at a bad batch, at too many in a row, or at weights that are not
@@ -93,6 +99,8 @@ class NonFiniteWatch(Callback):
         self._snapshot: BufferSnapshot | None = None
         self._bad_window: Tensor | None = None
         self._bad_gradients: Tensor | None = None
+        self._lengths: list[Tensor] = []
+        self._hooks: list[RemovableHandle] = []
         self._unread: list[Batch] = []
         self._sent: tuple[list[Batch], Tensor, torch.cuda.Event | None] | None = None
         self._step = self._in_a_row = self._left_out = 0
@@ -104,9 +112,16 @@ class NonFiniteWatch(Callback):
         alone_on_cpu = pl_module.device.type == "cpu" and distributed.world_size() == 1
         self._read_every = self.every or (1 if alone_on_cpu else EVERY)
         after_own_hook(pl_module, lambda outputs, batch, _: self._keep(trainer, outputs, batch))
+        # Some built-ins do not normalise, and all train as without the plugin.
+        cfg: Any = pl_module.cfg
+        ours = ("projector", "predictor") if cfg.method in METHODS else ()
+        layers = [getattr(pl_module, name, None) for name in ours]
+        self._hooks = [x.register_forward_hook(self._measure) for x in layers if x is not None]
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         remove_hooks(trainer, pl_module)
+        for hook in self._hooks:
+            hook.remove()
         self._training, self._snapshot, self._unread, self._sent = False, None, [], None
 
     def on_exception(
@@ -117,7 +132,7 @@ class NonFiniteWatch(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._step = trainer.global_step
+        self._step, self._lengths = trainer.global_step, []
         if self._stepped:
             self._stepped, self._bad_window = False, None
             if self._snapshot is not None:
@@ -129,7 +144,7 @@ class NonFiniteWatch(Callback):
         # An infinite loss may have finite gradients. Make them NaN: through the mean over processes
         # this reaches all of them, so that all skip the step.
         if self.action == "skip" and loss.requires_grad:
-            bad = ~loss.detach().isfinite()
+            bad = ~loss.detach().isfinite() | self._measured(loss)[1].any()
             loss.register_hook(lambda gradient: gradient.masked_fill(bad, math.nan))  # type: ignore[no-untyped-call]
 
     def on_before_optimizer_step(
@@ -181,6 +196,18 @@ class NonFiniteWatch(Callback):
             self._stop(trainer, f"weights are not finite after {place}")
         self._stop_in_a_row(trainer, MOST_BEFORE_SAVING)
 
+    def _measure(self, layer: nn.Module, args: Any, output: Any) -> None:
+        """Keeps the lengths of the embeddings that a step makes, as the losses see them."""
+        if layer.training and isinstance(output, Tensor):
+            rows = output.detach().flatten(1)
+            dtype = torch.promote_types(rows.dtype, torch.float32)
+            self._lengths.append(torch.linalg.vector_norm(rows, dim=1, dtype=dtype).float())
+
+    def _measured(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Lengths of the batch's embeddings, and which of them are bad."""
+        lengths = torch.cat(self._lengths) if self._lengths else like.new_empty(0)
+        return lengths, ~((lengths >= SHORTEST) & lengths.isfinite())
+
     def _keep(self, trainer: pl.Trainer, outputs: Any, batch: Any) -> None:
         """Undoes a bad step's traces in the buffers, and keeps what reports the batch later."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -188,18 +215,21 @@ class NonFiniteWatch(Callback):
             return
         # Lightning divided the loss by the number of batches that accumulate.
         loss = loss.detach().reshape(()).float() * trainer.accumulate_grad_batches
+        lengths, bad_lengths = self._measured(loss)
         bad_loss = ~loss.isfinite()
         gradients, self._bad_gradients = self._bad_gradients, None
         if gradients is None:
             gradients = torch.zeros_like(bad_loss)
         if self._snapshot is not None:
-            bad = bad_loss if self._bad_window is None else self._bad_window | bad_loss
-            self._bad_window = bad
+            bad = bad_loss | bad_lengths.any()
+            self._bad_window = bad if self._bad_window is None else self._bad_window | bad
+            bad = self._bad_window
             self._snapshot.restore(bad | gradients)
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             gradients = torch.zeros_like(gradients)
         place = trainer.current_epoch, self._step
-        self._unread.append(Batch(*place, batch[0].detach(), loss, gradients))
+        indices = batch[0].detach()
+        self._unread.append(Batch(*place, indices, loss, gradients, lengths, bad_lengths))
         # Bad gradients are known with the last batch of a step, and name all of its batches.
         if self._stepped and len(self._unread) >= self._read_every:
             self._read(trainer)
@@ -214,7 +244,9 @@ class NonFiniteWatch(Callback):
             return
         losses = torch.stack([batch.loss for batch in batches])
         gradients = torch.stack([batch.bad_gradients for batch in batches])
-        flags = distributed.max_over_ranks(torch.stack([~losses.isfinite(), gradients]).int())
+        lengths = torch.stack([batch.bad_lengths.any() for batch in batches])
+        flags = torch.stack([~losses.isfinite(), lengths, gradients]).int()
+        flags = distributed.max_over_ranks(flags)
         found, copied = torch.cat([losses.unsqueeze(0), flags]), None
         if found.is_cuda:
             host = torch.empty_like(found, device="cpu", pin_memory=True)
@@ -234,43 +266,54 @@ class NonFiniteWatch(Callback):
         entries = zip(batches, *found.tolist(), strict=True)
         for step, group in itertools.groupby(entries, lambda entry: entry[0].step):
             held = list(group)
-            by_loss = any(bad_loss for _, _, bad_loss, _ in held)
+            _, _, *flags = zip(*held, strict=True)
+            by_loss, by_lengths, by_gradients = map(any, flags)
             known = step == self._last_bad
             # Bad gradients of a step already known to be bad add nothing.
-            if not by_loss and (known or not any(bad for *_, bad in held)):
+            if not by_loss and not by_lengths and (known or not by_gradients):
                 self._in_a_row = self._in_a_row if known else 0
                 continue
-            what = "loss" if by_loss else "gradients"
-            self._write(
-                [
-                    self._line(batch, loss, what)
-                    for batch, loss, *_ in held
-                    if not by_loss or not math.isfinite(loss)
-                ]
-            )
+            what = "loss" if by_loss else "embeddings" if by_lengths else "gradients"
+            lines = [self._line(batch, loss, what) for batch, loss, *_ in held]
+            self._write([line for line in lines if line is not None])
             if self.action == "stop":
-                say = "the loss is" if by_loss else "gradients are"
+                say = {
+                    "loss": "the loss is not finite",
+                    "embeddings": "the length of embeddings is 0 or not finite",
+                    "gradients": "gradients are not finite",
+                }[what]
                 self._stop(
                     trainer,
-                    f"{say} not finite in epoch {held[0][0].epoch}, optimiser step {step} (from "
-                    f"0); its images are named in {str(self.file)!r}",
+                    f"{say} in epoch {held[0][0].epoch}, optimiser step {step} (from 0); its "
+                    f"images are named in {str(self.file)!r}",
                 )
             if not known:
                 self._last_bad = step
                 self._in_a_row, self._left_out = self._in_a_row + 1, self._left_out + 1
         self._stop_in_a_row(trainer, MOST_IN_A_ROW)
 
-    def _line(self, batch: Batch, loss: float, what: str) -> dict[str, Any]:
-        indices = batch.indices.tolist()
+    def _line(self, batch: Batch, loss: float, what: str) -> dict[str, Any] | None:
+        """What the file says of a batch; nothing if another batch or process is the cause."""
+        indices, more = batch.indices.tolist(), {}
+        if what == "loss" and math.isfinite(loss):
+            return None
+        if what == "embeddings":
+            rows = batch.bad_lengths.nonzero().flatten().tolist()
+            lengths = {indices[row % len(indices)]: batch.lengths[row].item() for row in rows}
+            if not lengths:
+                return None
+            indices = list(lengths)
+            more["lengths"] = [_number(length) for length in lengths.values()]
         return {
             "epoch": batch.epoch,
             "step": batch.step,
             "rank": distributed.rank(),
             "what": what,
-            "loss": loss if math.isfinite(loss) else str(loss),
+            "loss": _number(loss),
             "then": "stopped" if self.action == "stop" else "skipped",
             "indices": indices,
             "images": [name_of(self.images, i) for i in indices if 0 <= i < len(self.images)],
+            **more,
         }
 
     def _write(self, lines: Sequence[dict[str, Any]]) -> None:
@@ -305,6 +348,11 @@ class NonFiniteWatch(Callback):
         if self.action == "stop":
             remedies.append("on_nonfinite=skip, which leaves such batches out")
         raise UserError(f"{problem}; {kept}; try {' or '.join(remedies)}")
+
+
+def _number(value: float) -> float | str:
+    """For JSON, which has neither infinity nor NaN."""
+    return value if math.isfinite(value) else str(value)
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:
@@ -354,11 +402,7 @@ class BufferSnapshot:
 
     @torch.no_grad()
     def restore(self, bad: Tensor) -> None:
-        """Restores the copy where ``bad`` is true, without the host reading ``bad``.
-
-        Args:
-            bad: scalar of bool.
-        """
+        """Restores the copy where ``bad`` is true, without the host reading ``bad``."""
         # Buffers are found by name, because some methods replace the tensor itself.
         for key, now in self._buffers():
             held = self._held.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,9 @@ from solo_ext import host
 from solo_ext.config.check import check_method_kwargs, check_run
 from solo_ext.config.schema import DALI, Data, Momentum, RunConfig
 from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.data.fixed import STATISTICS
 from solo_ext.data.images import class_names, open_images
 from solo_ext.data.reading import Images
-from solo_ext.data.transforms import STATISTICS
 from solo_ext.host.dali_loader import check_dali
 from solo_ext.lab.evaluation.context import same_classes
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS, check_builtin
@@ -30,6 +31,7 @@ from solo_ext.lab.training.checks import (
     check_validation_interval,
     checked_optimizer_kwargs,
 )
+from solo_ext.lab.training.cpu_precision import precision_for
 from solo_ext.plugin import Unavailable, register
 
 logger = logging.getLogger(__name__)
@@ -60,9 +62,6 @@ class Prepared:
 def prepare(config: Mapping[str, Any]) -> Prepared:
     """Checks a composed config against schema, host, method and data.
 
-    Args:
-        config: a plain mapping, for example from :func:`solo_ext.config.compose.compose`.
-
     Raises:
         ConfigError: anything that would fail, or silently do something else.
         HostError: solo-learn is missing.
@@ -76,9 +75,11 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     if kwargs_type is not None:
         run.method_kwargs = check_method_kwargs(kwargs_type, config.get("method_kwargs") or {})
     run.momentum = _momentum(run, method)
-    check_backbone(loaded, run)
+    backbone = check_backbone(loaded, run)
+    if run.precision == "auto":
+        run.precision = precision_for(run, backbone)
     check_supported(run)
-    run.optimizer.kwargs = checked_optimizer_kwargs(run.optimizer)
+    run.optimizer.kwargs = checked_optimizer_kwargs(run)
     check_scheduler(run.scheduler)
     check_augmentation(run)
     _count_crops(run)
@@ -111,16 +112,16 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
 
 
 def check_folder(key: str, path: str) -> None:
-    """Refuses a folder that cannot be created because a file is in its path.
+    """Refuses a folder that cannot be created: a file is in its path, or a link that leads nowhere.
 
     Raises:
         ConfigError: with ``key``.
     """
     place = Path(path)
-    while not place.exists() and place != place.parent:
+    while not os.path.lexists(place) and place != place.parent:
         place = place.parent
     if not place.is_dir():
-        raise ConfigError(key, path, f"{str(place)!r} is a file", "name a folder")
+        raise ConfigError(key, path, f"{str(place)!r} is no folder", "name a folder")
 
 
 def _as_methods_take_it(run: RunConfig) -> DictConfig:

@@ -21,33 +21,35 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 from omegaconf import OmegaConf
 
-from solo_ext import host
 from solo_ext.core.errors import (
     ConfigError,
     ProcessLost,
     StoppedBySignal,
     UserError,
     disk_trouble,
+    logged,
 )
 from solo_ext.core.files import locked, write_text
+from solo_ext.data.folders import ClassFolders
 from solo_ext.data.loaders import ResumableLoader, fixed_loader
+from solo_ext.data.reading import unwrapped
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.host.patches import announce, repairs_for, select_for_run
-from solo_ext.lab.evaluation.online import OnlineEvaluation, online_protocols
+from solo_ext.lab.evaluation.online import OnlineEvaluation
 from solo_ext.lab.training.checkpoints import RunCheckpoint
+from solo_ext.lab.training.lightning_internals import log_without_waiting
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.lab.training.prepare import Prepared, prepare
-from solo_ext.lab.training.resume_point import resume_point
-from solo_ext.lab.training.run_data import run_data, train_loader
+from solo_ext.lab.training.resume_point import Identity, resume_point
+from solo_ext.lab.training.run_data import RunData, train_loader
 from solo_ext.lab.training.run_dir import (
     ARGS,
     CONFIG,
     ENVIRONMENT,
     LOCK,
-    LOGGED,
     METRICS,
     RUN_DIR,
-    TIMING,
+    TENSORBOARD,
     Checkpoint,
     agreed_run_dir,
     checkpoints,
@@ -55,8 +57,9 @@ from solo_ext.lab.training.run_dir import (
     file_name,
     how_to_go_on,
     read_config,
+    warn_of_changes,
 )
-from solo_ext.lab.training.run_state import Identity, RunState
+from solo_ext.lab.training.run_state import RunState
 from solo_ext.lab.training.trainer import (
     JsonLines,
     make_loggers,
@@ -89,8 +92,7 @@ class PretrainResult:
         run_dir: the run directory.
         checkpoint: the last checkpoint, ``None`` with ``checkpoint.enabled=false``.
         epochs: total number of epochs trained.
-        seconds: training time, including earlier parts of a resumed run (except those of a killed
-            process).
+        seconds: training time of this call.
         images_per_second: training images (not crops) per second of that time.
     """
 
@@ -126,24 +128,27 @@ def pretrain(
         StoppedBySignal: a signal ended it, after a checkpoint was written.
         ProcessLost: another process of the run, or a data worker, died.
     """
-    run, cfg = prepared.run, prepared.cfg
+    run = prepared.run
     if run_dir is None:
         run_dir = agreed_run_dir(run)
     # Make the path absolute: checkpoints are named after the folder, which may be `.`.
     run_dir = Path(os.path.abspath(run_dir))
+    _refuse_among_images(run_dir, prepared)
     identity = Identity.of(run, prepared.train)
     held = checkpoints(run_dir)
     resume = resume_point(run_dir, run.resume_from_checkpoint, identity, force=force)
     loader: Any = train_loader(run, prepared.train)
     val_loader = None if prepared.val is None else fixed_loader(run, prepared.val)
-    data = run_data(run, loader, val_loader)
+    data = RunData(run, loader, val_loader)
 
     quiet()
     pl.seed_everything(run.seed, workers=True, verbose=False)
     patched = select_for_run(run.patches, repairs_for(run.method))
-    model = prepared.method(cfg)
+    model = _method(prepared)
     if not run.performance.disable_channel_last:
         model.to(memory_format=torch.channels_last)
+    if run.performance.compile:
+        _compile(model, run.performance.compile)
     start = 0 if resume is None else resume.step
     name = file_name(run.name)
     stem = run_dir.name if run_dir.name.startswith(f"{name}-") else f"{name}-{run_dir.name}"
@@ -152,51 +157,92 @@ def pretrain(
     def go_on() -> None:
         lines.go_on(start, None if resume is None else resume.unlogged)
         if resume is not None:
-            resume.set_unusable_aside()
+            resume.set_damaged_aside()
 
-    state = RunState(
-        loader, identity, restored=go_on, begin=lambda: _write_records(run_dir, prepared, patched)
-    )
+    def begin() -> None:
+        # Called after the first batch: a finished run has none, and gets no warning.
+        if resume is not None:
+            warn_of_changes(run_dir, patched)
+        _write_records(run_dir, prepared, patched)
+
+    state = RunState(loader, identity, restored=go_on, begin=begin)
     watch = NonFiniteWatch(run_dir, loader.dataset.images, run.on_nonfinite)
     own: list[Callback] = [state, watch, CollapseWatch(), *callbacks]
-    own += _online(prepared, run_dir)
+    if run.online_eval.every_n_epochs:
+        own.append(OnlineEvaluation(run, prepared.train, prepared.val, run_dir / "online"))
     if run.data.unreadable == "skip":
         loaders = [loader] if val_loader is None else [loader, val_loader]
         own.append(UnreadableReport(run_dir / UNREADABLE, loaders))
+    ending = contextlib.ExitStack()
     if show_progress:
         own.append(progress_callback(run.method))
     if run.checkpoint.enabled:
         saving = RunCheckpoint(run_dir, stem, run.checkpoint)
         own.append(saving)
+        # A signal while Lightning ends the run would have it end twice.
+        ending.callback(saving.signals.leave)
         if isinstance(loader, ResumableLoader):
             loader.on_lost = saving.note_lost
-    trainer = make_trainer(run, run_dir, own, [lines, *make_loggers(run, run_dir, start)])
+    trainer = make_trainer(run, run_dir, own, [lines, *make_loggers(run, run_dir)])
+    log_without_waiting(trainer, model)
     if run.debug_augmentations:
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)
-    begin = time.monotonic()
+    since = time.monotonic()
     ckpt_path = None if resume is None else str(resume.path)
 
-    def timing() -> dict[str, float]:
-        steps = trainer.global_step - start
-        images = steps * run.accumulate_grad_batches * run.optimizer.batch_size
-        seconds = time.monotonic() - begin
-        return _add_timing(run_dir, trainer, seconds, images * trainer.world_size)
+    with (
+        ending,
+        _announced(run_dir),
+        _alone(run_dir, trainer, held),
+        _errors_explained(run_dir, held, trainer, state, ckpt_path),
+    ):
+        trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+    seconds, found = time.monotonic() - since, checkpoints(run_dir)
+    images = state.batches * run.optimizer.batch_size * trainer.world_size
+    last = found[-1].path if found else None
+    return PretrainResult(run_dir, last, trainer.current_epoch, seconds, images / seconds)
 
+
+def _refuse_among_images(run_dir: Path, prepared: Prepared) -> None:
+    """Refuses a run directory in a folder of class folders, which it would be one of."""
+    data, place = prepared.run.data, Path(os.path.realpath(run_dir))
+    for path, images in ((data.train_path, prepared.train), (data.val_path, prepared.val)):
+        folders = isinstance(unwrapped(images, ())[0], ClassFolders)
+        if path and folders and place.is_relative_to(os.path.realpath(path)):
+            raise UserError(
+                f"run directory {str(run_dir)!r}: it lies in {path!r}, whose folders are the "
+                "classes of its images; name one elsewhere with --run-dir"
+            )
+
+
+def _method(prepared: Prepared) -> Any:
     try:
-        with (
-            _announced(run_dir),
-            _alone(run_dir, trainer, held),
-            _errors_explained(run_dir, trainer, state, ckpt_path),
-        ):
-            trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
-    except (StoppedBySignal, ProcessLost):
-        timing()
+        return prepared.method(prepared.cfg)
+    except UserError:
         raise
-    found = checkpoints(run_dir)
-    return PretrainResult(
-        run_dir, found[-1].path if found else None, trainer.current_epoch, **timing()
-    )
+    except Exception as error:
+        backbone = prepared.run.backbone
+        if backbone.kwargs.get("pretrained") and isinstance(error, OSError):
+            raise ConfigError(
+                "backbone.kwargs.pretrained",
+                True,
+                f"its weights cannot be fetched ({logged(error)})",
+                "see to the connection, or leave it out",
+            ) from error
+        raise UserError(
+            f"method {prepared.run.method!r} cannot be built: {logged(error)}"
+        ) from error
+
+
+def _compile(model: Any, backend: bool | str) -> None:
+    """Compiles backbone and heads, whose names in a checkpoint stay as they are."""
+    # The default of 8 kernels is for all networks together; the ninth shape would run uncompiled.
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit
+    for network in model.children():
+        if any(True for _ in network.parameters()):
+            # If each shape has its own kernels, these do not depend on which shapes came before.
+            network.compile(dynamic=False, backend="inductor" if backend is True else backend)
 
 
 @contextlib.contextmanager
@@ -215,7 +261,11 @@ def _announced(run_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _errors_explained(
-    run_dir: Path, trainer: pl.Trainer, state: RunState, checkpoint: str | None
+    run_dir: Path,
+    held: Sequence[Checkpoint],
+    trainer: pl.Trainer,
+    state: RunState,
+    checkpoint: str | None,
 ) -> Iterator[None]:
     """Turns errors that a user can fix into one line that says how."""
     try:
@@ -231,13 +281,28 @@ def _errors_explained(
             f"stopped by SIGINT; {how_to_go_on(run_dir)}", signal.SIGINT
         ) from None
     except Exception as error:
-        explained = disk_trouble(error, how_to_go_on(run_dir))
+        explained = None
+        missing = error.filename if isinstance(error, FileNotFoundError) else None
+        lost = missing is not None and Path(os.fsdecode(missing)).is_relative_to(run_dir)
+        if state.batches and (lost or not run_dir.is_dir()):
+            explained = UserError(
+                f"run directory {str(run_dir)!r} is gone, or a file in it: it was moved or removed "
+                "while training; if it was moved, `solo-ext pretrain --resume` goes on with it "
+                "where it is now"
+            )
+        explained = explained or disk_trouble(error, how_to_go_on(run_dir))
         # Before the state is restored, the processes may never have been connected.
         if explained is None and trainer.world_size > 1 and state.restored:
             explained = _lost_process(error, run_dir, trainer)
         if explained is None and checkpoint is not None:
             explained = _does_not_fit(error, checkpoint)
+        no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        first = not held and not state.batches and trainer.world_size == 1
+        if explained is None and first and not no_memory:
+            # Nothing of the run exists yet: what was asked for cannot be trained.
+            explained = UserError(f"the first step of training fails: {logged(error)}")
         if explained is None:
+            error.add_note(how_to_go_on(run_dir))
             raise
         raise explained from error
 
@@ -280,7 +345,7 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
         try:
             made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
             run_dir.mkdir(parents=True, exist_ok=True)
-            fresh = [run_dir / name for name in LOGGED if not (run_dir / name).exists()]
+            fresh = not (run_dir / TENSORBOARD).exists()
             stack.enter_context(locked(run_dir / LOCK, 0))
             stack.callback(_leave_nothing, run_dir, fresh, made)
             # The lock may already exist in a folder that does not accept further files.
@@ -298,17 +363,11 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
         yield
 
 
-def _leave_nothing(run_dir: Path, fresh: Sequence[Path], made: Sequence[Path]) -> None:
-    """Removes what a run that failed before its first batch has made.
-
-    Args:
-        run_dir: the run directory.
-        fresh: folders of loggers that were not there before.
-        made: the run directory and folders above it that were not there before.
-    """
-    if {file.name for file in run_dir.iterdir()} <= {LOCK, *LOGGED}:
-        for folder in fresh:
-            shutil.rmtree(folder, ignore_errors=True)
+def _leave_nothing(run_dir: Path, fresh: bool, made: Sequence[Path]) -> None:
+    """Removes what a run that failed before its first batch has made."""
+    if run_dir.is_dir() and {file.name for file in run_dir.iterdir()} <= {LOCK, TENSORBOARD}:
+        if fresh:
+            shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
         (run_dir / LOCK).unlink(missing_ok=True)
         # Another run may have started in the same parent folder.
         with contextlib.suppress(OSError):
@@ -320,11 +379,6 @@ def resume(
     run_dir: Path, *, callbacks: Sequence[Callback] = (), force: bool = False
 ) -> PretrainResult:
     """Continues the run of a directory, from its most advanced checkpoint.
-
-    Args:
-        run_dir: the run directory.
-        callbacks: further Lightning callbacks.
-        force: continue although the images have changed.
 
     Raises:
         UserError: the folder is no run directory, or holds no checkpoint.
@@ -338,61 +392,10 @@ def resume(
     return pretrain(prepared, run_dir=run_dir, callbacks=callbacks, force=force)
 
 
-def _add_timing(
-    run_dir: Path, trainer: pl.Trainer, seconds: float, images: int
-) -> dict[str, float]:
-    """Adds this part of the run to its totals; a run that was already finished adds nothing."""
-    file = run_dir / TIMING
-    total = _read_timing(file)
-    if images:
-        total = {"seconds": total["seconds"] + seconds, "images": total["images"] + images}
-        if trainer.is_global_zero:
-            write_text(file, json.dumps(total))
-    rate = total["images"] / total["seconds"] if total["seconds"] else 0.0
-    return {"seconds": total["seconds"], "images_per_second": rate}
-
-
-def _read_timing(file: Path) -> dict[str, float]:
-    """Totals of the earlier parts; zero if the file is missing or damaged."""
-    none = {"seconds": 0.0, "images": 0}
-    if not file.is_file():
-        return none
-    try:
-        held = json.loads(file.read_text())
-        return {name: float(held[name]) for name in none}
-    except (ValueError, KeyError, TypeError):
-        logger.warning(f"{str(file)!r} is damaged; seconds and images/s are of this part alone")
-        return none
-
-
-def _online(prepared: Prepared, run_dir: Path) -> list[Callback]:
-    run, settings = prepared.run, prepared.run.online_eval
-    if not settings.every_n_epochs:
-        return []
-    if prepared.val is None or run.data.no_labels:
-        raise ConfigError(
-            "online_eval.every_n_epochs",
-            settings.every_n_epochs,
-            "there are no labelled images to evaluate on",
-            "give data.val_path and class folders, or set it to 0",
-        )
-    return [
-        OnlineEvaluation(
-            run,
-            prepared.train,
-            prepared.val,
-            settings.every_n_epochs,
-            online_protocols(run),
-            run_dir / "online",
-        )
-    ]
-
-
 def _write_records(run_dir: Path, prepared: Prepared, patched: list[str]) -> None:
     announce(patched)
     run_dir.mkdir(parents=True, exist_ok=True)
     args = OmegaConf.to_container(prepared.cfg, resolve=True)
     write_text(run_dir / ARGS, json.dumps(args, indent=1))
     write_text(run_dir / CONFIG, yaml.safe_dump(prepared.run.model_dump(), sort_keys=False))
-    info = host.load().info
-    write_text(run_dir / ENVIRONMENT, json.dumps(environment(info, patched), indent=1))
+    write_text(run_dir / ENVIRONMENT, json.dumps(environment(run_dir, patched), indent=1))

@@ -1,26 +1,88 @@
-"""Chooses the checkpoint that a run continues from."""
+"""Chooses the checkpoint that a run continues from: an intact one, and of the same run."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import zipfile
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints
-from solo_ext.lab.training.run_state import Identity, listed, unlogged_in
+from solo_ext.data.images import names_fingerprint
+from solo_ext.data.reading import Images
+from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints, settings_of_numbers
+from solo_ext.lab.training.run_state import unlogged_in
 from solo_ext.pretrained.files import check_archive
 
 logger = logging.getLogger(__name__)
-UNREADABLE, STRANGE = ".unreadable", ".of-another-run"
+UNREADABLE = ".unreadable"
 _NOT_NOW = (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ESTALE)
+_IDENTITY = "solo_ext"
+"""Key of :class:`Identity` in a checkpoint."""
+_PATHS = ("data.train_path", "data.val_path", "method_kwargs.teacher.path")
+"""Paths do not identify data: a copy elsewhere is the same, and a teacher has a digest."""
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Identifies what a run trains, and on which images.
+
+    Attributes:
+        config: the checked config, as JSON.
+        images: digest of the names, order and classes of the training images; ``None`` if unknown.
+        count: number of training images.
+    """
+
+    config: str
+    images: str | None
+    count: int
+
+    @classmethod
+    def of(cls, run: RunConfig, images: Images) -> Identity:
+        text = json.dumps(run.model_dump(), sort_keys=True, default=str)
+        return cls(text, names_fingerprint(images), len(images))
+
+    @classmethod
+    def read(cls, checkpoint: Mapping[str, Any]) -> Identity | None:
+        """The identity in a checkpoint; ``None`` if this package did not write the file."""
+        held = checkpoint.get(_IDENTITY)
+        try:
+            return cls(str(held["config"]), held["images"], int(held["count"]))  # type: ignore[index]
+        except (TypeError, KeyError, ValueError):
+            return None
+
+    def write(self, checkpoint: dict[str, Any]) -> None:
+        """Writes it into a checkpoint."""
+        checkpoint[_IDENTITY] = asdict(self)
+
+    def differences(self, other: Identity) -> list[str]:
+        """Differences that change the numbers, such as ``optimizer.lr: 0.3 -> 0.1``."""
+        mine, theirs = (settings_of_numbers(json.loads(one.config)) for one in (self, other))
+        named = self.images is not None and other.images is not None
+
+        def shown(flat: Mapping[str, Any], key: str) -> str:
+            return json.dumps(flat[key]) if key in flat else "not there"
+
+        found = [
+            f"{key}: {shown(mine, key)} -> {shown(theirs, key)}"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key) and not (named and key in _PATHS)
+        ]
+        if self.count != other.count:
+            found.append(f"training images: {self.count:,} -> {other.count:,}")
+        elif named and self.images != other.images:
+            found.append("training images: as many, of other names, order or classes")
+        return found
 
 
 @dataclass(frozen=True)
@@ -31,24 +93,24 @@ class ResumePoint:
         path: the file.
         step: optimiser steps done at that point.
         unlogged: metrics that the log may lack.
-        unusable: other checkpoints that are damaged or of another run: file, ending, why.
+        damaged: more advanced checkpoints that cannot be read, and why.
     """
 
     path: Path
     step: int
     unlogged: dict[str, Any] | None = None
-    unusable: tuple[tuple[Path, str, str], ...] = ()
+    damaged: Mapping[Path, str] = field(default_factory=dict)
 
-    def set_unusable_aside(self) -> None:
-        """Renames the unusable files, with a warning: with their names they would count as ours.
+    def set_damaged_aside(self) -> None:
+        """Renames the damaged files, with a warning: with their names they would count as ours.
 
         The caller must hold the lock of the directory.
 
         Raises:
             UserError: a file cannot be renamed.
         """
-        for path, ending, why in self.unusable:
-            kept = path.name.removesuffix(PREVIOUS) + ending
+        for path, why in self.damaged.items():
+            kept = path.name.removesuffix(PREVIOUS) + UNREADABLE
             logger.warning(f"{why}; it is kept as {kept}, and the one before it is used")
             try:
                 # Another process of this run may have renamed it already.
@@ -63,9 +125,7 @@ class ResumePoint:
 def resume_point(
     run_dir: Path, named: str | None, identity: Identity, *, force: bool = False
 ) -> ResumePoint | None:
-    """The most advanced checkpoint of a run directory that is intact and of this run.
-
-    Damaged checkpoints, and those of another run in between, are skipped. No file is changed.
+    """The most advanced checkpoint of a run directory that is intact. No file is changed.
 
     Args:
         run_dir: of the run; it need not exist.
@@ -81,7 +141,6 @@ def resume_point(
             system does not allow reading it now.
     """
     damaged: dict[Path, str] = {}
-    strange: list[tuple[Path, dict[str, Any]]] = []
     for held in reversed(checkpoints(run_dir, previous=True)):
         try:
             state = read_state(held.path)
@@ -90,17 +149,7 @@ def resume_point(
                 raise
             damaged[held.path] = str(error)
             continue
-        found = Identity.read(state)
-        if not force and (found is None or found.differences(identity)):
-            strange.append((held.path, state))
-            continue
-        unusable = [(path, UNREADABLE, why) for path, why in damaged.items()]
-        unusable += [(p, STRANGE, f"checkpoint {str(p)!r} is of another run") for p, _ in strange]
-        # This also holds for a run that started from another run's checkpoint.
-        point = _of_this_run(held.path, state, identity, force)
-        return replace(point, unusable=tuple(unusable))
-    if strange:
-        return _of_this_run(*strange[0], identity, force)
+        return replace(_of_this_run(held.path, state, identity, force), damaged=damaged)
     if damaged:
         raise UserError(
             f"{next(iter(damaged.values()))}; run directory {str(run_dir)!r} has no other one that "
@@ -108,7 +157,7 @@ def resume_point(
         )
     if named is None:
         return None
-    if not Path(named).is_file():
+    if not os.path.isfile(named):
         raise ConfigError(
             "resume_from_checkpoint", named, "no such file", "give a .ckpt file of this run"
         )
@@ -144,18 +193,24 @@ def _of_this_run(path: Path, state: dict[str, Any], identity: Identity, force: b
     differences = [] if held is None else held.differences(identity)
     if differences and not force:
         raise UserError(
-            f"checkpoint {str(path)!r} is of another run: {listed(differences)}; name another "
+            f"checkpoint {str(path)!r} is of another run: {_listed(differences)}; name another "
             "--run-dir, `solo-ext pretrain --resume` for the run as it was, or --force to go on "
             "with these settings"
         )
     if any(d.startswith("optimizer.name:") for d in differences):
         raise UserError(
-            f"checkpoint {str(path)!r} holds another optimiser's state: {listed(differences)}; "
+            f"checkpoint {str(path)!r} holds another optimiser's state: {_listed(differences)}; "
             "start a new run"
         )
     if differences:
-        logger.warning(f"goes on from another run's checkpoint: {listed(differences)}")
+        logger.warning(f"goes on from another run's checkpoint: {_listed(differences)}")
     return ResumePoint(path, int(state["global_step"]), unlogged_in(state))
+
+
+def _listed(differences: list[str]) -> str:
+    """The first few differences, and how many there are besides."""
+    more = len(differences) - _SHOWN
+    return "; ".join(differences[:_SHOWN]) + (f"; {more} more" if more > 0 else "")
 
 
 def _is_of_the_system(error: BaseException | None) -> bool:

@@ -24,20 +24,6 @@ def train_loader(run: RunConfig, images: Images) -> ResumableLoader | DALILoader
     return make(run, images)
 
 
-def run_data(
-    run: RunConfig,
-    loader: ResumableLoader | DALILoader,
-    val_loader: FixedLoader | DALIViews | None,
-) -> RunData:
-    """Combines the loaders with the augmentation and mixing that the config asks for."""
-    views, augment = loader.dataset, None
-    if isinstance(views, RawBatches):
-        sides = views.pixels.height, views.pixels.width
-        augment = BatchAugment(run.data.dataset, run.augmentations, *sides, run.seed)
-    mixer = None if run.data.mix is None else ViewMixer(run.data.mix, run.seed)
-    return RunData(loader, val_loader, augment, mixer)
-
-
 class DrawnBatch(NamedTuple):
     """A batch with the random draws that its crops are made and mixed by.
 
@@ -61,23 +47,21 @@ class RunData(pl.LightningDataModule):
 
     Random numbers are drawn on the CPU before a batch is moved to the device, and the crops are
     computed afterwards, so that no step waits for the device.
-
-    Args:
-        loader: for training.
-        val_loader: for validation; ``None`` without validation.
-        augment: makes the crops of raw batches.
-        mixer: mixes the views; ``None`` without mixing.
     """
 
     def __init__(
         self,
+        run: RunConfig,
         loader: ResumableLoader | DALILoader,
         val_loader: FixedLoader | DALIViews | None,
-        augment: BatchAugment | None,
-        mixer: ViewMixer | None,
     ) -> None:
         super().__init__()
-        self.loader, self.augment, self.mixer = loader, augment, mixer
+        self.loader, views = loader, loader.dataset
+        self.augment: BatchAugment | None = None
+        if isinstance(views, RawBatches):
+            sides = views.pixels.height, views.pixels.width
+            self.augment = BatchAugment(run.data.dataset, run.augmentations, *sides, run.seed)
+        self.mixer = None if run.data.mix is None else ViewMixer(run.data.mix, run.seed)
         if val_loader is not None:
             # Lightning validates if this method merely exists, so set it only if needed.
             self.val_dataloader = lambda: val_loader  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import logging
 import os
 import platform
 import re
@@ -20,22 +21,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from solo_ext import __version__
+from solo_ext import __version__, host
 from solo_ext.config.schema import RunConfig
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.files import CHECKPOINT_NAME
-from solo_ext.host import HostInfo
+from solo_ext.core.files import CHECKPOINT_NAME, read_text
 from solo_ext.lab.training.signals import slurm_job
 
+logger = logging.getLogger(__name__)
 RUN_DIR = "SOLO_EXT_RUN_DIR"
 """Environment variable by which a process passes the directory to processes that it starts."""
 CONFIG, ARGS = "config.yaml", "args.json"
 LOCK = ".lock"
-METRICS, ENVIRONMENT, TIMING = "metrics.jsonl", "environment.json", "timing.json"
-CSV, TENSORBOARD = "csv", "tensorboard"
-LOGGED = (CSV, TENSORBOARD)
-"""Folders in a run directory that loggers create before there is anything to log."""
+METRICS, ENVIRONMENT = "metrics.jsonl", "environment.json"
+TENSORBOARD = "tensorboard"
+"""Folder that its logger creates before there is anything to log."""
 PREVIOUS = ".previous"
 """Ending of the checkpoint before the last one; scripts that look for ``.ckpt`` ignore it."""
 PACKAGES = (
@@ -62,11 +62,6 @@ _NOT_OF_THE_RUN = {
     "data.num_workers",
     "data.start_method",
     "data.in_memory",
-    *(
-        f"method_kwargs.{section}e_step_{place}"
-        for section in ("", "clusters.")
-        for place in ("features", "dir")
-    ),
     "on_nonfinite",
 }
 
@@ -99,7 +94,7 @@ def changes_numbers(key: str) -> bool:
 def settings_of_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Every setting that can change numbers, by dotted key; 10 and 10.0 are the same.
 
-    >>> settings_of_numbers({"loggers": ["csv"], "optimizer": {"lr": 1, "exclude": True}})
+    >>> settings_of_numbers({"loggers": [], "optimizer": {"lr": 1, "exclude": True}})
     {'optimizer.lr': 1.0, 'optimizer.exclude': True}
     """
     flat: dict[str, Any] = {}
@@ -242,10 +237,11 @@ def check_run_dir(run_dir: Path) -> None:
     with contextlib.suppress(OSError):
         # If the folder cannot be read, the run will refuse it when it starts.
         names = {file.name for file in run_dir.iterdir()}
-    # A run that ended before its first batch left its loggers' folders, or its lock and what an
+    # A run that ended before its first batch left its logger's folder, or its lock and what an
     # evaluation before training wrote.
-    early = {LOCK, METRICS, "online", *LOGGED} if LOCK in names else set(LOGGED)
-    if names <= early or _is_a_runs(run_dir / ENVIRONMENT):
+    early = {LOCK, METRICS, "online", TENSORBOARD} if LOCK in names else {TENSORBOARD}
+    # A copy of a run may lack hidden files such as the lock.
+    if names <= early or _recorded(run_dir / ENVIRONMENT) is not None:
         return
     raise ConfigError(
         "--run-dir",
@@ -255,20 +251,11 @@ def check_run_dir(run_dir: Path) -> None:
     )
 
 
-def _is_a_runs(file: Path) -> bool:
-    """Whether a run wrote this record. A copy of a run may lack hidden files such as the lock."""
-    try:
-        held = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(held, dict) and {"solo_ext", "host"} <= held.keys()
-
-
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The config that a run of this package was started with.
 
     Raises:
-        UserError: the folder is no run directory of ``solo-ext pretrain``.
+        UserError: the folder is no run directory of ``solo-ext pretrain``, or its config is none.
     """
     if not run_dir.is_dir():
         raise UserError(f"run directory {str(run_dir)!r}: no such folder")
@@ -278,10 +265,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
             f"run directory {str(run_dir)!r}: no {CONFIG} in it; give a folder that "
             "`solo-ext pretrain` wrote"
         )
-    try:
-        loaded = read_yaml(file)
-    except UserError:
-        loaded = None
+    loaded = read_yaml(file)
     if not isinstance(loaded, dict):
         raise UserError(f"{file}: not a config; the file was changed or cut short")
     return loaded
@@ -295,8 +279,53 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def environment(info: HostInfo, patches: Sequence[str] = ()) -> dict[str, Any]:
-    """The environment of a run: host and its applied patches, versions, processor, accelerators."""
+def environment(run_dir: Path | None = None, patches: Sequence[str] = ()) -> dict[str, Any]:
+    """The environment of a run: host and its applied patches, versions, processor, accelerators.
+
+    Args:
+        run_dir: of a run that this process goes on with; the environments of its earlier parts are
+            added, if they were others, as ``earlier``.
+        patches: those applied to the host.
+    """
+    now = _environment(patches)
+    before = None if run_dir is None else _recorded(run_dir / ENVIRONMENT)
+    if before is None:
+        return now
+    earlier = before.pop("earlier", [])
+    earlier = earlier if isinstance(earlier, list) else []
+    return now | {"earlier": [*earlier, before] if before != now else earlier}
+
+
+def warn_of_changes(run_dir: Path, patches: Sequence[str]) -> None:
+    """Says what has changed since the earlier part of a run, if it can change the run's numbers."""
+    before = _recorded(run_dir / ENVIRONMENT)
+    if before is None:
+        return
+    then, now = (settings_of_numbers(one) for one in (before, _environment(patches)))
+    changes = [
+        f"{key}: {then.get(key)} -> {now.get(key)}"
+        for key in now
+        if then.get(key) != now[key] and key not in ("cores", "platform", "python")
+    ]
+    if changes:
+        logger.warning(
+            f"goes on in another environment ({'; '.join(changes)}): the run ends with other "
+            "numbers than without the interruption, by rounding or by more"
+        )
+
+
+def _recorded(file: Path) -> dict[str, Any] | None:
+    """The environment that a run has recorded; ``None`` if there is no record of one."""
+    try:
+        held = json.loads(read_text(file))
+    except (OSError, ValueError, RecursionError, UserError):
+        return None
+    known = isinstance(held, dict) and {"solo_ext", "host"} <= held.keys()
+    return held if known else None
+
+
+def _environment(patches: Sequence[str]) -> dict[str, Any]:
+    info = host.load().info
     return {
         "solo_ext": __version__,
         "host": {

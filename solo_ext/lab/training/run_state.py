@@ -1,103 +1,46 @@
-"""What checkpoints hold besides the weights: the run's identity, and its state within training."""
+"""The state of a run within training, which checkpoints hold besides the weights."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from solo_ext.config.schema import RunConfig
 from solo_ext.core import distributed
 from solo_ext.core.distributed import gather_objects
-from solo_ext.data.images import names_fingerprint
 from solo_ext.data.loaders import StatefulLoader
-from solo_ext.data.reading import Images
+from solo_ext.kernels import dispatch
 from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
-from solo_ext.lab.training.run_dir import settings_of_numbers
 
-_IDENTITY = "solo_ext"
-"""Key of :class:`Identity` in a checkpoint."""
-_PATHS = ("data.train_path", "data.val_path", "method_kwargs.teacher.path")
-"""Paths do not identify data: a copy elsewhere is the same, and a teacher has a digest."""
-_SHOWN = 8
+if TYPE_CHECKING:
+    from solo_ext.lab.training.resume_point import Identity
+
 _AT_START = "on_train_epoch_start."
 _AT_BATCH_END = "on_train_batch_end."
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Identifies what a run trains, and on which images.
-
-    Attributes:
-        config: the checked config, as JSON.
-        images: digest of the names, order and classes of the training images; ``None`` if unknown.
-        count: number of training images.
-    """
-
-    config: str
-    images: str | None
-    count: int
-
-    @classmethod
-    def of(cls, run: RunConfig, images: Images) -> Identity:
-        text = json.dumps(run.model_dump(), sort_keys=True, default=str)
-        return cls(text, names_fingerprint(images), len(images))
-
-    @classmethod
-    def read(cls, checkpoint: Mapping[str, Any]) -> Identity | None:
-        """The identity in a checkpoint; ``None`` if this package did not write the file."""
-        held = checkpoint.get(_IDENTITY)
-        try:
-            return cls(str(held["config"]), held["images"], int(held["count"]))  # type: ignore[index]
-        except (TypeError, KeyError, ValueError):
-            return None
-
-    def differences(self, other: Identity) -> list[str]:
-        """Differences that change the numbers, such as ``optimizer.lr: 0.3 -> 0.1``."""
-        mine, theirs = (settings_of_numbers(json.loads(one.config)) for one in (self, other))
-        named = self.images is not None and other.images is not None
-
-        def shown(flat: Mapping[str, Any], key: str) -> str:
-            return json.dumps(flat[key]) if key in flat else "not there"
-
-        found = [
-            f"{key}: {shown(mine, key)} -> {shown(theirs, key)}"
-            for key in sorted(mine.keys() | theirs.keys())
-            if mine.get(key) != theirs.get(key) and not (named and key in _PATHS)
-        ]
-        if self.count != other.count:
-            found.append(f"training images: {self.count:,} -> {other.count:,}")
-        elif named and self.images != other.images:
-            found.append("training images: as many, of other names, order or classes")
-        return found
-
-
-def listed(differences: list[str]) -> str:
-    """The first few differences, and how many there are besides."""
-    more = len(differences) - _SHOWN
-    return "; ".join(differences[:_SHOWN]) + (f"; {more} more" if more > 0 else "")
 
 
 class RunState(Callback):
     """Keeps in checkpoints what Lightning leaves out, for every process.
 
     That is the position in the data (Lightning would repeat the order of the first epoch), the
-    random generators, the sums behind the means over the epoch, the metrics that Lightning logs
-    only after it has written the checkpoint, and the identity of the run.
+    random generators, which kernels were found to be the fastest, the sums behind the means over
+    the epoch, the metrics that Lightning logs only after it has written the checkpoint, and the
+    identity of the run.
 
     Args:
         loader: the training loader.
         identity: of the run.
         restored: called on the first process once a checkpoint, if there is one, has been found to
             fit; the attribute ``restored`` is true from then on.
-        begin: called on the first process before the first batch.
+        begin: called on the first process after the first batch.
+
+    Attributes:
+        batches: how many this process has trained on.
     """
 
     def __init__(
@@ -113,7 +56,8 @@ class RunState(Callback):
         self._pending: dict[str, Any] | None = None
         self._sums: dict[str, tuple[Any, ...]] = {}
         self._logged_again: set[str] = set()
-        self.restored = self._begun = False
+        self.restored = False
+        self.batches = 0
         self._trainer: pl.Trainer | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -122,10 +66,10 @@ class RunState(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        checkpoint[_IDENTITY] = asdict(self.identity)
+        self.identity.write(checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
-        own = random_state() | {"sums": self._epoch_sums()}
+        own = random_state() | {"sums": self._epoch_sums(), "kernels": dispatch.choices()}
         return {
             "data": self.loader.state_dict(),
             "processes": gather_objects(own),
@@ -156,13 +100,13 @@ class RunState(Callback):
     ) -> None:
         # Lightning does not call `on_train_epoch_start` in a run resumed within an epoch.
         self._restore()
-        if not self._begun and trainer.is_global_zero:
-            self._begin()
-        self._begun = True
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
+        self.batches += 1
+        if self.batches == 1 and trainer.is_global_zero:
+            self._begin()
         if not self._sums:
             return
         for name, metric in epoch_means(trainer).items():
@@ -201,6 +145,7 @@ class RunState(Callback):
             return
         own = state["processes"][distributed.rank() % len(state["processes"])]
         self._sums = dict(own["sums"])
+        dispatch.restore_choices(own.get("kernels", {}))
         set_random_state(own)
 
 

@@ -45,9 +45,10 @@ class StopSignals:
             self._before[number] = signal.signal(number, self._note)
 
     def leave(self) -> None:
-        """Restores the previous handlers."""
+        """Restores the previous handlers, where nobody has done so already."""
         for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
 
     def __enter__(self) -> StopSignals:

@@ -22,16 +22,17 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
-from rich.console import Console
 
 from solo_ext.config.check import trainer_arguments
 from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import read_jsonl, refuse_link, write_text, writing
-from solo_ext.lab.training.run_dir import CSV, TENSORBOARD, package_version
+from solo_ext.lab.training.run_dir import TENSORBOARD, package_version
 
+_PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -45,14 +46,13 @@ def make_trainer(
     """
     valid = set(inspect.signature(pl.Trainer.__init__).parameters) & set(trainer_arguments())
     arguments = {k: v for k, v in run.model_dump().items() if k in valid}
-    on_cpu = run.accelerator == "cpu" or (
-        run.accelerator == "auto" and not torch.cuda.is_available()
-    )
-    if on_cpu:
+    if run.on_cpu:
         # Upstream's configs list GPU ids and ask for synchronised batch norm, even for a CPU.
         if isinstance(arguments["devices"], list):
             arguments["devices"] = len(arguments["devices"])
         arguments.pop("sync_batchnorm", None)
+    if arguments.get("profiler") in _PROFILERS:
+        arguments["profiler"] = _PROFILERS[arguments["profiler"]](run_dir, "profile")
     if arguments["strategy"] == "ddp":
         arguments["strategy"] = DDPStrategy(find_unused_parameters=False)
     defaults = {
@@ -89,22 +89,15 @@ class DirectCheckpointIO(TorchCheckpointIO):
         torch.save(checkpoint, path)
 
 
-def make_loggers(run: RunConfig, run_dir: Path, start: int) -> list[Any]:
+def make_loggers(run: RunConfig, run_dir: Path) -> list[Any]:
     """Makes the loggers that a config asks for besides ``metrics.jsonl``.
-
-    Args:
-        run: the config.
-        run_dir: where they write.
-        start: number of optimiser steps already done.
 
     Raises:
         ConfigError: a logger is not installed.
     """
-    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+    from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
     made: list[Any] = []
-    if "csv" in run.loggers:
-        made.append(CSVLogger(str(run_dir), name=CSV, version=f"from-step-{start}"))
     if "tensorboard" in run.loggers:
         if package_version("tensorboard") is None:
             problem = "tensorboard is not installed"
@@ -149,7 +142,6 @@ class JsonLines(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         values = {k: _plain(v) for k, v in metrics.items()}
         line = {"step": step, "seconds": round(time.monotonic() - self._begin, 3), **values}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         with writing(self.file), self.file.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -167,7 +159,10 @@ class JsonLines(Logger):
         """
         kept: list[dict[str, Any]] = []
         if self.file.is_file():
-            kept = [line for line in read_jsonl(self.file) if (line.get("step") or 0) < step]
+            for line in read_jsonl(self.file):
+                done = line.get("step") or 0
+                if isinstance(done, int) and done < step:
+                    kept.append(line)
             write_text(self.file, "".join(json.dumps(line) + "\n" for line in kept))
         if unlogged is None:
             return
@@ -188,8 +183,8 @@ def _plain(value: Any) -> float | None:
 class EpochLines(Callback):
     """Prints one line per epoch, for logs and pipes."""
 
-    def __init__(self, label: str, console: Console) -> None:
-        self.label, self.console = label, console
+    def __init__(self, label: str) -> None:
+        self.label = label
         self._begin = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -209,14 +204,16 @@ class EpochLines(Callback):
         seconds = f"  {self._begin - begin:.1f} s" if begin else ""
         text = "  ".join(f"{k}={v:.4g}" for k, v in shown.items() if not k.endswith("acc5"))
         epoch = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
-        self.console.print(f"{self.label}  epoch {epoch}  {text}{seconds}", soft_wrap=True)
+        # The run goes on even if the terminal is closed, or the disk of a log full.
+        with contextlib.suppress(OSError):
+            print(f"{self.label}  epoch {epoch}  {text}{seconds}", file=sys.stderr, flush=True)
 
 
 def progress_callback(label: str) -> Callback:
     """Progress display that suits standard error."""
     if sys.stderr.isatty():
         return RichProgressBar(leave=False, console_kwargs={"stderr": True})
-    return EpochLines(label, Console(stderr=True, highlight=False))
+    return EpochLines(label)
 
 
 @contextlib.contextmanager

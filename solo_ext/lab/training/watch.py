@@ -99,11 +99,6 @@ class UnreadableReport(Callback):
 
     A line is added as soon as a batch lacks the image. Every process adds its own, and a resumed
     run adds to the same file. It warns once, after the first epoch that skipped any.
-
-    Args:
-        file: ``unreadable.txt`` of the run directory.
-        loaders: of training and validation, :class:`~solo_ext.data.loaders.ResumableLoader` and
-            :class:`~solo_ext.data.loaders.FixedLoader`.
     """
 
     def __init__(self, file: Path, loaders: list[Any]) -> None:

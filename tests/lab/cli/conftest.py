@@ -153,7 +153,7 @@ def places(
     _change_args(made["other"], lambda args: args["backbone"]["kwargs"].update(channels=[16] * 4))
     for name in ("bare", "no_args"):
         (made[name] / ("args.json" if name == "no_args" else "config.yaml")).unlink()
-    for own in ("config.yaml", "environment.json", "metrics.jsonl", "timing.json", ".lock"):
+    for own in ("config.yaml", "environment.json", "metrics.jsonl", ".lock"):
         (made["upstream"] / own).unlink()
     for unwanted in made["bare"].glob("*.ckpt"):
         torch.save({"weights": torch.zeros(1)}, unwanted)

@@ -183,15 +183,28 @@ def test_finished_run_is_resumed_to_its_end(
     assert f"solo-ext eval knn {copy}" in shown.out
 
 
+def test_a_link_that_leads_in_a_circle_is_no_run_directory(
+    command: Command, tmp_path: Path
+) -> None:
+    """Found before what is said of the settings."""
+    (tmp_path / "link").symlink_to("link")
+    given = ("pretrain", "--config-name", "digits/pcl", *TINY)
+    for place in ("link", "link/run"):
+        result = command(*given, f"--run-dir={place}")
+        line = f"solo-ext: --run-dir={place!r}: 'link' is no folder; name a folder"
+        assert (result.code, result.lines, result.noise) == (2, [line], [])
+
+
 def test_failures_are_no_mistakes(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They raise, which ends the process with 1 and shows where."""
+    """They end with 1, and the line names a file with the traceback."""
 
     def fail(args: Any) -> None:
         raise RuntimeError("broken")
 
     monkeypatch.setitem(commands._COMMANDS, "losses", fail)
-    with pytest.raises(RuntimeError, match="broken"):
-        command("losses")
+    result = command("losses")
+    assert result.code == 1
+    assert "RuntimeError: broken (details in " in result.err
 
 
 @pytest.mark.parametrize(

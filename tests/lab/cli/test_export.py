@@ -69,7 +69,7 @@ def test_export_that_is_refused(own_run: Path, command: Command, tmp_path: Path)
     before = sorted(own_run.iterdir())
     for words, says in (
         (("--format=timm",), "take --format safetensors"),
-        (("--format=safetensors", f"--out={taken}"), f"{str(taken)!r} is there already"),
+        (("--format=safetensors", f"--out={taken}"), f"--out={str(taken)!r}: it is there already"),
     ):
         result = command("export", str(own_run), *words)
         assert (result.code, result.out, len(result.lines)) == (2, "", 1)

@@ -103,6 +103,7 @@ def test_a_misspelt_setting_of_a_method(
     assert f"method_kwargs.{key}x=1: unknown key; did you mean {key!r}?" in result.err
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     """The latest mistake there is: model and loggers exist, the Trainer refuses."""
     given = ("pretrain", "--config-name", "digits/debiased", *TINY, "barebones=true")

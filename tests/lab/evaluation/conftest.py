@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,40 @@ from sklearn.datasets import load_digits
 from solo_ext.core.files import atomic_write
 from solo_ext.lab.evaluation import supervised
 from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 
 PLAIN: dict[str, Any] = {"rrc": {"enabled": False}, "horizontal_flip": {"prob": 0.0}}
 """Views without augmentation."""
 RESNET: dict[str, Any] = {"pretrained": False, "model_kwargs": {"channels": [8, 8, 8, 8]}}
 """A small network with drawn weights, for ``timm/resnet10t``."""
+
+
+def write_images(root: Path, classes: Sequence[str], seed: int) -> Path:
+    """Class folders of seven images of noise each."""
+    rng = np.random.default_rng(seed)
+    for label in classes:
+        (root / label).mkdir()
+        for number in range(7):
+            pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / label / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def val(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other images of the classes of ``images``."""
+    return write_images(tmp_path_factory.mktemp("val"), "012", seed=1)
+
+
+@pytest.fixture(scope="session")
+def run(
+    make_config: Callable[..., dict[str, Any]], val: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """SimCLR trained for an epoch; tests that write to it take a copy."""
+    config = make_config("simclr", data={"val_path": str(val)})
+    place = tmp_path_factory.mktemp("runs") / "run"
+    return pretrain(prepare(config), run_dir=place, show_progress=False).run_dir
 
 
 def shared(data: dict[str, str], out: Path) -> dict[str, Any]:

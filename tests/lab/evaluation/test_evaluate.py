@@ -8,10 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import open_images
@@ -22,32 +20,10 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.memory.knn import knn_accuracy
 from solo_ext.pretrained.runs import load_pretrained
+from tests.lab.evaluation.conftest import write_images
 
 MakeConfig = Callable[..., dict[str, Any]]
 KNN = {"k": [1, 3], "temperature": [0.1]}
-
-
-@pytest.fixture(scope="module")
-def val(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Other images of the classes of ``images``."""
-    return write_images(tmp_path_factory.mktemp("val"), ("0", "1", "2"), seed=1)
-
-
-@pytest.fixture(scope="module")
-def run(make_config: MakeConfig, val: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = make_config("simclr", data={"val_path": str(val)})
-    place = tmp_path_factory.mktemp("runs") / "run"
-    return pretrain(prepare(config), run_dir=place, show_progress=False).run_dir
-
-
-def write_images(root: Path, classes: tuple[str, ...], seed: int) -> Path:
-    rng = np.random.default_rng(seed)
-    for label in classes:
-        (root / label).mkdir()
-        for number in range(7):
-            pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / label / f"{number}.png")
-    return root
 
 
 def features(run: Path) -> list[torch.Tensor]:
@@ -193,6 +169,4 @@ def test_what_cannot_be_read_is_left_out_of_features_alone(
     assert record["test"]["images"] == 20
     assert record["test"]["unreadable"] == [str(file)]
     assert record["train"]["unreadable"] == []
-    said = refusal(run, given, "neighbors")
-    assert "data.unreadable='skip'" in said
-    assert "1 images of val" in said
+    assert "data.unreadable='skip': Nearest" in refusal(run, given, "neighbors")

@@ -107,9 +107,8 @@ def test_penalty_is_the_best_on_the_holdout(data: Data, best: float, grid: list[
     assert found == alone, "the chosen penalty was not refitted on all rows"
 
 
-@pytest.mark.parametrize("data", [make_data(), make_weak(), make_strong()])
-def test_test_rows_do_not_choose_the_penalty(data: Data) -> None:
-    x, y, x_test, y_test = data
+def test_test_rows_do_not_choose_the_penalty() -> None:
+    x, y, x_test, y_test = make_weak()
     found = probe(x, y, x_test, y_test)
     order = torch.randperm(len(y_test), generator=torch.Generator().manual_seed(0))
     shuffled = probe(x, y, x_test, y_test[order])
@@ -231,26 +230,16 @@ def test_sweep_takes_the_smaller_rate_and_larger_penalty_on_a_tie() -> None:
     assert (found["acc1"], found["learning_rate"], found["weight_decay"]) == (100, 0.1, 1e-3)
 
 
-def test_classes_of_a_sweep_are_what_training_has(digits: Features) -> None:
-    """Numbers may have gaps; a class of the test rows alone is never right."""
+def test_classes_and_dimensions_of_a_sweep_are_what_training_has(digits: Features) -> None:
+    """Numbers may have gaps, a class of test rows alone is never right, constants do no harm."""
     (x, y), (x_test, y_test) = digits.train, digits.test
     expected = sweep(digits.train, digits.test, learning_rate=[0.03])
     assert expected["held_out_acc1"] is None
     assert sweep((x, y * 7), (x_test, y_test * 7), learning_rate=[0.03]) == expected
+    padded = [(F.pad(x, (0, 2), value=3.0), y) for x, y in (digits.train, digits.test)]
+    assert sweep(*padded, learning_rate=[0.03]) == expected
     partial = sweep((x[y != 3], y[y != 3]), digits.test, learning_rate=[0.03])
     assert partial["acc5"] <= 100 * float((y_test != 3).float().mean())
-
-
-def test_sweep_with_a_dimension_that_never_moves(digits: Features) -> None:
-    padded = [(F.pad(x, (0, 2), value=3.0), y) for x, y in (digits.train, digits.test)]
-    expected = sweep(digits.train, digits.test, learning_rate=[0.03])
-    assert sweep(*padded, learning_rate=[0.03]) == expected
-
-
-def test_sweep_comes_close_to_the_exact_probe(digits: Features) -> None:
-    row = LinearSGD(epochs=60).measure(digits)[0]
-    best = max(Linear(weight_decay=[w]).measure(digits)[0]["acc1"] for w in (1e-3, 1e-2))
-    assert row["acc1"] == pytest.approx(best, abs=1.0)
 
 
 def first_of_each(rows: Rows) -> Rows:
@@ -301,16 +290,10 @@ def test_lowshot_is_the_probe_over_draws(digits: Features) -> None:
     low, high = stats.t.interval(0.95, 3, loc=np.mean(scores), scale=stats.sem(scores))
     assert row["ci95"] == pytest.approx((high - low) / 2)
     assert (row["labels"], row["images"]) == ("3 per class", 30)
-
-
-def test_more_labels_are_better(digits: Features) -> None:
-    rows = LowShot(shots=[1, 10], fractions=[0.5], draws=3).measure(digits)
-    assert [r["labels"] for r in rows] == ["1 per class", "10 per class", "50 %"]
-    assert rows[0]["acc1"] < rows[1]["acc1"] < rows[2]["acc1"]
-    names = LowShot.headline(rows)
-    assert list(names) == ["acc1_1_per_class", "acc1_10_per_class", "acc1_50_percent"]
-    (row,) = LowShot(shots=[2], fractions=[], draws=1).measure(digits)
-    assert (row["std"], row["ci95"]) == (None, None)
+    few, share = LowShot(shots=[1], fractions=[0.5], draws=1).measure(digits)
+    assert few["acc1"] < row["acc1"] < share["acc1"]
+    assert few["std"] is few["ci95"] is None
+    assert list(LowShot.headline([few, share])) == ["acc1_1_per_class", "acc1_50_percent"]
 
 
 def test_more_shots_than_images(digits: Features, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,18 +64,6 @@ def test_without_augmentation_is_a_plain_probe(
     torch.testing.assert_close(found["bias"], bias, rtol=1e-4, atol=1e-6)
 
 
-def test_classifiers_side_by_side_are_those_trained_alone(
-    digit_images: dict[str, str], tmp_path: Path
-) -> None:
-    context = opened(digit_images, tmp_path)
-    rates = [0.003, 0.1, 3.0]
-    chosen = run(context, lr=rates)["lr"]
-    together = head(context, tmp_path / "together", lr=rates)
-    alone = head(context, tmp_path / "alone", lr=[chosen])
-    for name, tensor in alone.items():
-        torch.testing.assert_close(together[name], tensor)
-
-
 def test_rate_is_chosen_on_training_images_alone(
     digit_images: dict[str, str], tmp_path: Path
 ) -> None:
@@ -133,20 +120,6 @@ def test_learns_is_repeatable_and_the_seed_counts(
     assert first["acc1"] > 60
     assert run(opened(digit_images, tmp_path / "b"), **settings) == first
     assert run(opened(digit_images, tmp_path / "b"), **settings, seed=1) != first
-
-
-def test_goes_on_behind_the_last_finished_epoch(
-    digit_images: dict[str, str], tmp_path: Path, interrupt: Callable[[int], list[Path]]
-) -> None:
-    whole = run(opened(digit_images, tmp_path / "whole"))
-    written = interrupt(2)
-    parts = opened(digit_images, tmp_path / "parts")
-    with pytest.raises(KeyboardInterrupt):
-        run(parts)
-    assert written[0].is_file()
-    assert run(parts) == whole
-    assert len(written) == 3
-    assert not written[0].exists()
 
 
 @pytest.mark.parametrize(

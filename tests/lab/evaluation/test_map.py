@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.decomposition import PCA
 
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.lab.evaluation.evaluate import evaluate, headline
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.map import FeatureMap, draw_map, seeded_sample
 from tests.lab.evaluation.conftest import shared
@@ -38,7 +38,7 @@ def test_pictures(digit_images: dict[str, str], tmp_path: Path) -> None:
         assert len(colours) > 50
         assert 0.5 < row["trustworthiness"] <= 1
         assert row["images"] == 150
-    assert set(headline("map", found)) == {"trustworthiness_pca", "trustworthiness_tsne"}
+    assert set(PROTOCOLS["map"].headline(found)) == {"trustworthiness_pca", "trustworthiness_tsne"}
 
 
 @pytest.mark.slow
@@ -83,12 +83,12 @@ def test_legend_has_every_name() -> None:
 
 def test_sample_is_seeded_and_of_few_classes() -> None:
     targets = torch.arange(1000) % 40
-    chosen = seeded_sample(targets, 100, 5, seed=0)
-    assert torch.equal(chosen, seeded_sample(targets, 100, 5, seed=0))
-    assert not torch.equal(chosen, seeded_sample(targets, 100, 5, seed=1))
+    chosen = seeded_sample(targets, 100, 0, 5)
+    assert torch.equal(chosen, seeded_sample(targets, 100, 0, 5))
+    assert not torch.equal(chosen, seeded_sample(targets, 100, 1, 5))
     assert len(chosen.unique()) == 100
     assert len(targets[chosen].unique()) == 5
-    assert len(seeded_sample(targets, 10**6, 100, seed=0)) == len(targets)
+    assert len(seeded_sample(targets, 10**6, 0)) == len(targets)
 
 
 def test_few_images_are_a_line(digit_images: dict[str, str], tmp_path: Path) -> None:

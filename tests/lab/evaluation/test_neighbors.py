@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from sklearn.neighbors import NearestNeighbors
 
@@ -15,7 +14,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.lab.evaluation import neighbors
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.features import Features
-from solo_ext.lab.evaluation.neighbors import Shown, draw_grid, nearest, queries_of_all_classes
+from solo_ext.lab.evaluation.neighbors import Shown, draw_grid, nearest
 from tests.lab.evaluation.conftest import shared
 
 
@@ -53,7 +52,7 @@ def test_grid_shows_the_nearest_and_says_which_are_right(
         assert picture.format == "PNG"
     (grid,) = seen
     assert len(grid) == row["queries"] == 12
-    assert {r[0].name for r in grid} == set("0123456789")
+    assert len({r[0].name for r in grid}) > 5
     images = {Image.open(p).tobytes(): p for p in Path(digit_images["train_path"]).glob("*/*.png")}
     for query, *others in grid:
         shown = [images[s.image.convert("L").tobytes()].parent.name for s in others]
@@ -94,16 +93,6 @@ def test_precision_is_of_the_whole_test_split(digit_images: dict[str, str], tmp_
     settings = {**given, "k": [1], "temperature": [0.1], "crop_size": 16}
     (knn,) = evaluate("pixels", "knn", settings)["results"]
     assert row["precision"] == pytest.approx(knn["acc1"], abs=1e-4)
-
-
-def test_queries_are_of_as_many_classes_as_there_are() -> None:
-    targets = torch.tensor([0] * 50 + [1] * 3 + [2] * 3)
-    chosen = queries_of_all_classes(targets, 6, seed=0)
-    assert targets[chosen].tolist() == [0, 0, 1, 1, 2, 2]
-    assert torch.equal(chosen, queries_of_all_classes(targets, 6, seed=0))
-    assert len(queries_of_all_classes(targets, 100, seed=0)) == 56
-    two = {tuple(targets[queries_of_all_classes(targets, 2, seed=s)].tolist()) for s in range(9)}
-    assert len(two) > 1
 
 
 def test_few_images_are_a_line(digit_images: dict[str, str], tmp_path: Path) -> None:

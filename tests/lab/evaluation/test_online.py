@@ -14,7 +14,7 @@ from solo_ext.config.schema import OnlineProtocol
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.evaluation.context import open_context
-from solo_ext.lab.evaluation.evaluate import evaluate, headline
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
 from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
@@ -33,7 +33,7 @@ def test_online_equals_offline(make_config: MakeConfig, images: Path, tmp_path: 
     }
     assert sorted(seen) == [0, 2, 3]
     for protocol in ("knn", "linear"):
-        found = headline(protocol, evaluate(run, protocol)["results"])
+        found = PROTOCOLS[protocol].headline(evaluate(run, protocol)["results"])
         assert seen[3][f"online_{protocol}_acc1"] == pytest.approx(found["acc1"])
 
 
@@ -68,7 +68,9 @@ def test_every_protocol_runs_while_training_and_leaves_it_alone(
     written = {p.suffix for p in (run.run_dir / "online" / "epoch-1").iterdir()}
     assert written == {".png"}
     for name in ("finetune", "neighbors"):
-        offline = headline(name, evaluate(run.run_dir, name, quick(images)[name])["results"])
+        offline = PROTOCOLS[name].headline(
+            evaluate(run.run_dir, name, quick(images)[name])["results"]
+        )
         for key, value in offline.items():
             assert logged[f"online_{name}_{key}"] == pytest.approx(value)
     assert plain.checkpoint is not None
@@ -121,11 +123,9 @@ def test_measured_after_the_last_of_max_steps(
 
 
 def test_one_process_trains_a_backbone_of_synchronised_batch_norm(
-    make_config: MakeConfig, images: Path, tmp_path: Path
+    run: Path,
 ) -> None:
     """Of several processes the first evaluates alone, and would wait for the others' statistics."""
-    config = make_config("simclr", data={"val_path": str(images)})
-    run = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False).run_dir
     context = open_context(str(run), EvalRun())
     plain = context.backbone()
     backbone = context.model.backbone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from solo_ext.config.schema import OnlineProtocol
-from solo_ext.lab.evaluation.evaluate import PROTOCOLS, headline
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, accuracies
@@ -44,7 +43,7 @@ def test_rows_are_a_table_that_json_holds(name: str, digits: Features) -> None:
     assert rows
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
     assert all(list(row) == list(rows[0]) for row in rows)
-    numbers = headline(name, rows)
+    numbers = PROTOCOLS[name].headline(rows)
     assert numbers
     assert all(np.isfinite(v) for v in numbers.values())
     assert PROTOCOLS[name].title
@@ -57,19 +56,6 @@ def test_is_repeatable_and_draws_nothing_of_training(name: str, digits: Features
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(9)
     assert measured(name, digits) == first
-
-
-@pytest.mark.parametrize("name", ON_FEATURES)
-def test_half_precision_features(name: str, digits: Features) -> None:
-    """Pixels of digits are whole numbers, which half precision holds exactly."""
-    half = replace(
-        digits, **{k: (getattr(digits, k)[0].half(), getattr(digits, k)[1]) for k in SPLITS}
-    )
-    expected, found = (headline(name, measured(name, f)) for f in (digits, half))
-    assert found == pytest.approx(expected, abs=0.3)
-
-
-SPLITS = ("train", "test")
 
 
 def test_accuracies_by_hand() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.data.digits import digits_folder
 from solo_ext.lab.experiments import plan as planning
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
+from solo_ext.lab.experiments.results import differing_keys, not_isolated
 from solo_ext.lab.experiments.settings import (
     BenchmarkSettings,
     checked_benchmark,
@@ -20,7 +21,6 @@ from solo_ext.lab.experiments.settings import (
     shipped_benchmarks,
 )
 
-Planned = Callable[..., list[PlannedRun]]
 Shipped = tuple[BenchmarkSettings, list[PlannedRun]]
 
 
@@ -142,18 +142,54 @@ def shipped(request: pytest.FixtureRequest) -> Iterator[Shipped]:
             patch.setattr(planning, "prepare", check_run)
             patch.setattr(planning, "_images", lambda data: [data])
         settings = read_benchmark(request.param, ["seeds=[1]"])
-        yield settings, make_plan(settings)
+        yield settings, make_plan(settings, list(settings.rows))
 
 
 def test_shipped_benchmarks_can_be_planned(shipped: Shipped) -> None:
     settings, runs = shipped
     assert len({run.key for run in runs}) == len(runs)
-    assert {run.row for run in runs} == set(settings.default_rows or settings.rows)
+    assert {run.row for run in runs} == set(settings.rows)
+
+
+def test_rows_of_the_protoseed_paper(shipped: Shipped) -> None:
+    """Its students by name: 100 epochs, SEED beside them 200 and 100 (tables 1, 2 and 4)."""
+    settings, runs = shipped
+    if settings.title != "imagenet":
+        pytest.skip("of another paper")
+    found = {run.row: run.config["max_epochs"] for run in runs}
+    ours = [row for row in found if row.startswith("protoseed_")]
+    assert len(ours) == 8
+    assert {found[row] for row in [*ours, "resnet18_dino"]} == {100}
+    for teacher in ("moco_v2", "swav"):
+        assert [found[f"seed_{teacher}"], found[f"seed_{teacher}_100"]] == [200, 100]
+    assert found["seed_swav_multicrop"] == 200
+
+
+def test_claims_isolate_what_they_say(shipped: Shipped) -> None:
+    """The rows of a claim differ in nothing else, and in each key or section that it names."""
+    settings, runs = shipped
+    for name, claim in settings.hypotheses.items():
+        if claim.isolates is None:
+            assert not settings.title.startswith("claims"), name
+            continue
+        for dataset in settings.datasets:
+            held = {run.row: run.config for run in runs if run.dataset == dataset}
+            keys = differing_keys(held[claim.row], held[claim.base])
+            assert not_isolated(keys, claim.isolates) == [], name
+            named = [own for own in claim.isolates if not own.startswith("data.num_")]
+            if settings.tuning is not None:
+                # Keys that tuning changes differ when it has been done; of a queue, momentum too.
+                tuned = [*settings.tuning.space, *settings.rows[claim.row].space, "momentum"]
+                named = [own for own in named if not_isolated(tuned, [own]) == tuned]
+            assert [own for own in named if not_isolated(keys, [own]) == keys] == [], name
 
 
 def test_rows_of_shipped_benchmarks_are_on_equal_terms(shipped: Shipped) -> None:
     """Images, crops, backbone, batch and epochs; students see one of the crops."""
-    _, runs = shipped
+    settings, runs = shipped
+    if settings.title.startswith(("claims", "cpu_")):
+        pytest.skip("its claims say by themselves what differs")
+    runs = [run for run in runs if run.row in (settings.default_rows or settings.rows)]
     terms: dict[tuple[str, str], set[str]] = {}
     for run in runs:
         if run.kind != "teacher":

@@ -41,7 +41,7 @@ def claim(**change: str) -> dict[str, Any]:
     [
         ({"sedes": [1]}, "did you mean 'seeds'"),
         ({"rows": {"a": {"config": "simclr", "baseline": "raw-pixels"}}}, "rows.a"),
-        ({"rows": {"a": {}}}, "rows.a"),
+        ({"rows": {"a": {}}}, "a config or a baseline"),
         ({"rows": {"a": {"config": "simclr", "bases": ["b"]}}}, "rows.a.bases='b': no such row"),
         ({"teacher": "techer"}, "teacher='techer': no such row"),
         ({"evaluation": {"knm": None}}, "knm"),

@@ -21,8 +21,6 @@ from solo_ext.lab.experiments.statistics import (
     Verdict,
     differences,
     estimate,
-    holm,
-    paired_p_value,
     verdicts,
 )
 from tests.lab.experiments.report_records import (
@@ -35,7 +33,6 @@ from tests.lab.experiments.report_records import (
 )
 
 VALUES = [47.9, 44.1, 46.3, 49.2, 45.0]
-OTHERS = [46.0, 44.8, 44.1, 47.0, 44.2]
 BASE = [40.0, 42.0, 41.0]
 ABOVE, BELOW, AROUND = [45.0, 47.2, 46.1], [35.0, 37.2, 36.1], [41.0, 40.0, 42.0]
 """Scores of seeds whose runs finished on the 2nd, 3rd and 4th of March 2026, at 10."""
@@ -67,27 +64,6 @@ def test_differences_are_of_the_seeds_that_both_have() -> None:
     assert differences(Results(settings(), rows), place, "a", "b", "knn") == []
 
 
-def test_p_value_is_scipys() -> None:
-    pairs = [a - b for a, b in zip(VALUES, OTHERS, strict=True)]
-    assert paired_p_value(pairs) == pytest.approx(stats.ttest_rel(VALUES, OTHERS).pvalue)
-    # Without the pairs it is another number.
-    assert paired_p_value(pairs) != pytest.approx(stats.ttest_ind(VALUES, OTHERS).pvalue)
-
-
-@pytest.mark.parametrize(
-    ("pairs", "p"), [([], None), ([1.0], None), ([0.0, 0.0], 1.0), ([2.0, 2.0, 2.0], 0.0)]
-)
-def test_p_value_at_the_edges(pairs: list[float], p: float | None) -> None:
-    assert paired_p_value(pairs) == p
-
-
-def test_holm_by_hand() -> None:
-    # 0.01 x 4; 0.02 x 3; 0.03 x 2 = 0.06 and as much as before it; 0.9.
-    assert holm([0.03, 0.01, 0.9, 0.02]) == pytest.approx([0.06, 0.04, 0.9, 0.06])
-    assert holm([0.5, 0.6]) == pytest.approx([1.0, 1.0])
-    assert holm([]) == []
-
-
 def hypothesis(**given: Any) -> dict[str, Any]:
     base = {"claim": "a is better", "source": "a paper", "row": "a", "base": "b", "measure": "knn"}
     return {**base, "seeds": 3, **given}
@@ -103,73 +79,69 @@ def verdict(scores: Sequence[float], **given: Any) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    ("scores", "direction", "answer"),
+    ("scores", "direction", "margin", "answer"),
     [
-        (ABOVE, "above", "reproduced"),
-        (BELOW, "above", "contradicted"),
-        (ABOVE, "below", "contradicted"),
-        (BELOW, "below", "reproduced"),
-        (AROUND, "above", "undecided"),
-        (AROUND, "below", "undecided"),
+        (ABOVE, "above", 0.0, "reproduced"),
+        (BELOW, "above", 0.0, "contradicted"),
+        (AROUND, "above", 0.0, "undecided"),
+        (BELOW, "not_above", 0.0, "reproduced"),
+        (AROUND, "not_above", 0.0, "undecided"),
+        (AROUND, "not_above", 9.0, "reproduced"),
+        (ABOVE, "not_above", 0.0, "contradicted"),
+        (ABOVE, "not_above", 9.0, "reproduced"),
+        (ABOVE, "not_above", 5.0, "contradicted"),
+        (AROUND, "equal", 9.0, "equivalent"),
+        (AROUND, "equal", 4.0, "undecided"),
+        (ABOVE, "equal", 3.0, "contradicted"),
+        (BELOW, "equal", 3.0, "contradicted"),
+        (ABOVE, "equal", 5.0, "undecided"),
     ],
 )
-def test_verdict_by_side_of_the_interval(scores: list[float], direction: str, answer: str) -> None:
-    found = verdict(scores, direction=direction)
+def test_verdict_by_the_place_of_the_interval(
+    scores: list[float], direction: str, margin: float, answer: str
+) -> None:
+    """Five more or less points in each pair, give or take 0.3; around none, give or take 5."""
+    found = verdict(scores, direction=direction, margin=margin)
     assert found.answer == answer
-    assert found.reason == ("the interval holds 0" if answer == "undecided" else "")
-    assert found.p_value == pytest.approx(stats.ttest_rel(scores, BASE).pvalue)
-    assert (found.p_value < 0.05) == (answer != "undecided")
+    assert found.reason == ("the interval is too wide" if answer == "undecided" else "")
+    low, high = stats.ttest_rel(scores, BASE).confidence_interval(0.95)
+    assert found.estimate is not None
+    assert (found.estimate.low, found.estimate.high) == (pytest.approx(low), pytest.approx(high))
 
 
 @pytest.mark.parametrize(
-    ("scores", "margin", "answer"),
+    ("records", "seeds", "reason"),
     [
-        (BELOW, 0.0, "reproduced"),
-        (AROUND, 0.0, "undecided"),
-        (AROUND, 9.0, "reproduced"),
-        (ABOVE, 0.0, "contradicted"),
-        (ABOVE, 9.0, "reproduced"),
-        (ABOVE, 5.0, "contradicted"),
+        (rows_of({"a": ABOVE, "b": BASE}), 5, "3 of 5 pairs"),
+        (rows_of({"a": [50.0], "b": BASE}), 2, "1 of 2 pairs"),
+        ([record("a", 1), record("b", 2)], 3, "0 of 3 pairs"),
     ],
 )
-def test_not_above_needs_an_interval_below_the_margin(
-    scores: list[float], margin: float, answer: str
-) -> None:
-    """Five more or less points in each pair, give or take 0.3; around none, give or take 5."""
-    assert verdict(scores, direction="not_above", margin=margin).answer == answer
+def test_too_few_pairs_decide_nothing(records: Any, seeds: int, reason: str) -> None:
+    given = made(seeds=seeds)
+    (found,) = verdicts(Results(given, records, noted(given)))
+    assert (found.answer, found.reason) == ("undecided", reason)
 
 
-def test_too_few_seeds_decide_nothing() -> None:
-    found = verdict(ABOVE, seeds=5)
-    assert (found.answer, found.reason) == ("undecided", "3 of 5 pairs")
-    assert found.p_value is not None
-    found = verdict([50.0], seeds=2)
-    assert (found.answer, found.reason) == ("undecided", "1 of 2 pairs")
-    assert found.p_value is found.adjusted is None
-
-
-def test_rows_without_a_common_seed() -> None:
-    made = settings(hypotheses={"h": hypothesis()})
-    (found,) = verdicts(Results(made, [record("a", 1), record("b", 2)], noted(made)))
-    assert (found.answer, found.reason) == ("undecided", "0 of 3 pairs")
-    assert found.estimate is None
-
-
-def test_no_verdict_where_a_row_has_no_runs() -> None:
-    assert verdicts(results({"b": BASE}, hypotheses={"h": hypothesis()})) == []
-
-
-def test_holm_is_over_all_tests_of_the_benchmark() -> None:
-    both = {
-        "x": hypothesis(),
-        "y": hypothesis(row="pixels"),
-        "z": hypothesis(row="pixels", base="a"),
-    }
-    found = verdicts(results({"a": ABOVE, "b": BASE, "pixels": AROUND}, hypotheses=both))
-    p = sorted(v.p_value for v in found if v.p_value is not None)
-    assert [v.adjusted for v in sorted(found, key=lambda v: v.p_value or 0)] == pytest.approx(
-        [3 * p[0], max(3 * p[0], 2 * p[1]), max(3 * p[0], 2 * p[1], p[2])]
-    )
+@pytest.mark.parametrize(
+    ("isolates", "reason"),
+    [
+        (None, ""),
+        (["optimizer"], ""),
+        (["optimizer.lr"], ""),
+        (["optimizer.l", "backbone"], "the rows differ in optimizer.lr too"),
+        ([], "the rows differ in optimizer.lr too"),
+    ],
+)
+def test_rows_that_differ_in_more_decide_nothing(isolates: Any, reason: str) -> None:
+    """Which a change of ``isolates`` may say of runs that are known."""
+    given = made(isolates=isolates)
+    records = rows_of({"a": ABOVE, "b": BASE})
+    for run in records[:3]:
+        run["config"] = {**run["config"], "optimizer": {"lr": 0.3}}
+    (found,) = verdicts(Results(given, records, noted(made())))
+    assert found.answer == ("undecided" if reason else "reproduced")
+    assert found.reason == reason
 
 
 def test_every_data_set_and_budget_has_a_verdict() -> None:
@@ -184,6 +156,7 @@ def test_every_data_set_and_budget_has_a_verdict() -> None:
     ]
     found = {tuple(v.place): v.answer for v in verdicts(Results(made, records, noted(made)))}
     assert found == {("digits", "long"): "reproduced", ("cifar10", "short"): "contradicted"}
+    assert verdicts(Results(made, rows_of({"b": BASE}), noted(made))) == []
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -200,11 +173,22 @@ def noted_on(folder: Path, given: Any, written: str) -> None:
 def test_a_line_for_what_decides_and_none_for_words(tmp_path: Path) -> None:
     note_claims(made(), tmp_path)
     note_claims(made(), tmp_path)
-    note_claims(made(note="a small data set", claim="a is the better one"), tmp_path)
+    note_claims(made(note="a small data set", claim="better", isolates=["optimizer"]), tmp_path)
     note_claims(made(margin=0), tmp_path)
     assert [line["name"] for line in lines(tmp_path)] == ["h"]
-    note_claims(made(direction="below"), tmp_path)
-    assert [line["hypothesis"]["direction"] for line in lines(tmp_path)] == ["above", "below"]
+    note_claims(made(direction="not_above"), tmp_path)
+    assert [line["hypothesis"]["direction"] for line in lines(tmp_path)] == ["above", "not_above"]
+
+
+def test_what_it_isolates_may_be_narrowed_alone(tmp_path: Path) -> None:
+    """Wider, it would let runs decide that differ in more than was written down."""
+    keys = ["method_kwargs.beta", "optimizer.lr"]
+    note_claims(made(isolates=keys), tmp_path)
+    assert times_written(made(isolates=keys[:1]), tmp_path) != {}
+    for wider in ([*keys, "optimizer"], ["method_kwargs"], None):
+        assert times_written(made(isolates=wider), tmp_path) == {}, wider
+    note_claims(made(isolates=["optimizer"]), tmp_path)
+    assert [line["hypothesis"]["isolates"] for line in lines(tmp_path)] == [keys, ["optimizer"]]
 
 
 def test_a_changed_hypothesis_has_a_new_time(
@@ -245,8 +229,8 @@ def test_written_when_runs_were_known(written: str, known: int) -> None:
 
 def test_settings_that_are_edited_after_the_runs(tmp_path: Path) -> None:
     """Which only the report reads: nothing was noted of the hypothesis as it is now."""
-    write_folder(tmp_path, made(direction="below"), rows_of({"a": ABOVE, "b": BASE}))
-    noted_on(tmp_path, made(direction="below"), "2026-03-01T00:00:00+00:00")
+    write_folder(tmp_path, made(direction="not_above"), rows_of({"a": ABOVE, "b": BASE}))
+    noted_on(tmp_path, made(direction="not_above"), "2026-03-01T00:00:00+00:00")
     (found,) = verdicts(read_results(tmp_path))
     assert (found.answer, found.reason) == ("contradicted", "")
     write_folder(tmp_path, made(note="Seen."), rows_of({"a": ABOVE, "b": BASE}))

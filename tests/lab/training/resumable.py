@@ -20,7 +20,7 @@ PCL: dict[str, dict[str, Any]] = {
 CLUSTERS = {"num_prototypes": [3, 6], "warmup_epochs": 1}
 MIXES = {"num_hard": 6, "num_pair_mixes": 4, "num_query_mixes": 3, "warmup_epochs": 1}
 CONTRASTIVE: dict[str, dict[str, Any]] = {
-    "hard_negative-queue": {"negatives": "queue", "queue_size": 20},
+    "hard_negative-queue": {"negatives": "queue", "queue_size": 40, "exclude_own": True},
     "hard_negative-prototypes": {
         "positives": "prototype",
         "clusters": {**CLUSTERS, "e_step": "bank"},

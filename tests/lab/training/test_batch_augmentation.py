@@ -200,15 +200,23 @@ REFUSED = {
         },
         r"augmentations.1.auto_augment=.*single images",
     ),
+    "erasing": (
+        {**ON_BATCH, "augmentations": [{**LARGE, "random_erasing": {"prob": 1.0}}]},
+        r"augmentations.0.random_erasing=.*single images",
+    ),
+    "least box above the largest": (
+        {"augmentations": [{**LARGE, "random_erasing": {"min_scale": 0.4}}]},
+        r"augmentations.0.random_erasing.min_scale=0.4: above max_scale=0.33",
+    ),
     "memory that nothing reads": (
         {"data": {"in_memory": True}},
         r"data.in_memory=true: only data.augmentation=batch",
     ),
     "unknown way": ({"data": {"augmentation": "gpu"}}, r"data.augmentation='gpu'"),
     "unknown mix": ({"data": {"mix": {"name": "puzzle"}}}, r"data.mix.name='puzzle'"),
-    "share that loses the image": (
-        {"data": {"mix": {"name": "mixup", "min_share": 0.3}}},
-        r"data.mix.min_share=0.3",
+    "share below 0": (
+        {"data": {"mix": {"name": "mixup", "min_share": -0.3}}},
+        r"data.mix.min_share=-0.3",
     ),
     "unknown policy": (
         {"augmentations": [{**LARGE, "auto_augment": {"policy": "stl10"}}]},

@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
+from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from tests.lab.training.same_run import assert_same_run, train
@@ -47,7 +48,7 @@ def test_it_ends_with_the_run(make_config: MakeConfig, tmp_path: Path) -> None:
     benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
-        with pytest.raises(RuntimeError, match="stopped here"):
+        with pytest.raises(UserError, match=r"first step .*stopped here"):
             pretrain(config, run_dir=tmp_path, callbacks=[LambdaCallback(on_train_start=fail)])
         assert torch.backends.cudnn.benchmark
     finally:

@@ -8,17 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 
 from solo_ext.config.schema import CommonConfig, Images
+from solo_ext.data.fixed import training_set
 from solo_ext.data.images import files_of, open_images
-from solo_ext.data.indexed import training_set
 from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain, resume
-from solo_ext.lab.training.run_dir import checkpoints
-from tests.lab.training.resumable import KillAt
+from tests.lab.training.same_run import assert_resumes
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -84,22 +81,10 @@ def test_resumed_is_the_same(
         checkpoint={"every_n_steps": 1},
     )
 
-    def train(name: str, *callbacks: Callback) -> Path:
-        prepared = prepare(config)
-        assert (len(prepared.train), len(prepared.val or ())) == (36, 12)
-        place = tmp_path / name
-        return pretrain(prepared, run_dir=place, callbacks=callbacks, show_progress=False).run_dir
-
-    whole = train("whole")
-    with pytest.raises(RuntimeError, match="killed"):
-        train("parts", KillAt(6))
-    resume(tmp_path / "parts")
-    first, second = (
-        torch.load(checkpoints(run)[-1].path, weights_only=True)["state_dict"]
-        for run in (whole, tmp_path / "parts")
-    )
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    record = evaluate(whole, "knn", {"k": [1]})
+    prepared = prepare(config)
+    assert (len(prepared.train), len(prepared.val or ())) == (36, 12)
+    assert_resumes(config, tmp_path, 6)
+    record = evaluate(tmp_path / "whole", "knn", {"k": [1]})
     assert (record["train"]["images"], record["test"]["images"]) == (36, 12)
 
 

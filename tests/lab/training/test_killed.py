@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +13,11 @@ import pytest
 import yaml
 
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
+from tests import forks
 from tests.lab.training.same_run import assert_same_run
 
 MakeConfig = Callable[..., dict[str, Any]]
-COMMAND = [sys.executable, "-m", "solo_ext.lab.cli.main", "pretrain"]
+PRETRAIN = (*forks.SOLO_EXT, "pretrain")
 
 
 # Without workers it is a cell of the matrix, at random moments.
@@ -35,16 +34,11 @@ def test_kill_9_within_an_epoch(workers: int, make_config: MakeConfig, tmp_path:
         max_epochs=3,
     )
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-    start = [*COMMAND, "--config-path", str(tmp_path), "--config-name", "mine", "--run-dir"]
+    start = [*PRETRAIN, "--config-path", tmp_path, "--config-name", "mine", "--run-dir"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    subprocess.run([*start, str(whole)], check=True, capture_output=True)
+    assert forks.run(*start, whole).returncode == 0
 
-    victim = subprocess.Popen(
-        [*start, str(parts)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    victim = forks.start(*start, parts)
     while not list(parts.glob("*-ep=1-step=*.ckpt")):
         assert victim.poll() is None, "the run ended before it could be killed"
         time.sleep(0.002)
@@ -52,7 +46,7 @@ def test_kill_9_within_an_epoch(workers: int, make_config: MakeConfig, tmp_path:
     victim.wait()
     assert not list(parts.glob("*-ep=2.ckpt")), "the run was over before it was killed"
 
-    subprocess.run([*COMMAND, "--resume", str(parts)], check=True, capture_output=True)
+    assert forks.run(*PRETRAIN, "--resume", parts).returncode == 0
     assert_same_run(whole, parts)
 
 
@@ -76,13 +70,11 @@ def test_kill_9_of_a_data_worker(make_config: MakeConfig, tmp_path: Path) -> Non
         max_epochs=3,
     )
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-    start = [*COMMAND, "--config-path", str(tmp_path), "--config-name", "mine", "--run-dir"]
+    start = [*PRETRAIN, "--config-path", tmp_path, "--config-name", "mine", "--run-dir"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    subprocess.run([*start, str(whole)], check=True, capture_output=True)
+    assert forks.run(*start, whole).returncode == 0
 
-    training = subprocess.Popen(
-        [*start, str(parts)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    training = forks.start(*start, parts)
     try:
         while not (parts / METRICS).is_file():
             assert training.poll() is None, "the run ended before its worker could be killed"
@@ -98,5 +90,5 @@ def test_kill_9_of_a_data_worker(make_config: MakeConfig, tmp_path: Path) -> Non
     assert f"is saved; `solo-ext pretrain --resume {parts}` goes on" in line
     assert [held.step is None for held in checkpoints(parts)] == [False]
 
-    subprocess.run([*COMMAND, "--resume", str(parts)], check=True, capture_output=True)
+    assert forks.run(*PRETRAIN, "--resume", parts).returncode == 0
     assert_same_run(whole, parts)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from solo_ext.lab.training.run_dir import checkpoints
+from tests import forks
 
 TINY = (
     "accelerator=cpu",
@@ -24,23 +22,12 @@ TINY = (
 MORE = {"pcl": ("method_kwargs.warmup_epochs=0", "method_kwargs.num_prototypes=[10,20]")}
 
 
-def ran(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 def killed(folder: Path, rank: int, place: str, config: str) -> Path:
     """A run that lost a process: no hang, no traceback, no exit code of a mistake."""
     run = folder / "run"
     script = [str(Path(__file__).with_name("killed_rank_run.py")), str(folder), str(rank), place]
     words = [f"--config-name=digits/{config}", *TINY, *MORE.get(config, ())]
-    done = ran(*script, "pretrain", *words, "--run-dir", str(run))
+    done = forks.run("-W", "ignore", *script, "pretrain", *words, "--run-dir", run)
     assert done.returncode == (1 if rank else -signal.SIGKILL), done.stderr[-3000:]
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("solo-ext: ")]
     assert said.startswith("solo-ext: another process of this run is gone or hangs, at epoch 1, ")
@@ -64,6 +51,6 @@ def test_within_a_step_the_other_ends_with_one_line(rank: int, tmp_path: Path) -
 @pytest.mark.timeout(600)
 def test_within_an_e_step_and_the_run_goes_on(tmp_path: Path) -> None:
     run = killed(tmp_path, 1, "E-step", "pcl")
-    done = ran("-m", "solo_ext.lab.cli.main", "pretrain", "--resume", str(run))
+    done = forks.run(*forks.SOLO_EXT, "pretrain", "--resume", run)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [c.epoch for c in checkpoints(run)] == [2]

@@ -7,8 +7,6 @@ import functools
 import importlib
 import json
 import logging
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +29,7 @@ from solo_ext.lab.training.nonfinite import NONFINITE, NonFiniteWatch, largest
 from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests.lab.training.same_run import same_weights, train, weights
+from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]
 Seldom = Callable[[int], None]
@@ -212,6 +211,51 @@ def test_it_is_noticed_before_validation(
     with pytest.raises(UserError, match="epoch 1"):
         train(config, tmp_path / "run", callbacks=[Fault("image", [STEPS]), Validated()])
     assert set(seen) == {0}
+
+
+class _Scaled(Callback):
+    """Scales the embedding of the second image of one batch, in one crop."""
+
+    def __init__(self, factor: float, batch: int) -> None:
+        self.factor, self.batch, self.index, self._now = factor, batch, -1, False
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.projector.register_forward_hook(self._scale, prepend=True)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
+        self._now = trainer.fit_loop.epoch_loop.total_batch_idx == self.batch
+        if self._now:
+            self.index = int(batch[0][1])
+
+    def _scale(self, module: Any, args: Any, output: Tensor) -> Tensor:
+        factors = torch.ones(len(output), 1)
+        factors[1] = self.factor if self._now else 1
+        self._now = False
+        return output * factors
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("action", ["stop", "skip"])
+@pytest.mark.parametrize(("factor", "length"), [(0.0, 0.0), (1e25, "inf")])
+def test_an_embedding_without_a_direction(
+    factor: float, length: float | str, action: str, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """The loss and its gradients are finite, so that nothing else would tell."""
+    config = config_of(make_config, "hard_negative", on_nonfinite=action, max_epochs=1)
+    config["optimizer"]["kwargs"] = {"momentum": 0.0}
+    scaled, around = _Scaled(factor, 2), _Around(2, 2)
+    if action == "stop":
+        with pytest.raises(UserError, match=r"^the length of embeddings is 0 or not finite in "):
+            train(config, tmp_path / "run", callbacks=[scaled])
+    else:
+        train(config, tmp_path / "run", callbacks=[scaled, around])
+        for key, before in around.before.items():
+            assert torch.equal(before, around.after[key]), key
+    (line,) = lines(tmp_path / "run")
+    assert (line["what"], line["step"], line["indices"]) == ("embeddings", 2, [scaled.index])
+    assert line["lengths"] == [length]
+    assert len(line["images"]) == 1
+    assert isinstance(line["loss"], float)
 
 
 class _Around(Callback):
@@ -493,14 +537,7 @@ def two(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Pa
         for name, (kind, changes) in CASES.items()
     }
     (folder / "cases.json").write_text(json.dumps(cases))
-    words = ["-W", "ignore", str(HERE / "nonfinite_run.py"), str(folder)]
-    with (folder / "log").open("w") as log:
-        threads = {**os.environ, "OMP_NUM_THREADS": "1"}
-        run = subprocess.Popen([sys.executable, *words], env=threads, stdout=log, stderr=log)
-        try:
-            assert run.wait(500) == 0, (folder / "log").read_text()[-3000:]
-        finally:
-            run.kill()
+    run_script(HERE / "nonfinite_run.py", folder)
     return folder
 
 

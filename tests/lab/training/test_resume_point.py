@@ -232,33 +232,13 @@ def test_settings_that_change_no_number_may_change(make_config: MakeConfig, tmp_
 
 
 @pytest.mark.fault
-def test_one_of_another_run_among_them_is_passed_over(
-    make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Put there by hand, and further than this run is."""
-    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
-    other = train(make_config("debiased", max_epochs=2, seed=9), tmp_path / "other").run_dir
-    strange = run / "somebody-elses-ep=7.ckpt"
-    shutil.copy(checkpoints(other)[-1].path, strange)
-    (own, _), theirs = checkpoints(run), strange.read_bytes()
-    before = own.path.read_bytes()
-    with caplog.at_level(logging.WARNING):
-        result = resume(run)
-    assert "somebody-elses-ep=7.ckpt' is of another run; it is kept as " in caplog.text
-    assert strange.with_name(f"{strange.name}.of-another-run").read_bytes() == theirs
-    assert checkpoints(run) == [own]
-    assert result.checkpoint == own.path
-    assert own.path.read_bytes() == before
-
-
-@pytest.mark.fault
 def test_one_without_a_config_that_does_not_fit(make_config: MakeConfig, tmp_path: Path) -> None:
     """As solo-learn's own script writes it, of another method: one line, and nothing is left."""
     run = train(make_config("simclr"), tmp_path / "run").run_dir
     state = torch.load(checkpoints(run)[-1].path, weights_only=True)
     del state["solo_ext"]
     torch.save(state, tmp_path / "upstream.ckpt")
-    given = {"resume_from_checkpoint": str(tmp_path / "upstream.ckpt"), "loggers": ["csv"]}
+    given = {"resume_from_checkpoint": str(tmp_path / "upstream.ckpt")}
     config = make_config("mocov2plus", **given)
     with pytest.raises(UserError, match=r"upstream.ckpt' does not fit this method .*Missing key"):
         train(config, tmp_path / "other")

@@ -146,17 +146,6 @@ def test_another_process_that_ended_while_this_one_started(
 
 
 @pytest.mark.fault
-def test_what_fails_at_its_start_leaves_nothing(make_config: MakeConfig, tmp_path: Path) -> None:
-    def fail(*_: Any) -> None:
-        raise UserError("no")
-
-    watch = LambdaCallback(on_train_start=fail)
-    with pytest.raises(UserError, match="no"):
-        train(make_config("simclr"), tmp_path / "run", callbacks=[watch])
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.fault
 def test_errors_that_are_not_of_the_file_are_told_as_they_are(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from solo_ext.config.schema import AutoResume
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.cli.main import main
+from solo_ext.lab.experiments.work import EpochLog, read_epochs
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import (
@@ -30,7 +31,6 @@ from solo_ext.lab.training.run_dir import (
     run_digest,
 )
 from solo_ext.lab.training.trainer import JsonLines
-from tests.conftest import KWARGS
 from tests.lab.training.resumable import KillAt
 from tests.lab.training.same_run import train, train_killed
 
@@ -130,16 +130,22 @@ def test_names_that_lead_elsewhere(
     assert resume(result.run_dir).checkpoint == result.checkpoint
 
 
-def test_a_failed_start_leaves_what_was_there(make_config: MakeConfig, tmp_path: Path) -> None:
-    """Here the E-step's folder cannot be made, which is found once training starts."""
-    run, file = tmp_path / "run", tmp_path / "file"
-    (run / "csv").mkdir(parents=True)
-    for kept in (run / "csv" / "metrics.csv", file):
-        kept.touch()
-    kwargs = {**KWARGS["pcl"], "e_step_features": "disk", "e_step_dir": str(file / "below")}
-    with pytest.raises(ConfigError, match="e_step_dir"):
-        train(make_config("pcl", method_kwargs=kwargs), run)
-    assert [p for p in run.rglob("*") if p.is_file()] == [run / "csv" / "metrics.csv"]
+def test_a_failed_start_leaves_what_was_there(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the k-means backend is missing, which is found once training starts."""
+    run = tmp_path / "run"
+    (run / "tensorboard").mkdir(parents=True)
+    (run / "tensorboard" / "events").touch()
+    prepared = make_config("pcl")
+
+    def missing(*_: Any) -> None:
+        raise ConfigError("method_kwargs.kmeans.backend", "faiss", "it is not installed", "auto")
+
+    monkeypatch.setattr("solo_ext.methods.e_step.EStep.start", missing)
+    with pytest.raises(ConfigError, match="not installed"):
+        train(prepared, run)
+    assert [p for p in run.rglob("*") if p.is_file()] == [run / "tensorboard" / "events"]
 
 
 def test_whose_folder_it_is(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -154,7 +160,7 @@ def test_whose_folder_it_is(make_config: MakeConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"it holds 'args\.json' and is no run"):
         check_run_dir(run)
     killed = tmp_path / "killed"
-    (killed / "csv").mkdir(parents=True)
+    (killed / "tensorboard").mkdir(parents=True)
     (killed / LOCK).touch()
     # An evaluation before training has written its numbers.
     (killed / METRICS).touch()
@@ -174,7 +180,7 @@ def test_checkpoints_are_named_once(make_config: MakeConfig, tmp_path: Path) -> 
 
 def test_files_of_a_run(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
     """What upstream's scripts read is there: args.json and one checkpoint of the usual name."""
-    config = make_config("simclr", data={"val_path": str(images)}, loggers=["csv"], max_epochs=2)
+    config = make_config("simclr", data={"val_path": str(images)}, max_epochs=2)
     result = train(config, tmp_path / "v1")
     names = {p.name for p in result.run_dir.iterdir()}
     assert names == {
@@ -182,8 +188,6 @@ def test_files_of_a_run(make_config: MakeConfig, images: Path, tmp_path: Path) -
         "config.yaml",
         "environment.json",
         "metrics.jsonl",
-        "timing.json",
-        "csv",
         "tiny-v1-ep=1.ckpt",
         "tiny-v1-ep=0.ckpt.previous",
         ".lock",
@@ -197,6 +201,26 @@ def test_files_of_a_run(make_config: MakeConfig, images: Path, tmp_path: Path) -
     assert len(validated) == 2
     environment = json.loads((result.run_dir / "environment.json").read_text())
     assert environment["host"]["generation"] in ("main", "1.0.2")
+
+
+def test_a_profile(make_config: MakeConfig, tmp_path: Path) -> None:
+    train(make_config("simclr", profiler="simple"), tmp_path / "run")
+    (profile,) = (tmp_path / "run").glob("*profile*")
+    assert "run_training_batch" in profile.read_text()
+
+
+@pytest.mark.parametrize("accumulated", [4, 100])
+def test_images_are_those_that_were_trained(
+    accumulated: int, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Of every batch: four and two of an epoch make a step, or all six."""
+    config = make_config(
+        "simclr", accumulate_grad_batches=accumulated, optimizer={"batch_size": 8}, max_epochs=2
+    )
+    times = EpochLog(tmp_path / "epochs.jsonl", 8)
+    result = train(config, tmp_path / "run", callbacks=[times])
+    assert result.images_per_second * result.seconds == pytest.approx(96)
+    assert [epoch["images"] for epoch in read_epochs(times.file)] == [48] * 2
 
 
 def test_kept_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -227,9 +251,9 @@ def test_leftovers_of_a_killed_process_go(make_config: MakeConfig, tmp_path: Pat
 
 
 def test_a_config_that_is_none_is_named(tmp_path: Path) -> None:
-    for text in ("[", "- a", ""):
+    for text, says in (("[", "not YAML"), ("- a", "not a config"), ("", "not a config")):
         (tmp_path / "config.yaml").write_text(text)
-        with pytest.raises(UserError, match=r"config\.yaml: not a config"):
+        with pytest.raises(UserError, match=rf"config\.yaml: {says}"):
             read_config(tmp_path)
 
 

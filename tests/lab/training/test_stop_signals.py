@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +16,13 @@ from typing import Any
 import pytest
 import yaml
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loops.fit_loop import _FitLoop
 
 from solo_ext.core.errors import StoppedBySignal
 from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from solo_ext.lab.training.signals import SIGNALS
+from tests import forks
 from tests.lab.training.same_run import same_weights, train
 from tests.scripts import run_script
 
@@ -50,8 +51,9 @@ def test_saved_then_stopped(
 ) -> None:
     """And the resumed run is the uninterrupted one; a last step is saved with its epoch."""
     config = make_config("nnclr_symmetric", max_epochs=4, checkpoint={"frequency": 100})
-    train(config, tmp_path / "whole")
     handlers = [signal.getsignal(n) for n in SIGNALS]
+    train(config, tmp_path / "whole")
+    assert [signal.getsignal(n) for n in SIGNALS] == handlers
     run = tmp_path / "parts"
     with pytest.raises(StoppedBySignal, match=f"{number.name} after optimiser step {step + 1}"):
         train(config, run, callbacks=[SignalAt(step, number)])
@@ -70,10 +72,25 @@ def test_after_the_last_step_there_is_nothing_to_stop(
     assert train(make_config("simclr", max_epochs=1), tmp_path / "run", callbacks=[end]).epochs == 1
 
 
+@pytest.mark.fault
+def test_ctrl_c_while_a_finished_run_is_taken_down(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning would do it twice, which fails."""
+    teardown = _FitLoop.teardown
+
+    def interrupted(loop: _FitLoop) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        teardown(loop)
+
+    monkeypatch.setattr(_FitLoop, "teardown", interrupted)
+    assert train(make_config("simclr", max_epochs=1), tmp_path / "run").epochs == 1
+
+
 @contextlib.contextmanager
 def in_a_terminal(
     config: dict[str, Any], folder: Path, awaited: str, **environment: str
-) -> Iterator[subprocess.Popen[str]]:
+) -> Iterator[forks.Fork]:
     """``solo-ext pretrain`` with the run directory ``run``, in a process group of its own.
 
     Args:
@@ -85,14 +102,8 @@ def in_a_terminal(
     (folder / "mine.yaml").write_text(yaml.safe_dump(config))
     words = ["--config-path", ".", "--config-name", "mine", "--run-dir", "run"]
     outer = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
-    started = subprocess.Popen(
-        [sys.executable, "-m", "solo_ext.lab.cli.main", "pretrain", *words],
-        cwd=folder,
-        env={**outer, **environment},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
+    started = forks.start(
+        *forks.SOLO_EXT, "pretrain", *words, cwd=folder, env={**outer, **environment}
     )
     try:
         while not list((folder / "run").glob(awaited)):

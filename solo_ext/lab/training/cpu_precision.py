@@ -1,0 +1,88 @@
+"""``precision: auto``: bfloat16 on a CPU that multiplies it faster and convolves it right."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from solo_ext.config.schema import RunConfig
+
+logger = logging.getLogger(__name__)
+Convolutions = list[tuple[nn.Conv2d, tuple[int, ...]]]
+"""Layers, and the shape (C, H, W) of a map that each of them meets."""
+BATCH, TRIALS, TOLERANCE = 16, 3, 0.02
+"""Images, passes, and the relative error above which a convolution is wrong; rounding: 0.004."""
+
+
+def precision_for(run: RunConfig, convolutions: Convolutions) -> str:
+    """``bf16-mixed`` if that is faster here and right, else ``32-true``.
+
+    It is faster on processors with AVX512-BF16 or AMX (measured on the former). It depends on
+    nothing that is timed, so that a run can be repeated.
+
+    Args:
+        run: trains on the CPU, or keeps ``32-true``.
+        convolutions: those of its backbone.
+    """
+    # torch 2.10 does not say what the processor has, and keeps fp32.
+    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    if not run.on_cpu or not (has.get("avx512_bf16") or has.get("amx_bf16")):
+        return "32-true"
+    last = not run.performance.disable_channel_last
+    geometries = {(str(layer), shape): layer for layer, shape in convolutions}
+    for (name, shape), layer in geometries.items():
+        if not right(layer, shape, last):
+            logger.info(
+                f"precision: 32-true, because in bfloat16 torch {torch.__version__} computes "
+                f"{name} of {shape[1]} x {shape[2]} pixels wrongly on this processor"
+            )
+            return "32-true"
+    return "bf16-mixed"
+
+
+def right(layer: nn.Conv2d, shape: tuple[int, ...], channels_last: bool = True) -> bool:
+    """Whether a convolution and its gradients in bfloat16 are those of fp32 up to rounding.
+
+    Args:
+        layer: of any weights and device; others are drawn.
+        shape: (C, H, W) of the map.
+        channels_last: memory format of map and weights.
+
+    >>> right(nn.Conv2d(8, 16, 3, padding=1), (8, 4, 4))
+    True
+    """
+    form = torch.channels_last if channels_last else torch.contiguous_format
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).to(memory_format=form).requires_grad_()
+
+    def results() -> list[Tensor]:
+        y = layer._conv_forward(x, weight, None)
+        towards = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
+        return [y.detach().float(), *torch.autograd.grad(y, (x, weight), towards)]
+
+    x, weight = drawn(BATCH, *shape), drawn(*layer.weight.shape)
+    try:
+        exact = results()
+    except RuntimeError:
+        # A layer that pads its input by itself cannot be checked, and is not trusted.
+        return False
+    for _ in range(TRIALS):
+        # Fill the memory that the next results get with NaN: a kernel that leaves a part of its
+        # result unwritten is noticed only then.
+        spoilt = [torch.full_like(t, float("nan"), dtype=d) for t in exact for d in _DTYPES]
+        del spoilt
+        with torch.autocast("cpu", torch.bfloat16):
+            found = results()
+        for one, other in zip(found, exact, strict=True):
+            # Written with `not`, because every comparison with NaN is false.
+            if not (one - other).norm() <= TOLERANCE * other.norm():
+                return False
+    return True
+
+
+_DTYPES = torch.float32, torch.bfloat16

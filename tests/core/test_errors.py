@@ -1,0 +1,149 @@
+"""The edge of a command: whatever ends it early is one line, with a documented exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from solo_ext.core.errors import UserError, in_one_line
+
+pytestmark = pytest.mark.fault
+COMMAND = [sys.executable, "-m", "solo_ext.lab.cli.main"]
+
+
+def raising(error: BaseException) -> NoReturn:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (UserError("lr=0: too small"), 2, "lr=0: too small"),
+        (KeyboardInterrupt(), 130, "interrupted; start it again"),
+        (PermissionError(13, "Permission denied", "/x"), 2, "Permission denied: '/x'; give perm"),
+        (IsADirectoryError(21, "Is a directory", "/x"), 2, "in the way"),
+        (OSError(24, "Too many open files"), 2, "ulimit -n"),
+        (MemoryError(), 1, "out of memory; take smaller batches"),
+    ],
+)
+def test_one_line(
+    error: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert in_one_line(lambda: raising(error), "start it again") == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("solo-ext: ")
+    assert says in line
+
+
+def test_an_error_that_nobody_foresaw(capsys: pytest.CaptureFixture[str]) -> None:
+    """The line names a file with the traceback."""
+    assert in_one_line(lambda: raising(ZeroDivisionError("by\nzero")), "start it again") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    found = re.fullmatch(
+        r"solo-ext: ZeroDivisionError: by \(details in (\S+\.log)\); start it again", line
+    )
+    assert found is not None, line
+    log = Path(found[1])
+    assert "Traceback" in log.read_text()
+    log.unlink()
+
+
+def test_handlers_are_those_of_before() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert in_one_line(lambda: 0, "") == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT"])
+def test_a_signal_before_training(name: str, tmp_path: Path) -> None:
+    """Libraries are still being imported."""
+    number = getattr(signal, name)
+    words = ["pretrain", "--config-name", "digits/simclr", "--run-dir", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [*COMMAND, *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        # Whoever runs the tests may ignore it, as `nohup` does.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
+    time.sleep(1.0)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, said
+    assert re.fullmatch(r"solo-ext: (interrupted|stopped by SIG\w+); start it again\n", said), said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_within_a_string(tmp_path: Path) -> None:
+    """As libraries run them while they are imported."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\n"
+        "from solo_ext.core.errors import in_one_line\n"
+        "sys.exit(in_one_line(lambda: exec('raise KeyboardInterrupt'), 'again'))\n"
+    )
+    words = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "solo-ext: interrupted; again\n")
+
+
+def test_interrupted_within_an_import(tmp_path: Path) -> None:
+    """A library may swallow the interruption, and fail by an error of its own."""
+    (tmp_path / "library.py").write_text(
+        "import signal\n"
+        "try:\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "except BaseException:\n"
+        "    raise RecursionError from None\n"
+    )
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\n"
+        "from solo_ext.core.errors import in_one_line\n"
+        "sys.exit(in_one_line(lambda: __import__('library'), 'again'))\n"
+    )
+    words = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "solo-ext: interrupted; again\n")
+
+
+@pytest.mark.parametrize("words", [["losses"], ["losses", "--json"]], ids=str)
+def test_output_that_nobody_reads(words: list[str]) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-"])
+def test_closed_streams(closed: str) -> None:
+    command = " ".join([*COMMAND, "pretrain", "--config-name", "digits/simclrr", closed])
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+@pytest.mark.slow
+def test_a_locale_without_most_letters() -> None:
+    """What cannot be printed is escaped."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [*COMMAND, "pretrain", "--config-name", "digits/\N{GREEK SMALL LETTER BETA}"],
+        env={**os.environ, **plain},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert b"no such config" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -1,0 +1,175 @@
+"""What only a process of its own meets: handles, streams, locale, threads, a moved directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import forks
+from tests.attack.world import made_images, settings
+from tests.lab.cli.conftest import Command
+
+pytestmark = [pytest.mark.fault, pytest.mark.slow]
+COMMAND = [sys.executable, "-m", "solo_ext.lab.cli.main"]
+RESULTS = Path(__file__).parents[3] / "results"
+HOST = os.environ.get("SOLO_LEARN_ROOT", "")
+
+
+def environment(host: str = HOST, **changes: str) -> dict[str, str]:
+    """With solo-learn's checkout, or with the release that is installed."""
+    others = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p != HOST]
+    path = os.pathsep.join([*others, *[host] * bool(host)])
+    return {**os.environ, "PYTHONPATH": path, **changes}
+
+
+def said(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The last line of standard error, without a traceback before it."""
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return (done.stderr.splitlines() or [""])[-1]
+
+
+@pytest.fixture
+def pretrain(tmp_path: Path) -> str:
+    """A command of the shell that trains a tiny run in ``run``."""
+    config = settings(made_images(tmp_path / "images"), "debiased")
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config))
+    given = [f"--config-path={tmp_path}", "--config-name=tiny", f"--run-dir={tmp_path / 'run'}"]
+    return " ".join([*COMMAND, "pretrain", *given])
+
+
+def shell(command: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(**changes),
+    )
+
+
+def test_too_few_file_handles_for_the_workers(pretrain: str) -> None:
+    assert "`ulimit -n`" in said(shell(f"ulimit -n 40; {pretrain} data.num_workers=4"), 2)
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "2>/dev/full", "2> >(true)"])
+def test_lines_that_nobody_takes(closed: str, pretrain: str, tmp_path: Path) -> None:
+    """The run goes on without them."""
+    assert said(shell(f"{pretrain} max_epochs=2 {closed}"), 0) == ""
+    assert list((tmp_path / "run").glob("*-ep=1.ckpt"))
+
+
+def test_lines_of_a_benchmark_that_nobody_takes() -> None:
+    words = " ".join([*COMMAND, "benchmark", "run", "demo", "--dry-run"])
+    assert said(shell(f"{words} 2> >(true)"), 0) == ""
+
+
+def started(pretrain: str, run: Path, **changes: str) -> forks.Fork:
+    """A run of many epochs, after its first."""
+    _, *words = pretrain.split()
+    process = forks.start(*words, "max_epochs=1000", env=environment(**changes))
+    while not list(run.glob("*-ep=0.ckpt*")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    return process
+
+
+def ended(process: forks.Fork) -> subprocess.CompletedProcess[str]:
+    out, errors = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.wait(), out, errors)
+
+
+def moved(run: Path) -> None:
+    run.rename(run.with_name("moved"))
+
+
+def removed(run: Path) -> None:
+    """The run writes all the time, and may put a file into a folder that is just being emptied."""
+    while run.exists():
+        shutil.rmtree(run, ignore_errors=True)
+
+
+@pytest.mark.parametrize("go", [moved, removed])
+def test_a_run_directory_that_goes(
+    go: Callable[[Path], object], pretrain: str, tmp_path: Path
+) -> None:
+    process = started(pretrain, tmp_path / "run")
+    go(tmp_path / "run")
+    assert "while training" in said(ended(process), 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "change"),
+    [
+        ({"OMP_NUM_THREADS": "2"}, "torch_threads: 1.0 -> 2.0"),
+        pytest.param(
+            {"host": HOST},
+            "host.generation: 1.0.2 -> main",
+            marks=[
+                pytest.mark.upstream,
+                pytest.mark.skipif(not HOST, reason="SOLO_LEARN_ROOT names no checkout of main"),
+            ],
+        ),
+    ],
+    ids=["threads", "host"],
+)
+def test_a_run_goes_on_elsewhere(
+    changes: dict[str, str], change: str, pretrain: str, tmp_path: Path
+) -> None:
+    process = started(pretrain, tmp_path / "run", host="", OMP_NUM_THREADS="1")
+    process.send_signal(signal.SIGTERM)
+    assert "is saved" in said(ended(process), 128 + signal.SIGTERM)
+    with subprocess.Popen(
+        [*COMMAND, "pretrain", "--resume", str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**{"host": "", "OMP_NUM_THREADS": "1", **changes}),
+    ) as process:
+        assert process.stderr is not None
+        told = next(line for line in process.stderr if "goes on in another environment" in line)
+        process.kill()
+    assert change in told
+
+
+def test_evaluations_while_a_run_writes_checkpoints(
+    pretrain: str, tmp_path: Path, command: Command
+) -> None:
+    """After every step: each finds one that is whole."""
+    process = started(pretrain, tmp_path / "run")
+    out = f"out={tmp_path / 'out'}"
+    results = [command("eval", "knn", str(tmp_path / "run"), out) for _ in range(8)]
+    assert process.poll() is None
+    process.kill()
+    ended(process)
+    assert [result.code for result in results] == [0] * 8, [result.err for result in results]
+
+
+def test_weights_that_cannot_be_fetched(pretrain: str, tmp_path: Path) -> None:
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+    line = said(shell(f"{pretrain} +backbone.kwargs.pretrained=true", **offline), 2)
+    assert "backbone.kwargs.pretrained=true: its weights cannot be fetched" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_the_home_folder(pretrain: str, tmp_path: Path) -> None:
+    """Shells leave ``~`` alone after ``=``."""
+    words = pretrain.replace(f"--run-dir={tmp_path}/run", "--run-dir=~/run max_epochs=1")
+    done = forks.run(*words.split()[1:], env=environment(HOME=str(tmp_path)))
+    assert said(done, 0).startswith("debiased  epoch 1/1")
+    assert list((tmp_path / "run").glob("*-ep=0.ckpt"))
+
+
+def test_a_report_in_a_locale_without_most_letters(tmp_path: Path) -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    report = " ".join([*COMMAND, "benchmark", "report", str(RESULTS / "digits")])
+    assert said(shell(f"{report} --out={tmp_path}", **plain), 0) == ""
+    assert not (tmp_path / "report.html").read_text(encoding="utf-8").isascii()
