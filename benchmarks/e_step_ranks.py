@@ -1,31 +1,35 @@
 """Time of the E-step's clustering, shared out to processes of one thread each.
 
-    python -m benchmarks.e_step_ranks [--ranks 1 2] [--rows 100000] [--rounds 3] [--json FILE]
+    python -m benchmarks.e_step_ranks [--ranks 1 2] [--rows 100000] [--clusters 250 500 1000]
+        [--device cpu] [--rounds 3] [--json FILE]
 
-Unit rows around 2,000 directions, K = 250 + 500 + 1,000: a cold E-step, then a warm one. Groups of
-processes take turns; each time is that of the slowest process, its median over the rounds. Cores
-that processes have to share say nothing.
+Unit rows around 2,000 directions: a cold E-step, then a warm one. Groups of processes take turns;
+each time is that of the slowest process, its median over the rounds. Cores that processes have to
+share say nothing. On a GPU, which one process has, its peak of memory is given too, features
+included.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, multiprocessing
 
-from solo_ext.clustering import e_step
+from solo_ext.clustering import e_step, resolve_backend
 from solo_ext.core.files import append_lines
+from solo_ext.lab.training.run_dir import environment
 
-WIDTH, DIRECTIONS, SIZES = 128, 2000, [250, 500, 1000]
+WIDTH, DIRECTIONS = 128, 2000
 
 
 def features(rows: int) -> Tensor:
@@ -36,32 +40,40 @@ def features(rows: int) -> Tensor:
     return F.normalize(centres[torch.arange(rows) % DIRECTIONS] + spread, dim=1)
 
 
-def work(rank: int, ranks: int, rows: int, folder: str) -> None:
-    """What each process does; it leaves its two times in the folder."""
+def work(
+    rank: int, ranks: int, rows: int, clusters: Sequence[int], device: str, folder: str
+) -> None:
+    """What each process does; it leaves its two times in the folder, and its peak of memory."""
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
     ids = torch.arange(rank, rows, ranks)
-    own = features(rows)[ids]
+    own, ids = features(rows)[ids].to(device), ids.to(device)
     init: list[Tensor] | None = None
     seconds = []
     for _ in range(2):
         dist.barrier()
         begin = time.perf_counter()
-        found = e_step(own, ids, rows, SIZES, temperature=0.2, init=init)
+        found = e_step(own, ids, rows, clusters, temperature=0.2, init=init)
+        if device == "cuda":
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
         init = [granularity.means for granularity in found]
-    Path(folder, f"{rank}.json").write_text(json.dumps(seconds))
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
+    Path(folder, f"{rank}.json").write_text(json.dumps([*seconds, peak]))
     dist.destroy_process_group()
 
 
-def measured(ranks: int, rows: int) -> tuple[float, float]:
-    """Seconds of the cold and of the warm E-step, of the slowest process."""
+def measured(ranks: int, *sizes: Any) -> tuple[float, float, int]:
+    """Seconds of the cold and of the warm E-step, of the slowest process, and bytes at most."""
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(work, (ranks, rows, folder), nprocs=ranks)
+        if ranks == 1:
+            work(0, ranks, *sizes, folder)
+        else:
+            multiprocessing.spawn(work, (ranks, *sizes, folder), nprocs=ranks)
         found = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
-    cold, warm = zip(*found, strict=True)
-    return max(cold), max(warm)
+    cold, warm, peak = (max(values) for values in zip(*found, strict=True))
+    return cold, warm, peak
 
 
 def main() -> None:
@@ -70,17 +82,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--clusters", type=int, nargs="+", default=[250, 500, 1000])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rounds = [{n: measured(n, args.rows) for n in args.ranks} for _ in range(args.rounds)]
+    if args.device == "cuda" and args.ranks != [1]:
+        parser.error("--device cuda is one process's: add --ranks 1")
+    sizes = args.rows, args.clusters, args.device
+    rounds = [{n: measured(n, *sizes) for n in args.ranks} for _ in range(args.rounds)]
     found = []
     for ranks in args.ranks:
         cold, warm = (statistics.median(r[ranks][i] for r in rounds) for i in range(2))
-        found.append({"ranks": ranks, "cold": round(cold, 3), "warm": round(warm, 3)})
+        line = {"ranks": ranks, "cold": round(cold, 3), "warm": round(warm, 3)}
         print(f"{ranks} processes  cold {cold:8.2f} s  warm {warm:8.2f} s")
+        if args.device == "cuda":
+            line["peak_gib"] = round(max(r[ranks][2] for r in rounds) / 2**30, 2)
+            print(f"peak of its memory {line['peak_gib']:.2f} GiB")
+        found.append(line)
     if args.json:
-        about = {"rows": args.rows, "rounds": args.rounds, "cores": os.cpu_count()}
+        about = {
+            "rows": args.rows,
+            "clusters": args.clusters,
+            "backend": resolve_backend("auto", torch.device(args.device)),
+            "rounds": args.rounds,
+            "environment": environment(),
+        }
         append_lines(args.json, [about, *found])
 
 

@@ -71,21 +71,14 @@ def race(
     variants: Mapping[str, Work],
     rounds: int,
     warm: int = 10,
-    clock: Clock = time.perf_counter,
 ) -> dict[str, dict[str, float | list[float]]]:
     """Times all variants in turn, as :func:`take_turns` does.
-
-    Args:
-        variants: what to do, by name; the first is what ratios are relative to.
-        rounds: that count.
-        warm: rounds before them.
-        clock: seconds; ``time.process_time`` leaves out what other processes take of the core.
 
     Returns:
         Of each variant `ms`, its median; `ratio`, the median over rounds of its time over the
         first one's of the same round; `quartiles` of that ratio.
     """
-    seconds = take_turns(variants, rounds, warm, by_clock(clock))
+    seconds = take_turns(variants, rounds, warm)
     first = next(iter(variants))
     found: dict[str, dict[str, float | list[float]]] = {}
     for name, times in seconds.items():

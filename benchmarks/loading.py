@@ -2,11 +2,12 @@
 
     python -m benchmarks.loading --data FOLDER --json results/speed/loading.jsonl
 
-FOLDER holds class folders, for example Imagenette-160's `train`. Its images are first cut to
-squares of 160 pixels, since augmentation on the batch wants images of one size. All sources give
-two crops of MoCo v2's augmentation (crop, jitter, greyscale, blur, flip; also without its blur) at
-32, 64 and 128 pixels, of the same images, and take turns in one process: one pass over all images
-each, in rounds. A pass of DALI's includes the making of its pipeline, which is done in every epoch.
+FOLDER holds class folders, for example Imagenette-160's `train`; without it images are made. They
+are first cut to squares of 160 pixels, since augmentation on the batch wants images of one size.
+All sources give two crops of MoCo v2's augmentation (crop, jitter, greyscale, blur, flip; also
+without its blur) at 32, 64 and 128 pixels, of the same images, and take turns in one process: one
+pass over all images each, in rounds. A pass of DALI's includes the making of its pipeline, which is
+done in every epoch.
 Ratios are of the same round, relative to the first source; the first comes twice, which says how
 much of a ratio is noise. Add a source by an entry of `SOURCES`.
 """
@@ -16,8 +17,8 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,14 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from benchmarks.interleaved import race
-from solo_ext import host
+from benchmarks.speed.turns import write_folders
 from solo_ext.config.compose import compose
 from solo_ext.core.files import append_lines
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.dali import dali_installed
+from solo_ext.data.fixed import FixedView
 from solo_ext.data.raw_batches import RawBatches
 from solo_ext.data.reading import load_image
-from solo_ext.data.transforms import FixedView
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.run_data import train_loader
 from solo_ext.lab.training.run_dir import environment
@@ -54,17 +55,10 @@ def read_all(loader: Any) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """A way to load.
-
-    Attributes:
-        overrides: of the config.
-        there: whether this machine can.
-        consume: takes one pass of the loader that the config gives.
-    """
+    """A way to load: overrides of the config, and whether this machine can."""
 
     overrides: tuple[str, ...]
     there: Callable[[], bool] = lambda: True
-    consume: Callable[[Any], None] = field(default=read_all)
 
 
 def _dali_on_gpu() -> bool:
@@ -112,8 +106,8 @@ def work(source: Source, data: Path, size: int, blur: float) -> Any:
         augment = BatchAugment(
             run.data.dataset, run.augmentations, pixels.height, pixels.width, run.seed
         )
-        return len(loader) * BATCH, lambda: source.consume(augmented(loader, augment))
-    return len(loader) * BATCH, lambda: source.consume(loader)
+        return len(loader) * BATCH, lambda: read_all(augmented(loader, augment))
+    return len(loader) * BATCH, lambda: read_all(loader)
 
 
 def augmented(loader: Any, augment: BatchAugment) -> Iterator[Any]:
@@ -132,45 +126,57 @@ def squares(data: Path, count: int, folder: Path) -> None:
     view = FixedView(SQUARE)
     for path in files[:: max(len(files) // count, 1)]:
         out = folder / path.parent.name / f"{path.stem}.jpg"
-        out.parent.mkdir(exist_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
         view(load_image(path)).save(out, quality=90)
 
 
 def main() -> None:
     """Races the sources at every size, and prints and writes what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="class folders of JPEG files")
+    parser.add_argument("--data", type=Path, help="class folders of JPEG files")
     parser.add_argument("--json", type=Path, help="file of the record, to which lines are added")
     parser.add_argument("--images", type=int, default=2048, help="about as many a pass")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    every = "these alone; all that this machine has if left out"
+    parser.add_argument("--sources", nargs="+", choices=SOURCES, help=every)
     parser.add_argument("--note", default="", help="what else the machine did; kept in the record")
     args = parser.parse_args()
+    there = [key for key, source in SOURCES.items() if source.there()]
+    sources = args.sources or there
+    if absent := [key for key in sources if key not in there]:
+        parser.error(
+            f"--sources: {', '.join(absent)}: not here: DALI is not installed, or torch sees no GPU"
+        )
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        squares(args.data, args.images, Path(folder))
+    with tempfile.TemporaryDirectory() as scratch:
+        data, folder = args.data or Path(scratch, "made"), Path(scratch, "squares")
+        if args.data is None:
+            write_folders(data, args.images, SQUARE)
+        squares(data, args.images, folder)
         if args.json:
             about = {
-                "images": sum(1 for _ in Path(folder).glob("*/*")),
+                "images": sum(1 for _ in folder.glob("*/*")),
+                "made": args.data is None,
                 "batch_size": BATCH,
                 "rounds": args.rounds,
                 "load_average": os.getloadavg(),
                 "note": args.note,
-                "environment": environment(host.load().info),
+                "environment": environment(),
             }
             append_lines(args.json, [about])
         for name, blur in AUGMENTATIONS.items():
             for size in args.sizes:
-                rows = compare(Path(folder), size, name, blur, args.rounds)
+                rows = compare(folder, sources, size, name, blur, args.rounds)
                 if args.json:
                     append_lines(args.json, rows)
 
 
-def compare(data: Path, size: int, name: str, blur: float, rounds: int) -> list[dict[str, Any]]:
+def compare(
+    data: Path, sources: Sequence[str], size: int, name: str, blur: float, rounds: int
+) -> list[dict[str, Any]]:
     """Races the sources at a size; prints and returns what was found."""
-    made = {
-        key: work(source, data, size, blur) for key, source in SOURCES.items() if source.there()
-    }
+    made = {key: work(SOURCES[key], data, size, blur) for key in sources}
     found = race({key: run for key, (_, run) in made.items()}, rounds, warm=1)
     images = next(iter(made.values()))[0]
     print(f"{size} px, {name}, {images} images, two crops", flush=True)

@@ -1,1 +1,1 @@
-"""What methods keep, need and send, by formula; the tables of ``docs/distributed.md``."""
+"""What methods keep, need and send, by formula; the tables of ``docs/project/memory.md``."""

@@ -1,7 +1,7 @@
 """Bytes of every method by its sizes; compared with real runs in ``tests/benchmarks``.
 
 Symbols: n images, N batch of a process, R processes, V crops, D dimensions of an embedding, K
-prototypes or rows of a queue. Embeddings are fp32, indices int64.
+prototypes or rows of a queue. Embeddings are fp32, indices int64, numbers of clusters int32.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-FLOAT, LONG, DOUBLE = 4, 8, 8
+FLOAT, INT, LONG, DOUBLE = 4, 4, 8, 8
 TILE = {"cpu": 2**20, "cuda": 2**25}
 """Bytes of a tile of similarities, as in ``solo_ext.kernels.tables``."""
 RELOCATED = 96
@@ -134,9 +134,9 @@ def nearest_neighbours(s: Sizes, support: int, top_k: int = 1) -> Footprint:
 def clusters(s: Sizes, counts: Sequence[int], bank: bool = False) -> int:
     """State of an E-step: means, prototypes, concentrations, assignments, and the bank.
 
-    ``(8 D + 4) sum K + 8 M n``, with a bank ``(4 D + 1) n`` more.
+    ``(8 D + 4) sum K + 4 M n``, with a bank ``(4 D + 1) n`` more.
     """
-    tables = sum(counts) * (2 * FLOAT * s.dim + FLOAT) + len(counts) * LONG * s.images
+    tables = sum(counts) * (2 * FLOAT * s.dim + FLOAT) + len(counts) * INT * s.images
     return tables + (s.images * (FLOAT * s.dim + 1) if bank else 0)
 
 
@@ -197,7 +197,7 @@ def e_step(
 ) -> Traffic:
     """k-means of all granularities with the torch backend, if no iteration is spared.
 
-    An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``8 n`` for the clusters of
+    An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``4 n`` for the clusters of
     all images. Processes meet, with 8 bytes, before every sum or broadcast and at the end of what
     an error of one of them ends for all.
 
@@ -222,7 +222,7 @@ def e_step(
             merged = LONG * k
             step += Traffic(DOUBLE * k + halves + merged + 10 * LONG, broadcast=4 * LONG * tried)
         outcome = Traffic(all_reduce=2 * DOUBLE + 2 * LONG)
-        placed = Traffic(all_reduce=LONG * s.images + FLOAT + DOUBLE * k + 3 * LONG)
+        placed = Traffic(all_reduce=INT * s.images + FLOAT + DOUBLE * k + 3 * LONG)
         runs = (start + Traffic(LONG) + step.times(iterations) + outcome).times(restarts)
         total += runs + placed
     return total
@@ -231,11 +231,29 @@ def e_step(
 def e_step_memory(s: Sizes, counts: Sequence[int]) -> tuple[int, int]:
     """Bytes on a device in an E-step: a process's share of the features; what all hold of all.
 
-    ``4 D n / R``, and ``24 M n``: numbers of clusters as they were, as they are found, and as they
+    ``4 D n / R``, and ``12 M n``: numbers of clusters as they were, as they are found, and as they
     are put together. To match the clusters as they were and as they are takes ``16 n``.
     """
     features = FLOAT * s.dim * s.images // s.processes
-    return features, 3 * LONG * len(counts) * s.images
+    return features, 3 * INT * len(counts) * s.images
+
+
+def listing(s: Sizes, name: int) -> int:
+    """Bytes of the listing of image files: names, where every 64th begins, and targets.
+
+    Args:
+        s: sizes, of which the number of images counts.
+        name: characters of a name below the data's folder, and the one that ends it.
+    """
+    return s.images * (name + INT) + LONG * (-(-s.images // 64) + 1)
+
+
+def kmeans_multiplications(s: Sizes, counts: Sequence[int], iterations: int) -> int:
+    """Multiplications of a process in k-means: each iteration, and the last assignment.
+
+    ``n D (iterations + 1) sum K / R``; relocation, of warm ones, comes on top.
+    """
+    return s.images * s.dim * (iterations + 1) * sum(counts) // s.processes
 
 
 def perceptron(

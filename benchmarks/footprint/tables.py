@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from benchmarks.footprint import formulas
 from benchmarks.footprint.cases import BILLION, IMAGENET, TEACHER, Case, Machines, cases
 from benchmarks.footprint.formulas import FLOAT, Sizes
+from solo_ext.core.draws import LARGE
 
 BEGIN, END = "<!-- footprint: begin -->", "<!-- footprint: end -->"
 COUNTS, MARGINS, DIM = (25_000, 50_000, 100_000), (1000,), 128
@@ -22,9 +23,9 @@ FORMULAS = {
         "gather (4 V (1 + k) D + 4 D + 16) N, sum 4 V R N D",
         "8 V (1 + k) R N D + 67 to 268 MB",
     ),
-    "metric": ("(8 D + 4) K + 8 n", "none; `bank`: gather (4 D + 8) N", "12 V N K"),
+    "metric": ("(8 D + 4) K + 4 n", "none; `bank`: gather (4 D + 8) N", "12 V N K"),
     "pcl": (
-        "4 d Q D + (8 D + 4) ΣK + 8 M n",
+        "4 d Q D + (8 D + 4) ΣK + 4 M n",
         "gather 4 d N D; `bank`: 8 N more",
         "84 MB",
     ),
@@ -32,6 +33,62 @@ FORMULAS = {
     "seed": ("4 Q D", "gather 4 N D", "34 MB"),
     "protoseed": ("4 K", "sum 4 (i + 1) K", "the same, U = 1"),
 }
+
+
+NODE = 8
+"""GPUs of a node."""
+NAME = len("n01440764/n01440764_10026.JPEG") + 1
+RATES = {"embed": 2000, "multiply": 50e12, "send": 20e9}
+"""Assumed of a GPU: images per second of a ResNet-50 without gradient, multiplications of k-means
+per second, and bytes sent to other nodes per second."""
+
+
+def scale() -> str:
+    """What grows with the number of images, of PCL's ImageNet config."""
+    (case,) = (c for c in cases() if c.method == "pcl")
+    host, device, seconds = [], [], []
+    for power in range(6, 10):
+        images = 10**power
+        row = []
+        for gpus in (8, 64, 512):
+            on = Machines("", images, gpus, 32)
+            s, label = case.sizes(on), [f"10^{power}", str(gpus)]
+            features, numbers = formulas.e_step_memory(s, COUNTS)
+            state = case.footprint(s).state
+            gradients = formulas.ddp(case.parameters, case.batch_norm).sent(gpus)
+            step = gradients + case.footprint(s).step.sent(gpus)
+            sent = [
+                formulas.e_step(s, COUNTS, steps, embedder=0, warm=warm).sent(gpus)
+                for steps, warm in ((COLD, False), (WARM, True))
+            ]
+            peak = state + features + numbers - formulas.INT * len(COUNTS) * images
+            row = [amount(x) for x in (state, peak, step, *sent)]
+            device.append([*label, *row])
+            work = [
+                images / gpus / RATES["embed"],
+                formulas.kmeans_multiplications(s, COUNTS, COLD) / RATES["multiply"],
+                formulas.kmeans_multiplications(s, COUNTS, WARM) / RATES["multiply"],
+                sent[0] / RATES["send"],
+                sent[1] / RATES["send"],
+            ]
+            seconds.append([*label, *(f"{x:,.0f}" if x >= 10 else f"{x:.2g}" for x in work)])
+        files = formulas.listing(Sizes(images, 0, 1), NAME)
+        copies = 1 if images > LARGE else NODE
+        order = 0 if images > LARGE else formulas.LONG * images
+        own = order + (0 if images > LARGE else files)
+        found = amount(files), amount(copies * files), amount(own), amount(NODE * 180 * images)
+        host.append([f"10^{power}", *found])
+    head = [
+        "images",
+        "listing",
+        "of a node",
+        "a process's own, with the order",
+        "lists would take",
+    ]
+    gpu = ["images", "GPUs", "state", "E-step's peak", "a step sends", "E-step sends, cold", "warm"]
+    time = ["images", "GPUs", "embed", "k-means, cold", "warm", "send, cold", "warm"]
+    tables = _table(head, host), _table(gpu, device), _table(time, seconds)
+    return "\n\n".join(tables)
 
 
 def document() -> str:

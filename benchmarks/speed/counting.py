@@ -32,17 +32,16 @@ BY_COUNTS = "aten::repeat_interleave"
 READS = ("tolist", "cpu", "numpy")
 """Methods that bring a tensor to the host, of which a CPU dispatches nothing."""
 NO_LAUNCH = frozenset(
-    ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::detach")
+    f"aten::{name}"
+    for name in (
+        *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
+        *("detach", "_unsafe_view", "as_strided_", "squeeze_", "unsqueeze_", "t_", "transpose_"),
+    )
 )
 
 
 class Tally(NamedTuple):
-    """What was counted.
-
-    Attributes:
-        launches: operations that do work on tensors.
-        synchronisations: those that make the host wait.
-    """
+    """Operations that do work on tensors, and those that make the host wait."""
 
     launches: int
     synchronisations: int
@@ -53,10 +52,6 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     A tensor's ``to`` counts where it names the string ``cpu``: on a CPU a device that is passed on
     is the one that training runs on.
-
-    Attributes:
-        launches: operations that do work on tensors.
-        waits: names of those that make the host wait.
     """
 
     def __init__(self) -> None:
@@ -106,12 +101,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = func.name().partition(".")[0]
         given = kwargs or {}
-        waits = (
-            name in WAITS
-            or (name in BY_MASK and _has_mask(args[1]))
-            or (name == BY_COUNTS and given.get("output_size") is None)
-        )
-        if waits and not self._reading:
+        if host_waits(name, args, given) and not self._reading:
             self.waits.append(name)
         if not func.is_view and name not in NO_LAUNCH:
             self.launches += 1
@@ -121,6 +111,15 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _to_host(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     wanted = kwargs.get("device", args[0] if args else None)
     return isinstance(wanted, str) and wanted == "cpu"
+
+
+def host_waits(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the host has to know a value, or the shape of the result, of a call."""
+    return (
+        name in WAITS
+        or (name in BY_MASK and _has_mask(args[1]))
+        or (name == BY_COUNTS and kwargs.get("output_size") is None)
+    )
 
 
 def _has_mask(indices: Sequence[Tensor | None]) -> bool:

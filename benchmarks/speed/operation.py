@@ -7,7 +7,7 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from benchmarks.interleaved import (
     take_turns,
 )
 from benchmarks.speed.counting import counted
-from benchmarks.speed.target import Effort, Finding, Measured, Target, at_most
+from benchmarks.speed.target import Effort, Finding, Measured, Row, Target, at_most
 
 OURS, AGAIN = "ours", "again"
 NEEDS_GPU, OF_CPU = "needs a GPU", "a target on a CPU"
@@ -83,8 +83,6 @@ class Case(NamedTuple):
 
     Attributes:
         label: of the full size.
-        make: its variants.
-        goals: what they are to reach.
         most_rounds: fewer rounds than other cases, after one to warm up and without memory: where
             a peer takes seconds in as many small steps that the profiler would drown.
     """
@@ -143,23 +141,15 @@ def again(name: str) -> str:
     return f"{name}, {AGAIN}"
 
 
-@dataclass(frozen=True)
-class Operation:
-    """A row of calls.
+def of_cases(*cases: Case) -> Row:
+    """A row that measures an operation at some sizes."""
 
-    Attributes:
-        name: for ``--rows``.
-        cases: its sizes.
-    """
-
-    name: str
-    cases: tuple[Case, ...]
-
-    def measure(self, effort: Effort) -> Measured:
-        """Measures all sizes."""
-        parts = {case.label: case.measure(effort) for case in self.cases}
+    def measure(effort: Effort) -> Measured:
+        parts = {case.label: case.measure(effort) for case in cases}
         findings = [f for part in parts.values() for f in part.findings]
         return Measured(findings, {k: part.details for k, part in parts.items()})
+
+    return measure
 
 
 def on_device(work: Work, device: str) -> Work:

@@ -13,7 +13,6 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.speed.target import Effort, Finding, Measured
-from solo_ext import host
 from solo_ext.core.files import read_jsonl, write_text
 from solo_ext.lab.training.run_dir import environment, package_version
 
@@ -37,15 +36,12 @@ _PEERS = ("solo-learn", "lightly", "kornia", "faiss-cpu", "faiss-gpu-cu12", "fla
 class Record:
     """What was measured, in a file: how and where, then a line for each row.
 
-    Args:
-        file: the file; its rows are taken over.
-        effort: of the table.
-        fresh: begin anew, whatever the file holds.
+    Rows that the file holds are taken over, unless it is to be ``fresh``.
     """
 
     def __init__(self, file: Path, effort: Effort, fresh: bool = False) -> None:
         self.file = file
-        found = environment(host.load().info)
+        found = environment()
         peers = {name: package_version(name) for name in _PEERS}
         self._about = {
             "effort": asdict(effort),

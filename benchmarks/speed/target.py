@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -12,11 +12,8 @@ class Effort:
     """How much is measured, and where.
 
     Attributes:
-        rounds: that count.
-        warm: rounds before them.
         shrink: sizes are divided by it; verdicts are given at 1 alone.
         compiled: whether peers are compiled, which takes seconds for each.
-        device: of the tensors.
     """
 
     rounds: int = 9
@@ -40,13 +37,7 @@ GATE = 0.85
 
 @dataclass(frozen=True)
 class Target:
-    """What a number is to be.
-
-    Attributes:
-        value: that number.
-        sense: ``at_least`` (of ratios of time and memory, with a gate) or ``at_most``.
-        unit: printed after it.
-    """
+    """What a number is to be: at least a ratio, with a gate, or at most some number."""
 
     value: float
     sense: Literal["at_least", "at_most"] = "at_least"
@@ -77,15 +68,11 @@ class Finding:
     """One number, its target and what was measured.
 
     Attributes:
-        label: what was measured, and of which size.
-        target: what the number is to be; ``None``: nobody has said.
-        measured: the number, ``None`` where it could not be measured.
         ours: which of our variants.
         peer: what it is compared with.
         again: the same of ours a second time over ours.
         memory: the peer's memory over ours.
-        difference: of what both return.
-        most_difference: that there may be; beyond it a number is missed, however fast.
+        difference: of what both return; beyond ``most_difference`` the number is missed.
         note: why there is no number, or what else there is to say.
     """
 
@@ -129,40 +116,11 @@ class Finding:
 
 
 class Measured(NamedTuple):
-    """What measuring a row gives.
-
-    Attributes:
-        findings: lines of the table.
-        details: everything behind them, for the record.
-    """
+    """Lines of the table, and everything behind them, for the record."""
 
     findings: list[Finding]
     details: dict[str, Any]
 
 
-class Row(Protocol):
-    """An operation with its peers and targets."""
-
-    @property
-    def name(self) -> str:
-        """For ``--rows``."""
-
-    def measure(self, effort: Effort) -> Measured:
-        """Measures all of it."""
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A row that measures itself.
-
-    Attributes:
-        name: for ``--rows``.
-        function: measures.
-    """
-
-    name: str
-    function: Callable[[Effort], Measured]
-
-    def measure(self, effort: Effort) -> Measured:
-        """Measures all of it."""
-        return self.function(effort)
+Row = Callable[[Effort], Measured]
+"""Measures an operation with its peers and targets."""

@@ -35,11 +35,7 @@ ON_GPU = (
 
 
 class Turns:
-    """Lets one of several threads run at a time, in order.
-
-    Args:
-        count: number of threads.
-    """
+    """Lets one of several threads run at a time, in order."""
 
     def __init__(self, count: int) -> None:
         self.condition = threading.Condition()
@@ -66,17 +62,7 @@ class Turns:
 
 
 class Timer(Callback):
-    """Times every step, or every epoch, of a run within its turn.
-
-    Args:
-        turns: shared.
-        who: number of the thread.
-        per_epoch: or per step.
-
-    Attributes:
-        seconds: of each.
-        started: set when the first one begins.
-    """
+    """Times every step, or every epoch, of a run within its turn."""
 
     def __init__(self, turns: Turns, who: int, per_epoch: bool) -> None:
         self.turns, self.who, self.per_epoch = turns, who, per_epoch
@@ -148,23 +134,15 @@ def train(
     callback: Callback | None = None,
     run_dir: Path | None = None,
 ) -> None:
-    """Trains the method of a CIFAR config on made images.
-
-    Args:
-        effort: decides on device and batch size.
-        name: of the config.
-        changes: of its settings.
-        images: class folders.
-        epochs: of nine steps.
-        callback: watches.
-        run_dir: of the run; a temporary folder by default.
-    """
+    """Trains the method of a CIFAR config on made images, for epochs of nine steps."""
     gpu = effort.device == "cuda"
     settings = [
         "data.dataset=custom",
         f"data.train_path={images}",
         "data.val_path=null",
         "data.augmentation=image",
+        "data.in_memory=false",
+        "precision=32-true",
         "data.num_workers=0",
         "online_eval.every_n_epochs=0",
         "checkpoint.enabled=false",
@@ -182,13 +160,7 @@ def train(
 
 
 def made_images(count: int, side: int, seed: int = 0) -> list[Image.Image]:
-    """Smooth random images, whose JPEG files are about as large as photographs of their size.
-
-    Args:
-        count: how many.
-        side: of each, in pixels.
-        seed: of what they show.
-    """
+    """Smooth random images, whose JPEG files are about as large as photographs of their size."""
     draw = np.random.default_rng(seed)
     coarse = draw.integers(0, 256, (count, _GRID, _GRID, 3), dtype=np.uint8)
     return [Image.fromarray(c).resize((side, side), Image.Resampling.BICUBIC) for c in coarse]
@@ -232,13 +204,7 @@ def race_trainers(
     per_epoch: bool,
     rounds: int,
 ) -> dict[str, list[float]]:
-    """Seconds of every round of every run.
-
-    Args:
-        effort: decides on device and batch size.
-        runs: config and changes, by name.
-        per_epoch: rounds are epochs, or else steps.
-        rounds: how many.
+    """Seconds of every round, an epoch or a step, of every run: config and changes by name.
 
     Raises:
         Exception: what one of the runs raised.

@@ -24,9 +24,9 @@ KMEANS = {"iterations": 2, "warm_iterations": 1}
 CLUSTERS = {"num_prototypes": [5], "warmup_epochs": 0, "kmeans": KMEANS}
 MARGIN = {"loss": "arcface_loss_func", "classes": "cluster"}
 COUNTS = [3, 6]
-EVERY_RUN = Traffic(all_reduce=32 + 12)
+EVERY_RUN = Traffic(all_reduce=32)
 """At the first step, and every five seconds, a signal, a lost worker, a checkpoint that is due and
-the next time; loss and two accuracies of solo-learn's online classifier."""
+the next time."""
 S = Sizes(IMAGES, BATCH, RANKS, DIM)
 RUNS: dict[str, tuple[str, dict[str, Any], Footprint]] = {
     "debiased": ("debiased", {}, formulas.in_batch(S)),

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.footprint import formulas
-from benchmarks.footprint.__main__ import DOCS
+from benchmarks.footprint.__main__ import DOCS, SCALE
 from benchmarks.footprint.cases import IMAGENET, RESNET18, RESNET50, Case, cases
 from benchmarks.footprint.formulas import TILE, Sizes, Traffic, perceptron
-from benchmarks.footprint.tables import BEGIN, END, FORMULAS, document
+from benchmarks.footprint.tables import BEGIN, END, FORMULAS, document, scale
 from benchmarks.interleaved import peak_mib
 from solo_ext import host
 from solo_ext.kernels import tables
@@ -140,9 +140,7 @@ def mixed() -> None:
 def prototypes() -> None:
     table, ids = QUEUE[:5000], torch.randint(0, 5000, (BATCH,))
     views = learned(2, BATCH, DIM)
-    proto_nce_terms(
-        views, table, torch.full((5000,), 0.2), ids, None, "paper", None
-    ).loss.backward()
+    proto_nce_terms(views, [table], [torch.full((5000,), 0.2)], ids[None]).loss.backward()
 
 
 def assigned() -> None:
@@ -186,8 +184,9 @@ def test_temporaries(name: str) -> None:
 
 def test_document_has_the_tables() -> None:
     """As ``python -m benchmarks.footprint --check``."""
-    _, _, rest = DOCS.read_text().partition(f"{BEGIN}\n\n")
-    assert rest.partition(f"\n\n{END}")[0] == document()
+    for page, expected in ((DOCS, document()), (SCALE, scale())):
+        _, _, rest = page.read_text().partition(f"{BEGIN}\n\n")
+        assert rest.partition(f"\n\n{END}")[0] == expected
 
 
 def test_a_changed_table_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

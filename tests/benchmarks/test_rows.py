@@ -24,7 +24,7 @@ TRAINING = ("steps", "epochs", "waits")
 
 @pytest.mark.parametrize("name", [n for n in ROWS if n not in TRAINING])
 def test_row(name: str) -> None:
-    findings, details = ROWS[name].measure(TINY)
+    findings, details = ROWS[name](TINY)
     assert findings
     assert details
     for finding in findings:
@@ -112,7 +112,7 @@ def test_a_failing_run_ends_the_race() -> None:
 
 def test_a_missing_peer_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operation, "installed", lambda name: name != "lightly")
-    findings, _ = queue_loss.ROW.cases[0].measure(TINY)
+    findings, _ = queue_loss.CASES[0].measure(TINY)
     of_lightly = [f for f in findings if f.peer == "lightly"]
     assert [f.verdict for f in of_lightly] == ["not measured here"]
     assert of_lightly[0].note == "peer not installed: lightly"

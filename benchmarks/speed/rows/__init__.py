@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.speed.operation import of_cases
 from benchmarks.speed.rows import (
     augmentation,
     e_step,
@@ -18,23 +19,22 @@ from benchmarks.speed.rows import (
 )
 from benchmarks.speed.target import Row
 
-_ALL: tuple[Row, ...] = (
-    queue_loss.ROW,
-    nearest.ROW,
-    sinkhorn.ROW,
-    protocpc.ROW,
-    mochi.ROW,
-    in_batch.ROW,
-    proto_nce.ROW,
-    e_step.ROW,
-    e_step.CONCENTRATIONS,
-    e_step.GRANULARITIES,
-    queue_update.ROW,
-    queue_update.EMA,
-    training.STEPS,
-    training.EPOCHS_ROW,
-    training.WAITS,
-    augmentation.ROW,
-    import_cost.ROW,
-)
-ROWS: dict[str, Row] = {row.name: row for row in _ALL}
+ROWS: dict[str, Row] = {
+    "queue-loss": of_cases(*queue_loss.CASES),
+    "nearest": of_cases(*nearest.CASES),
+    "sinkhorn": of_cases(*sinkhorn.CASES),
+    "protocpc": of_cases(*protocpc.CASES),
+    "mochi": of_cases(*mochi.CASES),
+    "in-batch": in_batch.measure,
+    "proto-nce": of_cases(*proto_nce.CASES),
+    "e-step": e_step.e_step,
+    "concentrations": of_cases(*e_step.CONCENTRATIONS),
+    "granularities": e_step.granularities,
+    "queue-update": of_cases(*queue_update.CASES),
+    "ema": of_cases(*queue_update.EMA),
+    "steps": training.steps,
+    "epochs": training.epochs,
+    "waits": training.waits,
+    "augmentation": augmentation.measure,
+    "import": import_cost.measure,
+}

@@ -13,7 +13,7 @@ from PIL import Image
 
 from benchmarks.interleaved import Work, by_clock, ratios, take_turns
 from benchmarks.speed.operation import installed, not_installed
-from benchmarks.speed.target import Effort, Finding, Measured, Target, Whole
+from benchmarks.speed.target import Effort, Finding, Measured, Target
 from benchmarks.speed.turns import made_images
 from solo_ext.config.schema import Augmentation
 from solo_ext.core.files import config_root
@@ -141,6 +141,3 @@ def measure(effort: Effort) -> Measured:
     parts = {f"{side} px, {name}": case(effort, side, name, size) for side, name, size in CASES}
     findings = [f for part in parts.values() for f in part.findings]
     return Measured(findings, {k: part.details for k, part in parts.items()})
-
-
-ROW = Whole("augmentation", measure)

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.speed.target import Effort, Finding, Measured, Whole, at_most
+from benchmarks.speed.target import Effort, Finding, Measured, at_most
 
 ROUNDS = 5
 
@@ -76,6 +76,3 @@ def measure(effort: Effort) -> Measured:
         ],
         details,
     )
-
-
-ROW = Whole("import", measure)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.interleaved import Work
 from benchmarks.speed.counting import counted
-from benchmarks.speed.operation import EXACT, Case, Goal, Operation, Setup, peer, relative
+from benchmarks.speed.operation import EXACT, Case, Goal, Setup, of_cases, peer, relative
 from benchmarks.speed.target import Effort, Finding, Measured, at_most
 from solo_ext import host
 from solo_ext.losses.contrastive import (
@@ -69,6 +69,14 @@ def formula(z1: Tensor, z2: Tensor, beta: float) -> Tensor:
     )
 
 
+def plain_nt_xent(z1: Tensor, z2: Tensor) -> Tensor:
+    """NT-Xent as a cross-entropy over the (2N, 2N) matrix."""
+    rows = F.normalize(torch.cat((z1, z2)), dim=1)
+    logits = (rows @ rows.T / TEMPERATURE).fill_diagonal_(float("-inf"))
+    other = torch.arange(len(rows), device=rows.device).roll(len(z1))
+    return F.cross_entropy(logits, other)
+
+
 def two_views(effort: Effort, size: int) -> list[Tensor]:
     """Embeddings of two views, neither unit rows nor independent."""
     z1, z2 = (torch.randn(size, DIM, device=effort.device) for _ in range(2))
@@ -101,6 +109,7 @@ def setup(effort: Effort, rows: int) -> Setup:
                 hard_negative_loss_func, *views, TEMPERATURE, TAU, BETA
             ),
             "NT-Xent": lambda: gradient(nt_xent_loss_func, *views, TEMPERATURE),
+            "plain NT-Xent": lambda: gradient(plain_nt_xent, *views),
             "plain debiased": lambda: gradient(plain_estimate, *views, 0.0),
             "plain hard": lambda: gradient(plain_estimate, *views, BETA),
             "plain debiased, mask at once": lambda: gradient(formula, *views, 0.0),
@@ -112,27 +121,23 @@ def setup(effort: Effort, rows: int) -> Setup:
     )
 
 
-class InBatch(Operation):
-    """Also counts what a GPU would have to launch."""
-
-    def measure(self, effort: Effort) -> Measured:
-        """Adds the launches at the smaller size."""
-        findings, details = super().measure(effort)
-        works = setup(effort, 512).works
-        for name, label, plain in (
-            ("ours", "debiased", "plain debiased, mask at once"),
-            ("hard negatives", "hard negatives", "plain hard, mask at once"),
+def measure(effort: Effort) -> Measured:
+    """All sizes, and what a GPU would have to launch at the smaller one."""
+    findings, details = of_cases(*CASES)(effort)
+    works = setup(effort, 512).works
+    for name, label, plain in (
+        ("ours", "debiased", "plain debiased, mask at once"),
+        ("hard negatives", "hard negatives", "plain hard, mask at once"),
+    ):
+        tally, theirs = counted(works[name]), counted(works[plain])
+        details[f"launches, {label}"] = {"ours": tally._asdict(), plain: theirs._asdict()}
+        for what, most, number, other in (
+            ("launches", LAUNCHES, tally.launches, theirs.launches),
+            ("host synchronisations", 0, tally.synchronisations, theirs.synchronisations),
         ):
-            tally, theirs = counted(works[name]), counted(works[plain])
-            details[f"launches, {label}"] = {"ours": tally._asdict(), plain: theirs._asdict()}
-            for what, most, number, other in (
-                ("launches", LAUNCHES, tally.launches, theirs.launches),
-                ("host synchronisations", 0, tally.synchronisations, theirs.synchronisations),
-            ):
-                line = f"{label}, 2N 512: {what}"
-                note = f"{plain}: {other}"
-                findings.append(Finding(line, at_most(most, ""), float(number), note=note))
-        return Measured(findings, details)
+            line, note = f"{label}, 2N 512: {what}", f"{plain}: {other}"
+            findings.append(Finding(line, at_most(most, ""), float(number), note=note))
+    return Measured(findings, details)
 
 
 HARD = "hard negatives"
@@ -162,10 +167,7 @@ def goals(debiased: float, hard: float, others: float | None, lean: float, gpu: 
     )
 
 
-ROW = InBatch(
-    "in-batch",
-    (
-        Case("in-batch, 2N 512", partial(setup, rows=512), goals(1.4, 1.8, 1.8, 1.3, 3.0)),
-        Case("in-batch, 2N 4,096", partial(setup, rows=4096), goals(2.1, 3.6, 2.1, 12, 5.0)),
-    ),
+CASES = (
+    Case("in-batch, 2N 512", partial(setup, rows=512), goals(1.4, 1.8, 1.8, 1.3, 3.0)),
+    Case("in-batch, 2N 4,096", partial(setup, rows=4096), goals(2.1, 3.6, 2.1, 12, 5.0)),
 )

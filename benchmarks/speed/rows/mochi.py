@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.interleaved import Work
-from benchmarks.speed.operation import EXACT, Case, Goal, Operation, Setup, across, relative, unit
+from benchmarks.speed.operation import EXACT, Case, Goal, Setup, across, relative, unit
 from benchmarks.speed.target import Effort
 from solo_ext.losses import MixDraws, mochi_loss_func
 from solo_ext.losses.mochi import plain_mochi
@@ -99,27 +99,24 @@ def setup(effort: Effort, size: int, loop: bool = False) -> Setup:
 
 
 PLAIN, LOOP = "plain (davidsvy)", "drawn in a loop (MaugrimEP)"
-ROW = Operation(
-    "mochi",
-    (
-        Case(
-            "MoCHi (1024, 1024, 128), K 16,384",
-            partial(setup, size=16384),
-            (Goal(PLAIN, 2.5, 30, most_difference=EXACT),),
+CASES = (
+    Case(
+        "MoCHi (1024, 1024, 128), K 16,384",
+        partial(setup, size=16384),
+        (Goal(PLAIN, 2.5, 30, most_difference=EXACT),),
+    ),
+    Case(
+        "MoCHi (1024, 1024, 128), K 65,536",
+        partial(setup, size=65536),
+        (
+            Goal(PLAIN, 2.8, 20, most_difference=EXACT),
+            Goal(PLAIN, 2.5, device="cuda"),
         ),
-        Case(
-            "MoCHi (1024, 1024, 128), K 65,536",
-            partial(setup, size=65536),
-            (
-                Goal(PLAIN, 2.8, 20, most_difference=EXACT),
-                Goal(PLAIN, 2.5, device="cuda"),
-            ),
-        ),
-        Case(
-            "MoCHi (1024, 1024, 128), K 16,384, once more",
-            partial(setup, size=16384, loop=True),
-            (Goal(LOOP, 20),),
-            most_rounds=2,
-        ),
+    ),
+    Case(
+        "MoCHi (1024, 1024, 128), K 16,384, once more",
+        partial(setup, size=16384, loop=True),
+        (Goal(LOOP, 20),),
+        most_rounds=2,
     ),
 )

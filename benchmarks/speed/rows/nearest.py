@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.interleaved import Work
-from benchmarks.speed.operation import Case, Goal, Operation, Setup, compiled, peer, unit
+from benchmarks.speed.operation import Case, Goal, Setup, compiled, peer, unit
 from benchmarks.speed.target import Effort
 from solo_ext import host
 from solo_ext.kernels.nearest_rows import nearest_rows
@@ -105,35 +105,32 @@ def five(effort: Effort) -> Setup:
     )
 
 
-ROW = Operation(
-    "nearest",
-    (
-        Case(
-            "nearest 512 x 98,304 x 256",
-            partial(one, shape=SIZE),
-            (
-                Goal("solo-learn", 1.3, 12, most_difference=0),
-                Goal("lightly", 1.6, 24, most_difference=0),
-                Goal("plain (lightly)", 1.6, 24, most_difference=0),
-                Goal("compiled", 0, most_difference=0),
-                Goal("plain (lightly)", 3.0, device="cuda", most_ms=0.1),
-            ),
+CASES = (
+    Case(
+        "nearest 512 x 98,304 x 256",
+        partial(one, shape=SIZE),
+        (
+            Goal("solo-learn", 1.3, 12, most_difference=0),
+            Goal("lightly", 1.6, 24, most_difference=0),
+            Goal("plain (lightly)", 1.6, 24, most_difference=0),
+            Goal("compiled", 0, most_difference=0),
+            Goal("plain (lightly)", 3.0, device="cuda", most_ms=0.1),
         ),
-        Case(
-            "nearest 256 x 65,536 x 128",
-            partial(one, shape=(256, 65536, 128)),
-            (Goal("solo-learn", 0, most_difference=0), Goal("lightly", 0, most_difference=0)),
-        ),
-        Case(
-            "nearest 256 x 16,384 x 128",
-            partial(one, shape=(256, 16384, 128)),
-            (Goal("solo-learn", 0, most_difference=0), Goal("lightly", 0, most_difference=0)),
-        ),
-        Case(
-            "nearest but the own image 512 x 98,304 x 256",
-            not_the_own,
-            (Goal("plain", 0, most_difference=0),),
-        ),
-        Case("five nearest 512 x 98,304 x 256", five, (Goal("plain", 0, most_difference=0),)),
     ),
+    Case(
+        "nearest 256 x 65,536 x 128",
+        partial(one, shape=(256, 65536, 128)),
+        (Goal("solo-learn", 0, most_difference=0), Goal("lightly", 0, most_difference=0)),
+    ),
+    Case(
+        "nearest 256 x 16,384 x 128",
+        partial(one, shape=(256, 16384, 128)),
+        (Goal("solo-learn", 0, most_difference=0), Goal("lightly", 0, most_difference=0)),
+    ),
+    Case(
+        "nearest but the own image 512 x 98,304 x 256",
+        not_the_own,
+        (Goal("plain", 0, most_difference=0),),
+    ),
+    Case("five nearest 512 x 98,304 x 256", five, (Goal("plain", 0, most_difference=0),)),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ from benchmarks.speed.operation import (
     NARROW,
     Case,
     Goal,
-    Operation,
     Setup,
     across,
     compiled,
@@ -24,7 +23,7 @@ from benchmarks.speed.operation import (
     unit,
 )
 from benchmarks.speed.target import Effort
-from solo_ext.losses.info_nce import plain_proto_nce, proto_nce_loss_func
+from solo_ext.losses.info_nce import plain_proto_nce, proto_nce_terms
 
 BATCH, DIM = 256, 128
 IMAGENET = (25000, 50000, 100000), 16384
@@ -48,17 +47,25 @@ def plain_drawn(query: Tensor, table: Table, negatives: Tensor) -> Tensor:
     return plain_proto_nce(query, *table, negatives.to(query.device))
 
 
-def drawn(query: Tensor, table: Table, negatives: int, **dtype: Any) -> Tensor:
+def drawn(query: Tensor, tables: list[Table], scaled: list[Tensor], negatives: int) -> Tensor:
     """Ours with as many negatives, drawn as the method does."""
-    prototypes, _, assignments = table
-    lots = torch.rand(len(prototypes), device=query.device)
-    ids = lots.index_fill_(0, assignments, -1.0).topk(negatives, sorted=False).indices
-    return proto_nce_loss_func(query, *table, ids, **dtype)
+    ids = []
+    for prototypes, _, assignments in tables:
+        lots = torch.rand(len(prototypes), device=query.device).index_fill_(0, assignments, -1.0)
+        ids.append(lots.topk(negatives, sorted=False).indices)
+    return ours(query, tables, scaled, ids)
 
 
-def ours(query: Tensor, table: Table, *ids: Tensor, **dtype: Any) -> Tensor:
-    """Over all prototypes, or those of these ids."""
-    return proto_nce_loss_func(query, *table, *ids, **dtype)
+def ours(
+    query: Tensor, tables: list[Table], scaled: list[Tensor], ids: list[Tensor] | None = None
+) -> Tensor:
+    """Over all prototypes, or those of these ids, of all granularities; as a step has them."""
+    prototypes, concentration, assignments = zip(*tables, strict=True)
+    dtype = None if scaled[0].dtype == query.dtype else scaled[0].dtype
+    settings: Any = ids, "paper", dtype, scaled
+    return proto_nce_terms(
+        query, prototypes, concentration, torch.stack(assignments), *settings
+    ).loss.mean()
 
 
 def plain_all(query: Tensor, table: Table) -> Tensor:
@@ -70,68 +77,70 @@ def setup(effort: Effort, sizes: tuple[int, ...], negatives: int) -> Setup:
     """Variants of the mean over the granularities."""
     batch = effort.size(BATCH)
     query = unit(effort, batch, DIM).requires_grad_()
-    tables = []
+    tables, free = [], []
     for full in sizes:
         size = effort.size(full, least=4 * batch)
         phi = 0.1 + 0.2 * torch.rand(size, device=effort.device)
-        ids = torch.randint(size, (batch,), device=effort.device)
-        tables.append((unit(effort, size, DIM), phi, ids))
-    # No more can be drawn than what is nobody's positive.
-    free = [sorted(set(range(len(t))) - set(ids.tolist())) for t, _, ids in tables]
+        ids = random.Random(size).choices(range(size), k=batch)
+        tables.append((unit(effort, size, DIM), phi, torch.tensor(ids, device=effort.device)))
+        # No more can be drawn than what is nobody's positive.
+        free.append(sorted(set(range(size)) - set(ids)))
     count = min(negatives, *map(len, free))
     given = [torch.tensor(random.Random(0).sample(f, count), device=effort.device) for f in free]
 
-    def mean(terms: list[Tensor]) -> Tensor:
-        return torch.autograd.grad(torch.stack(terms).mean(), query)[0]
+    # Once after an E-step.
+    wide = [prototypes / phi.unsqueeze(1) for prototypes, phi, _ in tables]
+    narrow = [table.bfloat16() for table in wide]
 
-    def of(loss: Callable[..., Tensor], *rest: int, **dtype: Any) -> Work:
-        return lambda: mean([loss(query, table, *rest, **dtype) for table in tables])
+    def all_of(loss: Callable[..., Tensor], *rest: Any) -> Work:
+        return lambda: torch.autograd.grad(loss(query, tables, *rest), query)[0]
 
-    def of_given(loss: Callable[..., Tensor], **dtype: Any) -> Work:
-        pairs = list(zip(tables, given, strict=True))
-        return lambda: mean([loss(query, table, ids, **dtype) for table, ids in pairs])
+    def of(loss: Callable[..., Tensor], *rest: Sequence[Any]) -> Work:
+        """Of a loss of one table."""
 
-    narrow = {"compute_dtype": torch.bfloat16}
+        def mean(query: Tensor, tables: list[Table]) -> Tensor:
+            given = zip(tables, *rest, strict=True)
+            return torch.stack([loss(query, *own) for own in given]).mean()
+
+        return all_of(mean)
+
     return Setup(
         {
-            "ours": of(ours),
-            "drawn": of(drawn, count),
-            PEER: of(sampled, count),
+            "ours": all_of(ours, wide),
+            "drawn": all_of(drawn, wide, count),
+            PEER: of(sampled, [count] * len(tables)),
             "plain, all": of(plain_all),
             "compiled, all": compiled(effort, of(plain_all)),
-            "bfloat16": of(ours, **narrow),
-            "drawn, bfloat16": of(drawn, count, **narrow),
+            "bfloat16": all_of(ours, narrow),
+            "drawn, bfloat16": all_of(drawn, narrow, count),
         },
         lambda found, expected: relative(across(found, query), across(expected, query)),
         {
-            "drawn": of_given(ours),
-            "drawn, bfloat16": of_given(ours, **narrow),
-            PEER: of_given(plain_drawn),
+            "drawn": all_of(ours, wide, given),
+            "drawn, bfloat16": all_of(ours, narrow, given),
+            PEER: of(plain_drawn, given),
         },
     )
 
 
-ROW = Operation(
-    "proto-nce",
-    (
-        Case(
-            "ProtoNCE 256 x (25,000 + 50,000 + 100,000)",
-            partial(setup, sizes=IMAGENET[0], negatives=IMAGENET[1]),
-            (
-                Goal(PEER, 2.0, 25, ours="drawn", most_difference=EXACT),
-                Goal(PEER, 0),
-                Goal("plain, all", 0, most_difference=EXACT),
-                Goal("compiled, all", 0, most_difference=EXACT),
-                Goal(PEER, 5.0, ours="drawn, bfloat16", most_difference=NARROW),
-                Goal(PEER, 1.6, ours="bfloat16"),
-                Goal("plain, all", 0, ours="bfloat16", most_difference=NARROW),
-                Goal(PEER, 20.0, device="cuda"),
-            ),
+CASES = (
+    Case(
+        "ProtoNCE 256 x (25,000 + 50,000 + 100,000)",
+        partial(setup, sizes=IMAGENET[0], negatives=IMAGENET[1]),
+        (
+            Goal(PEER, 2.0, 25, ours="drawn", most_difference=EXACT),
+            Goal(PEER, 0),
+            Goal("plain, all", 0, most_difference=EXACT),
+            Goal("compiled, all", 0, most_difference=EXACT),
+            Goal(PEER, 5.0, ours="drawn, bfloat16", most_difference=NARROW),
+            Goal(PEER, 1.6, ours="bfloat16"),
+            Goal("plain, all", 0, ours="bfloat16", most_difference=NARROW),
+            Goal(PEER, 20.0, device="cuda"),
         ),
-        Case(
-            "ProtoNCE 256 x (250 + 500 + 1,000)",
-            partial(setup, sizes=CIFAR[0], negatives=CIFAR[1]),
-            (Goal(PEER, 0, ours="drawn", most_difference=EXACT), Goal(PEER, 0)),
-        ),
+    ),
+    Case(
+        "ProtoNCE 256 x (250 + 500 + 1,000)",
+        partial(setup, sizes=CIFAR[0], negatives=CIFAR[1]),
+        (Goal(PEER, 0, ours="drawn", most_difference=EXACT), Goal(PEER, 0)),
     ),
 )

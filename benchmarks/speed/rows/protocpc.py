@@ -15,7 +15,6 @@ from benchmarks.speed.operation import (
     NARROW,
     Case,
     Goal,
-    Operation,
     Setup,
     across,
     compiled,
@@ -113,42 +112,39 @@ def seed(effort: Effort) -> Setup:
 PEER = "pseudo-code"
 EAGER = 0.8
 """Of the targets in bfloat16, 4.0 and 4.5, which are a compiled step's: ours is not compiled."""
-ROW = Operation(
-    "protocpc",
-    (
-        Case(
-            "ProtoCPC step, learnable prototypes 512 x 65,536 x 256",
-            partial(step, size=65536, dim=256, learns=True),
-            (
-                Goal(PEER, 1.5, 3.3, most_difference=EXACT),
-                Goal("compiled", 0.95, most_difference=EXACT),
-                Goal(PEER, EAGER * 4.0, ours="bfloat16", most_difference=NARROW),
-                Goal(PEER, 5.0, ours="bfloat16", device="cuda", most_ms=0.5),
-            ),
+CASES = (
+    Case(
+        "ProtoCPC step, learnable prototypes 512 x 65,536 x 256",
+        partial(step, size=65536, dim=256, learns=True),
+        (
+            Goal(PEER, 1.5, 3.3, most_difference=EXACT),
+            Goal("compiled", 0.95, most_difference=EXACT),
+            Goal(PEER, EAGER * 4.0, ours="bfloat16", most_difference=NARROW),
+            Goal(PEER, 5.0, ours="bfloat16", device="cuda", most_ms=0.5),
         ),
-        Case(
-            "ProtoCPC step, constant prototypes 512 x 65,536 x 256",
-            partial(step, size=65536, dim=256, learns=False),
-            (
-                Goal(PEER, 1.6, 4.5, most_difference=EXACT),
-                Goal("compiled", 0, most_difference=EXACT),
-                Goal(PEER, EAGER * 4.5, ours="bfloat16", most_difference=NARROW),
-                Goal(PEER, 5.0, ours="bfloat16", device="cuda"),
-            ),
+    ),
+    Case(
+        "ProtoCPC step, constant prototypes 512 x 65,536 x 256",
+        partial(step, size=65536, dim=256, learns=False),
+        (
+            Goal(PEER, 1.6, 4.5, most_difference=EXACT),
+            Goal("compiled", 0, most_difference=EXACT),
+            Goal(PEER, EAGER * 4.5, ours="bfloat16", most_difference=NARROW),
+            Goal(PEER, 5.0, ours="bfloat16", device="cuda"),
         ),
-        Case(
-            "ProtoCPC step, learnable prototypes 512 x 3,000 x 128",
-            partial(step, size=3000, dim=128, learns=True),
-            (Goal(PEER, 0, most_difference=EXACT), Goal("compiled", 0, most_difference=EXACT)),
-        ),
-        Case(
-            "SEED 512 x 65,536 x 128",
-            seed,
-            (
-                Goal("plain", 0, most_difference=EXACT),
-                Goal("compiled", 0, most_difference=EXACT),
-                Goal("plain", 0, ours="bfloat16", most_difference=NARROW),
-            ),
+    ),
+    Case(
+        "ProtoCPC step, learnable prototypes 512 x 3,000 x 128",
+        partial(step, size=3000, dim=128, learns=True),
+        (Goal(PEER, 0, most_difference=EXACT), Goal("compiled", 0, most_difference=EXACT)),
+    ),
+    Case(
+        "SEED 512 x 65,536 x 128",
+        seed,
+        (
+            Goal("plain", 0, most_difference=EXACT),
+            Goal("compiled", 0, most_difference=EXACT),
+            Goal("plain", 0, ours="bfloat16", most_difference=NARROW),
         ),
     ),
 )

@@ -15,7 +15,6 @@ from benchmarks.speed.operation import (
     NARROW,
     Case,
     Goal,
-    Operation,
     Setup,
     across,
     compiled,
@@ -96,10 +95,7 @@ SMALL = (
     Goal(COMPILED, 1.0, most_difference=EXACT),
     Goal(PLAIN, 3.3, ours="bfloat16", most_difference=NARROW),
 )
-ROW = Operation(
-    "queue-loss",
-    (
-        Case("InfoNCE 256 x 65,536 x 128", partial(setup, size=65536), LARGE),
-        Case("InfoNCE 256 x 16,384 x 128", partial(setup, size=16384), SMALL),
-    ),
+CASES = (
+    Case("InfoNCE 256 x 65,536 x 128", partial(setup, size=65536), LARGE),
+    Case("InfoNCE 256 x 16,384 x 128", partial(setup, size=16384), SMALL),
 )

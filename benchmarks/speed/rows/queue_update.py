@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.interleaved import Work
-from benchmarks.speed.operation import Case, Goal, Operation, Setup, peer, unit
+from benchmarks.speed.operation import Case, Goal, Setup, peer, unit
 from benchmarks.speed.target import Effort
 from solo_ext import host
 from solo_ext.host.patches import PATCHES
@@ -96,39 +96,33 @@ def moving_average(effort: Effort) -> Setup:
     )
 
 
-ROW = Operation(
-    "queue-update",
-    (
-        Case(
-            "update of two queues of 65,536 x 128",
-            two_queues,
-            (
-                Goal("solo-learn", 100, most_mib=0),
-                Goal("columns only", 0),
-                Goal("solo-learn", 0, device="cuda", most_mib=0),
-            ),
+CASES = (
+    Case(
+        "update of two queues of 65,536 x 128",
+        two_queues,
+        (
+            Goal("solo-learn", 100, most_mib=0),
+            Goal("columns only", 0),
+            Goal("solo-learn", 0, device="cuda", most_mib=0),
         ),
-        Case(
-            "update of one queue of 65,536 x 128",
-            one_queue,
-            (
-                Goal("plain (PCL, MoCo)", 100, most_mib=0),
-                Goal("lightly", 100),
-                Goal("plain (PCL, MoCo)", 0, ours="support set"),
-            ),
+    ),
+    Case(
+        "update of one queue of 65,536 x 128",
+        one_queue,
+        (
+            Goal("plain (PCL, MoCo)", 100, most_mib=0),
+            Goal("lightly", 100),
+            Goal("plain (PCL, MoCo)", 0, ours="support set"),
         ),
     ),
 )
-EMA = Operation(
-    "ema",
-    (
-        Case(
-            "EMA of ResNet-50",
-            moving_average,
-            (
-                Goal("solo-learn", 2.5, most_mib=0, most_launches=10),
-                Goal("solo-learn", 0, device="cuda", most_mib=0, most_launches=10),
-            ),
+EMA = (
+    Case(
+        "EMA of ResNet-50",
+        moving_average,
+        (
+            Goal("solo-learn", 2.5, most_mib=0, most_launches=10),
+            Goal("solo-learn", 0, device="cuda", most_mib=0, most_launches=10),
         ),
     ),
 )

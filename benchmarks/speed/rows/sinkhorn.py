@@ -14,7 +14,6 @@ from benchmarks.speed.operation import (
     NARROW,
     Case,
     Goal,
-    Operation,
     Setup,
     compiled,
     peer,
@@ -22,6 +21,7 @@ from benchmarks.speed.operation import (
 )
 from benchmarks.speed.target import Effort
 from solo_ext import host
+from solo_ext.core.precision import full_precision_products
 from solo_ext.kernels.sinkhorn import Assignment, assign
 from solo_ext.memory import sinkhorn
 
@@ -47,14 +47,15 @@ def plain_sinkhorn(
 
 def factors(scores: Tensor, storage: torch.dtype | None = None) -> Assignment:
     """Scaling vectors of cosines, as the fused step finds them."""
-    return assign(
-        lambda rows, columns: scores[rows, columns] * (1 / EPSILON),
-        (scores.shape[0], scores.shape[1]),
-        scores,
-        ITERATIONS,
-        bound=1 / EPSILON,
-        storage=storage,
-    )
+    with full_precision_products(scores.device):
+        return assign(
+            lambda rows, columns: scores[rows, columns] * (1 / EPSILON),
+            (scores.shape[0], scores.shape[1]),
+            scores,
+            ITERATIONS,
+            bound=1 / EPSILON,
+            storage=storage,
+        )
 
 
 def row_error(found: Tensor | Assignment, expected: Tensor) -> float:
@@ -89,30 +90,27 @@ def setup(effort: Effort, size: int) -> Setup:
 
 
 PLAIN = "plain (SwAV)"
-ROW = Operation(
-    "sinkhorn",
-    (
-        Case(
-            "Sinkhorn 512 x 65,536",
-            partial(setup, size=65536),
-            (
-                Goal(PLAIN, 2.0, 1.9, ours="factors", most_difference=EXACT),
-                Goal("solo-learn", 2.0, ours="factors", most_difference=EXACT),
-                Goal("lightly", 2.0, ours="factors", most_difference=EXACT),
-                Goal(PLAIN, 2.8, 3.4, ours="factors, bfloat16", most_difference=NARROW),
-                Goal("solo-learn", 0, most_difference=EXACT),
-                Goal("solo-learn", 0, ours="of cosines", most_difference=EXACT),
-                Goal("compiled", 0, most_difference=EXACT),
-                Goal(PLAIN, 4.0, ours="factors", device="cuda"),
-            ),
+CASES = (
+    Case(
+        "Sinkhorn 512 x 65,536",
+        partial(setup, size=65536),
+        (
+            Goal(PLAIN, 2.0, 1.9, ours="factors", most_difference=EXACT),
+            Goal("solo-learn", 2.0, ours="factors", most_difference=EXACT),
+            Goal("lightly", 2.0, ours="factors", most_difference=EXACT),
+            Goal(PLAIN, 2.8, 3.4, ours="factors, bfloat16", most_difference=NARROW),
+            Goal("solo-learn", 0, most_difference=EXACT),
+            Goal("solo-learn", 0, ours="of cosines", most_difference=EXACT),
+            Goal("compiled", 0, most_difference=EXACT),
+            Goal(PLAIN, 4.0, ours="factors", device="cuda"),
         ),
-        Case(
-            "Sinkhorn 512 x 3,000",
-            partial(setup, size=3000),
-            (
-                Goal("solo-learn", 0, ours="factors", most_difference=EXACT),
-                Goal("solo-learn", 0, most_difference=EXACT),
-            ),
+    ),
+    Case(
+        "Sinkhorn 512 x 3,000",
+        partial(setup, size=3000),
+        (
+            Goal("solo-learn", 0, ours="factors", most_difference=EXACT),
+            Goal("solo-learn", 0, most_difference=EXACT),
         ),
     ),
 )

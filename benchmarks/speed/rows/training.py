@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmarks.interleaved import peak_mib
 from benchmarks.speed.counting import synchronisations
-from benchmarks.speed.target import Effort, Finding, Measured, Target, Whole, at_most
+from benchmarks.speed.target import Effort, Finding, Measured, Target, at_most
 from benchmarks.speed.turns import a_teacher, race_trainers, train, training_images
 
 Run = tuple[str, tuple[str, ...]]
@@ -175,13 +175,6 @@ class Watch(Callback):
 
     The first step is left alone, in the second memory is measured, in the third waits are counted,
     from the forward pass through the optimiser's step to the method's own work after it.
-
-    Args:
-        device: of the run.
-
-    Attributes:
-        mib: the most that the forward pass and loss allocate.
-        waits: what makes the host wait.
     """
 
     def __init__(self, device: str) -> None:
@@ -266,6 +259,3 @@ def waits(effort: Effort) -> Measured:
         findings.append(Finding(label, at_most(0, ""), float(len(watch.waits)), **names))
     details = {name: {"waits": w.waits, "mib": w.mib} for name, w in found.items()}
     return Measured(findings, details)
-
-
-STEPS, EPOCHS_ROW, WAITS = Whole("steps", steps), Whole("epochs", epochs), Whole("waits", waits)
