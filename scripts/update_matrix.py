@@ -1,4 +1,4 @@
-"""Writes docs/matrix.md from the records of ``pytest -m matrix``.
+"""Writes docs/benchmarks/matrix.md from the records of ``pytest -m matrix``.
 
 python scripts/update_matrix.py            # from results/matrix/records.jsonl
 python scripts/update_matrix.py --check    # fails when the page is not what the records say
@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from solo_ext.core.files import read_jsonl, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDS, PAGE = ROOT / "results" / "matrix" / "records.jsonl", ROOT / "docs" / "matrix.md"
+RECORDS = ROOT / "results" / "matrix" / "records.jsonl"
+PAGE = ROOT / "docs" / "benchmarks" / "matrix.md"
 CHECKS = {
     "resume at epoch": "resume at epoch",
     "resume mid-epoch": "resume mid-epoch",
@@ -32,7 +33,7 @@ CHECKS = {
 HEAD = """# Every method by every check
 
 Written by `python scripts/update_matrix.py` from the records of `pytest -m matrix` in
-[results/matrix](../results/matrix); every test run includes a subset of it.
+[results/matrix](../../results/matrix); every test run includes a subset of it.
 
 - Runs of three epochs of six steps with a checkpoint after each, on a CPU. **equal**: stopped and
   resumed (AMP, accumulation, multi-crop, DALI: within the second epoch) the run ends with the same
@@ -46,7 +47,7 @@ Written by `python scripts/update_matrix.py` from the records of `pytest -m matr
   own images, all queues together). **agree**: every process ends with the same weights, but not
   with those of the joined batch, for the reason given.
 - **refused**: ends with an error before it trains.
-- float16 needs a GPU; NCCL, FSDP and DALI on a GPU were not run here.
+- float16 needs a GPU; NCCL and DALI on a GPU were not run here.
 """
 
 
@@ -147,26 +148,9 @@ def missing(record: dict[str, Any]) -> list[str]:
 
 
 def _made_with(cells: dict[str, dict[str, Any]]) -> str:
-    """What most cells were made with, then the others, by check."""
-    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for method, row in cells.items():
-        for check, cell in row.items():
-            found[_versions(cell)][check].append(f"`{method}`")
-    usual, *others = sorted(found, key=lambda made: -sum(map(len, found[made].values())))
-    lines = [
-        f"{'; '.join(f'{check}: {_of(names, cells)}' for check, names in found[made].items())}: "
-        f"{made}"
-        for made in others
-    ]
-    return ". ".join([usual, *lines]) + "."
-
-
-def _of(names: list[str], cells: dict[str, Any]) -> str:
-    """The methods, or those that are not among them where these are few."""
-    rest = [f"`{method}`" for method in cells if f"`{method}`" not in names]
-    if len(rest) >= len(names):
-        return ", ".join(names)
-    return f"all but {', '.join(rest)}" if rest else "all"
+    """What cells were made with, most of them first; which is which stands in the records."""
+    counts = Counter(_versions(cell) for row in cells.values() for cell in row.values())
+    return "; ".join(made for made, _ in counts.most_common()) + "."
 
 
 def _versions(made: dict[str, Any]) -> str:
