@@ -19,12 +19,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import numpy as np
 import pytest
 import torch
+
+# Without a GPU, Triton's kernels run on CPU tensors; read when Triton is imported.
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+
 from PIL import Image
-from torch import multiprocessing
+from torch.profiler import ProfilerActivity, profile
 
 from solo_ext import host
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
+from tests import forks
 
 CLASSES, PER_CLASS, SIDE, BATCH = 3, 16, 16, 24
 KWARGS: dict[str, dict[str, Any]] = {
@@ -74,12 +79,32 @@ DISTILLATION = ("protoseed", "seed")
 """Their heads have the sizes of the teacher's."""
 
 MakeConfig = Callable[..., dict[str, Any]]
+PeakBytes = Callable[[Callable[[], Any]], int]
 
 
 @pytest.fixture(scope="session")
 def loaded() -> host.Host:
     """The installed host, with the patches that change no number."""
     return host.load()
+
+
+@pytest.fixture(scope="session")
+def peak_bytes() -> PeakBytes:
+    """``peak_bytes(f)``: the largest sum of what ``f()`` has allocated at a time."""
+
+    def measure(run: Callable[[], Any]) -> int:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+            kept = run()
+        held = most = 0
+        events: list[Any] = trace.profiler.kineto_results.events()  # type: ignore[union-attr]
+        memory = [e for e in events if e.name() == "[memory]"]
+        for event in sorted(memory, key=lambda e: e.start_ns()):
+            held += event.nbytes()
+            most = max(most, held)
+        del kept
+        return most
+
+    return measure
 
 
 @pytest.fixture(scope="session")
@@ -170,11 +195,16 @@ def in_processes(
     def compute(module: Any, count: int = 2) -> list[dict[str, Any]]:
         folder = tmp_path_factory.mktemp("ranks")
         module.RANKS = count
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RANKS", str(count))
-            # Spawned processes find the module by its name, on the path that they inherit.
-            patch.syspath_prepend(Path(module.__file__).parent)
-            multiprocessing.spawn(module.run, (str(folder),), nprocs=count)
+        code = (
+            "import runpy, sys; runpy.run_path(sys.argv[1])['run'](int(sys.argv[2]), sys.argv[3])"
+        )
+        env = {**os.environ, "RANKS": str(count)}
+        started = [
+            forks.start("-c", code, module.__file__, rank, folder, env=env) for rank in range(count)
+        ]
+        for one in started:
+            _, said = one.communicate(400)
+            assert one.returncode == 0, said[-3000:]
         return [torch.load(folder / f"{rank}.pt") for rank in range(count)]
 
     return compute

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests import forks
 
 
 def run_script(
@@ -18,12 +18,7 @@ def run_script(
     fails: bool = False,
 ) -> None:
     """Runs ``script folder *words`` within the folder, on one thread a process."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(folder), *words],
-        env={**(os.environ if environment is None else environment), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=folder,
-    )
+    env = {**(os.environ if environment is None else environment), "OMP_NUM_THREADS": "1"}
+    given = ("-W", "ignore", script, folder, *words)
+    done = forks.run(*given, cwd=folder, env=env, timeout=timeout)
     assert (done.returncode != 0) is fails, done.stderr[-3000:]

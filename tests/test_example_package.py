@@ -79,7 +79,8 @@ def test_upstreams_script_checks_their_kwargs(run: Run, tmp_path: Path) -> None:
     script = Path(os.environ["SOLO_LEARN_ROOT"]) / "main_pretrain.py"
     arguments = ("--config-name", "solo_ext/digits/debiased", "method=align_uniform")
     kwargs = "~method_kwargs", "+method_kwargs={weight: 0.3, wieght: 0.3}"
-    settings = ("accelerator=cpu", "max_epochs=1", "+limit_train_batches=2")
+    limits = "+limit_train_batches=2", "data.val_path=null", "backbone.name=timm/resnet10t"
+    settings = ("accelerator=cpu", "max_epochs=1", *limits)
     refused = run(str(script), *arguments, *kwargs, *settings, cwd=tmp_path)
     assert refused.returncode != 0
     assert "method_kwargs.wieght=0.3: unknown key; did you mean 'weight'?" in refused.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 from solo_ext.lab.cli.main import main
+from tests import forks
 
 ROOT = os.environ.get("SOLO_LEARN_ROOT")
 pytestmark = [
@@ -92,14 +91,10 @@ def test_main_pretrain(method: str, images: Path, teacher: Path, tmp_path: Path)
     given = [change.format(teacher=teacher) for change in changes]
     own = (f"method={method}", f"data.train_path={images}", f"checkpoint.dir={tmp_path}")
     named = ("--config-path", f"{ROOT}/{CONFIGS}", "--config-name", f"{config}.yaml")
-    done = subprocess.run(
-        [sys.executable, f"{ROOT}/main_pretrain.py", *named, *own, *HERE, *given],
-        # Lightning's own logs go there.
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = (f"{ROOT}/main_pretrain.py", *named, *own, *HERE, *given)
+    # Lightning's own logs go to the folder too.
+    done = forks.run(*words, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     (folder,) = (tmp_path / method).iterdir()
     check(folder, method)

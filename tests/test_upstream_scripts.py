@@ -10,14 +10,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.upstream_forks import Done, Forks
+from tests import forks
 
 ROOT = os.environ.get("SOLO_LEARN_ROOT", "")
 pytestmark = [
@@ -25,13 +26,18 @@ pytestmark = [
     pytest.mark.skipif(not ROOT, reason="SOLO_LEARN_ROOT names no checkout of main"),
 ]
 LAUNCHER = ("-m", "solo_ext")
-STEPS, BATCH = 2, 200
+Python = Callable[..., subprocess.CompletedProcess[str]]
+STEPS, BATCH = 2, 40
 TINY = (
     "accelerator=cpu",
     "backbone.name=timm/resnet10t",
     "backbone.kwargs={channels: [8,8,8,8]}",
     f"+limit_train_batches={STEPS}",
     "+limit_val_batches=1",
+    # Validation resizes digits to 224 pixels.
+    "+num_sanity_val_steps=0",
+    f"optimizer.batch_size={BATCH}",
+    "data.num_workers=0",
     "+enable_progress_bar=false",
 )
 
@@ -43,10 +49,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def forks(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    made = Forks(environment, tmp_path_factory.mktemp("forks"))
-    yield made
-    made.close()
+def python(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Python:
+    """``python(*words)``, in a folder of its own."""
+    return partial(forks.run, env=environment, cwd=tmp_path_factory.mktemp("python"))
 
 
 def script(name: str) -> str:
@@ -62,26 +67,28 @@ def digits(method: str, scratch: Path, *overrides: str) -> tuple[str, ...]:
     )
 
 
-def succeeded(done: Done) -> str:
-    assert done.code == 0, done.output[-3000:]
-    return done.output
+def succeeded(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr + done.stdout
 
 
-def pretrained(forks: Forks, method: str, scratch: Path, *overrides: str, start: str = "") -> Path:
+def pretrained(
+    python: Python, method: str, scratch: Path, *overrides: str, start: str = ""
+) -> Path:
     """The checkpoint folder of a run, by the launcher where ``start`` says so."""
     words = digits(method, scratch, *overrides)
-    succeeded(forks.run(*(LAUNCHER if start == "launcher" else ()), *words))
+    succeeded(python(*(LAUNCHER if start == "launcher" else ()), *words))
     return max((scratch / method).iterdir(), key=lambda path: path.stat().st_mtime)
 
 
 def resumed(
-    forks: Forks, method: str, scratch: Path, *overrides: str, start: str = ""
+    python: Python, method: str, scratch: Path, *overrides: str, start: str = ""
 ) -> dict[str, torch.Tensor]:
     """The state of the second of two epochs, each a run of its own."""
-    first = pretrained(forks, method, scratch, *overrides, start=start)
+    first = pretrained(python, method, scratch, *overrides, start=start)
     (checkpoint,) = first.glob("*.ckpt")
     more = ("max_epochs=2", f"+resume_from_checkpoint='{checkpoint}'")
-    again = pretrained(forks, method, scratch, *overrides, *more, start=start)
+    again = pretrained(python, method, scratch, *overrides, *more, start=start)
     (checkpoint,) = again.glob("*ep=1.ckpt")
     state: dict[str, torch.Tensor] = torch.load(checkpoint, weights_only=True)["state_dict"]
     return state
@@ -100,21 +107,21 @@ def folder(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize("e_step", ["exact", "bank"])
 def test_main_pretrain_runs_the_e_step_and_resumes(
-    forks: Forks, tmp_path: Path, e_step: str
+    python: Python, tmp_path: Path, e_step: str
 ) -> None:
     settings = ("method_kwargs.warmup_epochs=0", f"method_kwargs.e_step={e_step}")
-    state = resumed(forks, "pcl", tmp_path, *settings)
+    state = resumed(python, "pcl", tmp_path, *settings)
     assert state["prototypes.assignments"].shape == (3, 1400)
     assert state["prototypes.assignments"].amax(1).tolist() > [15, 40, 80]
     assert state["prototypes._extra_state"][0] == 1, "the epoch of the E-step"
 
 
 @pytest.mark.parametrize("validation", ["", "data.val_path=null"])
-def test_main_pretrain_reads_through_dali(forks: Forks, tmp_path: Path, validation: str) -> None:
+def test_main_pretrain_reads_through_dali(python: Python, tmp_path: Path, validation: str) -> None:
     """PCL, its E-step and epochs cut short; sample indices need not be asked for."""
     pytest.importorskip("nvidia.dali")
     run = pretrained(
-        forks,
+        python,
         "pcl",
         tmp_path,
         "max_epochs=2",
@@ -135,7 +142,7 @@ def test_main_pretrain_reads_through_dali(forks: Forks, tmp_path: Path, validati
 
 COMBINATIONS = {
     "mochi": ("method_kwargs.mixing.warmup_epochs=0",),
-    "nnclr_symmetric": ("method_kwargs.support_set.size=400",),
+    "nnclr_symmetric": (f"method_kwargs.support_set.size={2 * BATCH}",),
     "metric": (
         "method_kwargs.loss=arcface_loss_func",
         "~method_kwargs.loss_kwargs",
@@ -146,8 +153,8 @@ COMBINATIONS = {
 
 
 @pytest.mark.parametrize("method", COMBINATIONS)
-def test_main_pretrain_runs_and_resumes(forks: Forks, tmp_path: Path, method: str) -> None:
-    state = resumed(forks, method, tmp_path, *COMBINATIONS[method])
+def test_main_pretrain_runs_and_resumes(python: Python, tmp_path: Path, method: str) -> None:
+    state = resumed(python, method, tmp_path, *COMBINATIONS[method])
     if method == "mochi":
         assert state["queues.0._extra_state"][1] == 2 * STEPS * BATCH
     if method == "nnclr_symmetric":
@@ -163,14 +170,14 @@ DISTILLED = {"seed": (), "protoseed": ("method_kwargs.num_prototypes=50",), "pro
 @pytest.mark.parametrize("method", DISTILLED)
 @pytest.mark.parametrize("start", ["", "launcher"])
 def test_main_pretrain_distils_and_resumes(
-    forks: Forks, tmp_path: Path, folder: Path, method: str, start: str
+    python: Python, tmp_path: Path, folder: Path, method: str, start: str
 ) -> None:
     """From a run of the script itself; one large crop, which needs the launcher, or two."""
     settings = DISTILLED[method]
     if method != "protocpc":
         crops = () if start else ("augmentations.0.num_crops=2",)
         settings = (*settings, *crops, f"method_kwargs.teacher.path='{folder}'")
-    state = resumed(forks, method, tmp_path, *settings, start=start)
+    state = resumed(python, method, tmp_path, *settings, start=start)
     assert not any(key.startswith("teacher.backbone") for key in state)
     if method == "seed":
         assert state["queues.0._extra_state"][1] == 2 * STEPS * BATCH
@@ -181,27 +188,27 @@ def test_main_pretrain_distils_and_resumes(
         )
 
 
-def test_main_pretrain_takes_the_keys_of_our_augmentation(forks: Forks, tmp_path: Path) -> None:
+def test_main_pretrain_takes_the_keys_of_our_augmentation(python: Python, tmp_path: Path) -> None:
     """It reads none of them, and nothing trips over them: neither the methods nor the folder."""
     settings = (
-        "+data.augmentation=batch",
-        "+data.in_memory=true",
+        # The config itself has `data.augmentation` and `data.in_memory`.
+        "precision=auto",
         "+data.mix={name: mixup}",
         "+augmentations.0.rand_augment={num_ops: 1}",
     )
-    run = pretrained(forks, "debiased", tmp_path, *settings)
+    run = pretrained(python, "debiased", tmp_path, *settings)
     assert list(run.glob("*.ckpt"))
     assert json.loads((run / "args.json").read_text())["data"]["augmentation"] == "batch"
 
 
 @pytest.mark.parametrize("start", [(), LAUNCHER])
 def test_main_linear_evaluates_with_no_missing_key(
-    forks: Forks, folder: Path, tmp_path: Path, start: tuple[str, ...]
+    python: Python, folder: Path, tmp_path: Path, start: tuple[str, ...]
 ) -> None:
     (checkpoint,) = folder.glob("*.ckpt")
     words = ("--config-name", "solo_ext/linear/digits", "max_epochs=1", *TINY)
     paths = f"checkpoint.dir={tmp_path}", f"pretrained_feature_extractor='{checkpoint}'"
-    succeeded(forks.run(*start, script("main_linear.py"), *words, *paths))
+    succeeded(python(*start, script("main_linear.py"), *words, *paths))
     (linear,) = tmp_path.rglob("*.ckpt")
     given = torch.load(checkpoint, weights_only=True)["state_dict"]
     used = torch.load(linear, weights_only=True)["state_dict"]
@@ -242,20 +249,20 @@ def test_main_knn(environment: dict[str, str], folder: Path, images: Path, tmp_p
     assert done.stderr.count("no CUDA device here") == (not torch.cuda.is_available())
 
 
-def test_main_umap(forks: Forks, folder: Path, images: Path) -> None:
-    done = forks.run(*of_arguments("main_umap.py", folder, images))
+def test_main_umap(python: Python, folder: Path, images: Path, tmp_path: Path) -> None:
+    done = python(*of_arguments("main_umap.py", folder, images), cwd=tmp_path)
     packages = ("pandas", "seaborn", "umap", "matplotlib", "wandb")
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        line = done.output.splitlines()[-1]
-        assert done.code == 2
+        line = done.stderr.splitlines()[-1]
+        assert done.returncode == 2
         assert line.startswith(f"main_umap.py: the package '{missing[0]}' is not installed")
         assert "pip install umap-learn" in line
-        assert "Traceback" not in done.output
+        assert "Traceback" not in done.stderr
     else:
         succeeded(done)
         for split in ("train", "val"):
-            assert (forks.folder / f"im100_{split}_umap.pdf").read_bytes().startswith(b"%PDF")
+            assert (tmp_path / f"im100_{split}_umap.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_two_processes_begin_in_the_launcher(
@@ -281,29 +288,29 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_one_line(forks: Forks, tmp_path: Path, mistake: str) -> None:
+def test_mistakes_are_one_line(python: Python, tmp_path: Path, mistake: str) -> None:
     if mistake == "package" and find_spec("wandb"):
         pytest.skip("wandb is installed")
     override, says = MISTAKES[mistake]
-    done = forks.run(*LAUNCHER, *digits("simclr", tmp_path, override))
-    assert done.code == 2
-    assert "Traceback" not in done.output
-    line = done.output.splitlines()[-1]
+    done = python(*LAUNCHER, *digits("simclr", tmp_path, override))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
     assert line.startswith("main_pretrain.py: ")
     assert says in line
-    done = forks.run(*LAUNCHER, "main_kmn.py")
-    assert (done.code, done.output.count("\n")) == (2, 1)
-    assert done.output.startswith("main_kmn.py: No such file or directory; name a script")
+    done = python(*LAUNCHER, "main_kmn.py")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("main_kmn.py: No such file or directory; name a script")
 
 
-def test_hydra_works_in_the_launcher(forks: Forks, tmp_path: Path) -> None:
+def test_hydra_works_in_the_launcher(python: Python, tmp_path: Path) -> None:
     """Several runs of one command, and a folder of configs relative to the script."""
     main_pretrain, *words = digits("debiased", tmp_path, "+seed=1,2")
-    succeeded(forks.run(*LAUNCHER, main_pretrain, "--multirun", *words))
+    succeeded(python(*LAUNCHER, main_pretrain, "--multirun", *words))
     seeds = [json.loads(file.read_text())["seed"] for file in tmp_path.rglob("args.json")]
     assert sorted(seeds) == [1, 2]
     words = ["--config-path", "scripts/pretrain/cifar", "--config-name", "simclr.yaml"]
-    shown = succeeded(forks.run(*LAUNCHER, main_pretrain, *words, "--cfg", "job"))
+    shown = succeeded(python(*LAUNCHER, main_pretrain, *words, "--cfg", "job"))
     assert "name: simclr-cifar10" in shown
 
 
@@ -324,20 +331,20 @@ if "torch.cuda" in sys.argv:
 """
 
 
-def test_a_script_finds_what_python_gives_it(forks: Forks) -> None:
-    (forks.folder / "sub").mkdir()
-    (forks.folder / "sub" / "probe.py").write_text(PROBE)
+def test_a_script_finds_what_python_gives_it(python: Python, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "probe.py").write_text(PROBE)
     plain = subprocess.run(
         [sys.executable, "sub/probe.py", "--a", "b"],
-        cwd=forks.folder,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,
     )
-    done = forks.run(*LAUNCHER, "sub/probe.py", "--a", "b")
+    done = python(*LAUNCHER, "sub/probe.py", "--a", "b", cwd=tmp_path)
     assert succeeded(done).splitlines()[-1:] == plain.stdout.splitlines()
     if not torch.cuda.is_available():
-        shown = succeeded(forks.run(*LAUNCHER, "sub/probe.py", "torch.cuda"))
+        shown = succeeded(python(*LAUNCHER, "sub/probe.py", "torch.cuda", cwd=tmp_path))
         assert shown.splitlines()[-1] == "cpu torch.float64"
         assert shown.count("no CUDA device here") == 1
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
-import select
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +13,7 @@ from typing import Any
 import torch
 
 from solo_ext.lab.training.run_dir import checkpoints
+from tests import forks
 from tests.lab.training.same_run import assert_same_run
 
 MOST = 4
@@ -25,26 +21,27 @@ LIVES = 5
 """Of a run that ends before all its kills are done."""
 
 
-class Server:
-    """Starts a config's runs and kills them; see ``fork_server.py``.
+TRAIN = """
+import json, sys
+from pathlib import Path
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+config, run_dir = map(Path, sys.argv[1:])
+pretrain(prepare(json.loads(config.read_text())), run_dir=run_dir, show_progress=False)
+"""
+
+
+class Runs:
+    """Starts a config's runs and kills them.
 
     Args:
-        folder: for the config, and for what the runs say.
+        folder: for the config.
         config: of the runs.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        self.config, self.said = folder / "config.json", folder / "said.txt"
+        self.config, self.said = folder / "config.json", ""
         self.config.write_text(json.dumps(config))
-        with self.said.open("w") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
 
     def run(self, run_dir: Path, seconds: float | None = None) -> tuple[float, int]:
         """Starts a process on a run, and kills it after some seconds unless it ends before.
@@ -56,16 +53,12 @@ class Server:
         Returns:
             How long it lived, and its exit code, -9 for a killed one.
         """
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        line = {"config": str(self.config), "run_dir": str(run_dir)}
-        self.process.stdin.write(f"{json.dumps(line)}\n")
-        self.process.stdin.flush()
-        child, begin = int(self.process.stdout.readline()), time.monotonic()
-        ended, *_ = select.select([self.process.stdout], [], [], seconds)
-        if not ended:
-            os.kill(child, signal.SIGKILL)
-        return time.monotonic() - begin, int(self.process.stdout.readline())
+        fork, begin = forks.start("-c", TRAIN, self.config, run_dir), time.monotonic()
+        if fork.runs_for(seconds):
+            fork.kill()
+        lived = time.monotonic() - begin
+        _, self.said = fork.communicate()
+        return lived, fork.wait()
 
     def kill_at_random(self, whole: Path, parts: Path, kills: int, reach: float) -> str:
         """Trains one run in one life, and another that is killed so many times.
@@ -85,9 +78,9 @@ class Server:
             A line to show.
         """
         life, code = self.run(whole)
-        assert code == 0, self.said.read_text()[-2000:]
+        assert code == 0, self.said[-2000:]
         start, code = self.run(whole)
-        assert code == 0, self.said.read_text()[-2000:]
+        assert code == 0, self.said[-2000:]
         each = reach * max(0.0, life - start) / kills
         longest = start + each + math.sqrt(each * (each + 2 * start))
         # Not the global generator, which runs of this process have seeded.
@@ -105,8 +98,7 @@ class Server:
                 lives, before = lives + 1, 0
                 continue
             assert code == -9, (
-                f"{code} after {number} kills, {lived:.1f} s into a part\n"
-                f"{self.said.read_text()[-2000:]}"
+                f"{code} after {number} kills, {lived:.1f} s into a part\n{self.said[-2000:]}"
             )
             number += 1
             starting += lived < start
@@ -116,14 +108,9 @@ class Server:
             trained += steps > before
             before = steps
         assert trained > 0, f"none of {number} parts went past a checkpoint"
-        assert self.run(parts)[1] == 0, self.said.read_text()[-2000:]
+        assert self.run(parts)[1] == 0, self.said[-2000:]
         return (
             f"a life of {life:.1f} s, {start:.1f} s of them to start; moments drawn from seed "
             f"{seed}; {trained} of {number} kills past a new checkpoint, {starting} in the time of "
             f"a start, the last at optimiser step {steps} of life {lives}"
         )
-
-    def close(self) -> None:
-        """Ends the server."""
-        self.process.kill()
-        self.process.wait()

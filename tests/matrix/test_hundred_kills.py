@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from solo_ext.config.compose import compose
 from tests.lab.training.same_run import assert_same_run
-from tests.matrix.killing import Server
+from tests.matrix.killing import Runs
 from tests.matrix.record import note_kills
 
 pytestmark = pytest.mark.matrix
@@ -30,21 +29,13 @@ CHANGES = [
 ]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    made = Server(tmp_path, compose("digits/pcl", CHANGES))
-    yield made
-    made.close()
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes of POSIX")
 @pytest.mark.timeout(3600)
-def test_it_ends_as_if_nobody_had(
-    server: Server, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_it_ends_as_if_nobody_had(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Same weights, same optimiser, same queue and prototypes, same log, to the last bit."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    how = server.kill_at_random(whole, parts, KILLS, 0.95)
+    runs = Runs(tmp_path, compose("digits/pcl", CHANGES))
+    how = runs.kill_at_random(whole, parts, KILLS, 0.95)
     assert_same_run(whole, parts)
     assert not list(parts.glob("*.unreadable"))
     if request.config.option.markexpr == "matrix":

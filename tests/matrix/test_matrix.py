@@ -21,7 +21,7 @@ from solo_ext.lab.training.pretrain import pretrain, resume
 from tests.lab.training.resumable import STEPS, KillAt
 from tests.lab.training.same_run import assert_same_run
 from tests.matrix.compare import apart, furthest, in_one_order
-from tests.matrix.killing import Server
+from tests.matrix.killing import Runs
 from tests.matrix.record import Outcome
 from tests.matrix.rows import CHECKS, IN_TURN, LOCAL, OWN, PLUGIN, TWO_CROPS, VIT, methods
 
@@ -54,11 +54,8 @@ def killed(folder: Path, config: dict[str, Any]) -> Outcome:
     """Ten times, with SIGKILL."""
     if not hasattr(os, "fork"):
         pytest.skip("processes of POSIX")
-    server = Server(folder, config)
-    try:
-        how = server.kill_at_random(folder / "whole", folder / "parts", KILLS, 1.0)
-    finally:
-        server.close()
+    runs = Runs(folder, config)
+    how = runs.kill_at_random(folder / "whole", folder / "parts", KILLS, 1.0)
     assert_same_run(folder / "whole", folder / "parts")
     return Outcome("equal", how)
 
