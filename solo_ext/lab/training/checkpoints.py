@@ -22,6 +22,7 @@ from solo_ext.lab.training.lightning_internals import (
     remove_hooks,
     when_step_is_complete,
 )
+from solo_ext.lab.training.run_dir import Checkpoint as CheckpointFile
 from solo_ext.lab.training.run_dir import checkpoints, outdate
 from solo_ext.lab.training.signals import Agreement, StopSignals, requeue
 
@@ -69,6 +70,13 @@ class RunCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         remove_hooks(trainer, pl_module)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # A run that was killed between its last checkpoint and the removal of the one before it
+        # has nothing left to train or to save when it is resumed.
+        held = [one.path for one in self._checkpoints()]
+        if trainer.is_global_zero and held:
+            self._outdate_others(held[-1])
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -171,14 +179,15 @@ class RunCheckpoint(Checkpoint):
 
     def _outdate_others(self, newest: Path) -> None:
         """Lists the folder, because a killed process may have left more than one checkpoint."""
-        others = [
-            held
-            for held in checkpoints(self.run_dir)
-            if held.path.name.startswith(f"{self.stem}-ep=") and held.path != newest
-        ]
+        others = [held for held in self._checkpoints() if held.path != newest]
         outdate(
             self.run_dir, [h for h in others if h.step is not None or not self.settings.keep_prev]
         )
+
+    def _checkpoints(self) -> list[CheckpointFile]:
+        """Those of this run, the most advanced last."""
+        begin = f"{self.stem}-ep="
+        return [held for held in checkpoints(self.run_dir) if held.path.name.startswith(begin)]
 
 
 def _is_denied(reason: str) -> bool:

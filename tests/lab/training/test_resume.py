@@ -11,7 +11,7 @@ import torch
 
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
-from solo_ext.lab.training.run_dir import METRICS, read_config
+from solo_ext.lab.training.run_dir import METRICS, PREVIOUS, checkpoints, read_config
 from solo_ext.memory.heads import ClassWeights
 from tests.lab.training.resumable import STEPS, KillAt, config_of
 from tests.lab.training.same_run import (
@@ -170,6 +170,23 @@ def test_a_finished_run_gets_the_line_that_a_kill_took(
     for _ in range(2):
         resume(tmp_path / "run")
         assert logged(tmp_path / "run") == whole
+
+
+@pytest.mark.fault
+def test_a_run_killed_before_its_earlier_checkpoint_went_keeps_one(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = config_of(make_config, "debiased", max_epochs=1)
+    last = train(config, tmp_path / "run").checkpoint
+    assert last is not None
+    earlier = last.with_name(f"{last.stem}-step={STEPS - 1}.ckpt")
+    earlier.write_bytes(last.read_bytes())
+    resume(tmp_path / "run")
+    assert checkpoints(tmp_path / "run")[0].path == last
+    assert {file.name for file in last.parent.glob("*.ckpt*")} == {
+        last.name,
+        f"{earlier.name}{PREVIOUS}",
+    }
 
 
 def test_auto_resume_finds_the_run_of_the_config(make_config: MakeConfig, tmp_path: Path) -> None:
