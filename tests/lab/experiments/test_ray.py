@@ -50,8 +50,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     before = set(psutil.pids())
     nodes = Cluster()
     try:
-        nodes.add_node(num_cpus=1, temp_dir=place, include_dashboard=False)
-        nodes.add_node(num_cpus=1)
+        # Busy machines take longer than the 30 seconds that it would wait for each.
+        nodes.add_node(wait=False, num_cpus=1, temp_dir=place, include_dashboard=False)
+        nodes.add_node(wait=False, num_cpus=1)
+        nodes.wait_for_nodes(timeout=180)
         monkeypatch.setenv("RAY_ADDRESS", nodes.address)
         yield nodes
     finally:
@@ -121,7 +123,6 @@ def test_a_killed_worker_and_a_lost_node(
                 killed[folder] = on_node
                 if on_node:
                     cluster.remove_node(node, allow_graceful=False)
-                    cluster.add_node(num_cpus=1)
                 else:
                     run_of(folder).parent().kill()
 
