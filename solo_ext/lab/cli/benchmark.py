@@ -17,7 +17,12 @@ from rich.text import Text
 
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import ConfigError
-from solo_ext.lab.experiments.launchers import Launcher, LocalLauncher, SlurmLauncher
+from solo_ext.lab.experiments.launchers import (
+    Launcher,
+    LocalLauncher,
+    RayLauncher,
+    SlurmLauncher,
+)
 from solo_ext.lab.experiments.plan import make_plan
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.report import write_report
@@ -79,17 +84,27 @@ def _minutes(settings: BenchmarkSettings, runs: int) -> str:
 
 
 def _launcher(args: argparse.Namespace, threads: int, out: Path) -> Launcher:
+    given = {"slurm": args.slurm, "ray": args.ray}
+    for name, words in given.items():
+        if words and args.launcher != name:
+            why = f"the launcher is {args.launcher}"
+            raise ConfigError(f"--{name}", words, why, f"leave it out, or add --launcher {name}")
     if args.launcher == "local":
-        if args.slurm:
-            raise ConfigError("--slurm", args.slurm, "the launcher is local", "leave it out")
         return LocalLauncher(args.parallel, threads, args.devices)
+    options = OmegaConf.create({})
+    apply_overrides(options, parse(given[args.launcher]))
+    plain: Any = OmegaConf.to_container(options)
+    if args.launcher == "ray":
+        if args.parallel is not None:
+            why = "Ray runs as many at once as its cluster has room for"
+            raise ConfigError(
+                "--parallel", args.parallel, why, "leave it out, or give --ray memory"
+            )
+        return RayLauncher(threads, args.devices, plain)
     if args.devices > 1:
         raise ConfigError(
             "--devices", args.devices, "a run in SLURM has one device", "take --launcher local"
         )
-    options = OmegaConf.create({})
-    apply_overrides(options, parse(args.slurm))
-    plain: Any = OmegaConf.to_container(options)
     return SlurmLauncher(args.parallel, threads, out / "slurm", plain)
 
 

@@ -158,9 +158,9 @@ def _add_run_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher",
         default="local",
-        choices=("local", "slurm"),
-        metavar="local|slurm",
-        help="processes of this machine, or an array of SLURM jobs",
+        choices=("local", "slurm", "ray"),
+        metavar="local|slurm|ray",
+        help="processes of this machine, an array of SLURM jobs, or tasks of a Ray cluster",
     )
     parser.add_argument(
         "--slurm",
@@ -168,6 +168,13 @@ def _add_run_words(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="key=value",
         help="for submitit, such as slurm_partition=gpu timeout_min=600",
+    )
+    parser.add_argument(
+        "--ray",
+        nargs="+",
+        default=[],
+        metavar="key=value",
+        help="for Ray's tasks, such as num_gpus=1 max_retries=-1",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="list the runs and their minutes, start none"

@@ -1,10 +1,12 @@
-"""Starts the runs of a benchmark: on this machine, or as an array of SLURM jobs."""
+"""Starts the runs of a benchmark: on this machine, as an array of SLURM jobs, or by Ray."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
@@ -67,7 +69,8 @@ class LocalLauncher:
             while waiting or running:
                 for place in range(self.places):
                     if place in running and running[place][1].exitcode is not None:
-                        failed |= _ended(*running.pop(place))
+                        folder, process = running.pop(place)
+                        failed |= _ended(folder, process.exitcode or 0)
                     if waiting and place not in running:
                         folder = waiting.pop(0)
                         running[place] = folder, self._start(folder, place)
@@ -98,9 +101,8 @@ class LocalLauncher:
         return process
 
 
-def _ended(folder: Path, process: ForkServerProcess) -> dict[Path, str]:
+def _ended(folder: Path, code: int) -> dict[Path, str]:
     """Why a run that has ended has no record: the last line that it printed."""
-    code = process.exitcode or 0
     if code == 0 and (folder / RECORD).is_file():
         return {}
     lines = []
@@ -192,4 +194,99 @@ class SlurmLauncher:
             if error is not None or not (folder / RECORD).is_file():
                 lines = [line for line in str(error).splitlines() if line.strip()]
                 failed[folder] = lines[-1].strip() if lines else "no record"
+        return failed
+
+
+class RayLauncher:
+    """Tasks of a Ray cluster, each of which has a run as its child process.
+
+    Ray starts the task of a killed worker, a lost node or a killed run again, and the run goes on
+    from its last checkpoint. Runs end with the call that started them.
+
+    The cluster is the one that ``RAY_ADDRESS`` names or that this machine belongs to; where there
+    is none, one of this machine is started and ends with this process.
+
+    Args:
+        threads: CPU threads of a run.
+        devices: devices of one run, which lie on one node.
+        options: options of Ray's tasks, such as ``num_gpus``, ``memory`` and ``max_retries``.
+
+    Raises:
+        UserError: Ray is not installed, or its cluster cannot be reached.
+        ConfigError: an option that Ray refuses.
+    """
+
+    def __init__(
+        self, threads: int, devices: int = 1, options: Mapping[str, Any] | None = None
+    ) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            import ray
+        except ImportError:
+            raise UserError(
+                "--launcher ray needs Ray, which is not installed: pip install 'solo-ext[ray]'"
+            ) from None
+        self.ray = ray
+        try:
+            if not ray.is_initialized():
+                ray.init(include_dashboard=False, logging_level="warning")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"--launcher ray: {error}; set RAY_ADDRESS to a cluster, or leave it out"
+            ) from None
+        module, log_name, seconds, here = work.__module__, LOG, TICK, os.getcwd()
+        changes = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+
+        # Ray sends what it cannot import, as this function, with what it refers to: the worker
+        # imports neither this file nor torch.
+        def run(folder: str) -> int:
+            with open(os.path.join(folder, log_name), "ab") as log:
+                # Its standard input closes when the worker ends, in whatever way, and ends it too.
+                process = subprocess.Popen(
+                    [sys.executable, "-m", module, folder],
+                    cwd=here,
+                    env={**os.environ, **changes},
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                )
+            try:
+                # Ray's cancellation does not interrupt a wait without end.
+                while process.poll() is None:
+                    time.sleep(seconds)
+            except KeyboardInterrupt:
+                process.terminate()
+            code = process.wait()
+            if code < 0:
+                raise ChildProcessError(f"killed by signal {-code} (out of memory?)")
+            return code
+
+        gpus = devices if ray.cluster_resources().get("GPU") else 0
+        given = {"num_cpus": threads * devices, "num_gpus": gpus, **(options or {})}
+        try:
+            self.task = ray.remote(run).options(**given, retry_exceptions=[ChildProcessError])
+        except (TypeError, ValueError) as error:
+            raise ConfigError("--ray", options, str(error).splitlines()[0]) from None
+
+    def __call__(self, folders: Sequence[Path], tick: Callable[[], None]) -> dict[Path, str]:
+        for folder in folders:
+            refuse_link(folder / LOG).write_bytes(b"")
+        tasks = {self.task.remote(str(folder)): folder for folder in folders}
+        waiting = list(tasks)
+        try:
+            while waiting:
+                tick()
+                _, waiting = self.ray.wait(waiting, num_returns=len(waiting), timeout=TICK)
+        finally:
+            for task in waiting:
+                self.ray.cancel(task)
+            if waiting:
+                self.ray.wait(waiting, num_returns=len(waiting), timeout=_PATIENCE)
+        tick()
+        failed: dict[Path, str] = {}
+        for task, folder in tasks.items():
+            try:
+                failed |= _ended(folder, self.ray.get(task))
+            except self.ray.exceptions.RayError as error:
+                failed[folder] = [line for line in str(error).splitlines() if line.strip()][-1]
         return failed

@@ -1,0 +1,215 @@
+"""A benchmark on a Ray cluster of two nodes, which are processes of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from solo_ext.core.errors import ConfigError, StoppedBySignal, UserError
+from solo_ext.core.files import read_jsonl
+from solo_ext.lab.cli.main import main
+from solo_ext.lab.experiments import launchers
+from solo_ext.lab.experiments.launchers import RayLauncher
+from solo_ext.lab.experiments.plan import make_plan
+from solo_ext.lab.experiments.records import read_records
+from solo_ext.lab.experiments.run import run_benchmark
+from solo_ext.lab.experiments.settings import checked_benchmark
+from solo_ext.lab.experiments.work import CODE, EPOCHS
+from solo_ext.lab.training.run_dir import METRICS, checkpoints
+from tests.lab.experiments.conftest import in_this_process
+
+Tick = Callable[[], None]
+TOKEN = secrets.token_hex(32)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Two nodes of one CPU each, the second of which a test may kill."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'solo-ext[ray]'")
+    # Where the cluster's own files lie; paths of sockets are short.
+    place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    # Without these, read on import, Ray would write a token into the home directory.
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    import ray
+    from ray.cluster_utils import Cluster
+
+    before = set(psutil.pids())
+    nodes = Cluster()
+    try:
+        # Busy machines take longer than the 30 seconds that it would wait for each.
+        nodes.add_node(wait=False, num_cpus=1, temp_dir=place, include_dashboard=False)
+        nodes.add_node(wait=False, num_cpus=1)
+        nodes.wait_for_nodes(timeout=180)
+        monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+        shutil.rmtree(place, ignore_errors=True)
+    wait_until(lambda: not [one for one in processes(before) if place in one or "-m solo" in one])
+
+
+def processes(before: set[int]) -> Iterator[str]:
+    """Command lines of the processes that have begun since."""
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        if process.info["pid"] not in before:
+            yield " ".join(process.info["cmdline"] or [])
+
+
+def wait_until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def numbers(out: Path) -> dict[str, Any]:
+    return {
+        r["key"]: (r["row"], r["scores"], r["epochs"], r["images"], r["curves"]["scores"])
+        for r in read_records(out)
+        if r["curves"] is not None
+    }
+
+
+def run_of(folder: Path) -> psutil.Process:
+    """The process of a run; its parent is the worker of Ray."""
+    (found,) = (
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [])[-1:] == [str(folder)]
+    )
+    return found
+
+
+def lines(file: Path) -> int:
+    return len(read_jsonl(file))
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_a_killed_worker_and_a_lost_node(
+    cluster: Any, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    """One of two runs loses its worker, the other its node: both end as if left alone."""
+    tiny["datasets"]["digits"]["changes"].append("max_epochs=6")
+    settings = checked_benchmark(tiny | {"default_rows": ["simclr", "debiased"], "seeds": [1]})
+    plan, out, ray = make_plan(settings), tmp_path / "out", RayLauncher(1)
+    (node,) = cluster.worker_nodes
+    raylet = node.all_processes["raylet"][0].process.pid
+    killed: dict[Path, bool] = {}
+
+    def launcher(given: Sequence[Path], tick: Tick) -> dict[Path, str]:
+        def tick_and_kill() -> None:
+            tick()
+            # A checkpoint follows the first epoch.
+            if killed or not all(lines(folder / EPOCHS) > 1 for folder in given):
+                return
+            for folder in given:
+                on_node = raylet in [process.pid for process in run_of(folder).parents()]
+                killed[folder] = on_node
+                if on_node:
+                    cluster.remove_node(node, allow_graceful=False)
+                else:
+                    run_of(folder).parent().kill()
+
+        return ray(given, tick_and_kill)
+
+    records, failed = run_benchmark(settings, plan, out, launcher)
+    assert not failed
+    assert sorted(killed.values()) == [False, True]
+    assert len(records) == len(read_records(out)) == 2
+    for folder in killed:
+        assert lines(folder / CODE) == 2, "starts"
+        assert lines(folder / EPOCHS) <= 6 + 1, "only the epoch at hand is repeated"
+    run_benchmark(settings, plan, tmp_path / "whole", in_this_process)
+    assert numbers(out) == numbers(tmp_path / "whole")
+
+
+STUB = """
+import os, pathlib, signal, sys
+folder = pathlib.Path(sys.argv[1])
+with open(folder / "starts", "a") as starts:
+    starts.write(".")
+if folder.name == "broken":
+    sys.exit("solo-ext: no images")
+if folder.name == "huge" or len((folder / "starts").read_text()) == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+assert os.environ["OMP_NUM_THREADS"] == "3"
+(folder / "record.json").touch()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_what_is_started_again(
+    cluster: Any, tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was killed is, as often as was asked; one that failed is not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stub.py").write_text(STUB)
+    folders = [tmp_path / name for name in ("broken", "huge", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(launchers.work, "__module__", "stub")
+        launcher = RayLauncher(3, 1, {"num_cpus": 1, "max_retries": 2})
+    assert launcher(folders, lambda: None) == {
+        tmp_path / "broken": "no images",
+        tmp_path / "huge": "ChildProcessError: killed by signal 9 (out of memory?)",
+    }
+    assert [len((folder / "starts").read_text()) for folder in folders] == [1, 3, 2]
+    with pytest.raises(ConfigError, match=r"--ray=\{'max_retrys': 1\}: Invalid option"):
+        RayLauncher(1, 1, {"max_retrys": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_told_to_end_it_saves(cluster: Any, tmp_path: Path, tiny: dict[str, Any]) -> None:
+    tiny["datasets"]["digits"]["changes"] += ["optimizer.batch_size=8", "log_every_n_steps=1"]
+    settings = checked_benchmark(tiny | {"default_rows": ["debiased"], "seeds": [1]})
+    ray = RayLauncher(1)
+
+    def launcher(given: Sequence[Path], tick: Tick) -> dict[Path, str]:
+        def stops() -> None:
+            # Evaluations come before the first step.
+            if any('"train_' in f.read_text() for f in tmp_path.glob(f"runs/*/{METRICS}")):
+                raise StoppedBySignal("stopped", signal.SIGTERM)
+
+        return ray(given, stops)
+
+    with pytest.raises(StoppedBySignal):
+        run_benchmark(settings, make_plan(settings), tmp_path, launcher)
+    (run_dir,) = tmp_path.glob("runs/*/")
+    (saved,) = checkpoints(run_dir)
+    assert saved.step is not None
+    assert "stopped by SIGTERM" in (run_dir / "work.log").read_text()
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install 'solo-ext\[ray\]'"):
+        RayLauncher(1)
+
+
+def test_words_of_another_launcher(
+    tmp_path: Path, tiny_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["benchmark", "run", str(tiny_file), "--out", str(tmp_path)]
+    assert main([*words, "--ray", "num_gpus=1"]) == 2
+    assert "the launcher is local; leave it out, or add --launcher ray" in capsys.readouterr().err
+    assert main([*words, "--launcher", "ray", "--parallel", "2"]) == 2
+    assert "--parallel=2: Ray runs as many at once" in capsys.readouterr().err
