@@ -29,7 +29,7 @@ from benchmarks.speed.rows import (
 from benchmarks.speed.target import Effort
 from solo_ext import host
 from solo_ext.clustering.backends import nearest_by_flash
-from solo_ext.clustering.k_means import search
+from solo_ext.clustering.lloyd import search
 from solo_ext.core.precision import matmul_precision
 
 EFFORT = Effort(device="cuda", compiled=False)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from solo_ext.core.errors import ConfigError, nearest
 
+# Need no further package.
+_OURS = ("torch", "hierarchical")
 # Package to import, and how to install it.
 _NEEDS = {
     "faiss": ("faiss", 'pip install "solo-ext[faiss]" (or "solo-ext[faiss-gpu]" for CUDA)'),
@@ -20,15 +22,16 @@ _NEEDS = {
 def resolve_backend(
     name: str, device: torch.device | str, *, sharded: bool = False, key: str = "backend"
 ) -> str:
-    """Name of the k-means backend that will run: "torch", "faiss" or "flash".
+    """Name of the k-means backend that will run: "torch", "hierarchical", "faiss" or "flash".
 
     "auto" is "torch" on a CPU, where the row `e-step` of `benchmarks/speed` finds it the fastest
     and it needs no further package; on CUDA "flash" if flash-kmeans is installed, else "torch",
     as under ``torch.use_deterministic_algorithms``. "flash" is "torch" with the search for the
-    nearest mean by flash-kmeans' kernel. faiss does not share the work of several ranks.
+    nearest mean by flash-kmeans' kernel, "hierarchical" with a search among the means of near
+    groups of means alone. faiss does not share the work of several ranks.
 
     Args:
-        name: "auto", "torch", "faiss" or "flash".
+        name: "auto", "torch", "hierarchical", "faiss" or "flash".
         device: where the features are.
         sharded: whether the rows are spread over several ranks.
         key: of the config, for messages.
@@ -45,11 +48,11 @@ def resolve_backend(
     if name == "auto":
         fast = kind == "cuda" and not torch.are_deterministic_algorithms_enabled()
         return "flash" if fast and _installed("flash") else "torch"
-    if name == "torch":
+    if name in _OURS:
         return name
     problem, remedy = "", "use auto or torch"
     if name not in _NEEDS:
-        problem, remedy = "no such k-means backend", nearest(name, ["auto", "torch", *_NEEDS])
+        problem, remedy = "no such k-means backend", nearest(name, ["auto", *_OURS, *_NEEDS])
     elif name == "flash" and kind != "cuda":
         problem = f"needs features on CUDA, these are on {kind}"
     elif name == "faiss" and sharded:

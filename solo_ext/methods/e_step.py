@@ -43,13 +43,14 @@ class KMeansKwargs(Section):
 
     Attributes:
         backend: ``auto`` is flash on a GPU where flash-kmeans is installed, else torch; torch also
-            with ``deterministic``.
+            with ``deterministic``. ``hierarchical`` compares an image with some
+            ``2 sqrt(K)`` prototypes in each iteration, and with all K at the end.
         iterations: Lloyd iterations of the first E-step.
         warm_iterations: Lloyd iterations of later ones, which start from the previous means.
         restarts: cold starts of the first E-step; the best is kept.
     """
 
-    backend: Literal["auto", "torch", "faiss", "flash"] = "auto"
+    backend: Literal["auto", "torch", "hierarchical", "faiss", "flash"] = "auto"
     iterations: PositiveInt = 20
     warm_iterations: PositiveInt = 5
     restarts: PositiveInt = 1

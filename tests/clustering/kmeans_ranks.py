@@ -26,7 +26,7 @@ MERGED = 1100
 
 ENDS = {2: (617,), 4: (617, 700, 850)}
 """Where the rows of all ranks but the last end."""
-STARTS = ["cold", "restarts", "refilled", "warm", "relocated"]
+STARTS = ["cold", "restarts", "refilled", "warm", "relocated", "hierarchical"]
 DEALS = ["in order", "alternating", "shuffled", "one has all"]
 
 
@@ -53,6 +53,8 @@ def options(start: str) -> dict[str, Any]:
         return {"num_clusters": CLUSTERS, "iterations": 6}
     if start == "restarts":
         return {"num_clusters": CLUSTERS, "iterations": 2, "restarts": 3}
+    if start == "hierarchical":
+        return {"num_clusters": 90, "iterations": 6, "backend": start}
     if start == "relocated":
         # Crowded prototypes, more than are tried at a time.
         init = features()[:150].clone()

@@ -68,13 +68,14 @@ def test_explicit_names(installed: set[str]) -> None:
     installed |= {"faiss", "flash_kmeans"}
     assert resolve_backend("faiss", "cpu") == "faiss"
     assert resolve_backend("torch", "cuda") == "torch"
+    assert resolve_backend("hierarchical", "cpu", sharded=True) == "hierarchical"
     assert resolve_backend("flash", "cuda", sharded=True) == "flash"
 
 
 @pytest.mark.parametrize(
     ("packages", "name", "where", "message"),
     [
-        ((), "fais", {}, "did you mean 'faiss'.*auto, faiss, flash, torch"),
+        ((), "fais", {}, "did you mean 'faiss'.*auto, faiss, flash, hierarchical, torch"),
         ((), "faiss", {}, r'faiss is not installed; pip install "solo-ext\[faiss\]"'),
         (("faiss",), "faiss", {"sharded": True}, "spread over several; use auto or torch"),
         (("flash_kmeans",), "flash", {}, "on CUDA, these are on cpu"),

@@ -17,7 +17,7 @@ from solo_ext.clustering import (
     multi_granularity_kmeans,
     rows,
 )
-from solo_ext.clustering.k_means import assign, distances_to
+from solo_ext.clustering.lloyd import assign, distances_to
 from solo_ext.clustering.rows import rows_of
 from tests.clustering import e_steps
 

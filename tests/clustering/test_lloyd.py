@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from solo_ext.clustering import k_means, kmeans
-from solo_ext.clustering.k_means import Nearest, assign
+from solo_ext.clustering import k_means, kmeans, lloyd
+from solo_ext.clustering.lloyd import Nearest, assign
 from solo_ext.core.precision import matmul_precision
 
 
@@ -81,7 +81,7 @@ def test_sets_and_restores(name: str, expected: Setting, before: Setting) -> Non
 
 def test_last_assignment_is_at_the_highest(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[Setting]] = {"steps": [], "last": []}
-    search, assign = k_means.Nearest.__call__, k_means.assign
+    search, assign = lloyd.Nearest.__call__, lloyd.assign
 
     def in_steps(*arguments: Any) -> Any:
         seen["steps"].append(setting())
@@ -91,7 +91,7 @@ def test_last_assignment_is_at_the_highest(monkeypatch: pytest.MonkeyPatch) -> N
         seen["last"].append(setting())
         return assign(*arguments)
 
-    monkeypatch.setattr(k_means.Nearest, "__call__", in_steps)
+    monkeypatch.setattr(lloyd.Nearest, "__call__", in_steps)
     monkeypatch.setattr(k_means, "assign", at_last)
     before = setting()
     kmeans(torch.rand(50, 3), 4, iterations=2, precision="medium", backend="torch")

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from solo_ext.clustering import e_step, k_means, kmeans
+from solo_ext.clustering import e_step, kmeans, lloyd
 from solo_ext.core.distributed import propagate_rank_errors
 from solo_ext.core.errors import UserError
 from solo_ext.lab.evaluation.online import on_first
@@ -70,7 +70,7 @@ def slow_alone(rank: int) -> tuple[float, int | None]:
 
 def slow_passes(rank: int) -> tuple[Any, ...]:
     """Each pass of rank 1 takes a third of the timeout, all of them more than it."""
-    undo = before(k_means, "search", lambda _: time.sleep(rank * TIMEOUT / 3))
+    undo = before(lloyd, "search", lambda _: time.sleep(rank * TIMEOUT / 3))
     try:
         return clustered(rank)
     finally:
@@ -107,11 +107,11 @@ def failures(rank: int) -> dict[str, tuple[str, str, float]]:
                 raise OSError("no space left on device")
 
     cases: dict[str, tuple[Any, str, int, Exception | None, Callable[[int], object]]] = {
-        "first pass": (k_means, "search", 1, memory("of 9 GiB"), step),
-        "later pass": (k_means, "search", 0, memory("of 8 GiB"), step),
-        "sums": (k_means, "on_grid", 1, memory("of 7 GiB"), step),
-        "embedding": (k_means, "search", 2, None, embed),
-        "end": (k_means, "search", 2, None, last),
+        "first pass": (lloyd, "search", 1, memory("of 9 GiB"), step),
+        "later pass": (lloyd, "search", 0, memory("of 8 GiB"), step),
+        "sums": (lloyd, "on_grid", 1, memory("of 7 GiB"), step),
+        "embedding": (lloyd, "search", 2, None, embed),
+        "end": (lloyd, "search", 2, None, last),
     }
     for name, (module, function, failing, error, work) in cases.items():
         undo: Callable[[], None] | None = None

@@ -108,10 +108,14 @@ def test_heads(make_config: MakeConfig, head: str) -> None:
         assert not two.requires_grad
 
 
-def test_e_step_by_definition(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["auto", "hierarchical"])
+def test_e_step_by_definition(
+    make_config: MakeConfig, images: Path, tmp_path: Path, backend: str
+) -> None:
     """Every sample stands at its index, next to its nearest mean; from the momentum encoder."""
     watch = Watch()
-    config = make_config("pcl", method_kwargs={"symmetric": True}, max_epochs=3)
+    kwargs = {"symmetric": True, "kmeans": {"backend": backend}}
+    config = make_config("pcl", method_kwargs=kwargs, max_epochs=3)
     run(config, tmp_path, watch)
     assert [s["e_step"] for s in watch.seen] == [0, 1, 2]
     for seen in watch.seen:

@@ -37,7 +37,7 @@ from benchmarks.speed.operation import (
 )
 from benchmarks.speed.target import Effort, Finding, Measured, Target, at_most
 from solo_ext.clustering import cluster_concentration, multi_granularity_kmeans
-from solo_ext.clustering.k_means import distances_to
+from solo_ext.clustering.lloyd import distances_to
 
 ROWS, WIDTH, CLUSTERS = 50_000, 128, (250, 500, 1000)
 WARM_ITERATIONS, TEMPERATURE, DRIFT = 5, 0.2, 0.33

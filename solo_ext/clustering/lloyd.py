@@ -1,0 +1,250 @@
+"""Lloyd's iterations, and the search for the nearest mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solo_ext.clustering.relocation import Relocation
+from solo_ext.clustering.rows import Rows, exact_scale, on_grid, tile_rows
+from solo_ext.core.precision import Precision, matmul_precision
+
+# Half the distance between the two means of a split cluster, relative to each coordinate.
+_PERTURBATION = 1 / 1024
+# If more than this share of the means moved, searching all of them is no slower.
+_MOST_MOVED = 0.5
+# Rows of a tile on a CPU where only some are wanted: a third faster than 4096 for 45 means.
+_MOST_WANTED = 1024
+# Scores whose maximum is taken first, without its place: on a CPU that is several times faster than
+# a maximum with its place.
+_GROUP = 32
+
+
+def lloyd(
+    rows: Rows,
+    means: Tensor,
+    iterations: int,
+    precision: Precision = "highest",
+    relocate: bool = False,
+    nearest: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, int]:
+    """Updates the means until no row changes its cluster, or for ``iterations`` steps.
+
+    A step assigns every row to its nearest mean and takes the mean of each cluster, in sums without
+    rounding (:func:`solo_ext.clustering.rows.exact_scale`): the result has the same bits for any
+    order of the rows and any spread over ranks, except for rows so near to two means that the
+    product cannot tell them apart. An empty cluster splits one of the largest: the two means become
+    ``m (1 + e)`` and ``m (1 - e)``, e = 1/1024 in even coordinates and -1/1024 in odd ones; no two
+    empty clusters split the same one, and it must have two rows or more.
+
+    With ``relocate`` every step ends with :class:`solo_ext.clustering.relocation.Relocation`, which
+    also acts when the steps alone have converged, and handles empty clusters first. ``nearest``
+    gives the mean (n,) that each row is assigned to, from the means (K, D); by default
+    :class:`Nearest`.
+
+    Returns:
+        The means (K, D) and the number of steps done.
+    """
+    scale = exact_scale(rows.largest, rows.total)
+    all_sums = torch.zeros_like(means, dtype=torch.float64)
+    all_sizes = torch.zeros(len(means), dtype=torch.int64, device=means.device)
+    relocation = Relocation(rows, len(means), scale) if relocate else None
+    nearest = nearest or Nearest(rows.features)
+    assignments = None
+    done = 0
+    with matmul_precision(precision), torch.autocast(means.device.type, enabled=False):
+        while done < iterations:
+            done += 1
+            old, assignments = assignments, nearest(means)
+            moved = _follow(rows, scale, old, assignments, all_sums, all_sizes)
+            sums, sizes = all_sums, all_sizes
+            if relocation is not None:
+                # A relocation moves means, and rows follow in the next step: `all_sums` stays.
+                sums, sizes = relocation(assignments, sums, sizes)
+            if not moved and sums is all_sums:
+                break
+            updated = sums / sizes.clamp_min(1)[:, None] / scale
+            updated = torch.where(sizes[:, None] > 0, updated, means.double())
+            updated = _refilled(updated, sizes).to(means.dtype)
+            if torch.equal(updated, means):
+                break
+            means = updated
+    return means, done
+
+
+def _follow(
+    rows: Rows, scale: float, old: Tensor | None, new: Tensor, sums: Tensor, sizes: Tensor
+) -> int:
+    """Updates sums and sizes by the rows that changed their cluster; returns how many did."""
+    features, change, count = rows.features, torch.zeros_like(sums), torch.zeros_like(sizes)
+    moved = (new != (-1 if old is None else old)).nonzero()[:, 0]
+    for part in torch.split(moved, tile_rows(features.shape[1], features.device)):
+        values = on_grid(features.index_select(0, part), scale)
+        ones = torch.ones_like(part)
+        target = new.index_select(0, part)
+        change.index_add_(0, target, values)
+        count.index_add_(0, target, ones)
+        if old is not None:
+            source = old.index_select(0, part)
+            change.index_add_(0, source, values.neg_())
+            count.index_add_(0, source, ones.neg_())
+    sums += rows.sum(change)
+    sizes += rows.sum(count)
+    return int(rows.sum(torch.tensor(len(moved), device=features.device)))
+
+
+def _refilled(means: Tensor, sizes: Tensor) -> Tensor:
+    empty = (sizes == 0).nonzero()[:, 0]
+    if not len(empty):
+        return means
+    donors = sizes.argsort(descending=True, stable=True)[: len(empty)]
+    donors = donors[sizes[donors] >= 2]
+    # Empty clusters without a donor wait for a later step, when the halves have grown.
+    empty = empty[: len(donors)]
+    step = torch.full((means.shape[1],), _PERTURBATION, dtype=means.dtype, device=means.device)
+    step[1::2] *= -1
+    whole = means[donors]
+    means[empty] = whole * (1 + step)
+    means[donors] = whole * (1 - step)
+    return means
+
+
+class Nearest:
+    """Keeps the index (n,) of every row's nearest mean up to date; of equally near ones the first.
+
+    A row whose mean stands still is compared only with the means that moved: the others were
+    farther away and still are.
+    """
+
+    def __init__(self, features: Tensor) -> None:
+        self._features = features
+        self._means: Tensor | None = None
+
+    def __call__(self, means: Tensor) -> Tensor:
+        old, self._means = self._means, means
+        moved = None if old is None else (means != old).any(1)
+        if moved is None or int(moved.sum()) > _MOST_MOVED * len(means):
+            self._centre = means.double().mean(0)
+            self._best, self._found = search(self._features, means, self._centre)
+        else:
+            self._found = self._updated(means, moved)
+        return self._found
+
+    def _updated(self, means: Tensor, moved: Tensor) -> Tensor:
+        found = self._found.clone()
+        left, which = moved.index_select(0, found), moved.nonzero()[:, 0]
+        lost, kept = left.nonzero()[:, 0], (~left).nonzero()[:, 0]
+        if len(which):
+            score, place = search(self._features, means[which], self._centre, kept)
+            mean = which[place]
+            best, now = self._best[kept], found[kept]
+            nearer = (score > best) | ((score == best) & (mean < now))
+            self._best[kept] = torch.where(nearer, score, best)
+            found[kept] = torch.where(nearer, mean, now)
+        self._best[lost], found[lost] = search(self._features, means, self._centre, lost)
+        return found
+
+
+def assign(features: Tensor, means: Tensor) -> Tensor:
+    """Index (n,) of the mean (K, D) that is nearest to every row (n, D); of equal ones the first.
+
+    Example:
+        >>> assign(torch.tensor([[0.1], [0.9]]), torch.tensor([[0.0], [1.0]]))
+        tensor([0, 1])
+    """
+    return search(features, means, means.double().mean(0))[1]
+
+
+def search(
+    features: Tensor, means: Tensor, centre: Tensor, wanted: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Largest of the :func:`scores` of every row, and the mean that has it, which is the nearest.
+
+    Returns:
+        The scores (m,) and the means (m,), int64; among equal scores the first.
+    """
+    n = len(features) if wanted is None else len(wanted)
+    best = means.new_empty(n)
+    found = torch.empty(n, dtype=torch.int64, device=features.device)
+    for part, tile in scores(features, means, centre, wanted):
+        best[part], found[part] = _first_largest(tile)
+    return best, found
+
+
+def scores(
+    features: Tensor, means: Tensor, centre: Tensor, wanted: Tensor | None = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Scores of every row with every mean, the larger the nearer, in tiles that are overwritten.
+
+    ``x . (m_k - c) - |m_k - c|^2 / 2 - c . (m_k - c)`` is largest at ``argmin_k |x - m_k|^2`` for
+    any centre c. With a centre amid the means, rounding errors of the product are in proportion to
+    the spread of the means and not to their distance from the origin.
+
+    Args:
+        features: (n, D), floating.
+        means: (K, D), fp32 or fp64; the dtype of the products.
+        centre: (D,) fp64. Only scores with the same centre can be compared.
+        wanted: (m,) int64 numbers of the rows to search; by default all.
+
+    Yields:
+        Part of the m rows, and their scores; behind those of the K means may stand some of
+        -infinity.
+    """
+    n = len(features) if wanted is None else len(wanted)
+    centred = means.double() - centre
+    bias = -(centred.square().sum(1) / 2 + centred @ centre).to(means.dtype)
+    weight = centred.to(means.dtype)
+    if features.device.type == "cpu" and len(means) > 2 * _GROUP:
+        fill = -len(means) % _GROUP
+        weight = F.pad(weight, (0, 0, 0, fill))
+        bias = F.pad(bias, (0, fill), value=-torch.inf)
+    rows = tile_rows(len(weight), features.device)
+    if wanted is not None and features.device.type == "cpu":
+        # Lists of rows are often short: less of the last tile is padding.
+        rows = min(rows, _MOST_WANTED)
+    tile_scores = means.new_empty(rows, len(weight))
+    # The library may sum in another order for another number of rows. Pad all tiles to the same
+    # number, so that a row's nearest mean does not depend on the rows beside it.
+    padded = means.new_zeros(rows, features.shape[1])
+    for start in range(0, n, rows):
+        part = slice(start, start + rows)
+        tile = features[part] if wanted is None else features.index_select(0, wanted[part])
+        tile = tile.to(means.dtype)
+        count = len(tile)
+        if count < rows:
+            padded[:count] = tile
+            tile = padded
+        torch.addmm(bias, tile, weight.T, out=tile_scores)
+        yield part, tile_scores[:count]
+
+
+def _first_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    width = scores.shape[1]
+    if scores.device.type != "cpu" or width <= 2 * _GROUP or width % _GROUP:
+        best, found = scores.max(dim=1)
+        return best, found
+    grouped = scores.view(len(scores), -1, _GROUP)
+    best, group = grouped.amax(2).max(dim=1)
+    place = group[:, None, None].expand(-1, 1, _GROUP)
+    within = grouped.gather(1, place)[:, 0].max(dim=1).indices
+    return best, group * _GROUP + within
+
+
+def distances_to(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor:
+    """``|x_i - m_{a_i}|`` (n,), as the norm of a difference: exactly 0 for a row equal to its mean.
+
+    Example:
+        >>> x, means = torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.zeros(1, 2)
+        >>> distances_to(x, means, torch.tensor([0, 0]))
+        tensor([5., 1.])
+    """
+    rows = tile_rows(features.shape[1], features.device)
+    found = means.new_empty(len(features))
+    for start in range(0, len(features), rows):
+        part = slice(start, start + rows)
+        difference = features[part].to(means.dtype) - means.index_select(0, assignments[part])
+        found[part] = torch.linalg.vector_norm(difference, dim=1)
+    return found
