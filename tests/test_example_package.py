@@ -46,6 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return started
 
 
+@pytest.mark.slow
 def test_their_names_are_listed_whole(run: Run) -> None:
     command = "from solo_ext.lab.cli.main import main; main(['methods']); main(['losses'])"
     printed = run("-c", command).stdout

@@ -26,7 +26,10 @@ H200 = GPUS["h200"]
 KIB = 1024
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n.startswith("step of") else n for n in ROWS],
+)
 def test_bounds(name: str) -> None:
     """No slower than the plain form and without a wait, or known not to be, with the reason."""
     row = ROWS[name]()

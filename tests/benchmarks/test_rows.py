@@ -22,7 +22,14 @@ TRAINING = ("steps", "epochs", "waits")
 """A dozen runs each; below on fewer."""
 
 
-@pytest.mark.parametrize("name", [n for n in ROWS if n not in TRAINING])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow) if n == "import" else n
+        for n in ROWS
+        if n not in TRAINING
+    ],
+)
 def test_row(name: str) -> None:
     findings, details = ROWS[name](TINY)
     assert findings
@@ -34,6 +41,7 @@ def test_row(name: str) -> None:
     assert any(f.measured is not None for f in findings)
 
 
+@pytest.mark.slow
 def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "FAMILIES", {"mocov2plus": ("pcl",)})
     findings, details = training.steps(TINY)
@@ -42,6 +50,7 @@ def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(details["mocov2plus"]) == {"mocov2plus", "pcl", "again"}
 
 
+@pytest.mark.slow
 def test_distilled_steps_have_a_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "FAMILIES", {"seed, multi-crop": ("protoseed, multi-crop",)})
     monkeypatch.setenv(TEACHERS, "elsewhere")
@@ -55,6 +64,7 @@ def test_distilled_steps_have_a_teacher(monkeypatch: pytest.MonkeyPatch) -> None
     assert os.environ[TEACHERS] == "elsewhere"
 
 
+@pytest.mark.slow
 def test_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "EPOCHS", {"pcl, bank": {"cpu": 1.05, "cuda": 1.03}})
     findings, _ = training.epochs(TINY)

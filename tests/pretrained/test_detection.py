@@ -28,6 +28,7 @@ def features(backbone: nn.Module, images: Tensor) -> Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kwargs"), [("resnet50", {}), ("timm/resnet50", {"small_stem": False})]
 )
@@ -54,6 +55,7 @@ def test_faster_rcnn_takes_it(name: str, kwargs: dict[str, Any], make_run: MakeR
     assert model.backbone.body.layer4[0].conv1.weight.grad is not None
 
 
+@pytest.mark.slow
 def test_smaller_ones_go_into_torchvisions_pyramid(make_run: MakeRun) -> None:
     out = export(make_run("resnet18", {}, size=64), "torchvision").out
     pyramid = resnet_fpn_backbone(backbone_name="resnet18", weights=None)

@@ -109,6 +109,7 @@ def test_backbone_is_left_as_it_is(
         assert torch.equal(tensor, before[name]), name
 
 
+@pytest.mark.slow
 def test_learns_is_repeatable_and_the_seed_counts(
     digit_images: dict[str, str], tmp_path: Path
 ) -> None:

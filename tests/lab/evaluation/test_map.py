@@ -28,6 +28,7 @@ def rows(digit_images: dict[str, str], out: Path, **settings: Any) -> list[dict[
     return found
 
 
+@pytest.mark.slow
 def test_pictures(digit_images: dict[str, str], tmp_path: Path) -> None:
     found = rows(digit_images, tmp_path, methods=["pca", "tsne"])
     assert [r["method"] for r in found] == ["pca", "tsne"]

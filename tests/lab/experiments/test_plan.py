@@ -44,6 +44,7 @@ def test_kinds_and_configs(tiny: dict[str, Any]) -> None:
     assert runs["random-backbone"].config["method"] == "simclr"
 
 
+@pytest.mark.slow
 def test_a_key_is_of_what_decides_the_numbers(tiny: dict[str, Any]) -> None:
     def key(**change: Any) -> str:
         return planned(tiny, **({"seeds": [1]} | change))[0].key

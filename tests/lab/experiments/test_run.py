@@ -298,6 +298,7 @@ def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> 
     assert started[1:] == [teacher, student]
 
 
+@pytest.mark.slow
 def test_a_process_that_fails(tmp_path: Path) -> None:
     """Its reason is the last line that it printed."""
     for name in "ab":

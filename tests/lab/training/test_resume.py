@@ -51,7 +51,7 @@ METHODS = (
 )
 
 
-QUICK = ("byol", "pcl", "mochi", "seed")
+QUICK = ("byol", "pcl")
 """What every test run takes along; the others are slow."""
 
 
