@@ -1,6 +1,6 @@
 """Writes the tables of docs/benchmarks/index.md and its picture from records.
 
-python scripts/update_results.py            # from results/cifar10-cpu and results/digits
+python scripts/update_results.py            # from results/claims, digits and cifar10-cpu
 python scripts/update_results.py --check    # fails when they are not what the records say
 """
 
@@ -16,7 +16,8 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from solo_ext.core.files import write_text
-from solo_ext.lab.experiments.report import escaped, markdown_table
+from solo_ext.lab.experiments.records import SETTINGS
+from solo_ext.lab.experiments.report import claims_table, escaped, markdown_table
 from solo_ext.lab.experiments.results import Results, read_results
 from solo_ext.lab.experiments.statistics import mean_of, verdicts
 from solo_ext.lab.experiments.tables import mean_and_deviation
@@ -25,6 +26,7 @@ from solo_ext.lab.pages import Table
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks" / "index.md"
 FOLDERS = [ROOT / "results" / name for name in ("digits", "cifar10-cpu")]
+CLAIMS = ROOT / "results" / "claims"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 MEASURES = 2
 """How many of the headline's scores the page shows."""
@@ -36,7 +38,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     wanted = {
-        PAGE: updated(PAGE.read_text(), tables(FOLDERS, PAGE.parent)),
+        PAGE: updated(PAGE.read_text(), contents(CLAIMS, FOLDERS, PAGE.parent)),
         PAGE.parent / f"{FOLDERS[0].name}.svg": picture(read_results(FOLDERS[0])),
     }
     for file, text in wanted.items():
@@ -55,6 +57,24 @@ def updated(page: str, content: str) -> str:
     _, end, after = rest.partition(END)
     assert end, f"{PAGE.name}: needs one line {BEGIN!r}, and one {END!r} after it"
     return f"{before}{BEGIN}\n{content}\n{END}{after}"
+
+
+def contents(experiments: Path, folders: Sequence[Path], root: Path) -> str:
+    """The verdicts of all experiments in a folder, where there are any, before the tables."""
+    results = [read_results(file.parent) for file in sorted(experiments.glob(f"*/{SETTINGS}"))]
+    if not results:
+        return tables(folders, root)
+    link = Path(os.path.relpath(experiments.resolve(), root.resolve())).as_posix()
+    head = f"**Claims of papers**, each by its own experiment ([report]({link}/report.md))"
+    claims = markdown_table(claims_table(results))
+    return "\n\n".join([head, claims, _CLAIMS_REMARK, tables(folders, root)])
+
+
+_CLAIMS_REMARK = (
+    "Points of the score, mean of the differences paired by seed with its 95 % interval. Expected: "
+    "what the source leads to, and what was written down before the runs. An experiment with fewer "
+    "pairs than were planned is undecided."
+)
 
 
 def tables(folders: Sequence[Path], root: Path) -> str:

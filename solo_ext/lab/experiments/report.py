@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Drawing
 from solo_ext.core.files import write_text
 from solo_ext.lab.experiments.records import SETTINGS
 from solo_ext.lab.experiments.results import Place, Results, read_results
-from solo_ext.lab.experiments.statistics import Verdict, estimate, mean_of, verdicts
+from solo_ext.lab.experiments.statistics import estimate, mean_of, verdicts
 from solo_ext.lab.experiments.tables import (
     WHOSE,
     differences_table,
@@ -56,10 +56,9 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
     """
     inner = [] if (folder / SETTINGS).is_file() else sorted(folder.glob(f"*/{SETTINGS}"))
     every = [read_results(file.parent) for file in inner] or [read_results(folder)]
-    found = [verdicts(results) for results in every]
     title, sections = every[0].settings.title, benchmark_sections(every[0])
     if inner:
-        title, sections = folder.name, [Section("Claims", [_claims_table(every, found)])]
+        title, sections = folder.name, [Section("Claims", [claims_table(every)])]
         for results in every:
             first, *others = benchmark_sections(results)
             sections += [Section(results.settings.title, first.blocks), *others]
@@ -69,7 +68,7 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
         "report.md": render_markdown(title, sections),
         "report.html": render_page(title, sections),
     }
-    lines = [line for pair in zip(every, found, strict=True) for line in verdict_lines(*pair)]
+    lines = [line for results in every for line in verdict_lines(results, verdicts(results))]
     if lines:
         texts["verdicts.json"] = json.dumps(lines, indent=1) + "\n"
     for name, text in texts.items():
@@ -77,7 +76,8 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
     return [place / name for name in texts]
 
 
-def _claims_table(every: Sequence[Results], found: Sequence[Sequence[Verdict]]) -> Table:
+def claims_table(every: Sequence[Results]) -> Table:
+    """A line for each verdict of several benchmarks."""
     lines = [
         [
             verdict.hypothesis.claim,
@@ -85,8 +85,8 @@ def _claims_table(every: Sequence[Results], found: Sequence[Sequence[Verdict]]) 
             mean_and_interval(verdict.estimate),
             verdict.answer + (f" ({verdict.reason})" if verdict.reason else ""),
         ]
-        for results, held in zip(every, found, strict=True)
-        for verdict in held
+        for results in every
+        for verdict in verdicts(results)
     ]
     head = ["Claim", "Expected", "Difference, 95 % interval", "Verdict"]
     return Table(head, lines, numeric=frozenset({2}))

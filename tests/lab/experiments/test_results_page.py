@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from scripts import update_results
-from scripts.update_results import BEGIN, END, picture, tables
+from scripts.update_results import BEGIN, END, contents, picture, tables
 from solo_ext.lab.experiments.results import read_results
 from tests.lab.experiments.report_records import record, rows_of, settings, write_folder
 
@@ -42,6 +42,18 @@ def test_data_sets_are_columns(tmp_path: Path) -> None:
     assert lines[4:6] == ["| a | **51.67 ± 1.53** | – |", "| b | – | **40.00 (n = 1)** |"]
 
 
+def test_page_begins_with_the_claims(folder: Path, tmp_path: Path) -> None:
+    page = contents(folder.parent, [folder], tmp_path)
+    assert page.startswith("**Claims of papers**, each by its own experiment ([report](results/rep")
+    line = next(line for line in page.splitlines() if line.startswith("| c |"))
+    assert line == (
+        "| c | a above b in knn | +3.00 (−9.71 to +15.71) | undecided (it was not noted before its "
+        "runs) |"
+    )
+    assert page.endswith(tables([folder], tmp_path))
+    assert contents(tmp_path / "none", [folder], tmp_path) == tables([folder], tmp_path)
+
+
 def test_picture_is_xml_with_every_row(folder: Path) -> None:
     drawn = ElementTree.fromstring(picture(read_results(folder)))
     words = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
@@ -62,7 +74,7 @@ def test_script_writes_and_checks(
     assert script("--check") == 0, "the page is not what the records say"
     page = tmp_path / "index.md"
     page.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nRest.\n")
-    for name, value in (("PAGE", page), ("FOLDERS", [folder])):
+    for name, value in (("PAGE", page), ("FOLDERS", [folder]), ("CLAIMS", tmp_path / "none")):
         monkeypatch.setattr(update_results, name, value)
     assert script("--check") == 1
     assert "not what the records say" in capsys.readouterr().err
