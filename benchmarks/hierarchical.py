@@ -11,7 +11,7 @@ less 0.5, at least 0; means over quadrants; the 128 largest principal components
 numbers, each over the root of its standard deviation; unit rows. FILE keeps them.
 
 First come 10 iterations of four numbers of rows, with the line through them carried on to 10^9: an
-extrapolation. Then flat takes 20 iterations, hierarchical 20 and 10, in turns; seconds are those
+extrapolation. Then flat takes 20 iterations, hierarchical 20, 10 and 5, in turns; seconds are those
 that the processor spent on this one thread, which other processes disturb less than the clock.
 """
 
@@ -34,8 +34,8 @@ from solo_ext.core.files import append_lines
 from solo_ext.lab.training.run_dir import environment
 
 CROPS, CROP, PATCH, FILTERS, WIDTH = 4, 24, 6, 128, 128
-WAYS = {"flat, 20": ("torch", 20), "hierarchical, 20": ("hierarchical", 20)}
-WAYS["hierarchical, 10"] = ("hierarchical", 10)
+WAYS = {"flat, 20": ("torch", 20)}
+WAYS |= {f"hierarchical, {steps}": ("hierarchical", steps) for steps in (20, 10, 5)}
 SIZES = 8, 4, 2, 1
 """Parts of the rows that are clustered for the extrapolation."""
 
