@@ -198,7 +198,8 @@ class Contrastive(ProjectedMethod):
             self.estimator = replace(self.estimator, beta=beta)
         loss, metrics = self.contrast(out["q"], keys, indices, targets)
         self._written = keys, indices, targets
-        self.keep_for_geometry(out["z"])
+        predictions = [] if self.predictor is None else out["q"]
+        self.step_embeddings = [x.detach() for x in (*out["z"], *predictions)]
         metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]

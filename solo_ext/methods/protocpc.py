@@ -237,7 +237,7 @@ class ProtoCPC(PrototypeMethod, ProjectedMomentumMethod):
         out = super().training_step(batch, batch_idx)
         # z_s of every crop, z_t of the large ones.
         loss, metrics = self.compare(out["z"], out["momentum_z"])
-        self.keep_for_geometry(out["z"])
+        self.step_embeddings = [z.detach() for z in out["z"]]
         metrics = {"train_protocpc_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]
