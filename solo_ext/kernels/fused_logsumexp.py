@@ -15,8 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from solo_ext.kernels.tables import Sweep
-from solo_ext.kernels.tiles import stacked
+from solo_ext.kernels.tables import Sweep, stacked
 
 _JOINED = 16
 """Shares that are read at a time when they are joined."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.kernels import dispatch
-from solo_ext.kernels.tiles import Sums, WithSlopes, stacked, tiled_sums
+from solo_ext.kernels.tiles import Sums, WithSlopes, tiled_sums
 
 BOUND = 40.0
 """Up to +-40, sums of exponentials neither overflow in fp32 nor lose terms that matter."""
@@ -69,6 +69,11 @@ def plain_sums(sweep: Sweep, query: Tensor, table: Tensor) -> tuple[Tensor, Tens
     if sweep.log_weight is not None:
         raised = [x + sweep.log_weight for x in raised]
     return stacked([x.logsumexp(1) for x in raised]), largest
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """The parts as rows; one alone is not copied."""
+    return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(list(parts))
 
 
 def table_logsumexp(

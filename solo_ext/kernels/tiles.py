@@ -6,7 +6,7 @@ tile of the matrix of similarities, so that memory does not grow with the rows o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,11 +32,6 @@ def tile_rows(x: Tensor, columns: int, least: int, share: int = 1) -> int:
 def tiles_of(count: int, size: int) -> Iterator[slice]:
     """Slices of ``size`` that cover ``count`` rows in order; the last one may be shorter."""
     return (slice(begin, min(begin + size, count)) for begin in range(0, count, size))
-
-
-def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """The parts as rows; one alone is not copied."""
-    return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(list(parts))
 
 
 Sums = Callable[["Sweep", Tensor, Tensor, bool], tuple[Tensor, Tensor | None, Tensor]]
