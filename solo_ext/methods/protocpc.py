@@ -105,7 +105,10 @@ class PrototypeMethod(ProjectedMethod):
     kwargs: Any
     prototypes: Prototypes
     prior: PrototypePrior
-    _next_prior: Tensor | None = None
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__(cfg)
+        self._next_prior: Tensor | None = None
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
@@ -203,7 +206,7 @@ class ProtoCPC(PrototypeMethod, ProjectedMomentumMethod):
         self.projector, self.momentum_projector = (self._new_projector() for _ in range(2))
         initialize_momentum_params(self.projector, self.momentum_projector)
         self.prototypes = Prototypes(kwargs.num_prototypes, kwargs.proj_output_dim)
-        self.prior = PrototypePrior(kwargs.num_prototypes, kwargs.prior_momentum)
+        self.prior = PrototypePrior(kwargs.num_prototypes)
         keep_out_of_broadcast(self)
 
     def _new_projector(self) -> nn.Module:
