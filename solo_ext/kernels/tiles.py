@@ -24,13 +24,22 @@ def tile_rows(x: Tensor, columns: int, least: int, share: int = 1) -> int:
     """Rows of a tile with ``columns`` columns of the dtype of ``x`` that suits its device.
 
     There are at least ``least``; the tile may take ``share`` times the usual budget of memory.
+
+    Example:
+        >>> tile_rows(torch.zeros(8, 128), columns=1024, least=64)
+        256
     """
     budget = _TILE_BYTES.get(x.device.type, _TILE_BYTES["cuda"]) * share
     return max(budget // (x.element_size() * max(columns, 1)), least)
 
 
 def tiles_of(count: int, size: int) -> Iterator[slice]:
-    """Slices of ``size`` that cover ``count`` rows in order; the last one may be shorter."""
+    """Slices of ``size`` that cover ``count`` rows in order; the last one may be shorter.
+
+    Example:
+        >>> [(part.start, part.stop) for part in tiles_of(5, 2)]
+        [(0, 2), (2, 4), (4, 5)]
+    """
     return (slice(begin, min(begin + size, count)) for begin in range(0, count, size))
 
 

@@ -391,7 +391,12 @@ def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
 
 
 def own_columns(rows: Tensor) -> Tensor:
-    """(N, 1) places of this process's N rows among those gathered from all processes."""
+    """(N, 1) places of this process's N rows among those gathered from all processes.
+
+    Example:
+        >>> own_columns(torch.randn(3, 8)).flatten()
+        tensor([0, 1, 2])
+    """
     first = len(rows) * distributed.rank()
     return torch.arange(first, first + len(rows), device=rows.device).unsqueeze(1)
 
@@ -402,6 +407,11 @@ def two_view_terms(
     """:func:`contrastive` of two views (N, D), normalised inside, of the batch of all processes.
 
     A kernel of its own computes it in fewer operations where the batch is on one process and small.
+
+    Example:
+        >>> terms = two_view_terms(torch.randn(4, 8), torch.randn(4, 8), temperature=0.5)
+        >>> terms.loss.shape, terms.losses.shape
+        (torch.Size([]), torch.Size([8, 1]))
     """
     check_rows(z1=z1, z2=z2)
     check_positive(temperature=temperature)
