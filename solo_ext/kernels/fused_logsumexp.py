@@ -204,7 +204,7 @@ def fused_logsumexp(
 def fused_sums(
     sweep: Sweep, query: Tensor, table: Tensor, wanted: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """As :func:`solo_ext.kernels.tiles.tiled_sums`, by the kernels."""
+    """As :func:`solo_ext.kernels.tables.tiled_sums`, by the kernels."""
     per_row, scale = (sweep.scale, 1.0) if isinstance(sweep.scale, Tensor) else (None, sweep.scale)
     factors = sweep.dtype or query.dtype
     lse, largest, means = zip(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from solo_ext.core.precision import full_precision_products
 from solo_ext.kernels.sinkhorn import assign
-from solo_ext.kernels.tiles import tile_rows, tiles_of
+from solo_ext.kernels.tables import tile_rows, tiles_of
 from solo_ext.memory.state import State
 
 

@@ -18,7 +18,7 @@ from benchmarks.footprint.formulas import TILE, Sizes, Traffic, perceptron
 from benchmarks.footprint.tables import BEGIN, END, FORMULAS, document, scale
 from benchmarks.interleaved import peak_mib
 from solo_ext import host
-from solo_ext.kernels import tiles
+from solo_ext.kernels import tables
 from solo_ext.kernels.nearest_rows import nearest_rows
 from solo_ext.losses.contrastive import batch_of_views, contrastive
 from solo_ext.losses.info_nce import proto_nce_terms
@@ -74,7 +74,7 @@ def test_backbones(loaded: host.Host, name: str, expected: tuple[int, int, int])
 
 
 def test_tiles_are_those_of_the_kernels() -> None:
-    assert tiles._TILE_BYTES == TILE
+    assert tables._TILE_BYTES == TILE
 
 
 def test_every_method_has_its_lines() -> None:
