@@ -382,9 +382,8 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
     There is one queue per large crop, of that crop's keys; its anchors are the other crops.
     """
 
-    _last: tuple[Tensor, Tensor, Tensor] | None = None
-
     def _build_momentum(self) -> None:
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
         self.momentum_projector = self._new_projector()
         initialize_momentum_params(self.projector, self.momentum_projector)
         shape = self.kwargs.queue_size or 0, self.kwargs.proj_output_dim
