@@ -74,9 +74,24 @@ class Sweep(NamedTuple):
         # On a CPU indexing by a tensor takes several times as long.
         return table.index_select(0, self.columns[part])
 
+    def fused(
+        self, query: Tensor, table: Tensor, wanted: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """As :func:`tiled_sums`, by the Triton kernel."""
+        # Where torch is installed without Triton, this file cannot be imported.
+        from solo_ext.kernels.fused_logsumexp import fused_sums
+
+        return fused_sums(self, query, table, wanted)
+
 
 def plain_sums(sweep: Sweep, query: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-sum-exps (E, N), and the largest logits (N,), from the matrix of all logits."""
+    """Log-sum-exps (E, N), and the largest logits (N,), from the matrix of all logits.
+
+    Example:
+        >>> lse, largest = plain_sums(Sweep(scale=5.0), torch.randn(4, 8), torch.randn(1000, 8))
+        >>> lse.shape, largest.shape
+        (torch.Size([1, 4]), torch.Size([4]))
+    """
     rows = sweep.rows(table, slice(None))
     if isinstance(sweep.scale, Tensor):
         rows = rows * sweep.scale.unsqueeze(1)
@@ -101,7 +116,12 @@ Sums = Callable[[Sweep, Tensor, Tensor, bool], tuple[Tensor, Tensor | None, Tens
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """The parts as rows; one alone is not copied."""
+    """The parts as rows; one alone is not copied.
+
+    Example:
+        >>> stacked([torch.zeros(3)]).shape, stacked([torch.zeros(3)] * 2).shape
+        (torch.Size([1, 3]), torch.Size([2, 3]))
+    """
     return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(list(parts))
 
 
@@ -162,18 +182,10 @@ def table_logsumexp(
         "tiles": with_slopes(tiled_sums),
     }
     if dispatch.has_fused(query) and ids is None:
-        forms["fused"] = with_slopes(fused_form())
+        forms["fused"] = with_slopes(Sweep.fused)
     details = type(scale), columns is None, log_weight is None, len(powers), bounded, compute_dtype
     operation = "table_logsumexp" if ids is None else "table_logsumexp of others"
     return dispatch.run(operation, forms, [query], sweep.count(table), *details)
-
-
-def fused_form() -> Sums:
-    """:func:`tiled_sums` by the Triton kernel."""
-    # Where torch is installed without Triton, this file cannot be imported.
-    from solo_ext.kernels.fused_logsumexp import fused_sums
-
-    return fused_sums
 
 
 def tiled_sums(
@@ -182,6 +194,12 @@ def tiled_sums(
     """Log-sum-exps (E, N), means of the rows (E, N, D) if ``wanted``, largest logits (N,).
 
     If rows have their own scales, the means are of the scaled rows.
+
+    Example:
+        >>> query, table = torch.randn(4, 8), torch.randn(1000, 8)
+        >>> lse, means, largest = tiled_sums(Sweep(scale=5.0), query, table, wanted=True)
+        >>> lse.shape, means.shape
+        (torch.Size([1, 4]), torch.Size([1, 4, 8]))
     """
     powers, log_weight, scale = sweep.powers, sweep.log_weight, sweep.scale
     count, per_row = sweep.count(table), isinstance(scale, Tensor)

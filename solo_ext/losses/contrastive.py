@@ -303,6 +303,12 @@ def per_anchor(
     """Mean losses (N,) and notes for :func:`terms_of`, from log-sum-exps (E, N) of negatives.
 
     ``similar`` are the positives' cosines over the temperature (N, P).
+
+    Example:
+        >>> lse, similar = torch.zeros(1, 4), torch.zeros(4, 1)
+        >>> losses, notes = per_anchor(lse, similar, estimator=PLAIN, count=9, temperature=0.2)
+        >>> losses, notes.shape
+        (tensor([0.6931, 0.6931, 0.6931, 0.6931]), torch.Size([3, 4]))
     """
     log_mass, floored = estimator(lse, similar, count, temperature)
     losses = F.softplus(log_mass.unsqueeze(1) - similar)
@@ -312,7 +318,13 @@ def per_anchor(
 
 
 def terms_of(loss: Tensor, notes: Tensor, mined: Tensor, mixed: Tensor) -> ContrastiveTerms:
-    """The terms of a loss, from the notes of :func:`per_anchor` and the mixtures' cosines."""
+    """The terms of a loss, from the notes of :func:`per_anchor` and the mixtures' cosines.
+
+    Example:
+        >>> nan = torch.tensor(math.nan)
+        >>> terms_of(torch.tensor(0.5), torch.rand(3, 4), nan, nan).losses.shape
+        torch.Size([4, 1])
+    """
     floored, hardness = notes[:2].mean(1).unbind()
     return ContrastiveTerms(loss, notes[2:].T, floored, hardness, mined, mixed)
 

@@ -30,7 +30,13 @@ def plain_protocpc(
     teacher_temperature: float = 0.04,
     prior_momentum: float = 0.9,
 ) -> Tensor:
-    """Algorithm 1 with the (N, K) matrices of one view each, of unit rows; the reference."""
+    """Algorithm 1 with the (N, K) matrices of one view each, of unit rows; the reference.
+
+    Example:
+        >>> student, teacher, prototypes = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 20))
+        >>> plain_protocpc(student, teacher, prototypes, prior=torch.ones(20)).shape
+        torch.Size([])
+    """
     with torch.no_grad():
         probs = plain_sinkhorn(teacher @ prototypes.T, teacher_temperature, iterations=3)
         prior = moved_prior(prior, probs.mean(0), prior_momentum)

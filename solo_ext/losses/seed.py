@@ -11,7 +11,7 @@ from torch import Tensor
 
 from solo_ext.core.precision import full_precision_products
 from solo_ext.kernels import dispatch
-from solo_ext.kernels.tables import Sums, Sweep, fused_form, table_logsumexp, tiled_sums
+from solo_ext.kernels.tables import Sums, Sweep, table_logsumexp, tiled_sums
 from solo_ext.losses.common import LOSSES, check_positive, check_table, unit_rows
 
 
@@ -22,7 +22,13 @@ def plain_seed(
     student_temperature: float,
     teacher_temperature: float,
 ) -> Tensor:
-    """The cross-entropy of section 3.2 on (N, 1 + K) matrices, of unit rows; the reference."""
+    """The cross-entropy of section 3.2 on (N, 1 + K) matrices, of unit rows; the reference.
+
+    Example:
+        >>> student, teacher, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))
+        >>> plain_seed(student, teacher, queue, 0.2, 0.01).shape
+        torch.Size([])
+    """
     own = (student * teacher).sum(1, keepdim=True), (teacher * teacher).sum(1, keepdim=True)
     predicted = torch.cat((own[0], student @ queue.T), dim=1) / student_temperature
     targets = (torch.cat((own[1], teacher @ queue.T), dim=1) / teacher_temperature).softmax(1)
@@ -75,7 +81,7 @@ def table_mean(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tens
         "tiles": of(tiled_sums),
     }
     if dispatch.has_fused(query):
-        forms["fused"] = of(fused_form())
+        forms["fused"] = of(Sweep.fused)
     return dispatch.run("table_mean", forms, [query], len(table))
 
 

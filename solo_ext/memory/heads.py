@@ -199,6 +199,10 @@ def split_batch_norm(network: nn.Module, splits: int) -> nn.Module:
 
     Raises:
         ValueError: the network has none.
+
+    Example:
+        >>> split_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), splits=2)[0].splits
+        2
     """
     modules = list(network.modules())
     # A network may hold a layer under several names.
