@@ -202,8 +202,10 @@ def protocpc_step(
             teacher, held, prior = (x.to(student.dtype) for x in (teacher, held, prior))
             table = prototypes.detach().to(compute_dtype or student.dtype)
             teacher_table = table if teacher_prototypes is None else held.to(table.dtype)
+            # p_t = Sinkhorn or softmax of z_t . W / tau_t
             steps = iterations if assignment == "sinkhorn" else 0
             found = [_assigned(view, teacher_table, teacher_temperature, steps) for view in teacher]
+            # q <- m q + (1 - m) K mean(p_t) (Eq. 4)
             mean = torch.stack([a.mean for a in found]).mean(0)
             moved = moved_prior(prior, mean, prior_momentum)
             used = moved if prior_order == "before_loss" else prior
@@ -211,6 +213,7 @@ def protocpc_step(
                 targets = student.new_ones(student.shape[0], teacher.shape[0])
             weights = targets.to(student.dtype)
             weights = weights / weights.sum()
+        # -p_t . (z_s . W / tau_s) + log sum_k q_k exp(z_s . W_k / tau_s)
         q = used.clamp(min=LEAST_PRIOR) if loss == "protocpc" else None
         terms = prototype_contrast(
             student, prototypes, found, weights, q, 1 / student_temperature, table=table

@@ -238,7 +238,7 @@ class ProtoCPC(PrototypeMethod, ProjectedMomentumMethod):
     ) -> Tensor:
         """Algorithm 1 between crops of an image, plus the online classifier's loss."""
         out = super().training_step(batch, batch_idx)
-        # z_s of every crop, z_t of the large ones.
+        # z_s = g_s(f_s(x)) of every crop, z_t = g_t(f_t(x)) of the large ones.
         loss, metrics = self.compare(out["z"], out["momentum_z"])
         self.step_embeddings = [z.detach() for z in out["z"]]
         metrics = {"train_protocpc_loss": loss, **metrics}
