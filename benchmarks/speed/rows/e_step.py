@@ -114,7 +114,7 @@ def ours(x: Tensor, init: list[Tensor], backend: str) -> Found:
         x, counts, init=init, iterations=WARM_ITERATIONS, backend=backend
     )
     for count, c in zip(counts, found, strict=True):
-        in_sums(c.distances, c.assignments, count)
+        cluster_concentration(c.distances, c.assignments, count, TEMPERATURE)
     return [(c.means, c.assignments) for c in found]
 
 
@@ -252,14 +252,6 @@ def e_step(effort: Effort) -> Measured:
     return Measured(findings, {k: part.details for k, part in parts.items()})
 
 
-def in_sums(distances: Tensor, assignments: Tensor, count: int) -> Tensor:
-    """The concentrations from exact sums, as in the E-step."""
-    sums = torch.zeros(count, dtype=torch.float64, device=distances.device)
-    sums.index_add_(0, assignments, distances.double())
-    sizes = torch.bincount(assignments, minlength=count)
-    return cluster_concentration(sums, sizes, TEMPERATURE).to(distances.dtype)
-
-
 def in_lists(distances: Tensor, assignments: Tensor, count: int) -> Tensor:
     """The concentrations in the recipe's manner: an array entry at a time into Python lists."""
     squared = distances.square().numpy()[:, None]
@@ -283,7 +275,7 @@ def concentrations(effort: Effort) -> Setup:
     distances, assignments = torch.rand(rows), torch.randint(count, (rows,))
     return Setup(
         {
-            "ours": lambda: in_sums(distances, assignments, count),
+            "ours": lambda: cluster_concentration(distances, assignments, count, TEMPERATURE),
             "lists (PCL)": lambda: in_lists(distances, assignments, count),
         },
         relative,
