@@ -95,7 +95,7 @@ def e_step(
             sums = torch.zeros(len(c.means), dtype=torch.float64, device=c.means.device)
             sums.index_add_(0, c.assignments, on_grid(c.distances, scale))
             sums = _of_all(sums, sum_over_ranks) / scale
-            phi = cluster_concentration(sums, sizes, temperature, alpha).to(c.means.dtype)
+            phi = _concentration(sums, sizes, temperature, alpha).to(c.means.dtype)
             found.append(Granularity(c.means, phi, assignments, c.objective))
     return found
 
@@ -107,7 +107,11 @@ def _of_all(values: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
 
 @torch.no_grad()
 def cluster_concentration(
-    sums: Tensor, sizes: Tensor, temperature: float, alpha: float = 10.0
+    distances: Tensor,
+    assignments: Tensor,
+    num_clusters: int,
+    temperature: float,
+    alpha: float = 10.0,
 ) -> Tensor:
     """Concentration phi of every cluster; loose and small clusters have large values.
 
@@ -119,25 +123,48 @@ def cluster_concentration(
     (only clusters of one row, or a clipped mean of 0), every value is the temperature.
 
     Args:
-        sums: (K,) sum of the Euclidean distances, not squared, of each cluster's rows to its mean.
-        sizes: (K,) number of each cluster's rows; empty clusters have 0.
+        distances: (n,) Euclidean distances of the rows to their means, >= 0; not squared.
+        assignments: (n,) integers in [0, num_clusters).
+        num_clusters: K, >= 1; includes empty clusters.
         temperature: mean of the result, > 0.
         alpha: smoothing for small clusters, >= 0.
 
     Returns:
-        (K,), computed in the dtype of the sums.
+        (K,) in the dtype of ``distances``, computed in fp64.
+
+    Raises:
+        ValueError: shapes or a setting are not as described.
 
     Example:
-        >>> sums, sizes = torch.tensor([5.0, 15.0]), torch.tensor([50, 50])
-        >>> cluster_concentration(sums, sizes, temperature=0.2)
+        >>> tight, loose = torch.full((50,), 0.1), torch.full((50,), 0.3)
+        >>> clusters = torch.arange(100) // 50
+        >>> cluster_concentration(torch.cat((tight, loose)), clusters, 2, temperature=0.2)
         tensor([0.1200, 0.2800])
 
     Source:
         Li et al., ICLR 2021, arXiv 2005.04966, section 3.3; clipping and the rule for small
         clusters as in the authors' code.
     """
+    if distances.ndim != 1 or distances.shape != assignments.shape:
+        raise ValueError(
+            f"distances and assignments have the shapes {tuple(distances.shape)} and "
+            f"{tuple(assignments.shape)}; pass one of each per row, (n,)"
+        )
+    if num_clusters < 1 or not temperature > 0 or not alpha >= 0:
+        raise ValueError(
+            f"num_clusters={num_clusters}, temperature={temperature}, alpha={alpha}: must be at "
+            "least 1, above 0 and at least 0"
+        )
+    sizes = torch.bincount(assignments, minlength=num_clusters)
+    sums = torch.zeros(num_clusters, dtype=torch.float64, device=distances.device)
+    sums.index_add_(0, assignments, distances.double())
+    return _concentration(sums, sizes, temperature, alpha).to(distances.dtype)
+
+
+def _concentration(sums: Tensor, sizes: Tensor, temperature: float, alpha: float) -> Tensor:
+    """phi (K,) in fp64, from sums (K,) of distances in fp64 and numbers (K,) of rows."""
     several = sizes >= 2
-    raw = sums / sizes.clamp_min(1) / (sizes.clamp_min(2).to(sums.dtype) + alpha).log()
+    raw = sums / sizes.clamp_min(1) / (sizes.clamp_min(2).double() + alpha).log()
     raw = raw.masked_fill(~several, 0.0)
     raw = torch.where(several, raw, raw.max())
     low, high = raw.quantile(raw.new_tensor([0.1, 0.9]))

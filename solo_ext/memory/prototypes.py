@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from solo_ext.core.distributed import sum_over_ranks
 from solo_ext.core.precision import full_precision_products
 from solo_ext.kernels.sinkhorn import assign
 from solo_ext.kernels.tables import tile_rows, tiles_of
+from solo_ext.losses.protocpc import moved_prior
 from solo_ext.memory.state import State
 
 
@@ -67,32 +69,42 @@ class Prototypes(nn.Module):
 
 
 class PrototypePrior(State):
-    """Running mean of the teacher's prototype probabilities, times K (Eq. 4).
+    """Running mean of the teacher's prototype probabilities, times K.
 
-    Starts flat; stays in fp32 also under autocast and in modules of lower precision. A step's loss
-    gives the value that contains its batch (:func:`solo_ext.losses.protocpc_step`); after the
-    optimiser's step :meth:`commit_` stores it.
+    ``q <- m q + (1 - m) K mean_i p_i`` (Eq. 4). Starts flat; stays in fp32 also under autocast and
+    in modules of lower precision. A step's loss uses the value from :meth:`peek`, which changes
+    nothing; after the optimiser's step :meth:`commit_` or :meth:`update_` stores it.
 
     Attributes:
         value: (K,), sums to K.
 
     Args:
         num_prototypes: K.
+        momentum: m in [0, 1]; 0: the last batch alone.
+
+    Raises:
+        ValueError: the momentum is not in [0, 1].
 
     Example:
-        >>> prior = PrototypePrior(2)
-        >>> prior.commit_(torch.tensor([1.5, 0.5]))
+        >>> prior = PrototypePrior(2, momentum=0.5)
+        >>> probs = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> prior.peek(probs), prior.value
+        (tensor([1.5000, 0.5000]), tensor([1., 1.]))
+        >>> prior.update_(probs)
         >>> prior.value
         tensor([1.5000, 0.5000])
 
     Source:
-        Lee, 2021, openreview 8la28hZOwug.
+        Lee, 2021, openreview 8la28hZOwug, Eq. 4.
     """
 
     value: Tensor
 
-    def __init__(self, num_prototypes: int) -> None:
+    def __init__(self, num_prototypes: int, momentum: float = 0.9) -> None:
         super().__init__()
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"momentum={momentum}: must be in [0, 1]; the paper uses 0.9")
+        self.momentum = momentum
         self.register_buffer("value", torch.ones(num_prototypes))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -104,9 +116,34 @@ class PrototypePrior(State):
         return self
 
     @torch.no_grad()
+    def peek(self, teacher_probs: Tensor) -> Tensor:
+        """The value (K,) with this batch included.
+
+        Args:
+            teacher_probs: (N, K) local samples, rows that sum to 1; the mean is over the samples
+                of all ranks, which may hold different numbers.
+
+        Raises:
+            ValueError: the shape does not fit.
+        """
+        if teacher_probs.ndim != 2 or teacher_probs.shape[1:] != self.value.shape:
+            raise ValueError(
+                f"teacher_probs must be (N, {len(self.value)}), got {tuple(teacher_probs.shape)}"
+            )
+        dtype = torch.promote_types(teacher_probs.dtype, torch.float32)
+        total = teacher_probs.sum(0, dtype=dtype)
+        count = total.new_full((1,), teacher_probs.shape[0])
+        total = sum_over_ranks(torch.cat((total, count)))
+        return moved_prior(self.value, total[:-1] / total[-1], self.momentum)
+
+    @torch.no_grad()
     def commit_(self, value: Tensor) -> None:
-        """Stores a value (K,) of a step's loss, the same on every rank."""
+        """Stores a value (K,), the same on every rank, of :meth:`peek` or of a step's loss."""
         self.value.copy_(value)
+
+    def update_(self, teacher_probs: Tensor) -> None:
+        """Calls :meth:`peek` and :meth:`commit_`."""
+        self.commit_(self.peek(teacher_probs))
 
 
 @torch.no_grad()

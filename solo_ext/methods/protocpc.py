@@ -206,7 +206,7 @@ class ProtoCPC(PrototypeMethod, ProjectedMomentumMethod):
         self.projector, self.momentum_projector = (self._new_projector() for _ in range(2))
         initialize_momentum_params(self.projector, self.momentum_projector)
         self.prototypes = Prototypes(kwargs.num_prototypes, kwargs.proj_output_dim)
-        self.prior = PrototypePrior(kwargs.num_prototypes)
+        self.prior = PrototypePrior(kwargs.num_prototypes, kwargs.prior_momentum)
         keep_out_of_broadcast(self)
 
     def _new_projector(self) -> nn.Module:

@@ -93,7 +93,7 @@ class ProtoSEED(PrototypeMethod, Distillation):
                 f"the teacher has {len(old)}: {self.description}",
                 f"take {len(old)}, or prototypes=new",
             )
-        self.prior = PrototypePrior(len(self.prototypes.weight))
+        self.prior = PrototypePrior(len(self.prototypes.weight), self.kwargs.prior_momentum)
         keep_out_of_broadcast(self)
 
     @classmethod

@@ -41,10 +41,12 @@ ORACLES = {
 }
 
 
-def summed(members: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums and numbers of distances of clusters given as lists."""
-    sums = torch.tensor([math.fsum(own) for own in members], dtype=torch.float64)
-    return sums, torch.tensor([len(own) for own in members])
+def flat(members: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distances and assignments of clusters given as lists, rows shuffled."""
+    distances = torch.tensor([d for own in members for d in own], dtype=torch.float64)
+    clusters = torch.tensor([c for c, own in enumerate(members) for _ in own], dtype=torch.int64)
+    order = torch.randperm(len(distances), generator=torch.Generator().manual_seed(0))
+    return distances[order], clusters[order]
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -71,7 +73,7 @@ def by_loop(members: list[list[float]], temperature: float, alpha: float) -> lis
 @pytest.mark.parametrize("name", ORACLES)
 def test_vectors(name: str) -> None:
     members, temperature, expected = ORACLES[name]
-    found = cluster_concentration(*summed(members), temperature)
+    found = cluster_concentration(*flat(members), len(members), temperature)
     assert found.dtype == torch.float64
     assert found.tolist() == pytest.approx(expected, abs=1e-9)
 
@@ -86,14 +88,14 @@ MEMBERS = st.lists(
 @settings(deadline=None, max_examples=150)
 @given(MEMBERS, st.floats(0.01, 2), st.sampled_from([0.0, 1.0, 10.0]))
 def test_equals_the_loop(members: list[list[float]], temperature: float, alpha: float) -> None:
-    found = cluster_concentration(*summed(members), temperature, alpha)
+    found = cluster_concentration(*flat(members), len(members), temperature, alpha)
     assert found.tolist() == pytest.approx(by_loop(members, temperature, alpha), rel=1e-9)
 
 
 @settings(deadline=None, max_examples=60)
 @given(MEMBERS, st.floats(0.01, 2))
 def test_mean_is_the_temperature(members: list[list[float]], temperature: float) -> None:
-    found = cluster_concentration(*summed(members), temperature)
+    found = cluster_concentration(*flat(members), len(members), temperature)
     assert found.min() >= temperature / 100 * (1 - 1e-12)
     mean = found.mean().item()
     if found.min() > temperature / 99:
@@ -112,11 +114,33 @@ def test_mean_is_the_temperature(members: list[list[float]], temperature: float)
     ],
 )
 def test_without_spread_every_value_is_the_temperature(members: list[list[float]]) -> None:
-    assert cluster_concentration(*summed(members), 0.3).tolist() == [0.3] * len(members)
+    assert cluster_concentration(*flat(members), len(members), 0.3).tolist() == [0.3] * len(members)
 
 
 def test_copies_of_one_image_get_the_floor() -> None:
     members = [[0.0, 0.0]] * 4 + [[1.0, 1.0]] * 6
-    found = cluster_concentration(*summed(members), 0.2)
+    found = cluster_concentration(*flat(members), 10, 0.2)
     assert found[:4].tolist() == [0.002] * 4
     assert found[4:].tolist() == pytest.approx([0.2 / 0.6] * 6, abs=1e-12)
+
+
+def test_computes_in_fp64() -> None:
+    distances, clusters = flat([[0.1 + 1e-4 * k for k in range(50_000)], [0.2, 0.3], [0.7, 0.1]])
+    exact = cluster_concentration(distances, clusters, 3, 0.2)
+    single = cluster_concentration(distances.float(), clusters, 3, 0.2)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), exact, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.rand(3), torch.zeros(2).long(), 2, 0.2), r"\(3,\) and \(2,\)"),
+        ((torch.rand(2), torch.tensor([0, 1]), 0, 0.2), "num_clusters=0"),
+        ((torch.rand(2), torch.tensor([0, 1]), 2, 0.0), "temperature=0.0"),
+        ((torch.rand(2), torch.tensor([0, 1]), 2, 0.2, -1.0), "alpha=-1.0"),
+    ],
+)
+def test_refuses(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cluster_concentration(*arguments)  # type: ignore[arg-type]

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from solo_ext import losses
 from solo_ext.core import distributed
 from solo_ext.kernels.mixed_logsumexp import MixDraws
-from solo_ext.kernels.sinkhorn import assign
 from solo_ext.losses.contrastive import (
     PLAIN,
     NegativeEstimator,
@@ -29,8 +28,7 @@ from solo_ext.losses.contrastive import (
 )
 from solo_ext.losses.mochi import Mixing, draw_mixes
 from solo_ext.losses.nnclr import nnclr_terms
-from solo_ext.losses.protocpc import moved_prior
-from solo_ext.memory import sinkhorn
+from solo_ext.memory import PrototypePrior, sinkhorn
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
 from solo_ext.memory.heads import BilinearCritic, ClassWeights
 
@@ -301,9 +299,9 @@ def assigned(name: str, own: slice = slice(None)) -> Tensor:
 
 def prior(own: slice = slice(None)) -> Tensor:
     """A prior that has taken in a batch."""
-    scores = cosines(own) / 0.1
-    found = assign(lambda rows, columns: scores[rows, columns] * 1, (len(scores), K), scores, 0)
-    return moved_prior(torch.ones(K, dtype=scores.dtype), found.mean, 0.7)
+    held = PrototypePrior(K, 0.7).double()
+    held.update_((cosines(own) / 0.1).softmax(1))
+    return held.value
 
 
 def run(rank: int, folder: str) -> None:

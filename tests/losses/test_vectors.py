@@ -27,9 +27,9 @@ from solo_ext.losses.contrastive import (
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.mochi import mochi_loss_func
 from solo_ext.losses.nnclr import nnclr_symmetric_loss_func, nnclr_terms
-from solo_ext.losses.protocpc import moved_prior, protocpc_loss_func, protocpc_step
+from solo_ext.losses.protocpc import protocpc_loss_func, protocpc_step
 from solo_ext.losses.seed import seed_loss_func, seed_terms
-from solo_ext.memory import Prototypes, sinkhorn
+from solo_ext.memory import PrototypePrior, Prototypes, sinkhorn
 from solo_ext.memory.features import FeatureBank, FeatureQueue
 
 VECTORS: dict[str, Any] = {}
@@ -351,9 +351,12 @@ def test_protocpc(case: Case, dtype: torch.dtype, tolerance: float) -> None:
     probs = probabilities(given, dtype)
     close(probs, expected["p_t"], tolerance)
     before = torch.tensor(given["prior_before"], dtype=dtype)
-    prior = moved_prior(before, probs.mean(0), given["momentum"])
-    close(prior, expected["prior_used"], tolerance)
-    close(prior, expected["prior_after"], tolerance)
+    prior = PrototypePrior(len(before), given["momentum"]).to(dtype)
+    prior.commit_(before)
+    close(prior.peek(probs), expected["prior_used"], tolerance)
+    close(prior.value, before, 0)
+    prior.update_(probs)
+    close(prior.value, expected["prior_after"], tolerance)
     logits = torch.tensor(given["student_logits"], dtype=dtype, requires_grad=True)
     loss = protocpc_loss_func(logits, probs, prior.value, given["tau_s"])
     assert loss.dtype == dtype
@@ -414,8 +417,9 @@ def test_prior_of_the_joined_batch(dtype: torch.dtype, tolerance: float) -> None
     given, expected = of("protocpc", "prior_two_ranks_uneven")
     rows = given["teacher_logits_rank0"] + given["teacher_logits_rank1"]
     probs = probabilities({**given, "teacher_logits": rows}, dtype)
-    prior = moved_prior(torch.ones(3, dtype=dtype), probs.mean(0), given["momentum"])
-    close(prior, expected["prior_after"], tolerance)
+    prior = PrototypePrior(3, given["momentum"]).to(dtype)
+    prior.update_(probs)
+    close(prior.value, expected["prior_after"], tolerance)
 
 
 def seed_inputs(given: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from solo_ext.losses.protocpc import moved_prior
 from solo_ext.memory import PrototypePrior, sinkhorn
 
 
@@ -18,58 +19,86 @@ def probabilities(seed: int, rows: int = 6, width: int = 5) -> Tensor:
     return (3 * torch.randn(rows, width, generator=generator)).softmax(1)
 
 
-def take(prior: PrototypePrior, probs: Tensor, momentum: float = 0.9) -> None:
-    """What a step and its end do."""
-    prior.commit_(moved_prior(prior.value, probs.mean(0), momentum))
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.999, 1.0])
 def test_is_the_running_mean_times_k(momentum: float) -> None:
-    prior, expected = PrototypePrior(5), [1.0] * 5
+    prior, expected = PrototypePrior(5, momentum), [1.0] * 5
     for seed, rows in enumerate((6, 2, 9)):
         probs = probabilities(seed, rows)
         for k in range(5):
             mean = sum(float(p[k]) for p in probs) / rows
             expected[k] = momentum * expected[k] + (1 - momentum) * 5 * mean
-        take(prior, probs, momentum)
+        prior.update_(probs)
         torch.testing.assert_close(prior.value, torch.tensor(expected))
 
 
+@pytest.mark.parametrize("momentum", [-0.1, 1.1, float("nan")])
+def test_momentum_is_a_share(momentum: float) -> None:
+    with pytest.raises(ValueError, match=rf"momentum={momentum}: must be in \[0, 1\]"):
+        PrototypePrior(5, momentum)
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 6), (4, 1), (2, 4, 5)])
+def test_rows_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    prior = PrototypePrior(5)
+    for take in (prior.peek, prior.update_):
+        with pytest.raises(ValueError, match=r"must be \(N, 5\), got " + re.escape(str(shape))):
+            take(torch.rand(shape))
+    assert torch.equal(prior.value, torch.ones(5))
+
+
 def test_always_sums_to_k() -> None:
-    prior = PrototypePrior(50)
+    prior = PrototypePrior(50, 0.9)
     for seed in range(200):
-        take(prior, probabilities(seed, 4, 50))
+        prior.update_(probabilities(seed, 4, 50))
     torch.testing.assert_close(prior.value.sum(), torch.tensor(50.0), rtol=1e-5, atol=0)
 
 
-def test_is_written_in_place_and_never_learns() -> None:
-    prior = PrototypePrior(5)
+def test_peek_changes_nothing_and_commit_takes_it() -> None:
+    prior, probs = PrototypePrior(5), probabilities(0)
     held = prior.value
-    take(prior, probabilities(0))
+    seen = prior.peek(probs)
+    assert torch.equal(prior.value, torch.ones(5))
+    prior.commit_(seen)
     assert prior.value is held
-    assert not torch.equal(held, torch.ones(5))
+    assert torch.equal(held, seen)
+    assert not torch.equal(seen, torch.ones(5))
+
+
+def test_is_a_constant() -> None:
+    prior, logits = PrototypePrior(5), torch.randn(4, 5, requires_grad=True)
+    assert not prior.peek(logits.softmax(1)).requires_grad
+    prior.update_(logits.softmax(1))
+    assert not prior.value.requires_grad
     assert not list(prior.parameters())
 
 
 def test_checkpoint_brings_it_back() -> None:
     prior, restored = PrototypePrior(5), PrototypePrior(5)
-    take(prior, probabilities(0))
+    prior.update_(probabilities(0))
     restored.load_state_dict(prior.state_dict())
     assert torch.equal(restored.value, prior.value)
+    assert torch.equal(restored.peek(probabilities(1)), prior.peek(probabilities(1)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_stays_in_single_precision(dtype: torch.dtype) -> None:
     prior, other = PrototypePrior(5), nn.Linear(2, 2)
-    take(prior, probabilities(0))
+    prior.update_(probabilities(0))
     before = prior.value.clone()
     nn.ModuleList((prior, other)).to(dtype)
     assert other.weight.dtype == dtype
     assert prior.value.dtype == torch.float32
     assert torch.equal(prior.value, before)
-    take(prior, probabilities(1).to(dtype))
-    assert prior.value.dtype == torch.float32
-    torch.testing.assert_close(prior.value.sum(), torch.tensor(5.0), rtol=2e-3, atol=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = prior.peek(probabilities(1).to(dtype))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.sum(), torch.tensor(5.0), rtol=2e-3, atol=0)
+
+
+def test_runs_without_looking_at_values() -> None:
+    prior = PrototypePrior(5).to("meta")
+    prior.update_(sinkhorn(torch.empty(3, 5, device="meta")))
+    assert prior.value.is_meta
 
 
 def cosines(rows: int, prototypes: int, seed: int = 0, dim: int = 4) -> Tensor:

@@ -16,8 +16,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.losses import protocpc_loss_func
-from solo_ext.losses.protocpc import moved_prior
-from solo_ext.memory.prototypes import sinkhorn
+from solo_ext.memory.prototypes import PrototypePrior, sinkhorn
 
 MakeConfig = Callable[..., dict[str, Any]]
 SIDE, DIM, ROWS, PROTOTYPES = 16, 8, 6, 20
@@ -59,7 +58,7 @@ def assigned(teacher: Tensor, prototypes: Tensor, kind: str = "sinkhorn") -> Ten
 
 
 def moved(probs: list[Tensor], momentum: float = 0.9) -> Tensor:
-    return moved_prior(torch.ones(PROTOTYPES), torch.cat(probs).mean(0), momentum)
+    return PrototypePrior(PROTOTYPES, momentum).peek(torch.cat(probs))
 
 
 @pytest.mark.parametrize("assignment", ["sinkhorn", "softmax"])
@@ -150,7 +149,7 @@ def test_old_prototypes_are_the_teacher_s(build: Callable[..., Any]) -> None:
     (student,), (teacher,) = embeddings(1), embeddings(1, 2)
     loss, _ = method.distill([student], [teacher])
     probs = assigned(teacher, table)
-    prior = moved_prior(torch.ones(8), probs.mean(0), 0.9)
+    prior = PrototypePrior(8, 0.9).peek(probs)
     torch.testing.assert_close(loss, plain(student, probs, method.prototypes.weight, prior))
     assert "teacher.prototypes" not in method.state_dict()
     assert not method.teacher.prototypes.requires_grad

@@ -136,8 +136,7 @@ def concentration() -> Result:
     ids = torch.arange(60) % 7
     ids[0] = 7
     distances = (z - prototypes[ids]).norm(dim=1)
-    sums, sizes = (torch.bincount(ids, w, minlength=9) for w in (distances, None))
-    ours = cluster_concentration(sums, sizes, temperature=0.2, alpha=10)
+    ours = cluster_concentration(distances, ids, 9, temperature=0.2, alpha=10)
     settings = type("Settings", (), {"alpha": 10, "temperature": 0.2})
     theirs = METHODS["pcl"].compute_concentration(settings, z, ids, prototypes)
     return {"state": apart(ours, theirs)}
