@@ -19,10 +19,18 @@ PACKAGES: tuple[str, ...] = (
     "solo_ext.methods",
 )
 """Packages in which every public function and class has an example."""
-WHOLE: tuple[str, ...] = ("solo_ext.data", "solo_ext.host", "solo_ext.pretrained")
+WHOLE: tuple[str, ...] = (
+    "solo_ext.clustering",
+    "solo_ext.data",
+    "solo_ext.host",
+    "solo_ext.kernels",
+    "solo_ext.losses",
+    "solo_ext.memory",
+    "solo_ext.pretrained",
+)
 """Packages whose modules are imported one by one, and so have an example for each name."""
-NEEDS_MORE = ("dali", "h5", "huggingface", "release_1_0_2")
-"""Modules with names that only an optional package, or the other host, can run."""
+NEEDS_MORE = ("backends", "dali", "fused_", "h5", "huggingface", "release_1_0_2")
+"""Modules with names that only an optional package, or the other host, can run, or a GPU."""
 
 
 def _modules() -> list[ModuleType]:

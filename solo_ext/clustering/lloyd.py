@@ -47,6 +47,13 @@ def lloyd(
 
     Returns:
         The means (K, D) and the number of steps done.
+
+    Example:
+        >>> from solo_ext.clustering.rows import rows_of
+        >>> x = torch.tensor([[0.0], [0.2], [5.0], [5.2]])
+        >>> means, steps = lloyd(rows_of(x, None, sharded=False), x[:2].clone(), iterations=9)
+        >>> means.sort(dim=0).values.flatten()
+        tensor([0.1000, 5.1000])
     """
     scale = exact_scale(rows.largest, rows.total)
     all_sums = torch.zeros_like(means, dtype=torch.float64)
@@ -117,6 +124,11 @@ class Nearest:
 
     A row whose mean stands still is compared only with the means that moved: the others were
     farther away and still are.
+
+    Example:
+        >>> nearest = Nearest(torch.tensor([[0.1], [0.9]]))
+        >>> nearest(torch.tensor([[0.0], [1.0]])), nearest(torch.tensor([[0.0], [0.15]]))
+        (tensor([0, 1]), tensor([1, 1]))
     """
 
     def __init__(self, features: Tensor) -> None:
@@ -165,6 +177,12 @@ def search(
 
     Returns:
         The scores (m,) and the means (m,), int64; among equal scores the first.
+
+    Example:
+        >>> means = torch.tensor([[0.0], [1.0]])
+        >>> best, found = search(torch.tensor([[0.1], [0.9]]), means, means.double().mean(0))
+        >>> best.shape, found
+        (torch.Size([2]), tensor([0, 1]))
     """
     n = len(features) if wanted is None else len(wanted)
     best = means.new_empty(n)
@@ -192,6 +210,12 @@ def scores(
     Yields:
         Part of the m rows, and their scores; behind those of the K means may stand some of
         -infinity.
+
+    Example:
+        >>> means = torch.tensor([[0.0], [1.0]])
+        >>> (part, tile), = scores(torch.randn(5, 1), means, means.double().mean(0))
+        >>> part.start, tile.shape
+        (0, torch.Size([5, 2]))
     """
     n = len(features) if wanted is None else len(wanted)
     centred = means.double() - centre

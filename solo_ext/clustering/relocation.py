@@ -35,6 +35,15 @@ class Relocation:
     Source:
         Based on Fritzke, The k-means-u* algorithm, arXiv 1706.09059, with Ward's cost in place of
         his estimate.
+
+    Example:
+        >>> from solo_ext.clustering.rows import rows_of
+        >>> x = torch.tensor([[0.0], [0.2], [5.0], [5.2]])
+        >>> rows, scale = rows_of(x, None, sharded=False), 2.0**20
+        >>> sums, sizes = on_grid(x.sum(0, keepdim=True), scale), torch.tensor([4, 0])
+        >>> sums = torch.cat((sums, torch.zeros_like(sums)))
+        >>> Relocation(rows, 2, scale)(torch.zeros(4).long(), sums, sizes)[1]
+        tensor([2, 2])
     """
 
     def __init__(self, rows: Rows, num_clusters: int, scale: float) -> None:
@@ -152,6 +161,14 @@ def halves(
         sizes: (K,) int64.
         scale: of the grid.
         draw: number of the draw; another number starts from other halves.
+
+    Example:
+        >>> from solo_ext.clustering.rows import rows_of
+        >>> x = torch.tensor([[0.0], [0.2], [5.0], [5.2]])
+        >>> rows, scale = rows_of(x, None, sharded=False), 2.0**20
+        >>> sums, sizes = on_grid(x.sum(0, keepdim=True), scale), torch.tensor([4])
+        >>> halves(rows, torch.zeros(4).long(), torch.tensor([0]), sums, sizes, scale).sizes
+        tensor([2])
     """
     place = torch.full_like(sizes, -1)
     place[chosen] = torch.arange(len(chosen), device=chosen.device)
@@ -207,6 +224,14 @@ def merge_costs(means: Tensor, sizes: Tensor, rows: Rows) -> tuple[Tensor, Tenso
 
     Source:
         Ward, Journal of the American Statistical Association 58 (301), 1963.
+
+    Example:
+        >>> from solo_ext.clustering.rows import rows_of
+        >>> means = torch.tensor([[0.0], [1.0], [9.0]], dtype=torch.float64)
+        >>> rows = rows_of(means, None, sharded=False)
+        >>> cost, partner = merge_costs(means, torch.tensor([1, 1, 1]), rows)
+        >>> cost, partner
+        (tensor([ 0.5000,  0.5000, 32.0000], dtype=torch.float64), tensor([1, 0, 1]))
     """
     partner = _partners(means, sizes, rows)
     itself = torch.arange(len(means), device=means.device)

@@ -24,14 +24,24 @@ _ROW_BLOCK = 64
 
 
 def tile_rows(width: int, device: torch.device) -> int:
-    """Number of rows per tile of ``width`` >= 1 columns: a multiple of 64, at least 256."""
+    """Number of rows per tile of ``width`` >= 1 columns: a multiple of 64, at least 256.
+
+    Example:
+        >>> tile_rows(1000, torch.device("cpu")) % 64
+        0
+    """
     kind = "cpu" if device.type == "cpu" else "cuda"
     rows = min(_TILE[kind] // width, _MOST_ROWS[kind]) // _ROW_BLOCK * _ROW_BLOCK
     return max(rows, _FEWEST_ROWS)
 
 
 def tiles(features: Tensor) -> Iterator[Tensor]:
-    """The rows (n, D) in order, in tiles; one empty tile if there are no rows."""
+    """The rows (n, D) in order, in tiles; one empty tile if there are no rows.
+
+    Example:
+        >>> [tuple(tile.shape) for tile in tiles(torch.zeros(5000, 8))]
+        [(4096, 8), (904, 8)]
+    """
     size = tile_rows(max(1, features.shape[1]), features.device)
     for start in range(0, max(1, len(features)), size):
         yield features[start : start + size]
@@ -47,6 +57,11 @@ class Rows:
         total: number of rows of all ranks.
         largest: largest absolute value of all rows, or a bound on it.
         shared: whether the rows are spread over ranks.
+
+    Example:
+        >>> rows = rows_of(torch.randn(10, 4), None, sharded=False)
+        >>> rows.drawn(3, seed=0).features.shape
+        torch.Size([3, 4])
     """
 
     features: Tensor
@@ -118,6 +133,10 @@ def rows_of(features: Tensor, row_ids: Tensor | None, sharded: bool) -> Rows:
         ValueError: features that are not 2-D, floating or finite, not as many row numbers, or
             numbers that are out of range or repeated; between ranks by their sum. Raised on all
             ranks if values are not finite or the sum is wrong.
+
+    Example:
+        >>> rows_of(torch.tensor([[1.0], [-3.0]]), None, sharded=False).largest
+        3.0
     """
     if features.ndim != 2 or not features.dtype.is_floating_point:
         raise ValueError(
@@ -202,5 +221,10 @@ def exact_scale(largest: float, terms: int) -> float:
 
 
 def on_grid(x: Tensor, scale: float) -> Tensor:
-    """Rounds ``x`` to multiples of ``1 / scale``: a copy, integers stored in fp64."""
+    """Rounds ``x`` to multiples of ``1 / scale``: a copy, integers stored in fp64.
+
+    Example:
+        >>> on_grid(torch.tensor([0.3, 1.0]), scale=2.0)
+        tensor([1., 2.], dtype=torch.float64)
+    """
     return x.double().mul(scale).round_()

@@ -64,7 +64,12 @@ def full_precision_products(device: torch.device, or_tf32: bool = False) -> Iter
 
 
 def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in fp32, or all in fp64 if the first one is."""
+    """The tensors in fp32, or all in fp64 if the first one is.
+
+    Example:
+        >>> [x.dtype for x in full_precision(torch.ones(2).half(), torch.ones(2).double())]
+        [torch.float32, torch.float32]
+    """
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     return tuple(t.to(dtype) for t in tensors)
 
@@ -74,6 +79,11 @@ def factors_dtype(setting: ComputeDtype, device: torch.device) -> torch.dtype | 
 
     "auto" is that of autocast on a GPU, but fp32 under autocast to float16, whose range is too
     small for exponentials, and on a CPU.
+
+    Example:
+        >>> cpu = torch.device("cpu")
+        >>> factors_dtype("bfloat16", cpu), factors_dtype("auto", cpu)
+        (torch.bfloat16, None)
     """
     if setting == "auto" and device.type == "cuda" and torch.is_autocast_enabled("cuda"):
         setting = "bfloat16" if torch.get_autocast_dtype("cuda") == torch.bfloat16 else "float32"

@@ -393,17 +393,12 @@ def _static_lr() -> Iterator[Replacement]:
         for config in made[1] if isinstance(made, tuple) else ():
             scheduler = config["scheduler"] if isinstance(config, dict) else config
             if "get_lr" in vars(scheduler):
-                save_without_function(scheduler)
+                scheduler.state_dict = functools.partial(without_functions, scheduler.state_dict)
         return made
 
-    def save_without_function(scheduler: Any) -> None:
-        own = type(scheduler)
-
-        def state_dict(self: Any) -> dict[str, Any]:
-            # The host sets `get_lr` on the instance, and torch saves all of its attributes.
-            return {k: v for k, v in own.state_dict(self).items() if k != "get_lr"}
-
-        scheduler.__class__ = type(own.__name__, (own,), {"state_dict": state_dict})
+    def without_functions(state_dict: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        # The host sets `get_lr` on the instance, and torch saves all of its attributes.
+        return {k: v for k, v in state_dict().items() if k not in ("get_lr", "state_dict")}
 
     yield owner, "configure_optimizers", configure_optimizers
 

@@ -35,12 +35,21 @@ _choices: dict[str, str] = {}
 
 
 def choices() -> dict[str, str]:
-    """The choices made by timing so far in this process, by operation, device and shapes."""
+    """The choices made by timing so far in this process, by operation, device and shapes.
+
+    Example:
+        >>> choices()
+        {}
+    """
     return dict(_choices)
 
 
 def restore_choices(made: Mapping[str, str]) -> None:
-    """Keeps to the choices of an earlier process."""
+    """Keeps to the choices of an earlier process.
+
+    Example:
+        >>> restore_choices({})
+    """
     _choices.update(made)
 
 
@@ -74,7 +83,12 @@ def run(
 
 
 def has_fused(rows: Tensor) -> bool:
-    """Whether the Triton kernels compute with such rows (N, D)."""
+    """Whether the Triton kernels compute with such rows (N, D).
+
+    Example:
+        >>> has_fused(torch.zeros(4, 8))
+        False
+    """
     fits = rows.dtype == torch.float32 and rows.numel() > 0 and rows.shape[1] <= WIDEST
     return _on_gpu(rows) and fits and importlib.util.find_spec("triton") is not None
 

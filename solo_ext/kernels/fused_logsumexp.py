@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from solo_ext.kernels.tables import Sweep, stacked
+
 _JOINED = 16
 """Shares that are read at a time when they are joined."""
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -197,6 +199,26 @@ def fused_logsumexp(
         num_warps=1,
     )
     return lse, largest, mean
+
+
+def fused_sums(
+    sweep: Sweep, query: Tensor, table: Tensor, wanted: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """As :func:`solo_ext.kernels.tables.tiled_sums`, by the kernels."""
+    per_row, scale = (sweep.scale, 1.0) if isinstance(sweep.scale, Tensor) else (None, sweep.scale)
+    factors = sweep.dtype or query.dtype
+    lse, largest, means = zip(
+        *(
+            fused_logsumexp(
+                *(query, table, scale * power, per_row, sweep.columns, sweep.log_weight),
+                *(factors, wanted),
+            )
+            for power in sweep.powers
+        ),
+        strict=True,
+    )
+    top = largest[0] if sweep.powers[0] == 1 else largest[0] / sweep.powers[0]
+    return stacked(lse), stacked(means) if wanted else None, top
 
 
 @fused_logsumexp.register_fake

@@ -170,7 +170,12 @@ _SHORTEST = 1e-12
 
 
 def two_view_fits(z: Tensor, inverse_temperature: float, beta: float) -> bool:
-    """Whether :func:`two_view_contrast` can compute a batch with the view ``z`` (N, D)."""
+    """Whether :func:`two_view_contrast` can compute a batch with the view ``z`` (N, D).
+
+    Example:
+        >>> two_view_fits(torch.zeros(64, 128), inverse_temperature=5.0, beta=0.0)
+        True
+    """
     rows, largest = 2 * len(z), 2 * (1 + beta) * inverse_temperature
     return len(z) > 1 and largest <= _SAFE_QUOTIENT and rows <= tile_rows(z, rows, 16, share=4)
 

@@ -303,6 +303,12 @@ def per_anchor(
     """Mean losses (N,) and notes for :func:`terms_of`, from log-sum-exps (E, N) of negatives.
 
     ``similar`` are the positives' cosines over the temperature (N, P).
+
+    Example:
+        >>> lse, similar = torch.zeros(1, 4), torch.zeros(4, 1)
+        >>> losses, notes = per_anchor(lse, similar, estimator=PLAIN, count=9, temperature=0.2)
+        >>> losses, notes.shape
+        (tensor([0.6931, 0.6931, 0.6931, 0.6931]), torch.Size([3, 4]))
     """
     log_mass, floored = estimator(lse, similar, count, temperature)
     losses = F.softplus(log_mass.unsqueeze(1) - similar)
@@ -312,7 +318,13 @@ def per_anchor(
 
 
 def terms_of(loss: Tensor, notes: Tensor, mined: Tensor, mixed: Tensor) -> ContrastiveTerms:
-    """The terms of a loss, from the notes of :func:`per_anchor` and the mixtures' cosines."""
+    """The terms of a loss, from the notes of :func:`per_anchor` and the mixtures' cosines.
+
+    Example:
+        >>> nan = torch.tensor(math.nan)
+        >>> terms_of(torch.tensor(0.5), torch.rand(3, 4), nan, nan).losses.shape
+        torch.Size([4, 1])
+    """
     floored, hardness = notes[:2].mean(1).unbind()
     return ContrastiveTerms(loss, notes[2:].T, floored, hardness, mined, mixed)
 
@@ -391,7 +403,12 @@ def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
 
 
 def own_columns(rows: Tensor) -> Tensor:
-    """(N, 1) places of this process's N rows among those gathered from all processes."""
+    """(N, 1) places of this process's N rows among those gathered from all processes.
+
+    Example:
+        >>> own_columns(torch.randn(3, 8)).flatten()
+        tensor([0, 1, 2])
+    """
     first = len(rows) * distributed.rank()
     return torch.arange(first, first + len(rows), device=rows.device).unsqueeze(1)
 
@@ -402,6 +419,11 @@ def two_view_terms(
     """:func:`contrastive` of two views (N, D), normalised inside, of the batch of all processes.
 
     A kernel of its own computes it in fewer operations where the batch is on one process and small.
+
+    Example:
+        >>> terms = two_view_terms(torch.randn(4, 8), torch.randn(4, 8), temperature=0.5)
+        >>> terms.loss.shape, terms.losses.shape
+        (torch.Size([]), torch.Size([8, 1]))
     """
     check_rows(z1=z1, z2=z2)
     check_positive(temperature=temperature)

@@ -19,7 +19,13 @@ Collisions = Literal["paper", "merge"]
 def plain_info_nce(
     query: Tensor, positive: Tensor, negatives: Tensor, temperature: float
 ) -> Tensor:
-    """Eq. 1 of MoCo on the (N, 1 + K) matrix of logits, of unit rows."""
+    """Eq. 1 of MoCo on the (N, 1 + K) matrix of logits, of unit rows.
+
+    Example:
+        >>> query, key, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))
+        >>> plain_info_nce(query, key, queue, temperature=0.2).shape
+        torch.Size([])
+    """
     own = (query * positive).sum(1, keepdim=True)
     logits = torch.cat((own, query @ negatives.T), dim=1) / temperature
     return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long, device=query.device))
@@ -33,7 +39,14 @@ def plain_proto_nce(
     negative_ids: Tensor | None = None,
     collisions: Collisions = "paper",
 ) -> Tensor:
-    """The second term of PCL's Eq. 11 on the (N, C) matrix of logits, of unit rows."""
+    """The second term of PCL's Eq. 11 on the (N, C) matrix of logits, of unit rows.
+
+    Example:
+        >>> query, prototypes = (F.normalize(torch.randn(n, 8)) for n in (4, 9))
+        >>> ids = torch.tensor([0, 3, 3, 8])
+        >>> plain_proto_nce(query, prototypes, torch.full((9,), 0.2), ids).shape
+        torch.Size([])
+    """
     if negative_ids is None:
         logits = query @ prototypes.T / concentration
     else:
@@ -204,6 +217,13 @@ def proto_nce_terms(
     the images whose prototypes ``positive_ids`` are; all are compared with the same columns.
     ``scaled`` are constant prototypes over their concentrations in the dtype of the products'
     factors, for callers that compute them once for many batches.
+
+    Example:
+        >>> query, tables = torch.randn(4, 8), [F.normalize(torch.randn(k, 8)) for k in (3, 9)]
+        >>> phis, ids = [torch.full((k,), 0.2) for k in (3, 9)], torch.zeros(2, 4).long()
+        >>> terms = proto_nce_terms(query, tables, phis, ids)
+        >>> terms.loss.shape, terms.accuracy.shape
+        (torch.Size([2]), torch.Size([2]))
     """
     for table, phi in zip(prototypes, concentration, strict=True):
         check_table("prototypes", table, query)

@@ -22,7 +22,12 @@ from solo_ext.losses.contrastive import own_columns
 
 
 def row_distances(x: Tensor, y: Tensor) -> Tensor:
-    """(N,) distances of row i of ``x`` to row i of ``y``, both (N, D); gradient 0 at distance 0."""
+    """(N,) distances of row i of ``x`` to row i of ``y``, both (N, D); gradient 0 at distance 0.
+
+    Example:
+        >>> row_distances(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]))
+        tensor([5.])
+    """
     distances: Tensor = torch.linalg.vector_norm(x - y, dim=1)
     return distances
 
@@ -33,6 +38,10 @@ def pairwise_distances(x: Tensor, y: Tensor) -> Tensor:
     Differences are taken before they are squared, so that close rows keep their distance. The
     gradient is computed by products, at half the time of ``torch.cdist``'s for large batches, and
     without its (N, M, D) differences on a GPU.
+
+    Example:
+        >>> pairwise_distances(torch.zeros(2, 3), torch.ones(5, 3)).shape
+        torch.Size([2, 5])
     """
     # torch.compile refuses one tensor as both arguments, as happens with a single process.
     return _PairwiseDistances.apply(x, y.view_as(y))  # type: ignore[no-any-return, no-untyped-call]
@@ -60,7 +69,13 @@ class _PairwiseDistances(torch.autograd.Function):
 
 
 def own_pairs(rows: Tensor) -> Tensor:
-    """(N, G) bool, whether column j is local row i itself; G is the number of rows of all ranks."""
+    """(N, G) bool, whether column j is local row i itself; G is the number of rows of all ranks.
+
+    Example:
+        >>> own_pairs(torch.randn(2, 8))
+        tensor([[ True, False],
+                [False,  True]])
+    """
     columns = torch.arange(len(rows) * distributed.world_size(), device=rows.device)
     return own_columns(rows) == columns
 
@@ -76,6 +91,11 @@ def keep(values: Tensor, mask: Tensor) -> Tensor:
 
     A row without any is all 0: minus infinity throughout would turn into NaN in the backward pass
     of a log-sum-exp.
+
+    Example:
+        >>> keep(torch.ones(2, 2), torch.tensor([[True, False], [False, False]]))
+        tensor([[1., -inf],
+                [0., 0.]])
     """
     kept = values.masked_fill(~mask, float("-inf"))
     return kept.masked_fill(~mask.any(1, keepdim=True), 0.0)
@@ -85,6 +105,10 @@ def joined_mean(total: Tensor, count: Tensor) -> Tensor:
     """This rank's share of a mean over the joined batch, from its sum and number of terms.
 
     The mean over ranks, which DDP takes, is the sum of all terms over their number; 0 without any.
+
+    Example:
+        >>> joined_mean(torch.tensor(6.0), torch.tensor(4))
+        tensor(1.5000)
     """
     counts = distributed.gather(count.reshape(1)).sum().clamp(min=1)
     return distributed.world_size() * total / counts

@@ -27,7 +27,13 @@ def plain_mochi(
     draws: MixDraws,
     temperature: float,
 ) -> Tensor:
-    """The loss of unit rows with every synthetic negative made (Eq. 4 and 5); the reference."""
+    """The loss of unit rows with every synthetic negative made (Eq. 4 and 5); the reference.
+
+    Example:
+        >>> query, key, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))
+        >>> plain_mochi(query, key, queue, 16, draw_mixes(query, 16, 5, 2), temperature=0.2).shape
+        torch.Size([])
+    """
     pairs, alpha, singles, beta = draws
     with torch.no_grad():
         hardest = (query @ queue.T).topk(num_hard, dim=1).indices  # (N, num_hard)

@@ -27,7 +27,13 @@ from solo_ext.losses.mochi import Mixing
 
 
 def plain_nnclr(nn: Tensor, p: Tensor, temperature: float, symmetric: bool = True) -> Tensor:
-    """Eq. 3 and its transpose on the (N, N) matrix of unit rows, on one process; the reference."""
+    """Eq. 3 and its transpose on the (N, N) matrix of unit rows, on one process; the reference.
+
+    Example:
+        >>> nn, p = (F.normalize(torch.randn(4, 8)) for _ in range(2))
+        >>> plain_nnclr(nn, p, temperature=0.1).shape
+        torch.Size([])
+    """
     logits = nn @ p.T / temperature
     own = torch.arange(len(nn), device=nn.device)
     rows = F.cross_entropy(logits, own)

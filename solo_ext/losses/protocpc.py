@@ -30,7 +30,13 @@ def plain_protocpc(
     teacher_temperature: float = 0.04,
     prior_momentum: float = 0.9,
 ) -> Tensor:
-    """Algorithm 1 with the (N, K) matrices of one view each, of unit rows; the reference."""
+    """Algorithm 1 with the (N, K) matrices of one view each, of unit rows; the reference.
+
+    Example:
+        >>> student, teacher, prototypes = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 20))
+        >>> plain_protocpc(student, teacher, prototypes, prior=torch.ones(20)).shape
+        torch.Size([])
+    """
     with torch.no_grad():
         probs = plain_sinkhorn(teacher @ prototypes.T, teacher_temperature, iterations=3)
         prior = moved_prior(prior, probs.mean(0), prior_momentum)
@@ -196,8 +202,10 @@ def protocpc_step(
             teacher, held, prior = (x.to(student.dtype) for x in (teacher, held, prior))
             table = prototypes.detach().to(compute_dtype or student.dtype)
             teacher_table = table if teacher_prototypes is None else held.to(table.dtype)
+            # p_t = Sinkhorn or softmax of z_t . W / tau_t
             steps = iterations if assignment == "sinkhorn" else 0
             found = [_assigned(view, teacher_table, teacher_temperature, steps) for view in teacher]
+            # q <- m q + (1 - m) K mean(p_t) (Eq. 4)
             mean = torch.stack([a.mean for a in found]).mean(0)
             moved = moved_prior(prior, mean, prior_momentum)
             used = moved if prior_order == "before_loss" else prior
@@ -205,6 +213,7 @@ def protocpc_step(
                 targets = student.new_ones(student.shape[0], teacher.shape[0])
             weights = targets.to(student.dtype)
             weights = weights / weights.sum()
+        # -p_t . (z_s . W / tau_s) + log sum_k q_k exp(z_s . W_k / tau_s)
         q = used.clamp(min=LEAST_PRIOR) if loss == "protocpc" else None
         terms = prototype_contrast(
             student, prototypes, found, weights, q, 1 / student_temperature, table=table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.precision import full_precision_products
-from solo_ext.kernels.tables import table_logsumexp, table_mean
+from solo_ext.kernels import dispatch
+from solo_ext.kernels.tables import Sums, Sweep, table_logsumexp, tiled_sums
 from solo_ext.losses.common import LOSSES, check_positive, check_table, unit_rows
 
 
@@ -20,7 +22,13 @@ def plain_seed(
     student_temperature: float,
     teacher_temperature: float,
 ) -> Tensor:
-    """The cross-entropy of section 3.2 on (N, 1 + K) matrices, of unit rows; the reference."""
+    """The cross-entropy of section 3.2 on (N, 1 + K) matrices, of unit rows; the reference.
+
+    Example:
+        >>> student, teacher, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))
+        >>> plain_seed(student, teacher, queue, 0.2, 0.01).shape
+        torch.Size([])
+    """
     own = (student * teacher).sum(1, keepdim=True), (teacher * teacher).sum(1, keepdim=True)
     predicted = torch.cat((own[0], student @ queue.T), dim=1) / student_temperature
     targets = (torch.cat((own[1], teacher @ queue.T), dim=1) / teacher_temperature).softmax(1)
@@ -40,6 +48,41 @@ class SEEDTerms(NamedTuple):
     loss: Tensor
     entropy: Tensor
     own: Tensor
+
+
+@torch.no_grad()
+def table_mean(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """``log sum_j exp(scale q_i . t_j)`` (N,) and ``sum_j softmax_j(scale q_i . t_j) t_j`` (N, D).
+
+    Of queries (N, D) and a table (K, D), fp32 or fp64, without gradient; zero means for K = 0.
+
+    Example:
+        >>> query, table = torch.randn(4, 8), torch.randn(1000, 8)
+        >>> lse, mean = table_mean(query, table, 5.0)
+        >>> torch.allclose(mean, (5.0 * query @ table.T).softmax(1) @ table, atol=1e-5)
+        True
+    """
+    sweep = Sweep(scale)
+
+    def plain(query: Tensor) -> tuple[Tensor, Tensor]:
+        logits = (query * scale) @ table.T
+        return logits.logsumexp(1), logits.softmax(1) @ table
+
+    def of(sums: Sums) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        def first(query: Tensor) -> tuple[Tensor, Tensor]:
+            lse, mean, _ = sums(sweep, query, table, True)
+            assert mean is not None
+            return lse[0], mean[0]
+
+        return first
+
+    forms: dict[dispatch.Form, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+        "plain": plain,
+        "tiles": of(tiled_sums),
+    }
+    if dispatch.has_fused(query):
+        forms["fused"] = of(Sweep.fused)
+    return dispatch.run("table_mean", forms, [query], len(table))
 
 
 def seed_terms(

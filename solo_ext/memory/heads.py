@@ -148,8 +148,9 @@ class BilinearCritic(nn.Module):
 class SplitBatchNorm2d(nn.BatchNorm2d):
     """Normalises image i with those of the same ``i % splits``; running statistics are the mean.
 
-    What MoCo has on ``splits`` GPUs: a batch of one query and its key alone would tell by their
-    statistics which images belong together (He et al., CVPR 2020, section 3.3).
+    It takes the place of ``norm``, whose parameters and buffers it holds. It does what MoCo has on
+    ``splits`` GPUs: a batch of one query and its key alone would tell by their statistics which
+    images belong together (He et al., CVPR 2020, section 3.3).
 
     Example:
         >>> import torch
@@ -159,10 +160,16 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
         tensor(True)
     """
 
-    splits: int
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
+
+    def __init__(self, norm: nn.BatchNorm2d, splits: int) -> None:
+        super().__init__(norm.num_features, norm.eps, norm.momentum)
+        self.splits = splits
+        self.weight, self.bias = norm.weight, norm.bias
+        for name, buffer in norm.named_buffers():
+            setattr(self, name, buffer)
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, H, W) normalised; N a multiple of ``splits``."""
@@ -188,16 +195,24 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
 
 
 def split_batch_norm(network: nn.Module, splits: int) -> nn.Module:
-    """Makes every ``BatchNorm2d`` of a network split the batch; its parameters stay the same.
+    """Replaces every ``BatchNorm2d`` of a network by one that splits the batch.
 
     Raises:
         ValueError: the network has none.
+
+    Example:
+        >>> split_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), splits=2)[0].splits
+        2
     """
-    found = [module for module in network.modules() if type(module) is nn.BatchNorm2d]
-    if not found:
+    modules = list(network.modules())
+    # A network may hold a layer under several names.
+    made: dict[nn.Module | None, nn.Module] = {
+        m: SplitBatchNorm2d(m, splits) for m in modules if type(m) is nn.BatchNorm2d
+    }
+    if not made:
         raise ValueError("method_kwargs.batch_norm_splits: the backbone has no BatchNorm2d")
-    for module in found:
-        # In place, as the network may hold a layer under several names.
-        module.__class__ = SplitBatchNorm2d
-        module.__dict__["splits"] = splits
-    return network
+    for module in modules:
+        for name, child in list(module._modules.items()):
+            if child in made:
+                setattr(module, name, made[child])
+    return made.get(network, network)

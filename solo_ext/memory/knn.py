@@ -42,7 +42,12 @@ def cosines(queries: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
 
 
 def inverse_norms(rows: Tensor) -> Tensor:
-    """(m,) reciprocal lengths of rows (m, D), in fp32."""
+    """(m,) reciprocal lengths of rows (m, D), in fp32.
+
+    Example:
+        >>> inverse_norms(torch.tensor([[3.0, 4.0]]))
+        tensor([0.2000])
+    """
     norms = [torch.linalg.vector_norm(part, dim=-1) for _, part in _parts(rows)]
     joined = torch.cat(norms) if norms else rows.new_empty(0, dtype=torch.float32)
     return joined.clamp_min(_SMALLEST_NORM).reciprocal()

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 
 
 class Unsynchronised(nn.Module):
-    """Base of modules whose buffers DDP does not synchronise."""
+    """Base of modules whose buffers DDP does not synchronise.
+
+    Example:
+        >>> root = nn.Sequential(Unsynchronised())
+        >>> root[0].register_buffer("held", torch.zeros(2))
+        >>> keep_out_of_broadcast(root)
+        >>> root._ddp_params_and_buffers_to_ignore
+        ['0.held']
+    """
 
     frozen = False
     """Whether DDP ignores the subtree's parameters too, because they never change."""

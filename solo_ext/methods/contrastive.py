@@ -198,7 +198,8 @@ class Contrastive(ProjectedMethod):
             self.estimator = replace(self.estimator, beta=beta)
         loss, metrics = self.contrast(out["q"], keys, indices, targets)
         self._written = keys, indices, targets
-        self.keep_for_geometry(out["z"])
+        predictions = [] if self.predictor is None else out["q"]
+        self.step_embeddings = [x.detach() for x in (*out["z"], *predictions)]
         metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]
@@ -381,9 +382,8 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
     There is one queue per large crop, of that crop's keys; its anchors are the other crops.
     """
 
-    _last: tuple[Tensor, Tensor, Tensor] | None = None
-
     def _build_momentum(self) -> None:
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
         self.momentum_projector = self._new_projector()
         initialize_momentum_params(self.projector, self.momentum_projector)
         shape = self.kwargs.queue_size or 0, self.kwargs.proj_output_dim

@@ -127,7 +127,7 @@ class Distillation(ProjectedMethod):
         )
         self.projector = _student_head(kwargs, self.features_dim, loaded)
         self.description = loaded.description
-        self._last: tuple[Tensor, Tensor] | None = None
+        self._taught: Tensor | None = None
 
     @classmethod
     def add_and_assert_specific_cfg(cls, cfg: DictConfig) -> DictConfig:
@@ -176,25 +176,25 @@ class Distillation(ProjectedMethod):
         return seen
 
     def log_step(
-        self, loss: Tensor, metrics: dict[str, Tensor], student: Tensor, teacher: Tensor
+        self,
+        loss: Tensor,
+        metrics: dict[str, Tensor],
+        students: Sequence[Tensor],
+        teachers: Sequence[Tensor],
     ) -> None:
         """Logs the loss and its metrics; keeps the embeddings (N, D) for the end of the epoch."""
-        self._last = student.detach(), teacher
+        self.step_embeddings, self._taught = [z.detach() for z in students], teachers[0]
         metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
 
-    def on_train_epoch_end(self) -> None:
-        """Logs the geometry of the last batch's embeddings."""
-        super().on_train_epoch_end()
-        if self._last is None:
-            return
-        student, teacher = (F.normalize(z.float(), dim=1) for z in self._last)
-        self._last = None
-        ranks = {
-            "train_effective_rank": effective_rank(student),
+    def geometry(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Effective ranks of the student's and the teacher's embeddings of the first crop."""
+        assert self._taught is not None
+        teacher, self._taught = F.normalize(self._taught.float(), dim=1), None
+        return {
+            "train_effective_rank": effective_rank(views[0]),
             "train_teacher_effective_rank": effective_rank(teacher),
         }
-        self.log_dict(ranks, sync_dist=True)
 
 
 def _student_head(

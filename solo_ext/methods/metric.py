@@ -233,7 +233,7 @@ class Metric(ProjectedMethod):
         loss, metrics = self.compare(out["z"], indices, targets)
         keys = [F.normalize(z.detach().float(), dim=1) for z in out["z"][: self.num_large_crops]]
         self._written = indices, keys
-        self.keep_for_geometry(out["z"])
+        self.step_embeddings = [z.detach() for z in out["z"]]
         metrics = {"train_metric_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]

@@ -56,6 +56,9 @@ class Batch(NamedTuple):
 class Criterion(nn.Module, ABC):
     """Calls a loss on embeddings and classes.
 
+    Attributes:
+        step: optimiser steps of the run so far, which the method sets.
+
     Args:
         loss: the function.
         batch: what the criterion is built for.
@@ -65,8 +68,6 @@ class Criterion(nn.Module, ABC):
 
     classes: ClassVar[tuple[str, ...]] = ("instance",)
     """What may count as one class; an instance alone where two of a class are as any two."""
-    step = 0
-    """Optimiser steps of the run so far, from the method."""
 
     def __init__(self, loss: Loss, batch: Batch, **given: Any) -> None:
         super().__init__()
@@ -76,6 +77,7 @@ class Criterion(nn.Module, ABC):
             loss = functools.partial(loss, **given)
         self.loss = loss
         self.batch = batch
+        self.step = 0
 
     @abstractmethod
     def forward(self, views: Views, classes: Tensor) -> Result:

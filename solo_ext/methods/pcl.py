@@ -125,6 +125,7 @@ class PCL(BaseMomentumMethod):
         self.queues = nn.ModuleList(FeatureQueue(kwargs.queue_size, dim) for _ in directions)
         self.e_step = EStep(kwargs, KEY, dim, kwargs.temperature, active=kwargs.proto_weight > 0)
         self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
+        self.step_embeddings: list[Tensor] = []
         self._written: tuple[Tensor, list[Tensor]] | None = None
         keep_out_of_broadcast(self)
 
@@ -227,6 +228,7 @@ class PCL(BaseMomentumMethod):
         seed = self.draw_seed(batch_idx) if self.kwargs.num_negatives else 0
         loss, metrics = self.contrast(queries, keys[::-1], indices, seed)
         self._written = indices, keys
+        self.step_embeddings = [v.detach() for v in queries]
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]
 

@@ -18,12 +18,18 @@ from solo_ext.losses.alignment import effective_rank
 class ProjectedMethod(BaseMethod):
     """Adds the embeddings of ``projector`` (N, F) -> (N, D), which subclasses make.
 
-    Logs once per epoch ``train_effective_rank``, ``train_alignment`` and ``train_uniformity`` of
-    the last batch, if the training step gave its embeddings to :meth:`keep_for_geometry`.
+    Logs once per epoch the :meth:`geometry` of the last batch's embeddings.
+
+    Attributes:
+        step_embeddings: what projector and predictor gave in the last training step, (N, D) for
+            each crop, without gradient; ``on_nonfinite`` looks at their lengths.
     """
 
     projector: nn.Module
-    _last_views: list[Tensor] | None = None
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__(cfg)
+        self.step_embeddings: list[Tensor] = []
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
@@ -43,23 +49,23 @@ class ProjectedMethod(BaseMethod):
         out: dict[str, Any] = super().multicrop_forward(X)
         return {**out, "z": self.projector(out["feats"])}
 
-    def keep_for_geometry(self, views: Sequence[Tensor]) -> None:
-        """Takes the embeddings (N, D) of a step's crops, of which the first two are kept."""
-        self._last_views = [z.detach() for z in views[:2]]
+    def geometry(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Metrics of unit embeddings (N, D), one for each crop."""
+        z1, z2 = views[:2]
+        return {
+            "train_effective_rank": effective_rank(z1),
+            "train_alignment": alignment_loss_func(z1, z2),
+            "train_uniformity": uniformity_loss_func(z1),
+        }
 
     def on_train_epoch_end(self) -> None:
         """Logs the geometry of the last batch's embeddings."""
         super().on_train_epoch_end()
-        if self._last_views is not None:
-            # Computed here and not in a step, because the host waits for the device.
-            z1, z2 = (F.normalize(z.float(), dim=1) for z in self._last_views)
-            self._last_views = None
-            metrics = {
-                "train_effective_rank": effective_rank(z1),
-                "train_alignment": alignment_loss_func(z1, z2),
-                "train_uniformity": uniformity_loss_func(z1),
-            }
-            self.log_dict(metrics, sync_dist=True)
+        # Computed here and not in a step, because the host waits for the device.
+        views, self.step_embeddings = self.step_embeddings, []
+        if views:
+            unit = [F.normalize(z.float(), dim=1) for z in views]
+            self.log_dict(self.geometry(unit), sync_dist=True)
 
 
 class ProjectedMomentumMethod(ProjectedMethod, BaseMomentumMethod):

@@ -105,7 +105,10 @@ class PrototypeMethod(ProjectedMethod):
     kwargs: Any
     prototypes: Prototypes
     prior: PrototypePrior
-    _next_prior: Tensor | None = None
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__(cfg)
+        self._next_prior: Tensor | None = None
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
@@ -235,9 +238,9 @@ class ProtoCPC(PrototypeMethod, ProjectedMomentumMethod):
     ) -> Tensor:
         """Algorithm 1 between crops of an image, plus the online classifier's loss."""
         out = super().training_step(batch, batch_idx)
-        # z_s of every crop, z_t of the large ones.
+        # z_s = g_s(f_s(x)) of every crop, z_t = g_t(f_t(x)) of the large ones.
         loss, metrics = self.compare(out["z"], out["momentum_z"])
-        self.keep_for_geometry(out["z"])
+        self.step_embeddings = [z.detach() for z in out["z"]]
         metrics = {"train_protocpc_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]

@@ -122,7 +122,7 @@ class ProtoSEED(PrototypeMethod, Distillation):
         out = super().training_step(batch, batch_idx)
         z_s, z_t = out["z"], self.targets(crops)  # of every crop; of the large ones, frozen
         loss, metrics = self.distill(z_s, z_t)
-        self.log_step(loss, metrics, z_s[0], z_t[0])
+        self.log_step(loss, metrics, z_s, z_t)
         return loss + out["loss"]  # type: ignore[no-any-return]
 
     def distill(

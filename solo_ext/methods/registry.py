@@ -64,6 +64,12 @@ def fill_method_kwargs(cfg: DictConfig, kwargs_type: type[Section]) -> DictConfi
 
     Raises:
         ConfigError: unknown key, missing key, or value out of range.
+
+    Example:
+        >>> from solo_ext.methods.debiased import DebiasedKwargs
+        >>> cfg = fill_method_kwargs(example_config("debiased", tau_plus=0.2), DebiasedKwargs)
+        >>> cfg.method_kwargs.tau_plus, cfg.method_kwargs.temperature
+        (0.2, 0.5)
     """
     from solo_ext.config.check import check_method_kwargs
 
@@ -73,7 +79,14 @@ def fill_method_kwargs(cfg: DictConfig, kwargs_type: type[Section]) -> DictConfi
 
 
 def typed_kwargs(section: DictConfig, kwargs_type: type[K]) -> K:
-    """``cfg.method_kwargs``, which :func:`fill_method_kwargs` has checked, as its own class."""
+    """``cfg.method_kwargs``, which :func:`fill_method_kwargs` has checked, as its own class.
+
+    Example:
+        >>> from solo_ext.methods.debiased import DebiasedKwargs
+        >>> section = OmegaConf.create({"tau_plus": 0.2})
+        >>> typed_kwargs(section, DebiasedKwargs).tau_plus
+        0.2
+    """
     return kwargs_type.model_validate(OmegaConf.to_container(section, resolve=True))
 
 
@@ -82,6 +95,11 @@ def require_two_views(cfg: DictConfig, small: bool = False) -> None:
 
     Raises:
         ConfigError: with the numbers of crops.
+
+    Example:
+        >>> require_two_views(example_config("pcl", large=3))
+        Traceback (most recent call last):
+        solo_ext.core.errors.ConfigError: augmentations='3 large and 0 small crops': pcl compares...
     """
     counts = cfg.data.num_large_crops, cfg.data.num_small_crops
     if counts[0] != 2 or (counts[1] and not small):
@@ -94,7 +112,12 @@ def require_two_views(cfg: DictConfig, small: bool = False) -> None:
 
 
 def has_indices(cfg: DictConfig) -> bool:
-    """Whether batches carry the indices of their samples; with DALI this is an option."""
+    """Whether batches carry the indices of their samples; with DALI this is an option.
+
+    Example:
+        >>> has_indices(example_config("pcl"))
+        True
+    """
     encoded = (cfg.get("dali") or {}).get("encode_indexes_into_labels")
     return bool(cfg.data.get("format") != "dali" or encoded)
 
@@ -130,17 +153,32 @@ Size = Callable[[int, int], int | list[int]]
 
 
 def clusters(*published: int) -> Size:
-    """The numbers published for ImageNet, in proportion to the images; at least 2."""
+    """The numbers published for ImageNet, in proportion to the images; at least 2.
+
+    Example:
+        >>> clusters(25000, 50000)(1400, 64)
+        [27, 55]
+    """
     return lambda images, batch: [max(2, round(k * images / IMAGENET)) for k in published]
 
 
 def queue(published: int) -> Size:
-    """The published rows, at most one per ``SHARE`` images, in whole batches and at least one."""
+    """The published rows, at most one per ``SHARE`` images, in whole batches and at least one.
+
+    Example:
+        >>> queue(16384)(1400, 64)
+        128
+    """
     return lambda images, batch: min(published, max(1, images // SHARE // batch) * batch)
 
 
 def prototypes(published: int) -> Size:
-    """The published number, at most one per ``SHARE`` images; at least 2."""
+    """The published number, at most one per ``SHARE`` images; at least 2.
+
+    Example:
+        >>> prototypes(65536)(1400, 64)
+        175
+    """
     return lambda images, batch: min(published, max(2, images // SHARE))
 
 
@@ -154,6 +192,12 @@ def fill_from_data(cfg: DictConfig, sizes: Mapping[str, Size], images: int | Non
 
     Raises:
         ConfigError: there are no images to count.
+
+    Example:
+        >>> cfg = example_config("pcl", queue_size=None)
+        >>> fill_from_data(cfg, {"queue_size": queue(16384)}, images=1400)
+        >>> cfg.method_kwargs.queue_size
+        172
     """
     kwargs = cfg.method_kwargs
     absent = {k: size for k, size in sizes.items() if OmegaConf.select(kwargs, k) is None}

@@ -182,7 +182,7 @@ class SEED(Distillation):
         z_s = out["z"]  # g(f_S(x)) of every crop
         z_t = self.targets(crops)  # f_T(x) of the same crops, frozen
         loss, metrics = self.distill(z_s, z_t)
-        self.log_step(loss, metrics, z_s[0], z_t[0])
+        self.log_step(loss, metrics, z_s, z_t)
         return loss + out["loss"]  # type: ignore[no-any-return]
 
     def distill(

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.kernels import dispatch
-from solo_ext.kernels.tables import table_logsumexp, table_mean
+from solo_ext.kernels.tables import table_logsumexp
 from solo_ext.losses import info_nce_loss_func, proto_nce_loss_func, seed_loss_func
+from solo_ext.losses.seed import table_mean
 
 Force = Callable[[dispatch.Form], None]
 SIZES = pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 300, 24), (37, 65, 130)])

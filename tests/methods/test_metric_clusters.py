@@ -95,7 +95,7 @@ def test_clusters_are_those_of_the_embeddings(train: Train) -> None:
             indices = method._written[0]
             # SphereFace's annealing follows it.
             assert method.criterion.step == len(written)
-            keys = torch.stack([F.normalize(z, dim=1) for z in method._last_views]).mean(0)
+            keys = torch.stack([F.normalize(z, dim=1) for z in method.step_embeddings[:2]]).mean(0)
             mean = F.normalize(keys, dim=1)
             written.append((indices, mean))
             self.bank = method.bank

@@ -13,7 +13,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from solo_ext.core import distributed
 from solo_ext.core.errors import UserError
@@ -22,7 +21,6 @@ from solo_ext.data.reading import name_of
 from solo_ext.lab.training.lightning_internals import after_own_hook, remove_hooks
 from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.memory.state import Unsynchronised
-from solo_ext.methods.registry import METHODS
 
 logger = logging.getLogger(__name__)
 NONFINITE = "nonfinite.jsonl"
@@ -62,7 +60,7 @@ class Batch(NamedTuple):
 class NonFiniteWatch(Callback):
     """Stops at batches whose loss, gradients or embeddings are not finite, or skips them.
 
-    Embeddings are those that projector and predictor of the plugin's methods give in training. One
+    Embeddings are those that a method keeps of its step, in the attribute ``step_embeddings``. One
     shorter than :data:`SHORTEST`, or so long that its squares overflow (1.8e19 in fp32), cannot be
     normalised: its gradient is some 1e11, or the loss constant in it, yet both are finite.
 
@@ -99,8 +97,7 @@ class NonFiniteWatch(Callback):
         self._snapshot: BufferSnapshot | None = None
         self._bad_window: Tensor | None = None
         self._bad_gradients: Tensor | None = None
-        self._lengths: list[Tensor] = []
-        self._hooks: list[RemovableHandle] = []
+        self._lengths = torch.empty(0)
         self._unread: list[Batch] = []
         self._sent: tuple[list[Batch], Tensor, torch.cuda.Event | None] | None = None
         self._step = self._in_a_row = self._left_out = 0
@@ -112,16 +109,9 @@ class NonFiniteWatch(Callback):
         alone_on_cpu = pl_module.device.type == "cpu" and distributed.world_size() == 1
         self._read_every = self.every or (1 if alone_on_cpu else EVERY)
         after_own_hook(pl_module, lambda outputs, batch, _: self._keep(trainer, outputs, batch))
-        # Some built-ins do not normalise, and all train as without the plugin.
-        cfg: Any = pl_module.cfg
-        ours = ("projector", "predictor") if cfg.method in METHODS else ()
-        layers = [getattr(pl_module, name, None) for name in ours]
-        self._hooks = [x.register_forward_hook(self._measure) for x in layers if x is not None]
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         remove_hooks(trainer, pl_module)
-        for hook in self._hooks:
-            hook.remove()
         self._training, self._snapshot, self._unread, self._sent = False, None, [], None
 
     def on_exception(
@@ -132,7 +122,7 @@ class NonFiniteWatch(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._step, self._lengths = trainer.global_step, []
+        self._step = trainer.global_step
         if self._stepped:
             self._stepped, self._bad_window = False, None
             if self._snapshot is not None:
@@ -141,10 +131,13 @@ class NonFiniteWatch(Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
+        # solo-learn's own methods keep no embeddings: some do not normalise them.
+        views: Sequence[Tensor] = getattr(pl_module, "step_embeddings", ())
+        self._lengths = torch.cat([_lengths(z) for z in views]) if views else loss.new_empty(0)
         # An infinite loss may have finite gradients. Make them NaN: through the mean over processes
         # this reaches all of them, so that all skip the step.
         if self.action == "skip" and loss.requires_grad:
-            bad = ~loss.detach().isfinite() | self._measured(loss)[1].any()
+            bad = ~loss.detach().isfinite() | _cannot_be_normalised(self._lengths).any()
             loss.register_hook(lambda gradient: gradient.masked_fill(bad, math.nan))  # type: ignore[no-untyped-call]
 
     def on_before_optimizer_step(
@@ -196,18 +189,6 @@ class NonFiniteWatch(Callback):
             self._stop(trainer, f"weights are not finite after {place}")
         self._stop_in_a_row(trainer, MOST_BEFORE_SAVING)
 
-    def _measure(self, layer: nn.Module, args: Any, output: Any) -> None:
-        """Keeps the lengths of the embeddings that a step makes, as the losses see them."""
-        if layer.training and isinstance(output, Tensor):
-            rows = output.detach().flatten(1)
-            dtype = torch.promote_types(rows.dtype, torch.float32)
-            self._lengths.append(torch.linalg.vector_norm(rows, dim=1, dtype=dtype).float())
-
-    def _measured(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Lengths of the batch's embeddings, and which of them are bad."""
-        lengths = torch.cat(self._lengths) if self._lengths else like.new_empty(0)
-        return lengths, ~((lengths >= SHORTEST) & lengths.isfinite())
-
     def _keep(self, trainer: pl.Trainer, outputs: Any, batch: Any) -> None:
         """Undoes a bad step's traces in the buffers, and keeps what reports the batch later."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -215,7 +196,7 @@ class NonFiniteWatch(Callback):
             return
         # Lightning divided the loss by the number of batches that accumulate.
         loss = loss.detach().reshape(()).float() * trainer.accumulate_grad_batches
-        lengths, bad_lengths = self._measured(loss)
+        lengths, bad_lengths = self._lengths, _cannot_be_normalised(self._lengths)
         bad_loss = ~loss.isfinite()
         gradients, self._bad_gradients = self._bad_gradients, None
         if gradients is None:
@@ -348,6 +329,17 @@ class NonFiniteWatch(Callback):
         if self.action == "stop":
             remedies.append("on_nonfinite=skip, which leaves such batches out")
         raise UserError(f"{problem}; {kept}; try {' or '.join(remedies)}")
+
+
+def _lengths(embeddings: Tensor) -> Tensor:
+    """(N,) of embeddings (N, D), as losses see them."""
+    dtype = torch.promote_types(embeddings.dtype, torch.float32)
+    lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=1, dtype=dtype)
+    return lengths.float()
+
+
+def _cannot_be_normalised(lengths: Tensor) -> Tensor:
+    return ~((lengths >= SHORTEST) & lengths.isfinite())
 
 
 def _number(value: float) -> float | str:

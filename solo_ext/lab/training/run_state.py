@@ -92,15 +92,6 @@ class RunState(Callback):
             self._on_restored()
         self.restored = True
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._restore()
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        # Lightning does not call `on_train_epoch_start` in a run resumed within an epoch.
-        self._restore()
-
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
@@ -138,7 +129,7 @@ class RunState(Callback):
             sums[name] = (metric.value.cpu(), metric.cumulated_batch_size.cpu())
         return sums
 
-    def _restore(self) -> None:
+    def _restore(self, *_: Any, **__: Any) -> None:
         """Restores as late as possible: a method's own start of training may draw numbers."""
         state, self._pending = self._pending, None
         if state is None:
@@ -147,6 +138,9 @@ class RunState(Callback):
         self._sums = dict(own["sums"])
         dispatch.restore_choices(own.get("kernels", {}))
         set_random_state(own)
+
+    # In a run resumed within an epoch Lightning calls the second alone.
+    on_train_epoch_start = on_train_batch_start = _restore
 
 
 def unlogged_in(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
