@@ -200,8 +200,10 @@ def pretrain(
         trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     seconds, found = time.monotonic() - since, checkpoints(run_dir)
     images = state.batches * run.optimizer.batch_size * trainer.world_size
-    last = found[-1].path if found else None
-    return PretrainResult(run_dir, last, trainer.current_epoch, seconds, images / seconds)
+    last = found[-1] if found else None
+    # Of a run that is finished already, Lightning counts the epochs that it saw whole.
+    epochs = last.epoch + 1 if last else trainer.current_epoch
+    return PretrainResult(run_dir, last and last.path, epochs, seconds, images / seconds)
 
 
 def _refuse_among_images(run_dir: Path, prepared: Prepared) -> None:

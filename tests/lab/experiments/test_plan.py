@@ -108,6 +108,9 @@ def test_teachers_come_first_and_are_part_of_the_key(tiny: dict[str, Any]) -> No
     teacher, student, plain = runs[:3]
     assert (teacher.kind, teacher.seed) == ("teacher", 0)
     assert (student.teacher, plain.teacher) == (teacher.folder, None)
+    settings = checked_benchmark(tiny | {"teacher": "teacher"})
+    assert {run.row for run in make_plan(settings, ["simclr"])} == {"simclr"}
+    assert {run.row for run in make_plan(settings, ["teacher"])} == {"teacher"}
     tiny["rows"]["teacher"]["changes"] = ["optimizer.lr=0.1"]
     again = planned(tiny, teacher="teacher", default_rows=["seed", "simclr"])
     assert again[0].key != teacher.key
