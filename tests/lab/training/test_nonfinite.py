@@ -110,6 +110,8 @@ def test_stops_and_names_the_batch(
         "indices": fault.indices[8],
     }
     assert finite(weights(run_dir))
+    if kind != "image":
+        return
     resume(run_dir)
     train(config, tmp_path / "whole")
     assert same_weights(run_dir, tmp_path / "whole")
@@ -180,7 +182,7 @@ def test_weights_that_are_not_finite_are_not_saved(make_config: MakeConfig, tmp_
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("every", [1, 4, 1000])
+@pytest.mark.parametrize("every", [4, 1000])
 def test_a_late_look_finds_the_first(
     every: int, make_config: MakeConfig, tmp_path: Path, seldom: Seldom
 ) -> None:
@@ -235,10 +237,11 @@ class _Scaled(Callback):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("action", ["stop", "skip"])
-@pytest.mark.parametrize(("factor", "length"), [(0.0, 0.0), (1e25, "inf")])
+@pytest.mark.parametrize(
+    ("action", "factor", "length"), [("stop", 0.0, 0.0), ("skip", 1e25, "inf")]
+)
 def test_an_embedding_without_a_direction(
-    factor: float, length: float | str, action: str, make_config: MakeConfig, tmp_path: Path
+    action: str, factor: float, length: float | str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """The loss and its gradients are finite, so that nothing else would tell."""
     config = config_of(make_config, "hard_negative", on_nonfinite=action, max_epochs=1)
@@ -347,8 +350,7 @@ def test_a_batch_left_out_leaves_no_trace(
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("kind", ["image", "infinite", "gradients"])
-@pytest.mark.parametrize("every", [1, 5])
+@pytest.mark.parametrize(("kind", "every"), [("image", 5), ("infinite", 1), ("gradients", 5)])
 def test_skipped_steps_are_counted(
     kind: str,
     every: int,
@@ -417,9 +419,8 @@ def test_too_many_in_a_row(
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("action", ["stop", "skip"])
 def test_infinite_gradients_of_a_scaler_are_no_fault(
-    action: str, make_config: MakeConfig, tmp_path: Path
+    make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """Its first steps overflow fp16 and are left out by the scaler; a NaN loss is a fault."""
     scales: list[float] = []
@@ -432,18 +433,14 @@ def test_infinite_gradients_of_a_scaler_are_no_fault(
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             scales.append(trainer.precision_plugin.scaler.get_scale())
 
-    config = config_of(make_config, on_nonfinite=action, max_epochs=4)
+    config = config_of(make_config, on_nonfinite="skip", max_epochs=4)
     train(config, tmp_path / "run", callbacks=[Half()])
     assert scales[0] == 2.0**29 > scales[-1]
     assert not (tmp_path / "run" / NONFINITE).exists()
     assert finite(weights(tmp_path / "run"))
     fault = Fault("image", [20])
-    if action == "skip":
-        train(config, tmp_path / "bad", callbacks=[Half(), fault])
-        assert finite(weights(tmp_path / "bad"))
-    else:
-        with pytest.raises(UserError, match="epoch 3, optimiser step 20 "):
-            train(config, tmp_path / "bad", callbacks=[Half(), fault])
+    train(config, tmp_path / "bad", callbacks=[Half(), fault])
+    assert finite(weights(tmp_path / "bad"))
     assert [line["indices"] for line in lines(tmp_path / "bad")] == [fault.indices[20]]
 
 
@@ -482,20 +479,18 @@ class _AskedInSteps(Callback):
         self._open = False
 
 
-@pytest.mark.parametrize("action", ["stop", "skip"])
 def test_no_value_is_asked_for_in_a_step(
-    action: str,
     make_config: MakeConfig,
     tmp_path: Path,
     seldom: Seldom,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two looks no more than without the watches."""
+    """Between two looks no more than without the watches; to leave batches out asks for most."""
     kwargs = {"queue_size": 16}
     config = config_of(
         make_config,
         "mochi",
-        on_nonfinite=action,
+        on_nonfinite="skip",
         max_epochs=1,
         method_kwargs=kwargs,
         log_every_n_steps=0,

@@ -54,7 +54,7 @@ def test_the_one_before_a_damaged_one_is_used(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    config = make_config("debiased", max_epochs=3)
+    config = make_config("debiased", max_epochs=2)
     whole = train(config, tmp_path / "whole").run_dir
     parts = Path(shutil.copytree(whole, tmp_path / "parts"))
     newest = checkpoints(parts)[-1].path
@@ -91,27 +91,22 @@ def test_one_is_kept_behind_the_last(make_config: MakeConfig, tmp_path: Path) ->
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"seed": 6}, "seed: 5 -> 6"),
-        ({"method_kwargs": {"tau_plus": 0.2}}, "method_kwargs.tau_plus: 0.1 -> 0.2"),
-        ({"max_epochs": 3}, "max_epochs: 2 -> 3"),
-        ({"data": {"fraction": 0.5}}, "data.fraction: -1 -> 0.5"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_another_runs_checkpoint_is_refused(
-    change: dict[str, Any], told: str, make_config: MakeConfig, tmp_path: Path
-) -> None:
+def test_another_runs_checkpoint_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
     run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
     before = (run / CONFIG).read_text()
-    changed = prepare(make_config("debiased", **({"max_epochs": 2} | change)))
-    with pytest.raises(UserError, match="is of another run") as caught:
-        pretrain(changed, run_dir=run, show_progress=False)
-    assert told.replace("-1", "-1.0") in str(caught.value).replace(".0", "").replace("-1", "-1.0")
-    assert "--force" in str(caught.value)
-    assert (run / CONFIG).read_text() == before
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"seed": 6}, "seed: 5.0 -> 6.0"),
+        ({"method_kwargs": {"tau_plus": 0.2}}, "method_kwargs.tau_plus: 0.1 -> 0.2"),
+        ({"max_epochs": 3}, "max_epochs: 2.0 -> 3.0"),
+        ({"data": {"fraction": 0.5}}, "data.fraction: -1.0 -> 0.5"),
+    )
+    for change, told in changes:
+        changed = prepare(make_config("debiased", **({"max_epochs": 2} | change)))
+        with pytest.raises(UserError, match="is of another run") as caught:
+            pretrain(changed, run_dir=run, show_progress=False)
+        assert told in str(caught.value)
+        assert "--force" in str(caught.value)
+        assert (run / CONFIG).read_text() == before
 
 
 @pytest.mark.fault
@@ -145,11 +140,9 @@ def packed(folder: Path) -> Path:
     ("data", "kept"),
     [
         ({}, as_they_are),
-        ({"unreadable": "skip"}, as_they_are),
-        ({"format": "h5", "no_labels": True}, packed),
         ({"format": "h5", "no_labels": True, "unreadable": "skip"}, packed),
     ],
-    ids=["folder", "skip", "no_labels", "skip-no_labels"],
+    ids=["folder", "skip-no_labels"],
 )
 def test_other_images_are_refused(
     data: dict[str, Any],
