@@ -72,8 +72,10 @@ def make_plan(
             teacher = None
             if settings.teacher is not None and trains:
                 (teacher,) = _runs(settings, dataset, budget, settings.teacher, devices, None)
-            others = [name for name in names if name != settings.teacher]
-            runs = [r for n in others for r in _runs(settings, dataset, budget, n, devices, teacher)]
+            runs: list[PlannedRun] = []
+            for name in names:
+                if name != settings.teacher:
+                    runs += _runs(settings, dataset, budget, name, devices, teacher)
             if teacher and (settings.teacher in names or any(run.teacher for run in runs)):
                 found.append(teacher)
             found += runs

@@ -77,6 +77,7 @@ _DOES_NOT_FIT = ("Error(s) in loading state_dict", "loaded state dict")
 _GONE = (
     "connection closed by peer",
     "connection reset by peer",
+    "connection was likely closed",
     "broken pipe",
     "remote process exited",
     "timed out waiting",
@@ -202,8 +203,8 @@ def pretrain(
     images = state.batches * run.optimizer.batch_size * trainer.world_size
     last = found[-1] if found else None
     # Of a run that is finished already, Lightning counts the epochs that it saw whole.
-    epochs = last.epoch + 1 if last else trainer.current_epoch
-    return PretrainResult(run_dir, last and last.path, epochs, seconds, images / seconds)
+    path, epochs = (last.path, last.epoch + 1) if last else (None, trainer.current_epoch)
+    return PretrainResult(run_dir, path, epochs, seconds, images / seconds)
 
 
 def _refuse_among_images(run_dir: Path, prepared: Prepared) -> None:

@@ -25,7 +25,7 @@ from solo_ext.host.classifier import class_loss
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.training import nonfinite
 from solo_ext.lab.training import pretrain as pretraining
-from solo_ext.lab.training.nonfinite import NONFINITE, NonFiniteWatch, largest
+from solo_ext.lab.training.nonfinite import NONFINITE, largest
 from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests.lab.training.same_run import same_weights, train, weights
@@ -67,11 +67,7 @@ def finite(state: dict[str, Tensor]) -> bool:
 def seldom(monkeypatch: pytest.MonkeyPatch) -> Seldom:
     """``seldom(n)``: the host looks every n batches, as on a GPU."""
 
-    def every(count: int) -> None:
-        watch = functools.partial(NonFiniteWatch, every=count)
-        monkeypatch.setattr(pretraining, "NonFiniteWatch", watch)
-
-    return every
+    return functools.partial(monkeypatch.setattr, nonfinite, "EVERY_ON_CPU")
 
 
 @pytest.mark.fault
