@@ -98,7 +98,6 @@ def test_detectron2_reads_its_own_names(make_run: MakeRun) -> None:
     ("architecture", "depth", "groups", "width", "more"),
     [
         ("resnet34", 34, 1, 64, " MODEL.RESNETS.RES2_OUT_CHANNELS 64"),
-        ("resnet101", 101, 1, 64, ""),
         ("wide_resnet50_2", 50, 1, 128, ""),
         ("resnext101_32x8d", 101, 32, 8, ""),
     ],
