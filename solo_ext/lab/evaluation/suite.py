@@ -65,15 +65,6 @@ def evaluate_suite(
 
     Raises:
         UserError: wrong settings, a path that is no run, or a folder that cannot be written.
-
-    >>> from tempfile import mkdtemp
-    >>> from solo_ext.data.digits import digits_folder
-    >>> root = Path(mkdtemp())
-    >>> data = {f"{split}_path": str(digits_folder(split, root)) for split in ("train", "val")}
-    >>> settings = {"data": data, "out": str(root), "protocols": ["knn", "geometry"]}
-    >>> record = evaluate_suite("pixels", settings)
-    >>> [entry["protocol"] for entry in record["entries"]], (root / PAGE).is_file()
-    (['knn', 'geometry'], True)
     """
     shared, chosen = read_suite_settings(settings or {})
     context = open_context(str(path), shared, progress)
