@@ -126,6 +126,18 @@ def made_images(root: Path) -> Path:
     return root
 
 
+def packed(folder: Path, file: Path) -> Path:
+    """Class folders in one HDF5 file, as solo-learn has them."""
+    h5py = pytest.importorskip("h5py")
+    # It may be open still.
+    file.unlink(missing_ok=True)
+    with h5py.File(file, "w") as opened:
+        for image in sorted(folder.glob("*/*")):
+            content = np.frombuffer(image.read_bytes(), dtype=np.uint8)
+            opened[f"{image.parent.name}/{image.name}"] = content
+    return file
+
+
 @pytest.fixture(scope="session")
 def make_config(images: Path) -> MakeConfig:
     """``make(method, section={...}, ...)``: as :func:`tiny_config`."""

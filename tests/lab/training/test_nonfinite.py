@@ -18,8 +18,8 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.speed.counting import Counter
 from solo_ext.core.errors import UserError
 from solo_ext.host.classifier import class_loss
 from solo_ext.lab.cli.main import main
@@ -440,39 +440,22 @@ def test_infinite_gradients_of_a_scaler_are_no_fault(
     assert [line["indices"] for line in lines(tmp_path / "bad")] == [fault.indices[20]]
 
 
-class _Asked(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the values that the host asks for."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asking = ("_local_scalar_dense", "equal.default", "nonzero", "is_nonzero", "item")
-        self.count += any(name in str(func) for name in asking)
-        return func(*args, **(kwargs or {}))
-
-
 class _AskedInSteps(Callback):
-    """Counts them from the start of a batch to the start of the next."""
+    """Counts the values that the host asks for, from the start of a batch to that of the next."""
 
     def __init__(self) -> None:
-        self.mode, self.counts, self._open = _Asked(), [], False
-        self.counts: list[int]
+        self.counter: Counter | None = None
+        self.counts: list[int] = []
 
     def on_train_batch_start(self, *_: Any) -> None:
-        self._close()
-        self.mode.__enter__()
-        self._open, self.mode.count = True, 0
+        self.on_train_epoch_end()
+        self.counter = Counter().__enter__()
 
     def on_train_epoch_end(self, *_: Any) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self._open:
-            self.mode.__exit__(None, None, None)
-            self.counts.append(self.mode.count)
-        self._open = False
+        if self.counter is not None:
+            self.counter.__exit__(None, None, None)
+            self.counts.append(self.counter.tally.synchronisations)
+        self.counter = None
 
 
 def test_no_value_is_asked_for_in_a_step(

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,6 +17,7 @@ from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import CONFIG, METRICS, PREVIOUS, checkpoints
+from tests.conftest import packed
 from tests.lab.training.same_run import same_weights, train, train_killed
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -124,15 +124,8 @@ def as_they_are(folder: Path) -> Path:
     return folder
 
 
-def packed(folder: Path) -> Path:
-    """One HDF5 file, written anew: the one before it may be open still."""
-    h5py = pytest.importorskip("h5py")
-    folder.with_suffix(".h5").unlink(missing_ok=True)
-    with h5py.File(folder.with_suffix(".h5"), "w") as file:
-        for image in folder.rglob("*.png"):
-            held = np.frombuffer(image.read_bytes(), dtype=np.uint8)
-            file[f"{image.parent.name}/{image.name}"] = held
-    return folder.with_suffix(".h5")
+def in_hdf5(folder: Path) -> Path:
+    return packed(folder, folder.with_suffix(".h5"))
 
 
 @pytest.mark.fault
@@ -140,7 +133,7 @@ def packed(folder: Path) -> Path:
     ("data", "kept"),
     [
         ({}, as_they_are),
-        ({"format": "h5", "no_labels": True, "unreadable": "skip"}, packed),
+        ({"format": "h5", "no_labels": True, "unreadable": "skip"}, in_hdf5),
     ],
     ids=["folder", "skip-no_labels"],
 )
