@@ -45,7 +45,7 @@ class SignalAt(Callback):
 
 @pytest.mark.fault
 @pytest.mark.parametrize(
-    ("number", "step"), zip(SIGNALS, (STEPS, 2 * STEPS - 1, STEPS), strict=True), ids=str
+    ("number", "step"), [*zip(SIGNALS, (STEPS, 2 * STEPS - 1, STEPS), strict=True)], ids=str
 )
 def test_saved_then_stopped(
     step: int, number: signal.Signals, make_config: MakeConfig, tmp_path: Path
