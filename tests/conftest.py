@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -109,51 +110,68 @@ def peak_bytes() -> PeakBytes:
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As :func:`made_images`."""
+    return made_images(tmp_path_factory.mktemp("images"))
+
+
+def made_images(root: Path) -> Path:
     """Class folders ``0``, ``1``, ``2`` of 16 random images of 16 x 16 each."""
-    root = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
     for label in range(CLASSES):
         folder = root / str(label)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         for number in range(PER_CLASS):
             pixels = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{number}.png")
     return root
 
 
+def packed(folder: Path, file: Path) -> Path:
+    """Class folders in one HDF5 file, as solo-learn has them."""
+    h5py = pytest.importorskip("h5py")
+    # It may be open still.
+    file.unlink(missing_ok=True)
+    with h5py.File(file, "w") as opened:
+        for image in sorted(folder.glob("*/*")):
+            content = np.frombuffer(image.read_bytes(), dtype=np.uint8)
+            opened[f"{image.parent.name}/{image.name}"] = content
+    return file
+
+
 @pytest.fixture(scope="session")
 def make_config(images: Path) -> MakeConfig:
-    """``make(method, section={...}, ...)``: two steps per epoch of a tiny network, on the CPU."""
+    """``make(method, section={...}, ...)``: as :func:`tiny_config`."""
+    return functools.partial(tiny_config, images)
 
-    def make(method: str, **changes: Any) -> dict[str, Any]:
-        config: dict[str, Any] = {
-            "name": "tiny",
-            "method": method,
-            "backbone": {
-                "name": "timm/resnet10t",
-                "kwargs": {"channels": [8, 8, 8, 8], "small_stem": False},
-            },
-            "method_kwargs": {**_sizes(method), **KWARGS.get(method, {})},
-            "data": {
-                "dataset": "custom",
-                "train_path": str(images),
-                "val_path": None,
-                "num_workers": 0,
-            },
-            "augmentations": [{"crop_size": SIDE, "num_crops": 2}],
-            "optimizer": {"name": "sgd", "batch_size": BATCH, "lr": 0.3, "classifier_lr": 0.1},
-            "scheduler": {"name": "none"},
-            "loggers": [],
-            "accelerator": "cpu",
-            "max_epochs": 1,
-            "enable_progress_bar": False,
-        }
-        for key, value in changes.items():
-            held = config.get(key)
-            config[key] = {**held, **value} if isinstance(held, dict) else value
-        return config
 
-    return make
+def tiny_config(images: Path, method: str, **changes: Any) -> dict[str, Any]:
+    """Two steps per epoch of a tiny network, on the CPU; changes of sections are added to them."""
+    config: dict[str, Any] = {
+        "name": "tiny",
+        "method": method,
+        "backbone": {
+            "name": "timm/resnet10t",
+            "kwargs": {"channels": [8, 8, 8, 8], "small_stem": False},
+        },
+        "method_kwargs": {**_sizes(method), **KWARGS.get(method, {})},
+        "data": {
+            "dataset": "custom",
+            "train_path": str(images),
+            "val_path": None,
+            "num_workers": 0,
+        },
+        "augmentations": [{"crop_size": SIDE, "num_crops": 2}],
+        "optimizer": {"name": "sgd", "batch_size": BATCH, "lr": 0.3, "classifier_lr": 0.1},
+        "scheduler": {"name": "none"},
+        "loggers": [],
+        "accelerator": "cpu",
+        "max_epochs": 1,
+        "enable_progress_bar": False,
+    }
+    for key, value in changes.items():
+        held = config.get(key)
+        config[key] = {**held, **value} if isinstance(held, dict) else value
+    return config
 
 
 def _sizes(method: str) -> dict[str, int]:

@@ -15,8 +15,7 @@ from omegaconf import OmegaConf
 from solo_ext.config.check import check_method_kwargs, check_run
 from solo_ext.config.compose import apply_overrides, compose, parse
 from solo_ext.lab.cli.main import build_parser
-from solo_ext.lab.evaluation.evaluate import PROTOCOLS, SUITE
-from solo_ext.lab.evaluation.protocol import read_settings
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS, SUITE, read_settings
 from solo_ext.lab.evaluation.suite import read_suite_settings
 from solo_ext.lab.experiments.settings import checked_benchmark, read_benchmark
 from solo_ext.methods import METHODS, load_all

@@ -199,6 +199,15 @@ def _unforeseen(error: Exception, again: str) -> str:
     return f"{logged(error)}; {again}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its type if it says nothing.
+
+    >>> first_line(ValueError("not today\\nbut tomorrow")), first_line(KeyError())
+    ('not today', 'KeyError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def logged(error: BaseException) -> str:
     """Writes the traceback of an error to a file; says in one line what happened, and where it is.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from solo_ext import host
 from solo_ext.config.check import validated
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from solo_ext.data.fixed import Transform, eval_transform
 from solo_ext.host.backbones import PREFIX, BackboneTable, build_backbone
@@ -136,10 +136,9 @@ def _build(metadata: Metadata, file: Path) -> tuple[nn.Module, int]:
         return build_backbone(table, name, kwargs, method=metadata.method, dataset=metadata.dataset)
     except Exception as error:
         # Constructors of different authors raise different errors for a wrong argument.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"export {str(file)!r} cannot be rebuilt: {reason}; it was written by solo_ext "
-            f"{metadata.solo_ext}"
+            f"export {str(file)!r} cannot be rebuilt: {first_line(error)}; it was written by "
+            f"solo_ext {metadata.solo_ext}"
         ) from error
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from solo_ext.core.errors import UserError
+from solo_ext.core.errors import UserError, first_line
 from solo_ext.core.files import check_regular
 
 _PARALLEL = "module."
@@ -43,7 +43,7 @@ def read_checkpoint(path: Path, allowed: tuple[type, ...] = ()) -> dict[str, Any
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         refused = _REFUSED.search(str(error))
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         if refused is not None:
             reason = f"it holds {refused[1]}, which is code and not run"
         raise UserError(f"checkpoint {str(path)!r} cannot be read: {reason}") from error

@@ -17,7 +17,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from solo_ext.core.errors import ConfigError, UserError, nearest
+from solo_ext.core.errors import ConfigError, UserError, first_line, nearest
 from solo_ext.host.backbones import PREFIX
 from solo_ext.pretrained.files import (
     check_fit,
@@ -149,10 +149,9 @@ def _fetched(source: TeacherSource, fetch: Callable[[], Any], what: str) -> Any:
     except ConfigError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{source.layout} cannot get the weights of {source.model!r}: {reason}; fetch {what} "
-            f"where there is a network and name the file by {KEY}.path"
+            f"{source.layout} cannot get the weights of {source.model!r}: {first_line(error)}; "
+            f"fetch {what} where there is a network and name the file by {KEY}.path"
         ) from error
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.pretrained.heads import Activation, load_head
 
 Layout = Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"]
@@ -227,8 +227,7 @@ def _vectors(network: nn.Module, x: Tensor, name: str) -> Tensor:
         with torch.no_grad():
             out = network(x)
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{name} does not take an input of {size}: {reason}") from error
+        raise UserError(f"{name} does not take an input of {size}: {first_line(error)}") from error
     if not isinstance(out, Tensor) or out.ndim != 2:
         raise UserError(f"{name} gives no vector for an input of {size}")
     if not out.isfinite().all():

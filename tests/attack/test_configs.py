@@ -41,8 +41,8 @@ from solo_ext.lab.experiments.records import code_version
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.methods import METHODS, load_all
-from tests.attack.world import made_images
 from tests.attack.world import settings as tiny_run
+from tests.conftest import DISTILLATION, made_images
 
 load_all()
 CONFIGS = int(os.environ.get("ATTACK_CONFIGS", 0))
@@ -141,22 +141,12 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def base(method: str, images: Path) -> dict[str, Any]:
     """A tiny run of a method that is valid."""
-    config = tiny_run(images, "debiased")
-    own: Mapping[str, dict[str, Any]] = {
-        "metric": {"loss": "soft_nearest_neighbor_loss_func"},
-        "pcl": {"queue_size": 48, "num_prototypes": [3, 6], "warmup_epochs": 0},
-        "mochi": {"queue_size": 48, "mixing": {"num_hard": 12, "num_pair_mixes": 8}},
-        "nnclr_symmetric": {"support_set": {"size": 48}, "pred_hidden_dim": 8},
-        "protocpc": {"num_prototypes": 16},
-        "protoseed": {"num_prototypes": 16},
-        "seed": {"queue_size": 48, "student_temperature": 0.2, "teacher_temperature": 0.01},
-    }
-    if method in ("seed", "protoseed"):
+    config = tiny_run(images, method)
+    if method in DISTILLATION:
         teacher = {"layout": "timm", "path": str(images.parent / "teacher.pt")}
         teacher |= {"model": "resnet10t", "model_kwargs": {"channels": [8, 8, 8, 8]}}
-        config["method_kwargs"] = {"teacher": teacher, "head": "mlp"}
-    config["method_kwargs"] |= own.get(method, {})
-    return config | {"method": method, "max_steps": 1, "checkpoint": {"enabled": False}}
+        config["method_kwargs"] |= {"teacher": teacher, "head": "mlp"}
+    return config | {"max_steps": 1, "checkpoint": {"enabled": False}}
 
 
 @pytest.mark.matrix

@@ -234,7 +234,7 @@ def attack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Attack]]:
 @pytest.mark.timeout(0)
 def test_every_sequence_ends_in_one_line_or_as_if_left_alone(attack: type[Attack]) -> None:
     options: dict[str, Any] = {
-        "max_examples": SEQUENCES or 3,
+        "max_examples": SEQUENCES or 2,
         "stateful_step_count": 8,
         "deadline": None,
         "derandomize": not SEQUENCES,

@@ -14,13 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import yaml
-from PIL import Image
 
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests import forks
+from tests.conftest import made_images, tiny_config
 from tests.lab.training.same_run import assert_same, logged
 from tests.mounts import fill
 
@@ -28,7 +27,6 @@ HANG = 90
 """Seconds after which a command counts as one that hangs; an undisturbed one takes two."""
 DOCUMENTED = {0, 1, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGUSR1}
 """Exit codes of the command line."""
-SIDE = 16
 
 
 class Said(NamedTuple):
@@ -83,48 +81,11 @@ def _of_session(session: int) -> list[str]:
     return found
 
 
-def made_images(folder: Path) -> Path:
-    """Class folders of 16 random images each."""
-    rng = np.random.default_rng(0)
-    for label in range(3):
-        (folder / str(label)).mkdir(parents=True)
-        for number in range(16):
-            pixels = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / str(label) / f"{number}.png")
-    return folder
-
-
 def settings(images: Path, method: str, **changes: Any) -> dict[str, Any]:
     """A run of four epochs of two steps of a tiny network."""
-    kwargs: dict[str, Any] = {
-        "debiased": {},
-        "pcl": {"queue_size": 48, "num_prototypes": [3, 6], "warmup_epochs": 1},
-        "mochi": {"queue_size": 48, "mixing": {"num_hard": 12, "num_pair_mixes": 8}},
-        "byol": {"pred_hidden_dim": 16},
-    }
-    return {
-        "name": "tiny",
-        "method": method,
-        "backbone": {
-            "name": "timm/resnet10t",
-            "kwargs": {"channels": [8, 8, 8, 8], "small_stem": False},
-        },
-        "method_kwargs": {"proj_hidden_dim": 16, "proj_output_dim": 8, **kwargs[method]},
-        "data": {
-            "dataset": "custom",
-            "train_path": str(images),
-            "val_path": str(images),
-            "num_workers": 0,
-        },
-        "augmentations": [{"crop_size": SIDE, "num_crops": 2}],
-        "optimizer": {"name": "sgd", "batch_size": 24, "lr": 0.3, "classifier_lr": 0.1},
-        "scheduler": {"name": "none"},
-        "checkpoint": {"every_n_steps": 1},
-        "accelerator": "cpu",
-        "max_epochs": 4,
-        "enable_progress_bar": False,
-        **changes,
-    }
+    data, checkpoint = {"val_path": str(images)}, {"every_n_steps": 1}
+    config = tiny_config(images, method, data=data, checkpoint=checkpoint, max_epochs=4)
+    return config | changes
 
 
 RUNS: dict[str, dict[str, Any]] = {

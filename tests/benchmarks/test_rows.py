@@ -42,15 +42,6 @@ def test_row(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "FAMILIES", {"mocov2plus": ("pcl",)})
-    findings, details = training.steps(TINY)
-    assert [f.label for f in findings] == ["step of pcl over mocov2plus"]
-    assert findings[0].measured is not None
-    assert set(details["mocov2plus"]) == {"mocov2plus", "pcl", "again"}
-
-
-@pytest.mark.slow
 def test_distilled_steps_have_a_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "FAMILIES", {"seed, multi-crop": ("protoseed, multi-crop",)})
     monkeypatch.setenv(TEACHERS, "elsewhere")

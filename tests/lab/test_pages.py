@@ -19,7 +19,10 @@ from solo_ext.lab.pages import (
 )
 from tests.page_tree import parse
 
-HOSTILE = "</script></title></style>--><script>bad()</script><img src=x onerror=bad()>\"'&lt;$b$"
+HOSTILE = (
+    "</script></title></style>--><script>bad()</script><img src=x onerror=bad()>"
+    "\"'><a href='javascript:bad()'>&lt;b&gt;$b$"
+)
 
 
 def test_sections_tables_and_figures_stand_where_they_belong() -> None:
@@ -58,7 +61,9 @@ def test_every_text_is_escaped() -> None:
     page = render_page(HOSTILE, [Section(HOSTILE, blocks)])
     assert "<script" not in page
     assert "<img src=x" not in page
+    assert parse(page).all("a") == []
     assert parse(page).all("h1")[0].text == HOSTILE
+    assert page.count("bad()") > 8
     assert "default-src 'none'" in page
     assert "http://" not in page
 

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 from solo_ext import host
+from solo_ext.config.compose import compose
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
@@ -22,13 +23,15 @@ from tests.lab.training.resumable import STEPS, KillAt
 from tests.lab.training.same_run import assert_same_run
 from tests.matrix.compare import apart, furthest, in_one_order
 from tests.matrix.killing import Runs
-from tests.matrix.record import Outcome
+from tests.matrix.record import Outcome, note_kills
 from tests.matrix.rows import CHECKS, IN_TURN, LOCAL, OWN, PLUGIN, TWO_CROPS, VIT, methods
 
 ConfigOf = Callable[..., dict[str, Any]]
 Noted = Callable[..., dict[str, list[dict[str, Any]]]]
 MULTI_CROP = [{"crop_size": 16, "num_crops": 2}, {"crop_size": 8, "num_crops": 2}]
-KILLS = 10
+KILLS = {True: 10, False: 3}
+"""Where the matrix alone is run, and else."""
+HUNDRED = 100
 MIDWAY, AT_EPOCH = STEPS + 2, STEPS
 
 
@@ -50,12 +53,12 @@ def resumed(folder: Path, config: dict[str, Any], step: int) -> Outcome:
     return Outcome("equal")
 
 
-def killed(folder: Path, config: dict[str, Any]) -> Outcome:
-    """Ten times, with SIGKILL."""
+def killed(folder: Path, config: dict[str, Any], kills: int) -> Outcome:
+    """So many times, with SIGKILL."""
     if not hasattr(os, "fork"):
         pytest.skip("processes of POSIX")
     runs = Runs(folder, config)
-    how = runs.kill_at_random(folder / "whole", folder / "parts", KILLS, 1.0)
+    how = runs.kill_at_random(folder / "whole", folder / "parts", kills, 1.0)
     assert_same_run(folder / "whole", folder / "parts")
     return Outcome("equal", how)
 
@@ -86,14 +89,16 @@ def in_processes(method: str, noted: Noted, processes: int) -> Outcome:
     return Outcome("agree", why)
 
 
-def in_one_process(method: str, check: str, config_of: ConfigOf, folder: Path) -> Outcome:
+def in_one_process(
+    method: str, check: str, config_of: ConfigOf, folder: Path, kills: int
+) -> Outcome:
     """The checks that compare runs of one process with each other."""
     if check == "resume at epoch":
         return resumed(folder, config_of(method), AT_EPOCH)
     if check == "resume mid-epoch":
         return resumed(folder, config_of(method), MIDWAY)
     if check == "kill -9":
-        return killed(folder, config_of(method, checkpoint={"every_n_steps": 1}))
+        return killed(folder, config_of(method, checkpoint={"every_n_steps": 1}), kills)
     if check == "AMP":
         # Of small convolutions in bfloat16 some CPU builds of torch give gradients that are none.
         config = config_of(method, precision="bf16-mixed", backbone=VIT)
@@ -135,13 +140,15 @@ def test_cell(
     noted: Noted,
     tmp_path: Path,
     came_to: Callable[[Outcome], None],
+    request: pytest.FixtureRequest,
 ) -> None:
     """To the last bit; several processes to a hundredth of what the steps changed."""
     try:
         if "processes" in check:
             came_to(in_processes(method, noted, int(check.split()[0])))
         else:
-            came_to(in_one_process(method, check, matrix_config, tmp_path))
+            kills = KILLS[request.config.option.markexpr == "matrix"]
+            came_to(in_one_process(method, check, matrix_config, tmp_path, kills))
     except pytest.skip.Exception as missing:
         came_to(Outcome("not run", str(missing)))
         raise
@@ -154,3 +161,32 @@ def test_rows_are_all_methods() -> None:
     assert set(host.load().methods) - {"base", "linear"} <= set(methods())
     assert set(PLUGIN) <= set(methods())
     assert set(LOCAL[host.load().info.generation]) <= set(methods())
+
+
+CHANGES = [
+    "max_epochs=60",
+    "accelerator=cpu",
+    "backbone.kwargs.channels=[8,8,8,8]",
+    "backbone.kwargs.stem_width=8",
+    "data.fraction=0.3",
+    "data.augmentation=batch",
+    "optimizer.batch_size=70",
+    "method_kwargs.queue_size=300",
+    "method_kwargs.warmup_epochs=5",
+    "checkpoint.every_n_steps=1",
+    "online_eval.every_n_epochs=20",
+]
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes of POSIX")
+@pytest.mark.timeout(3600)
+def test_killed_a_hundred_times(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """PCL: same weights, same optimiser, same queue and prototypes, same log, to the last bit."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    runs = Runs(tmp_path, compose("digits/pcl", CHANGES))
+    how = runs.kill_at_random(whole, parts, HUNDRED, 0.95)
+    assert_same_run(whole, parts)
+    assert not list(parts.glob("*.unreadable"))
+    if request.config.option.markexpr == "matrix":
+        note_kills(HUNDRED, how)

@@ -91,14 +91,10 @@ def refusal(act: Callable[[], Any]) -> str:
 @pytest.mark.parametrize(
     ("name", "kwargs", "width", "size"),
     [
-        ("timm/resnet18", {}, 512, 64),
         ("timm/resnet10t", {"channels": [8, 8, 8, 12], "small_stem": False}, 12, 32),
         ("timm/vit_tiny_patch16_224", VIT, 192, 32),
-        ("timm/vit_tiny_patch16_224", {"dynamic_img_size": True}, 192, 96),
-        ("timm/mobilenetv3_small_050", {}, 1024, 32),
         ("resnet18", {"zero_init_residual": True}, 512, 64),
         ("vit_tiny", VIT, 192, 32),
-        ("vit_tiny", {"patch_size": 32}, 192, 224),
         ("swin_tiny", {"img_size": 32, "window_size": 4}, 768, 32),
     ],
 )
@@ -364,7 +360,7 @@ def test_files_that_are_no_export(exported: Path, tmp_path: Path) -> None:
     for metadata in (None, {"format": "pt"}):
         save_file({"weight": torch.zeros(1)}, exported, metadata=metadata)
         assert "its metadata has no 'solo_ext'" in refusal(lambda: load_exported(exported))
-    for said in ("{", "[1]", "null", "[" * 5000):
+    for said in ("{", "[1]", "[" * 5000):
         save_file({"weight": torch.zeros(1)}, exported, metadata={KEY: said})
         assert repr(str(exported)) in refusal(lambda: load_exported(exported))
 
@@ -382,7 +378,6 @@ def change(file: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     ("edit", "says"),
     [
         (lambda m: m.pop("mean"), "mean=null: this key is required"),
-        (lambda m: m.update(std=[1, 1, 0]), "std.2=0: not a valid value"),
         (lambda m: m.update(format_version=2), "another version: format_version=2"),
         (lambda m: m.update(more=1), "more=1: unknown key"),
         (lambda m: m.update(features_dim=9), "features_dim=9, and 'timm/resnet10t' has 8"),
@@ -395,7 +390,7 @@ def change(file: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
                 lambda m, key=key: m["backbone"]["kwargs"].update({key: True}),
                 f"backbone.kwargs.{key} names weights outside of the file",
             )
-            for key in ("pretrained", "checkpoint_path", "pretrained_cfg_overlay", "weights")
+            for key in ("pretrained", "weights")
         ),
     ],
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 from torch import nn
@@ -27,7 +25,12 @@ def make_head(linears: int, norm: bool, bias: bool, last: str) -> nn.Sequential:
 
 @pytest.mark.parametrize(
     ("linears", "norm", "bias", "last"),
-    [*product((1, 2, 3), (True, False), (True, False), ("", "affine", "plain"))],
+    [
+        (1, False, True, ""),
+        (2, True, False, "plain"),
+        (3, True, True, "affine"),
+        (3, False, False, ""),
+    ],
 )
 def test_layers_are_told_from_the_weights(linears: int, norm: bool, bias: bool, last: str) -> None:
     head = make_head(linears, norm, bias, last)
@@ -62,8 +65,6 @@ def test_batch_norm_of_a_student() -> None:
         ("7.weight", (3,), "unexpected: h.7.weight"),
         ("999999999999.weight", (3, 4), "unexpected: h.999999999999.weight"),
         ("0.weight", (7, 5), "of another shape: h.0.bias, h.2.weight"),
-        ("2.weight", (4, 7), "of another shape: h.2.weight"),
-        ("0.bias", (6, 1), "of another shape: h.0.bias"),
         ("0.weight", (6, 3), "of another shape: h.0.weight"),
     ],
 )

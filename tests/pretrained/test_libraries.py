@@ -47,7 +47,7 @@ def same_features(teacher: LoadedTeacher, network: nn.Module) -> bool:
         return torch.equal(teacher.backbone(x), network(x))
 
 
-@pytest.mark.parametrize("classes", [0, 7, 1000])
+@pytest.mark.parametrize("classes", [0, 7])
 def test_timm_file(classes: int, tmp_path: Path) -> None:
     network = timm_model(classes)
     state = network.state_dict()
@@ -74,7 +74,6 @@ def test_timm_file(classes: int, tmp_path: Path) -> None:
     [
         (lambda s: s.pop("layer1.0.bn1.weight"), "missing: layer1.0.bn1.weight"),
         (lambda s: s.update({"fc2.weight": torch.ones(1)}), "unexpected: fc2.weight"),
-        (lambda s: s.update({"bn1.bias": torch.ones(2)}), "of another shape: bn1.bias"),
     ],
 )
 def test_timm_file_of_another_model(
@@ -127,9 +126,8 @@ def test_models_that_there_are_not(layout: Any, model: str, says: str) -> None:
     assert says in refusal(layout=layout, model=model, model_kwargs={})
 
 
-@pytest.mark.parametrize("classes", [1000, 7])
-def test_torchvision_file(classes: int, tmp_path: Path) -> None:
-    network = torchvision.models.get_model(TORCHVISION, num_classes=classes).eval()
+def test_torchvision_file(tmp_path: Path) -> None:
+    network = torchvision.models.get_model(TORCHVISION, num_classes=7).eval()
     state, path = network.state_dict(), tmp_path / "m.pth"
     network.fc = nn.Identity()
     for content in (state, network.state_dict(), {"model": state, "epoch": 3, "optimizer": {}}):

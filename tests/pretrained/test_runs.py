@@ -97,13 +97,10 @@ def test_last_checkpoint_is_told_by_numbers(run: Path) -> None:
         (lambda a: a.pop("backbone"), "names no backbone"),
         (lambda a: a["backbone"].pop("name"), "backbone.name=null: this key is required"),
         (lambda a: a["backbone"].update(name="timm/resnet81"), "did you mean 'timm/resnet18'?"),
-        (lambda a: a["backbone"].update(kwargs=[1]), "backbone.kwargs=[1]: not a valid value"),
         (lambda a: a["backbone"]["kwargs"].update(width=8), "unexpected keyword argument 'width'"),
         (lambda a: a["backbone"]["kwargs"].update(channels=[16] * 4), "of another shape: layer1"),
         (lambda a: a.pop("data"), "data=null: this key is required"),
         (lambda a: a.update(augmentations=[]), "augmentations=[]: not a valid value"),
-        (lambda a: a["augmentations"][0].pop("crop_size"), "augmentations.0.crop_size=null"),
-        (lambda a: a["optimizer"].update(batch_size=0), "optimizer.batch_size=0: not a valid"),
     ],
 )
 def test_args_that_do_not_do(edit: Callable[[dict[str, Any]], Any], says: str, run: Path) -> None:

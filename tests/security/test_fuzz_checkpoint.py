@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from solo_ext.core.errors import UserError
-from solo_ext.lab.evaluation.store import FeatureStore
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.resume_point import read_state as read_to_resume
@@ -30,7 +29,6 @@ from solo_ext.pretrained.exported import load_exported
 from solo_ext.pretrained.files import read_checkpoint, read_safetensors
 from solo_ext.pretrained.runs import load_pretrained
 from solo_ext.pretrained.teachers import load_teacher
-from tests.security.conftest import Payload
 from tests.security.fuzzing import fuzzed
 
 TINY = {"channels": [2, 2, 2, 2]}
@@ -267,34 +265,6 @@ def test_wrong_things_in_the_right_places(
     read_by_one(data, spoiled)
 
 
-@fuzzed(20, 2000)
-@given(data=st.data())
-def test_code_hidden_in_it_is_not_run(
-    data: st.DataObject, content: dict[str, Any], spoiled: Path, tmp_path: Path
-) -> None:
-    mark = tmp_path / "run-while-fuzzing"
-    held = copy.copy(content)
-    held["state_dict"] = dict(content["state_dict"])
-    place = held if data.draw(st.booleans()) else held["state_dict"]
-    wrapped = data.draw(
-        st.sampled_from(
-            [lambda p: p, lambda p: [p], lambda p: {"a": (p,)}, lambda p: {"a": 1, "b": [p]}]
-        )
-    )
-    place[data.draw(st.sampled_from(list(place)))] = wrapped(Payload(mark))
-    protocol = data.draw(st.integers(2, 5))
-    torch.save(
-        held,
-        spoiled,
-        pickle_protocol=protocol,
-        _use_new_zipfile_serialization=data.draw(st.booleans()),
-    )
-    assert outcome(read_checkpoint, spoiled) == "refused"
-    assert outcome(read_to_resume, spoiled) == "refused"
-    read_by_one(data, spoiled)
-    assert not mark.exists()
-
-
 def test_archives_that_unpack_to_gigabytes(whole: bytes, spoiled: Path) -> None:
     """A pickle of 2 GB of zeros, packed into 2 MB, is refused before it is unpacked."""
 
@@ -381,24 +351,3 @@ def test_exports_that_say_something_else(
     file.write_bytes(struct.pack("<Q", len(text)) + text + exported[8 + length :])
     event(f"export: {outcome(load_exported, file)}")
     event(f"safetensors: {outcome(read_safetensors, file)}")
-
-
-@fuzzed(40, 2000)
-@given(data=st.data())
-def test_torn_features_are_made_again(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("features")
-    rows = torch.arange(12.0).reshape(4, 3)
-
-    def extract(indices: Any) -> Any:
-        yield rows[list(indices)], torch.tensor(list(indices))
-
-    store = FeatureStore(folder, {"of": "this"}, 4)
-    store.features(extract)
-    file = next(folder.rglob("*.safetensors"))
-    file.write_bytes(torn(data, file.read_bytes()))
-    features, targets = store.features(extract)
-    assert torch.equal(features, rows)
-    assert targets.tolist() == [0, 1, 2, 3]
-    shutil.rmtree(folder)

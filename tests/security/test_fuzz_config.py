@@ -128,7 +128,7 @@ def test_the_valid_one_is_valid() -> None:
     assert outcome(loaded, VALID) == "valid"
 
 
-@fuzzed(40, 1000)
+@fuzzed(20, 1000)
 @given(MAPPINGS)
 def test_valid_config_with_something_else_in_it(tree: dict[Any, Any]) -> None:
     whole = {**yaml.safe_load(VALID), **tree}

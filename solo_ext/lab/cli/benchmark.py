@@ -17,6 +17,7 @@ from rich.text import Text
 
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import ConfigError
+from solo_ext.lab.cli.commands import say
 from solo_ext.lab.experiments.launchers import (
     Launcher,
     LocalLauncher,
@@ -54,7 +55,7 @@ def _tune(args: argparse.Namespace) -> dict[str, Any]:
     if args.dry_run or done["failed"]:
         return done
     file = write_tuned(settings, trials, records, out)
-    _say(args, f"next  solo-ext benchmark run {file}")
+    say(args, f"next  solo-ext benchmark run {file}")
     return {**done, "tuned": str(file)}
 
 
@@ -70,7 +71,7 @@ def _run_settings(
         return {"out": str(out), "runs": [planned.folder for planned in plan]}, []
     launcher = _launcher(args, settings.threads, out)
     records, failed = run_benchmark(settings, plan, out, launcher, _progress)
-    _say(args, f"{len(records)} of {len(plan)} runs have records in {out}")
+    say(args, f"{len(records)} of {len(plan)} runs have records in {out}")
     counts = {"out": str(out), "records": len(records), "runs": len(plan)}
     return {**counts, "failed": _failures(failed)}, records
 
@@ -115,7 +116,7 @@ def _report(args: argparse.Namespace) -> dict[str, Any]:
 def _written(args: argparse.Namespace, folder: Path, out: Path | None) -> dict[str, Any]:
     files = [str(file) for file in write_report(folder, out)]
     for file in files:
-        _say(args, file)
+        say(args, file)
     return {"written": files}
 
 
@@ -152,8 +153,8 @@ def demo(args: argparse.Namespace) -> dict[str, Any]:
                 table.add_row(Text(name), str(count), *cells)
             table.add_section()
         Console(highlight=False).print(table)
-    _say(args, "Percent: mean ± deviation over seeds; differences paired by seed, 95 % interval.")
-    _say(args, f"{seconds:.0f} s; report: {page}")
+    say(args, "Percent: mean ± deviation over seeds; differences paired by seed, 95 % interval.")
+    say(args, f"{seconds:.0f} s; report: {page}")
     return {
         "about": settings.about,
         "scores": _plain(scores),
@@ -172,11 +173,6 @@ def _failures(failed: dict[str, str]) -> list[dict[str, str]]:
     for run, reason in failed.items():
         _progress(f"failed  {run}: {reason}")
     return [{"run": run, "reason": reason} for run, reason in failed.items()]
-
-
-def _say(args: argparse.Namespace, text: str) -> None:
-    if not args.json:
-        Console(highlight=False).print(Text(text), soft_wrap=True)
 
 
 def _progress(text: str) -> None:

@@ -51,7 +51,8 @@ def _first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in _NUMBERS)
 
 
-def _say(args: argparse.Namespace, line: str) -> None:
+def say(args: argparse.Namespace, line: str) -> None:
+    """Prints a line, unless the command prints a document."""
     if not args.json:
         Console(highlight=False, soft_wrap=True, markup=False).print(line)
 
@@ -147,9 +148,9 @@ def _pretrain(args: argparse.Namespace) -> Any:
         result = pretrain(prepared, run_dir=run_dir, force=args.force)
     if _first_process():
         speed = f"{result.seconds:.1f} s, {result.images_per_second:.0f} images/s"
-        _say(args, f"run directory  {result.run_dir}")
-        _say(args, f"{result.epochs} {'epoch' if result.epochs == 1 else 'epochs'}, {speed}")
-        _say(args, f"next           solo-ext eval knn {result.run_dir}")
+        say(args, f"run directory  {result.run_dir}")
+        say(args, f"{result.epochs} {'epoch' if result.epochs == 1 else 'epochs'}, {speed}")
+        say(args, f"next           solo-ext eval knn {result.run_dir}")
     return {k: str(v) if isinstance(v, Path) else v for k, v in vars(result).items()}
 
 
@@ -204,7 +205,7 @@ def _show_suite(args: argparse.Namespace, title: str, record: dict[str, Any]) ->
     ]
     if rows:
         _show(args, title, rows)
-        _say(args, f"report  {Path(record['folder']) / PAGE}")
+        say(args, f"report  {Path(record['folder']) / PAGE}")
     return record
 
 
@@ -231,11 +232,9 @@ def _export(args: argparse.Namespace) -> Any:
     done = export(Path(args.run), args.format, Path(args.out) if args.out else None)
     about = done.metadata
     size = f"{about.input_size} x {about.input_size}"
-    _say(args, f"written   {done.out}")
-    _say(
-        args, f"backbone  {about.backbone.name}, {about.features_dim} features of images of {size}"
-    )
-    _say(args, f"load      {done.load}")
+    say(args, f"written   {done.out}")
+    say(args, f"backbone  {about.backbone.name}, {about.features_dim} features of images of {size}")
+    say(args, f"load      {done.load}")
     return {
         "format": args.format,
         "out": str(done.out),

@@ -1,8 +1,8 @@
 """``solo-ext eval``: measures the features of a trained backbone.
 
 Read in this order: ``models`` (what is evaluated, and the settings that all protocols share),
-``features`` and ``store`` (frozen features, extracted once and kept on disk), ``context`` (model,
-images and features together), ``protocol`` (what a protocol is). Then the protocols, each with
+``features`` (frozen, extracted once and kept on disk), ``context`` (model, images and features
+together), ``protocol`` (what a protocol is). Then the protocols, each with
 its maths: ``knn`` (with retrieval), ``linear`` (L-BFGS, SGD sweep, few labels), ``clustering``,
 ``geometry``; ``linear_augmented`` and ``finetune``, which share ``supervised``; the pictures of
 ``map`` and ``neighbors``; and ``transfer``, which runs the others on further data sets.

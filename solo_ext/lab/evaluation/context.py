@@ -19,15 +19,22 @@ from torch.utils.data import Dataset, Subset
 from solo_ext.config.schema import DALI, CommonConfig, Crop
 from solo_ext.config.schema import Images as ImagesSection
 from solo_ext.core import distributed
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, first_line, nearest
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.fixed import STATISTICS, fixed_view
 from solo_ext.data.images import Split, class_names, images_fingerprint, open_images
 from solo_ext.data.loaders import FixedLoader, fixed_loader
 from solo_ext.data.reading import Images, Skipping, name_of, targets_of
-from solo_ext.lab.evaluation.features import Features, Rows, extract_features, feature_batches
+from solo_ext.lab.evaluation.features import (
+    ALONE,
+    Features,
+    FeatureStore,
+    Ranks,
+    Rows,
+    extract_features,
+    feature_batches,
+)
 from solo_ext.lab.evaluation.models import EvalData, EvalRun, Model, open_model
-from solo_ext.lab.evaluation.store import ALONE, FeatureStore, Ranks
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
@@ -317,7 +324,6 @@ def _device(name: str, ranks: Ranks) -> str:
         torch.ones(1, device=name).cpu()
     except Exception as error:
         # torch raises many types of error for a device that is unknown, missing or unusable.
-        problem = str(error).splitlines()[0]
         remedy = f"take auto or cpu; there are {torch.cuda.device_count()} GPUs"
-        raise ConfigError("device", name, problem, remedy) from None
+        raise ConfigError("device", name, first_line(error), remedy) from None
     return name

@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import create_model
+
+from solo_ext.config.check import validated
 from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.lab.evaluation.context import Progress, no_progress, open_context
-from solo_ext.lab.evaluation.protocol import Protocol, measure, read_settings
+from solo_ext.lab.evaluation.models import EvalRun
+from solo_ext.lab.evaluation.protocol import Protocol, measure
 from solo_ext.lab.evaluation.transfer import ON_ONE_DATA_SET, Transfer
 
 PROTOCOLS: dict[str, type[Protocol]] = {**ON_ONE_DATA_SET, "transfer": Transfer}
@@ -61,3 +65,12 @@ def evaluate(
         "seconds": round(time.monotonic() - begin, 2),
         "results": rows,
     }
+
+
+def read_settings(kind: type[Protocol], settings: Mapping[str, Any]) -> tuple[EvalRun, Protocol]:
+    """Checks the settings of one protocol together with the shared ones."""
+    # One model of all fields, so that a misspelt key is compared with all valid ones.
+    joint = create_model("Evaluation", __base__=(kind, EvalRun))
+    given = validated(joint, settings).model_dump()
+    own = kind(**{k: given[k] for k in kind.model_fields})
+    return EvalRun(**{k: given[k] for k in EvalRun.model_fields}), own

@@ -1,19 +1,31 @@
-"""Frozen features: the rows of both splits, and how a backbone gives them."""
+"""Frozen features: how a backbone gives them, and the files that later protocols read them from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import contextlib
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from solo_ext.core.files import atomic_write, check_regular
 from solo_ext.data.fixed import eval_mode
 
 BatchProgress = Callable[[int, int], None]
 Rows = tuple[Tensor, Tensor]
 """Features (n, D) and their classes (n,), int64."""
+Batches = Callable[[Sequence[int]], Generator[Rows]]
+"""Returns features and targets of some images, batch by batch, in the order of their indices."""
+VERSION = 1
+"""Of the stored files."""
 
 
 @dataclass(frozen=True)
@@ -115,3 +127,161 @@ def refuse_non_finite(features: Tensor) -> None:
             f"{broken} of {len(features)} rows of features are not finite; check the weights of "
             "the backbone and its input normalisation."
         )
+
+
+class Ranks(NamedTuple):
+    """This process among those that extract the same features."""
+
+    rank: int = 0
+    world: int = 1
+
+
+ALONE = Ranks()
+
+
+class FeatureStore:
+    """The features of some images in a folder, found by a digest of what they depend on.
+
+    They lie in files of ``rows_per_file`` rows, such as ``<digest>/00000-of-00007.safetensors``.
+    Each file is written atomically and contains its own SHA-256: a stopped extraction continues
+    after the last file, and only damaged files are made again.
+
+    Args:
+        folder: of all stored features.
+        key: everything that the features depend on, as JSON values.
+        count: number of images.
+        rows_per_file: of each file.
+
+    >>> import tempfile
+    >>> def batches(indices):
+    ...     yield torch.eye(4)[indices], torch.tensor(indices)
+    >>> store = FeatureStore(Path(tempfile.mkdtemp()), {"model": "a"}, count=4)
+    >>> features, targets = store.features(batches)
+    >>> features.shape, targets.tolist(), len(list(store.place.glob("*.safetensors")))
+    (torch.Size([4, 4]), [0, 1, 2, 3], 1)
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        key: Mapping[str, Any],
+        count: int,
+        rows_per_file: int = 8192,
+    ) -> None:
+        whole = {**key, "images": count, "version": VERSION}
+        text = json.dumps(whole, sort_keys=True, indent=1)
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
+        self.place, self.count = folder / self.digest[:16], count
+        files = -(-count // rows_per_file)
+        self.shards = {
+            self.place / f"{i:05d}-of-{files:05d}.safetensors": slice(
+                i * rows_per_file, min((i + 1) * rows_per_file, count)
+            )
+            for i in range(files)
+        }
+        self._table: Rows | None = None
+
+    def features(self, batches: Batches, ranks: Ranks = ALONE) -> Rows:
+        """Reads the features; missing ones are extracted and stored.
+
+        Memory for all rows is allocated once. Several processes take the files in turns, and the
+        first of them reads what the others wrote, or does what they have not done by then: they
+        share the folder and nothing else.
+
+        Returns:
+            Features (count, D) and targets (count,), int64, on the CPU; processes other than the
+            first get no rows.
+
+        Raises:
+            ValueError: features are not finite, or ``batches`` gives too few of them.
+        """
+        own = list(self.shards)[ranks.rank :: ranks.world]
+        if ranks.rank:
+            for _ in self._extracted([file for file in own if self._read(file) is None], batches):
+                pass
+        else:
+            self._fill(own, batches)
+            for file in reversed(self.shards):
+                # Begin with the last file: the other processes write theirs from the first one on.
+                if file not in own:
+                    self._fill([file], batches)
+        return self._table or (torch.empty(0, 0), torch.empty(0).long())
+
+    def _fill(self, files: Sequence[Path], batches: Batches) -> None:
+        """Reads files into the table; those that are missing or damaged are extracted."""
+        missing = []
+        for file in files:
+            if (rows := self._read(file)) is None:
+                missing.append(file)
+            else:
+                self._keep(file, rows)
+        for file, rows in self._extracted(missing, batches):
+            self._keep(file, rows)
+
+    def _keep(self, file: Path, rows: Rows) -> None:
+        if self._table is None:
+            features = torch.empty(self.count, rows[0].shape[1])
+            self._table = features, torch.empty(self.count, dtype=torch.int64)
+        for column, part in zip(self._table, rows, strict=True):
+            column[self.shards[file]] = part
+
+    def _extracted(self, files: Sequence[Path], batches: Batches) -> Iterator[tuple[Path, Rows]]:
+        """Extracts the rows of files in one pass; writes each file when it is complete."""
+        if not files:
+            return
+        parts = [self.shards[file] for file in files]
+        indices = [i for part in parts for i in range(part.start, part.stop)]
+        waiting: list[Rows] = []
+        held = 0
+        with contextlib.closing(batches(indices)) as stream:
+            for file, part in zip(files, parts, strict=True):
+                size = part.stop - part.start
+                while held < size:
+                    batch = next(stream, None)
+                    if batch is None:
+                        raise ValueError(f"too few features came for {len(indices)} images")
+                    waiting.append(batch)
+                    held += len(batch[1])
+                features, targets = (torch.cat(column) for column in zip(*waiting, strict=True))
+                self._save(file, features[:size], targets[:size])
+                yield file, (features[:size], targets[:size])
+                waiting, held = [(features[size:], targets[size:])], held - size
+
+    def _save(self, file: Path, features: Tensor, targets: Tensor) -> None:
+        refuse_non_finite(features)
+        tensors = {"features": features, "targets": targets}
+        about = {"key": self.digest, "sha256": _sha256(features, targets)}
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(file, lambda path: save_file(tensors, path, about))
+        except OSError as error:
+            # Every rank warns: rank 0 does again what only this rank could not write.
+            said = f"features are not stored in {str(self.place)!r}: {error}"
+            warnings.warn(said, stacklevel=2)
+
+    def _read(self, file: Path) -> Rows | None:
+        """The rows of a file; ``None`` if it is missing, damaged, or of another set."""
+        try:
+            check_regular(file)
+            with safe_open(file, "pt") as opened:
+                about = opened.metadata() or {}
+                features, targets = opened.get_tensor("features"), opened.get_tensor("targets")
+        except Exception:
+            # safetensors raises several types of error for a damaged file, which is made again.
+            return None
+        part = self.shards[file]
+        whole = (
+            about.get("key") == self.digest
+            and features.ndim == 2
+            and features.dtype == torch.float32
+            and len(features) == len(targets) == part.stop - part.start
+            and about.get("sha256") == _sha256(features, targets)
+        )
+        return (features, targets) if whole else None
+
+
+def _sha256(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -65,13 +65,13 @@ def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
     }
 
 
-def _uniformity(unit: Tensor, t: float = 2.0) -> float:
+def _uniformity(unit: Tensor) -> float:
     count, scale = len(unit), inverse_norms(unit)
     size = max(1, _MAX_ELEMENTS // count)
     masses = []
     for start in range(0, count, size):
-        # Unit rows: |x - y|^2 = 2 - 2 x.y.
-        potentials = cosines(unit[start : start + size], unit, scale).mul_(2 * t).sub_(2 * t)
+        # Unit rows: -2 |x - y|^2 = 4 x.y - 4.
+        potentials = cosines(unit[start : start + size], unit, scale).mul_(4).sub_(4)
         potentials.diagonal(start).fill_(float("-inf"))
         masses.append(potentials.logsumexp(1))
     mass = torch.cat(masses).double().logsumexp(0)

@@ -20,7 +20,7 @@ from solo_ext.config.schema import (
     HuggingFace,
     Images,
 )
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.types import NonNegativeInt, PositiveInt, Section
 from solo_ext.host.backbones import PREFIX, build_backbone
 from solo_ext.pretrained.files import state_digest
@@ -146,10 +146,9 @@ def _timm(name: str, settings: EvalRun) -> Model:
         except Exception as error:
             if not settings.pretrained:
                 raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"timm cannot get the weights of {name!r}: {reason}; pretrained=false takes random "
-                "ones"
+                f"timm cannot get the weights of {name!r}: {first_line(error)}; pretrained=false "
+                "takes random ones"
             ) from error
     config = resolve_model_data_config(backbone)  # type: ignore[no-untyped-call]
     view = {"mean": list(config["mean"]), "std": list(config["std"])}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import shutil
-import threading
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,15 +15,10 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 from rich.console import Console
+from torch.distributed import distributed_c10d
 
 from solo_ext.config.schema import RunConfig
-from solo_ext.core.distributed import (
-    max_over_ranks,
-    propagate_rank_errors,
-    rank,
-    rank_barrier,
-    world_size,
-)
+from solo_ext.core.distributed import propagate_rank_errors, rank, rank_barrier, world_size
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.reading import Images
@@ -40,8 +35,8 @@ from solo_ext.lab.evaluation.protocol import measure, protocols_of
 from solo_ext.pretrained.files import state_digest
 
 T = TypeVar("T")
-# Seconds between two collectives of ranks that wait while rank 0 works.
-_BEAT = 1.0
+_LONGEST = timedelta(days=20)
+_calls = itertools.count()
 
 
 class OnlineEvaluation(Callback):
@@ -52,8 +47,8 @@ class OnlineEvaluation(Callback):
     Images without a label are left out. Pictures and weights go to ``<out>/epoch-<n>``.
 
     Raises:
-        ConfigError: a setting that a protocol does not have or lacks, a protocol that needs all
-            images although unreadable ones are skipped, or no images to evaluate on.
+        ConfigError: a setting that a protocol does not have or lacks, or no images to evaluate on;
+            before training, a protocol that needs all images although unreadable ones are skipped.
     """
 
     def __init__(self, run: RunConfig, train: Images, val: Images | None, out: Path) -> None:
@@ -68,14 +63,6 @@ class OnlineEvaluation(Callback):
             )
         settings = "online_eval.settings"
         self.protocols = protocols_of(PROTOCOLS, given.protocols, given.settings, settings)
-        for name, protocol in self.protocols.items():
-            if protocol.needs_every_image and run.data.unreadable == "skip":
-                raise ConfigError(
-                    "online_eval.protocols",
-                    name,
-                    "it needs every image, and data.unreadable=skip leaves some out",
-                    "name protocols on features, such as knn and linear",
-                )
         self.train, self.val = (
             labelled_images(images, f"data.{split}_path", run.data.path(split))
             for images, split in zip((train, val), SPLITS, strict=True)
@@ -137,9 +124,8 @@ class OnlineEvaluation(Callback):
 def on_first(work: Callable[[], T], device: torch.device) -> T | None:
     """Runs ``work`` on rank 0 while the other ranks wait, however long it takes.
 
-    In a single collective the other ranks would run into the process group's timeout. Instead, a
-    thread of rank 0 joins a short collective every second; ``work`` must release the interpreter's
-    lock now and then, as Python and most native code do.
+    In a collective they would run into the process group's timeout. Instead they wait for a key of
+    its store, which rank 0 sets when it is done.
 
     Args:
         work: must not use collectives.
@@ -155,27 +141,13 @@ def on_first(work: Callable[[], T], device: torch.device) -> T | None:
     if world_size() == 1:
         return work()
     rank_barrier(device)
+    # All ranks count alike, so that each call has a key of its own.
+    store: Any = distributed_c10d._get_default_store()
+    key = f"solo_ext/on_first/{next(_calls)}"
     if rank() > 0:
-        while max_over_ranks(torch.tensor(0, device=device)):
-            pass
+        store.wait([key], _LONGEST)
         return None
-    done = threading.Event()
-    beats = threading.Thread(target=_beat, args=(done, device), daemon=True)
-    beats.start()
     try:
         return work()
     finally:
-        done.set()
-        beats.join()
-
-
-def _beat(done: threading.Event, device: torch.device) -> None:
-    if device.type == "cuda":
-        # The current device is set per thread.
-        torch.cuda.set_device(device)
-    # If the process group itself failed, the next collective of all ranks raises the error.
-    with contextlib.suppress(RuntimeError):
-        busy = True
-        while busy:
-            busy = not done.wait(_BEAT)
-            max_over_ranks(torch.tensor(int(busy), device=device))
+        store.set(key, "done")

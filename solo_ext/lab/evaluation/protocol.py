@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from pydantic import create_model
 from torch import Tensor
 
 from solo_ext.config.check import validated
@@ -15,7 +14,6 @@ from solo_ext.core.errors import ConfigError, nearest
 from solo_ext.core.types import Section
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import Features
-from solo_ext.lab.evaluation.models import EvalRun
 
 Row = dict[str, Any]
 """Numbers and short texts by name. ``picture``: file name of a PNG in the context's ``out`` that
@@ -72,21 +70,13 @@ def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
     """
     if protocol.needs_every_image and context.cfg.data.unreadable == "skip":
         problem = f"{protocol.title} needs every image, and this leaves some out"
-        raise ConfigError("data.unreadable", "skip", problem, "remove them, and take refuse")
+        remedy = "remove them, and take refuse, or name protocols on features alone"
+        raise ConfigError("data.unreadable", "skip", problem, remedy)
     if isinstance(protocol, FeatureProtocol):
         features = context.features
         return [] if context.ranks.rank else protocol.measure(features.to(context.device))
     assert isinstance(protocol, BackboneProtocol)
     return [] if context.ranks.rank else protocol.run(context.alone())
-
-
-def read_settings(kind: type[Protocol], settings: Mapping[str, Any]) -> tuple[EvalRun, Protocol]:
-    """Checks the settings of one protocol together with the shared ones."""
-    # Use one model with all fields, so that a misspelt key is compared with all valid ones.
-    joint = create_model("Evaluation", __base__=(kind, EvalRun))
-    values = validated(joint, settings).model_dump()
-    own = kind.model_validate({k: values[k] for k in kind.model_fields})
-    return EvalRun.model_validate({k: values[k] for k in EvalRun.model_fields}), own
 
 
 def protocols_of(

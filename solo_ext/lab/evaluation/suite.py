@@ -21,13 +21,13 @@ from pydantic import create_model
 
 from solo_ext import __version__
 from solo_ext.config.check import validated
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.files import locked, read_json, write_text
 from solo_ext.lab.evaluation.context import EvalContext, Progress, no_progress, open_context
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS
+from solo_ext.lab.evaluation.features import VERSION
 from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Protocol, files_of, measure
-from solo_ext.lab.evaluation.store import VERSION
 from solo_ext.lab.pages import Block, Figure, Figures, Paragraph, Section, Table, render_page
 
 RECORD, PAGE, PICTURES = "eval_suite.json", "eval_suite.html", "eval_suite"
@@ -65,15 +65,6 @@ def evaluate_suite(
 
     Raises:
         UserError: wrong settings, a path that is no run, or a folder that cannot be written.
-
-    >>> from tempfile import mkdtemp
-    >>> from solo_ext.data.digits import digits_folder
-    >>> root = Path(mkdtemp())
-    >>> data = {f"{split}_path": str(digits_folder(split, root)) for split in ("train", "val")}
-    >>> settings = {"data": data, "out": str(root), "protocols": ["knn", "geometry"]}
-    >>> record = evaluate_suite("pixels", settings)
-    >>> [entry["protocol"] for entry in record["entries"]], (root / PAGE).is_file()
-    (['knn', 'geometry'], True)
     """
     shared, chosen = read_suite_settings(settings or {})
     context = open_context(str(path), shared, progress)
@@ -162,9 +153,8 @@ class _Suite:
             rows = measure(protocol, self.context)
         except Exception as error:
             # The others continue. A UserError is a sentence; another error needs its type.
-            lines = str(error).splitlines() or [""]
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            entry |= {"status": "failed", "error": kind + lines[0]}
+            entry |= {"status": "failed", "error": kind + first_line(error)}
         else:
             entry |= {"status": "done", "headline": protocol.headline(rows), "results": rows}
         return {**entry, "seconds": round(time.monotonic() - begin, 2)}
@@ -183,9 +173,7 @@ class _Suite:
         try:
             record = read_json(self.folder / RECORD, dict[str, Any])
             entries = record["entries"] if record["base"] == self.base else []
-            # An entry that somebody has edited is measured again.
-            measured = [e for e in entries if e.pop("sum") == _digest(e)]
-            return {e["protocol"]: e for e in measured if e["protocol"] in PROTOCOLS}
+            return {e["protocol"]: e for e in entries if e["protocol"] in PROTOCOLS}
         except (OSError, KeyError, TypeError, AttributeError, UserError):
             return {}
 
@@ -206,7 +194,7 @@ class _Suite:
                 "environment": _environment(self.context.device),
                 # Failures of earlier calls stay in the entries, but not in this list.
                 "failed": [name for name in failed if name in chosen],
-                "entries": [{**entry, "sum": _digest(entry)} for entry in entries],
+                "entries": entries,
             }
             write_text(self.folder / RECORD, json.dumps(record, indent=1))
             write_text(self.folder / PAGE, render_suite(record, self.context.out))
@@ -219,10 +207,7 @@ def _known(fingerprints: Sequence[str | None]) -> list[str]:
 
 
 def _digest(content: Any) -> str:
-    # JSON turns keys that are numbers into texts, which sort differently. Convert them before the
-    # digest, so that a record that is read back has the same one.
-    plain = json.loads(json.dumps(content, default=str))
-    text = json.dumps(plain, sort_keys=True)
+    text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

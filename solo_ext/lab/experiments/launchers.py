@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.files import open_regular, refuse_link, write_text
 from solo_ext.data.workers import start_helpers
 from solo_ext.lab.experiments.work import LOG, RECORD, work, work_in_process
@@ -105,12 +105,16 @@ def _ended(folder: Path, code: int) -> dict[Path, str]:
     """Why a run that has ended has no record: the last line that it printed."""
     if code == 0 and (folder / RECORD).is_file():
         return {}
-    lines = []
+    text = ""
     with contextlib.suppress(OSError, UserError), open_regular(refuse_link(folder / LOG)) as log:
-        lines = [line for line in log.read().decode(errors="replace").split("\n") if line.strip()]
-    said = f"it printed nothing, exit code {code}"
-    reason = lines[-1].strip().removeprefix("solo-ext: ") if lines else said
+        text = log.read().decode(errors="replace")
+    last = _last_line(text).removeprefix("solo-ext: ")
+    reason = last or f"it printed nothing, exit code {code}"
     return {folder: f"killed by signal {-code} (out of memory?): {reason}" if code < 0 else reason}
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2].strip()
 
 
 class Job:
@@ -166,7 +170,7 @@ class SlurmLauncher:
         try:
             self.executor.update_parameters(**given)
         except (TypeError, NameError, ValueError) as error:
-            raise ConfigError("--slurm", options, str(error).splitlines()[0]) from None
+            raise ConfigError("--slurm", options, first_line(error)) from None
 
     def _queued(self, folder: Path) -> Any | None:
         """The job that an earlier call started for a run, if it has not ended."""
@@ -192,8 +196,7 @@ class SlurmLauncher:
         for folder, job in jobs.items():
             error = job.exception()
             if error is not None or not (folder / RECORD).is_file():
-                lines = [line for line in str(error).splitlines() if line.strip()]
-                failed[folder] = lines[-1].strip() if lines else "no record"
+                failed[folder] = _last_line(str(error or "")) or "no record"
         return failed
 
 
@@ -266,7 +269,7 @@ class RayLauncher:
         try:
             self.task = ray.remote(run).options(**given, retry_exceptions=[ChildProcessError])
         except (TypeError, ValueError) as error:
-            raise ConfigError("--ray", options, str(error).splitlines()[0]) from None
+            raise ConfigError("--ray", options, first_line(error)) from None
 
     def __call__(self, folders: Sequence[Path], tick: Callable[[], None]) -> dict[Path, str]:
         for folder in folders:
@@ -288,5 +291,5 @@ class RayLauncher:
             try:
                 failed |= _ended(folder, self.ray.get(task))
             except self.ray.exceptions.RayError as error:
-                failed[folder] = [line for line in str(error).splitlines() if line.strip()][-1]
+                failed[folder] = _last_line(str(error))
         return failed

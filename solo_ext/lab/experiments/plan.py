@@ -57,7 +57,8 @@ def make_plan(
 ) -> list[PlannedRun]:
     """Plans all runs, teachers first and then one seed of everything after the other.
 
-    ``rows`` are the default ones if none are named; ``devices`` of a run share its batch.
+    ``rows`` are the default ones if none are named; ``devices`` of a run share its batch. A teacher
+    that is not among them is planned if a student is.
 
     Raises:
         ConfigError: an unknown row, two equal rows, or an invalid config.
@@ -71,10 +72,13 @@ def make_plan(
             teacher = None
             if settings.teacher is not None and trains:
                 (teacher,) = _runs(settings, dataset, budget, settings.teacher, devices, None)
-                found.append(teacher)
+            runs: list[PlannedRun] = []
             for name in names:
                 if name != settings.teacher:
-                    found += _runs(settings, dataset, budget, name, devices, teacher)
+                    runs += _runs(settings, dataset, budget, name, devices, teacher)
+            if teacher and (settings.teacher in names or any(run.teacher for run in runs)):
+                found.append(teacher)
+            found += runs
     first: dict[str, str] = {}
     for run in found:
         other = first.setdefault(run.key, run.row)

@@ -16,7 +16,7 @@ from solo_ext.config.check import validated
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.config.schema import Free, Seed
 from solo_ext.config.untrusted import read_yaml
-from solo_ext.core.errors import ConfigError, UserError, nearest
+from solo_ext.core.errors import ConfigError, UserError, first_line, nearest
 from solo_ext.core.files import config_root, is_file
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 from solo_ext.data.digits import add_resolvers
@@ -183,7 +183,7 @@ def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSetting
         cfg = OmegaConf.create(given)
     except Exception as error:
         # OmegaConf raises many types of error for odd keys, also those of its parser.
-        raise UserError(f"{file}: {(str(error).splitlines() or [''])[0]}") from None
+        raise UserError(f"{file}: {first_line(error)}") from None
     apply_overrides(cfg, parse(overrides))
     # Keep interpolations as written: paths of a machine are not part of a benchmark.
     plain = OmegaConf.to_container(cfg)
@@ -266,6 +266,6 @@ def suite_settings(evaluation: Mapping[str, Any]) -> dict[str, Any]:
             OmegaConf.create({"protocols": list(evaluation), **own}), resolve=True
         )
     except OmegaConfBaseException as error:
-        raise UserError(f"benchmark: {str(error).splitlines()[0]}") from None
+        raise UserError(f"benchmark: {first_line(error)}") from None
     read_suite_settings(given)
     return {str(k): v for k, v in given.items()}

@@ -16,7 +16,7 @@ from torch import nn
 from solo_ext import host
 from solo_ext.config.check import validated
 from solo_ext.config.schema import OPTIMIZER_KWARGS, RandomErasing, RunConfig, Scheduler
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, first_line, nearest
 from solo_ext.host.backbones import (
     PREFIX,
     build_backbone,
@@ -227,7 +227,7 @@ def check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
     try:
         built = _dry(build, kwargs)
     except Exception as error:
-        said = _first_line(error.__cause__ or error)
+        said = first_line(error.__cause__ or error)
         unknown = re.search(r"unexpected keyword argument '(\w+)'", said)
         if unknown and unknown[1] in kwargs:
             raise _unknown_argument(_dry(build, {}), unknown[1], kwargs) from error
@@ -244,7 +244,7 @@ def check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
             raise ConfigError(
                 f"augmentations.{place}.crop_size",
                 size,
-                f"{name} cannot take it: {_first_line(error)}",
+                f"{name} cannot take it: {first_line(error)}",
                 "give another, or make the backbone fit with backbone.kwargs",
             ) from error
     return found
@@ -270,7 +270,3 @@ def _unknown_argument(model: nn.Module, key: str, kwargs: Mapping[str, Any]) -> 
     valid = {p.name for p in parameters if p.default is not p.empty} | {"small_stem"}
     remedy = nearest(key, valid - _FIXED, show=40)
     return ConfigError(f"backbone.kwargs.{key}", kwargs[key], "unknown key", remedy)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0] or type(error).__name__

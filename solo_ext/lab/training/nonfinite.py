@@ -24,8 +24,8 @@ from solo_ext.memory.state import Unsynchronised
 
 logger = logging.getLogger(__name__)
 NONFINITE = "nonfinite.jsonl"
-EVERY = 16
-"""Batches between two readings on a GPU or with several processes; on a CPU every batch is read."""
+EVERY, EVERY_ON_CPU = 16, 1
+"""Batches between two readings on a GPU or with several processes, and of one on a CPU."""
 MOST_IN_A_ROW = 32
 """After so many bad steps in a row `skip` stops too: the weights or the data are spoilt."""
 MOST_BEFORE_SAVING = 4
@@ -84,14 +84,8 @@ class NonFiniteWatch(Callback):
             finite.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        images: Any,
-        action: Literal["stop", "skip"],
-        every: int | None = None,
-    ) -> None:
-        self.file, self.images, self.action, self.every = run_dir / NONFINITE, images, action, every
+    def __init__(self, run_dir: Path, images: Any, action: Literal["stop", "skip"]) -> None:
+        self.file, self.images, self.action = run_dir / NONFINITE, images, action
         self._read_every = EVERY
         self._training, self._stepped = False, True
         self._snapshot: BufferSnapshot | None = None
@@ -107,7 +101,7 @@ class NonFiniteWatch(Callback):
         self._training = True
         self._snapshot = BufferSnapshot(pl_module) if self.action == "skip" else None
         alone_on_cpu = pl_module.device.type == "cpu" and distributed.world_size() == 1
-        self._read_every = self.every or (1 if alone_on_cpu else EVERY)
+        self._read_every = EVERY_ON_CPU if alone_on_cpu else EVERY
         after_own_hook(pl_module, lambda outputs, batch, _: self._keep(trainer, outputs, batch))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

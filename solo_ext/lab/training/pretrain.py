@@ -77,6 +77,7 @@ _DOES_NOT_FIT = ("Error(s) in loading state_dict", "loaded state dict")
 _GONE = (
     "connection closed by peer",
     "connection reset by peer",
+    "connection was likely closed",
     "broken pipe",
     "remote process exited",
     "timed out waiting",
@@ -200,8 +201,10 @@ def pretrain(
         trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     seconds, found = time.monotonic() - since, checkpoints(run_dir)
     images = state.batches * run.optimizer.batch_size * trainer.world_size
-    last = found[-1].path if found else None
-    return PretrainResult(run_dir, last, trainer.current_epoch, seconds, images / seconds)
+    last = found[-1] if found else None
+    # Of a run that is finished already, Lightning counts the epochs that it saw whole.
+    path, epochs = (last.path, last.epoch + 1) if last else (None, trainer.current_epoch)
+    return PretrainResult(run_dir, path, epochs, seconds, images / seconds)
 
 
 def _refuse_among_images(run_dir: Path, prepared: Prepared) -> None:

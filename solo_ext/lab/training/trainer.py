@@ -28,7 +28,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from solo_ext.config.check import trainer_arguments
 from solo_ext.config.schema import RunConfig
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.files import read_jsonl, refuse_link, write_text, writing
 from solo_ext.lab.training.run_dir import TENSORBOARD, package_version
 
@@ -72,7 +72,7 @@ def make_trainer(
             enable_checkpointing=run.checkpoint.enabled,
         )
     except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
-        raise UserError(f"the Trainer refuses the config: {str(error).splitlines()[0]}") from error
+        raise UserError(f"the Trainer refuses the config: {first_line(error)}") from error
 
 
 class DirectCheckpointIO(TorchCheckpointIO):
@@ -241,7 +241,6 @@ def quiet() -> None:
         root.addFilter(_not_about_intervals)
     for message in (
         ".*does not have many workers.*",
-        ".*Checkpoint directory .* exists and is not empty.*",
         ".*is smaller than the logging interval.*",
         ".*The `srun` command is available.*",
         ".*lr_scheduler.step.*before.*optimizer.step.*",

@@ -17,10 +17,10 @@ from solo_ext.losses.alignment import spread
 
 logger = logging.getLogger(__name__)
 METRIC = "train_embedding_spread"
-COLLAPSED, RECOVERED = 0.02, 0.05
-"""Embeddings below the first spread have collapsed; above the second they have recovered."""
+COLLAPSED = 0.02
+"""Embeddings below this spread have collapsed."""
 LOOKS = 3
-"""Number of measurements in a row before either is reported."""
+"""Number of measurements in a row before it is reported."""
 UNREADABLE = "unreadable.txt"
 
 
@@ -32,15 +32,13 @@ class CollapseWatch(Callback):
     (:func:`solo_ext.losses.alignment.spread`): the projector's, or the backbone's if there is no
     projector.
 
-    It warns once when three measurements in a row are below 0.02, and once when three are above
-    0.05 again.
+    It warns when three measurements in a row are below 0.02.
     """
 
     def __init__(self) -> None:
         self._hook: RemovableHandle | None = None
         self._value: Tensor | None = None
-        self._low = self._high = 0
-        self._collapsed = False
+        self._low = 0
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -77,21 +75,14 @@ class CollapseWatch(Callback):
             self._hook = None
 
     def _judge(self, value: float, step: int) -> None:
-        # NaN resets both counters.
         self._low = self._low + 1 if value < COLLAPSED else 0
-        self._high = self._high + 1 if value > RECOVERED else 0
-        found = f"{value:.2g} of 1 at optimiser step {step}"
-        if not self._collapsed and self._low == LOOKS:
-            self._collapsed = True
+        if self._low == LOOKS:
             logger.warning(
-                f"collapse: embeddings are nearly constant (their spread is {found}); if it stays "
-                "so, nothing is learned: look whether the images differ, lower optimizer.lr, take "
-                "a larger batch, or turn up what the method has against it; "
-                f"metrics.jsonl has {METRIC}"
+                f"collapse: embeddings are nearly constant (their spread is {value:.2g} of 1 at "
+                f"optimiser step {step}); if it stays so, nothing is learned: look whether the "
+                "images differ, lower optimizer.lr, take a larger batch, or turn up what the "
+                f"method has against it; metrics.jsonl has {METRIC}"
             )
-        elif self._collapsed and self._high == LOOKS:
-            self._collapsed = False
-            logger.warning(f"no more collapse: embeddings spread again ({found})")
 
 
 class UnreadableReport(Callback):

@@ -61,15 +61,8 @@ def test_version(command: Command) -> None:
     assert command("--version").out == f"solo-ext {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import solo_ext",
-        "from solo_ext.lab.cli.main import build_parser; build_parser()",
-        "from solo_ext.lab.cli.main import main; main(['pretrain', '--config-name'])",
-    ],
-)
-def test_nothing_heavy_is_imported_early(code: str, tmp_path: Path) -> None:
+def test_nothing_heavy_is_imported_early(tmp_path: Path) -> None:
+    code = "from solo_ext.lab.cli.main import main; main(['pretrain', '--config-name'])"
     ask = "print(sorted({'torch', 'lightning', 'timm', 'hydra', 'solo'} & set(sys.modules)))"
     body = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\n{ask}"
     assert python(body, cwd=tmp_path).stdout == "[]\n"
@@ -143,10 +136,6 @@ def test_pretrain(trained: Any) -> None:
     assert found["checkpoint"] == str(checkpoint)
     assert found["epochs"] == 1
     assert found["images_per_second"] > 0
-    args = json.loads((run_dir / "args.json").read_text())
-    assert args["method"] == "debiased"
-    # As upstream's scripts read it: scaled by batch / 256.
-    assert args["optimizer"]["lr"] == pytest.approx(0.3 * 64 / 256)
     assert trained.noise == []
 
 

@@ -113,53 +113,6 @@ def test_eval_of_a_folder_of_main(
     assert (record["method"], record["epoch"], record["image_size"]) == ("byol", 5, 16)
 
 
-def test_eval_of_a_folder_of_the_release(command: Command, images: Path, tmp_path: Path) -> None:
-    """Its args.json is flat, and says of every path that it is not serializable."""
-    backbone, _ = build_backbone(
-        host.load().backbones,
-        "resnet18",
-        {"zero_init_residual": True},
-        method="byol",
-        dataset="custom",
-    )
-    args = {
-        "name": "byol-mine",
-        "method": "byol",
-        "encoder": "resnet18",
-        "backbone_args": {"cifar": False, "zero_init_residual": True},
-        "dataset": "custom",
-        "data_dir": "<not serializable>",
-        "train_dir": "<not serializable>",
-        "val_dir": None,
-        "num_workers": 0,
-        "batch_size": 16,
-        "transform_kwargs": [
-            {"crop_size": 16, "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]},
-            {"crop_size": 8},
-        ],
-    }
-    write_run(tmp_path / "run", backbone, "encoder", args)
-    refused = command("eval", "knn", "run")
-    assert refused.code == 2
-    assert refused.err.startswith("solo-ext: data.train_path=null: no path; give the folder")
-    paths = (f"data.train_path={images}", f"data.val_path={images}")
-    record = document(command("eval", "knn", "run", *paths, "k=[1]", "temperature=[0.1]", "--json"))
-    assert record["results"][0]["acc1"] == 100
-    assert record["backbone"] == {"name": "resnet18", "kwargs": {"zero_init_residual": True}}
-    assert (record["epoch"], record["image_size"]) == (5, 16)
-
-
-def test_eval_of_a_model_of_timm(command: Command, images: Path) -> None:
-    """Its record lies in a folder of its own, below the current one."""
-    paths = (f"data.train_path={images}", f"data.val_path={images}")
-    own = ("pretrained=false", "model_kwargs.channels=[8,8,8,8]", "crop_size=16", "num_workers=0")
-    shown = command("eval", "knn", "timm/resnet10t", "k=[1]", *paths, *own)
-    assert shown.code == 0, shown.err
-    assert "knn: timm/resnet10t" in shown.out
-    file = Path("evaluations") / "timm-resnet10t-random-0" / "eval_knn.json"
-    assert json.loads(file.read_text())["results"][0]["acc1"] == 100
-
-
 def test_process_that_only_helps_says_nothing(
     own_run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

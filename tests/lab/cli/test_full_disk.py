@@ -59,11 +59,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_metrics(make_config: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     """In training; room made, the run goes on from its checkpoint, with every line once."""
-    config = make_config("simclr", max_epochs=25, log_every_n_steps=1)
+    config = make_config("simclr", max_epochs=14, log_every_n_steps=1)
     with small_disk(tmp_path / "disk", "size=8m") as disk:
         run = disk / "run"
         # Without another checkpoint, which would meet the full disk first.
-        prepared = prepare({**config, "checkpoint": {"frequency": 24}})
+        prepared = prepare({**config, "checkpoint": {"frequency": 13}})
         with pytest.raises(UserError, match="No space left on device") as caught:
             pretrain(prepared, run_dir=run, callbacks=[FillAt(disk, 3)], show_progress=False)
         assert str(caught.value).endswith(

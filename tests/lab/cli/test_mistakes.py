@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from solo_ext import host
-from solo_ext.methods import METHODS, load_all
+from solo_ext.methods import load_all
 from tests.lab.cli.conftest import TINY
 
 load_all()
@@ -90,17 +90,6 @@ def test_one_line_that_helps(
 def snapshot(*roots: Path) -> dict[Path, int]:
     """Files and folders with the time they changed."""
     return {p: p.stat().st_mtime_ns for root in roots for p in (root, *root.rglob("*"))}
-
-
-@pytest.mark.parametrize("name", list(METHODS))
-def test_a_misspelt_setting_of_a_method(
-    name: str, command: Callable[..., Any], places: dict[str, str]
-) -> None:
-    key = max(METHODS[name].target.kwargs_type.model_fields, key=len)
-    words = ("pretrain", "--config-name", f"digits/{name}", *TINY, f"method_kwargs.{key}x=1")
-    result = command(*words)
-    assert result.code == 2
-    assert f"method_kwargs.{key}x=1: unknown key; did you mean {key!r}?" in result.err
 
 
 @pytest.mark.slow

@@ -20,16 +20,9 @@ COMMANDS = {
     "export": ("export", "{run}", "--format=timm"),
 }
 ARGS: dict[str, Any] = {
-    "mean": ("augmentations", [{"crop_size": 32, "mean": "grey", "std": [1, 1, 1]}]),
     "short-mean": ("augmentations", [{"crop_size": 32, "mean": [0.5], "std": [0.2]}]),
-    "crop": ("augmentations", [{"crop_size": -3}]),
     "huge-crop": ("augmentations", [{"crop_size": 10**12}]),
-    "no-augmentations": ("augmentations", {}),
-    "fraction": ("data", {"dataset": "custom", "train_path": "x", "fraction": "half"}),
-    "dali": ("dali", "yes"),
-    "backbone": ("backbone", []),
     "name": ("name", {"a": 1}),
-    "batch": ("optimizer", {"batch_size": 0}),
 }
 
 

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from tests import forks
-from tests.attack.world import made_images, settings
+from tests.attack.world import settings
+from tests.conftest import made_images
 from tests.lab.cli.conftest import Command
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]

@@ -1,15 +1,20 @@
-"""Features that a backbone gives."""
+"""Features that a backbone gives, and their files."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.utilities import rank_zero_only
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from solo_ext.lab.evaluation.features import extract_features
+from solo_ext.lab.evaluation.features import FeatureStore, Ranks, extract_features
 
 
 def make_backbone(*tail: nn.Module) -> nn.Sequential:
@@ -27,7 +32,7 @@ def modes(backbone: nn.Module) -> list[bool]:
     return [module.training for module in backbone.modules()]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 10])
+@pytest.mark.parametrize("batch_size", [3, 10])
 def test_equals_the_eval_mode_forward_and_counts_batches(batch_size: int) -> None:
     images, targets = make_images()
     loader = DataLoader(TensorDataset(images, targets), batch_size=batch_size)
@@ -86,10 +91,156 @@ def test_non_finite_features_are_counted(value: float) -> None:
     ("backbone", "message"),
     [
         (nn.Flatten(2), r"returned \(10, 3, 36\) for 10 images"),
-        (nn.Flatten(0, 1), r"returned \(30, 6, 6\)"),
         (nn.Unflatten(0, (5, 2)), r"returned \(5, 2, 3, 6, 6\)"),
     ],
 )
 def test_rejects_outputs(backbone: nn.Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         extract_features(backbone, [make_images()])
+
+
+COUNT, WIDTH = 23, 4
+KEY = {"model": "a", "data": {"path": "x"}}
+
+
+def row(index: int) -> Tensor:
+    return torch.arange(WIDTH) + 10.0 * index
+
+
+class Extraction:
+    """Batches of three rows whose values are their index; remembers what it was asked for."""
+
+    def __init__(self, stop_after: int | None = None, drop: int = 0) -> None:
+        self.asked: list[int] = []
+        self.stop_after, self.drop = stop_after, drop
+
+    def __call__(self, indices: Sequence[int]) -> Generator[tuple[Tensor, Tensor]]:
+        self.asked += indices
+        for start in range(0, len(indices) - self.drop, 3):
+            if self.stop_after is not None and start >= self.stop_after:
+                raise KeyboardInterrupt
+            part = list(indices[start : start + 3])
+            yield torch.stack([row(i) for i in part]), torch.tensor(part) % 5
+
+
+def store(folder: Path, key: Any = KEY, count: int = COUNT, **options: Any) -> FeatureStore:
+    return FeatureStore(folder, key, count, rows_per_file=5, **options)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.safetensors"))
+
+
+def check(found: tuple[Tensor, Tensor]) -> None:
+    assert torch.equal(found[0], torch.stack([row(i) for i in range(COUNT)]))
+    assert torch.equal(found[1], torch.arange(COUNT) % 5)
+
+
+def test_extracts_once(tmp_path: Path) -> None:
+    first, second = Extraction(), Extraction()
+    check(store(tmp_path).features(first))
+    check(store(tmp_path).features(second))
+    assert first.asked == list(range(COUNT))
+    assert second.asked == []
+    assert [f.name for f in files(tmp_path)] == [f"{i:05d}-of-00005.safetensors" for i in range(5)]
+
+
+@pytest.mark.parametrize("change", ["model", "count"])
+def test_of_something_else_is_extracted(change: str, tmp_path: Path) -> None:
+    store(tmp_path).features(Extraction())
+    other = Extraction()
+    key = {**KEY, "model": "b"} if change == "model" else KEY
+    store(tmp_path, key, COUNT - (change == "count")).features(other)
+    assert len(other.asked) == COUNT - (change == "count")
+
+
+@pytest.mark.fault
+def test_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        store(tmp_path).features(Extraction(stop_after=12))
+    assert len(files(tmp_path)) == 2
+    rest = Extraction()
+    check(store(tmp_path).features(rest))
+    assert rest.asked == list(range(10, COUNT))
+
+
+def damage(file: Path, how: str) -> None:
+    content = file.read_bytes()
+    if how == "cut short":
+        file.write_bytes(content[: len(content) // 2])
+    elif how == "another byte":
+        file.write_bytes(content[:-30] + bytes([content[-30] ^ 1]) + content[-29:])
+    elif how == "of another set":
+        held = load_file(file)
+        save_file({k: v + 1 for k, v in held.items()}, file)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("how", ["cut short", "another byte", "of another set"])
+def test_damaged_file_alone_is_made_again(how: str, tmp_path: Path) -> None:
+    store(tmp_path).features(Extraction())
+    for place in (1, 4):
+        damage(files(tmp_path)[place], how)
+    again = Extraction()
+    check(store(tmp_path).features(again))
+    assert again.asked == [*range(5, 10), *range(20, COUNT)]
+    check(store(tmp_path).features(Extraction(stop_after=0)))
+
+
+@pytest.mark.fault
+def test_features_that_are_not_finite_or_missing_are_refused(tmp_path: Path) -> None:
+    def broken(indices: Sequence[int]) -> Generator[tuple[Tensor, Tensor]]:
+        yield torch.full((len(indices), 2), float("nan")), torch.zeros(len(indices))
+
+    with pytest.raises(ValueError, match="5 of 5 rows of features are not finite"):
+        store(tmp_path).features(broken)
+    assert files(tmp_path) == []
+
+    with pytest.raises(ValueError, match="too few features came for 23 images"):
+        store(tmp_path).features(Extraction(drop=4))
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("ranks", [Ranks(0, 1), Ranks(0, 2), Ranks(1, 2)])
+def test_folder_that_cannot_be_written(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every process says so."""
+    # Lightning would keep back the warnings of the second process.
+    monkeypatch.setattr(rank_zero_only, "rank", ranks.rank)
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="features are not stored"):
+        found = store(tmp_path / "file").features(Extraction(), ranks)
+    if not ranks.rank:
+        check(found)
+
+
+@pytest.mark.parametrize("done", [0, 2])
+def test_processes_share_the_work(done: int, tmp_path: Path) -> None:
+    """Also where a part was there before."""
+    if done:
+        with pytest.raises(KeyboardInterrupt):
+            store(tmp_path).features(Extraction(stop_after=5 * done + 2))
+    parts = [Extraction() for _ in range(3)]
+
+    def work(rank: int) -> None:
+        found[rank] = store(tmp_path).features(parts[rank], Ranks(rank, 3))
+
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check(found[0])
+    assert [len(found[rank][0]) for rank in (1, 2)] == [0, 0]
+    # The first may have done what was not there yet when it was ready.
+    assert {index for part in parts for index in part.asked} == set(range(5 * done, COUNT))
+    assert set(parts[1].asked).isdisjoint(parts[2].asked)
+
+
+@pytest.mark.fault
+def test_share_of_a_lost_process_is_done(tmp_path: Path) -> None:
+    alone = Extraction()
+    check(store(tmp_path).features(alone, Ranks(0, 2)))
+    assert sorted(alone.asked) == list(range(COUNT))

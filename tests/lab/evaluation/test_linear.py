@@ -44,8 +44,7 @@ def make_data(
     return rows[:train], labels[:train], rows[train:], labels[train:]
 
 
-@pytest.mark.parametrize("weight_decay", [1e-3, 1e-1])
-@pytest.mark.parametrize("classes", [2, 4, 9])
+@pytest.mark.parametrize(("weight_decay", "classes"), [(1e-3, 2), (1e-1, 9)])
 def test_equals_scikit_learn(weight_decay: float, classes: int) -> None:
     x, y, x_test, y_test = make_data(classes=classes)
     found = probe(x, y, x_test, y_test, weight_decay=[weight_decay], max_iterations=500)
@@ -90,8 +89,10 @@ def make_weak() -> Data:
     return rows[:160], labels[:160], rows[160:], labels[160:]
 
 
-@pytest.mark.parametrize(("data", "best"), [(make_strong(), 10.0), (make_weak(), 1e-2)])
-@pytest.mark.parametrize("grid", [[1e-4, 1e-2, 10.0], [10.0, 1e-2, 1e-4]])
+@pytest.mark.parametrize(
+    ("data", "best", "grid"),
+    [(make_strong(), 10.0, [1e-4, 1e-2, 10.0]), (make_weak(), 1e-2, [10.0, 1e-2, 1e-4])],
+)
 def test_penalty_is_the_best_on_the_holdout(data: Data, best: float, grid: list[float]) -> None:
     x, y, x_test, y_test = data
     inputs = torch.from_numpy(StandardScaler().fit_transform(x.double()))

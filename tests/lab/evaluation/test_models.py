@@ -71,7 +71,6 @@ def test_pixels_are_the_image(both: dict[str, Any], images: Path, tmp_path: Path
     [
         ("timm/resnet10x", {"pretrained": False}, "unknown backbone; did you mean 'timm/resnet10"),
         ("timm/resnet10t", {"data": {}}, "data.train_path=null: timm/resnet10t was trained on no"),
-        ("timm/resnet10t", {"pretrained": False, "model_kwargs": {"x": 1}}, "backbone.kwargs"),
         ("timm/resnet10t", {"model_kwargs": {"pretrained": 1}}, "model_kwargs.pretrained=1"),
         ("pixels", {"pretrained": False}, "pretrained=false: 'pixels' is no model of timm"),
         ("pixels", {"data": {"train_path": "x"}}, "data.val_path=null"),

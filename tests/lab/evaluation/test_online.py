@@ -88,10 +88,9 @@ SKIP = {"unreadable": "skip"}
     ("online", "data", "says"),
     [
         ({"settings": {"knn": {"kk": [1]}}}, {}, "online_eval.settings.knn.kk"),
-        ({"settings": {"knn": {"device": "cpu"}}}, {}, "online_eval.settings.knn.device"),
         ({"settings": {"linear": {}}}, {}, "online_eval.settings.linear={}: not among the proto"),
         ({"protocols": ["transfer"]}, {}, "online_eval.settings.transfer.datasets"),
-        ({"protocols": ["knn", "neighbors"]}, SKIP, "'neighbors': it needs every image"),
+        ({"protocols": ["knn", "neighbors"]}, SKIP, "'skip': Nearest neighbours needs every image"),
         ({}, {"val_path": None}, "online_eval"),
     ],
 )

@@ -16,7 +16,7 @@ from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
-from solo_ext.lab.evaluation.suite import evaluate_suite, read_suite_settings
+from solo_ext.lab.evaluation.suite import evaluate_suite, read_suite_settings, render_suite
 
 QUICK: dict[str, Any] = {
     "protocols": ["knn", "geometry"],
@@ -233,20 +233,7 @@ def test_calls_at_once_share_the_record(run: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.fault
-def test_an_edited_number_is_measured_again(run: Path, asked: list[str]) -> None:
-    measured = evaluate_suite(run, QUICK)["entries"]
-    file = run / "eval_suite.json"
-    record = json.loads(file.read_text())
-    headline = record["entries"][0]["headline"]
-    headline |= dict.fromkeys(headline, 99.0)
-    file.write_text(json.dumps(record))
-    again = evaluate_suite(run, QUICK)["entries"]
-    assert asked[2:] == ["KNN"]
-    assert [e["headline"] for e in again] == [e["headline"] for e in measured]
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize("text", ["[]", '{"base": 3}', "{"])
+@pytest.mark.parametrize("text", ["[]", "{"])
 def test_damaged_record_is_begun_again(text: str, run: Path) -> None:
     (run / "eval_suite.json").write_text(text)
     assert len(evaluate_suite(run, QUICK)["entries"]) == 2
@@ -284,7 +271,6 @@ def test_stopped_suite_keeps_what_is_done(run: Path, monkeypatch: pytest.MonkeyP
     ("settings", "line"),
     [
         ({"protocols": ["knnn"]}, "did you mean 'knn'?"),
-        ({"protocols": []}, "protocols=[]: not a valid value"),
         ({"knn": {"kk": [1]}}, "knn.kk=[1]: unknown key; did you mean 'k'?"),
         ({"lienar": {}}, "lienar={}: unknown key; did you mean 'linear'?"),
         ({"knn": {"k": [0]}}, "k.0=0: not a valid value; allowed: greater than 0"),
@@ -295,3 +281,17 @@ def test_settings_are_refused(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_suite_settings(settings)
     assert line in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "/etc/passwd", "a/b.png", "link.png", "x.svg"])
+def test_pictures_of_other_folders_are_not_shown(name: str, run: Path, tmp_path: Path) -> None:
+    """A record may come from someone else."""
+    record, folder = evaluate_suite(run, {"protocols": ["geometry"]}), tmp_path / "pictures"
+    (folder / "a").mkdir(parents=True)
+    for place in (tmp_path / "secret.png", folder / "a" / "b.png", folder / "x.svg"):
+        place.write_bytes(b"secret")
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    entry = {**record["entries"][0], "results": [{"picture": name}]}
+    page = render_suite({**record, "entries": [entry]}, folder)
+    assert f"no picture {name}" in page
+    assert "<img" not in page

@@ -1,8 +1,8 @@
 """The runs of a grid and their keys."""
 
 import json
+import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from solo_ext.lab.experiments.settings import (
     read_benchmark,
     shipped_benchmarks,
 )
-
-Shipped = tuple[BenchmarkSettings, list[PlannedRun]]
 
 
 def planned(tiny: dict[str, Any], **change: Any) -> list[PlannedRun]:
@@ -72,11 +70,14 @@ def test_not_where_the_images_lie_but_which_they_are_is_part_of_a_key(
 ) -> None:
     def key(name: str, without: str = "") -> str:
         for split in ("train", "val"):
-            copy = Path(shutil.copytree(digits_folder(split), tmp_path / name / split))
-            for file in sorted(copy.rglob("*.png"))[:1] if split == without else ():
-                file.unlink()
+            for label in "0123456789":
+                files = sorted((digits_folder(split) / label).iterdir())
+                (tmp_path / name / split / label).mkdir(parents=True)
+                for file in files[split == without : 3]:
+                    shutil.copy(file, tmp_path / name / split / label)
         tiny["datasets"]["digits"]["changes"] = [
-            f"data.{split}_path={tmp_path}/{name}/{split}" for split in ("train", "val")
+            *(f"data.{split}_path={tmp_path}/{name}/{split}" for split in ("train", "val")),
+            "optimizer.batch_size=8",
         ]
         return planned(tiny)[0].key
 
@@ -108,6 +109,9 @@ def test_teachers_come_first_and_are_part_of_the_key(tiny: dict[str, Any]) -> No
     teacher, student, plain = runs[:3]
     assert (teacher.kind, teacher.seed) == ("teacher", 0)
     assert (student.teacher, plain.teacher) == (teacher.folder, None)
+    settings = checked_benchmark(tiny | {"teacher": "teacher"})
+    assert {run.row for run in make_plan(settings, ["simclr"])} == {"simclr"}
+    assert {run.row for run in make_plan(settings, ["teacher"])} == {"teacher"}
     tiny["rows"]["teacher"]["changes"] = ["optimizer.lr=0.1"]
     again = planned(tiny, teacher="teacher", default_rows=["seed", "simclr"])
     assert again[0].key != teacher.key
@@ -135,29 +139,32 @@ def test_mistakes_are_found_before_anything_runs(tiny: dict[str, Any]) -> None:
         planned(tiny)
 
 
-@pytest.fixture(scope="module", params=shipped_benchmarks())
-def shipped(request: pytest.FixtureRequest) -> Iterator[Shipped]:
-    """A shipped benchmark and its runs, without its data; digits has it, and the last check."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param != "digits":
-            patch.setattr(planning, "prepare", check_run)
-            patch.setattr(planning, "_images", lambda data: [data])
-        settings = read_benchmark(request.param, ["seeds=[1]"])
-        yield settings, make_plan(settings, list(settings.rows))
-
-
-def test_shipped_benchmarks_can_be_planned(shipped: Shipped) -> None:
-    settings, runs = shipped
+@pytest.mark.parametrize("name", shipped_benchmarks())
+def test_shipped_benchmarks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without their data; that of digits is there, and so is the last check of a config."""
+    if name != "digits":
+        monkeypatch.setattr(planning, "prepare", check_run)
+        monkeypatch.setattr(planning, "_images", lambda data: [data])
+    settings = read_benchmark(name, ["seeds=[1]"])
+    runs = make_plan(settings, list(settings.rows))
+    assert settings.title == name
     assert len({run.key for run in runs}) == len(runs)
     assert {run.row for run in runs} == set(settings.rows)
+    assert_claims_isolate_what_they_say(settings, runs)
+    if not name.startswith(("claims", "cpu_")):
+        # The claims of the others say by themselves what differs.
+        assert_rows_are_on_equal_terms(settings, runs)
+    for run in runs:
+        if settings.tuning is not None and run.kind in ("host", "plugin"):
+            rate = (settings.tuning.space | settings.rows[run.row].space)["optimizer.lr"]
+            low, high = rate.low or math.inf, rate.high or 0
+            assert low <= run.config["optimizer"]["lr"] <= high, f"{run.row}'s own rate"
+    if name == "imagenet":
+        assert_rows_of_the_protoseed_paper({run.row: run.config["max_epochs"] for run in runs})
 
 
-def test_rows_of_the_protoseed_paper(shipped: Shipped) -> None:
+def assert_rows_of_the_protoseed_paper(found: dict[str, int]) -> None:
     """Its students by name: 100 epochs, SEED beside them 200 and 100 (tables 1, 2 and 4)."""
-    settings, runs = shipped
-    if settings.title != "imagenet":
-        pytest.skip("of another paper")
-    found = {run.row: run.config["max_epochs"] for run in runs}
     ours = [row for row in found if row.startswith("protoseed_")]
     assert len(ours) == 8
     assert {found[row] for row in [*ours, "resnet18_dino"]} == {100}
@@ -166,10 +173,13 @@ def test_rows_of_the_protoseed_paper(shipped: Shipped) -> None:
     assert found["seed_swav_multicrop"] == 200
 
 
-def test_claims_isolate_what_they_say(shipped: Shipped) -> None:
+def assert_claims_isolate_what_they_say(
+    settings: BenchmarkSettings, runs: list[PlannedRun]
+) -> None:
     """The rows of a claim differ in nothing else, and in each key or section that it names."""
-    settings, runs = shipped
     for name, claim in settings.hypotheses.items():
+        assert claim.measure in (settings.headline or ()), "a number that the table does not show"
+        assert claim.base in settings.rows[claim.row].bases
         if claim.isolates is None:
             assert not settings.title.startswith("claims"), name
             continue
@@ -185,15 +195,11 @@ def test_claims_isolate_what_they_say(shipped: Shipped) -> None:
             assert [own for own in named if not_isolated(keys, [own]) == keys] == [], name
 
 
-def test_rows_of_shipped_benchmarks_are_on_equal_terms(shipped: Shipped) -> None:
+def assert_rows_are_on_equal_terms(settings: BenchmarkSettings, runs: list[PlannedRun]) -> None:
     """Images, crops, backbone, batch and epochs; students see one of the crops."""
-    settings, runs = shipped
-    if settings.title.startswith(("claims", "cpu_")):
-        pytest.skip("its claims say by themselves what differs")
-    runs = [run for run in runs if run.row in (settings.default_rows or settings.rows)]
     terms: dict[tuple[str, str], set[str]] = {}
     for run in runs:
-        if run.kind != "teacher":
+        if run.kind != "teacher" and run.row in (settings.default_rows or settings.rows):
             config = run.config
             crops = [{**a, "num_crops": None} for a in config["augmentations"]]
             batch = config["optimizer"]["batch_size"]
@@ -201,14 +207,3 @@ def test_rows_of_shipped_benchmarks_are_on_equal_terms(shipped: Shipped) -> None
             found = json.dumps([crops, batch, *shared], sort_keys=True)
             terms.setdefault((run.dataset, run.budget), set()).add(found)
     assert [len(found) for found in terms.values()] == [1] * len(terms)
-
-
-def test_what_shipped_benchmarks_tune_holds_the_row_s_own_rate(shipped: Shipped) -> None:
-    settings, runs = shipped
-    for run in runs:
-        if settings.tuning is not None and run.kind in ("host", "plugin"):
-            space = settings.tuning.space | settings.rows[run.row].space
-            rate = space["optimizer.lr"]
-            assert rate.low is not None
-            assert rate.high is not None
-            assert rate.low <= run.config["optimizer"]["lr"] <= rate.high, run.row

@@ -135,7 +135,7 @@ def test_the_last_record_of_a_key_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("cut", range(1, 60, 7))
+@pytest.mark.parametrize("cut", [1, 8, 57])
 def test_a_half_written_line_is_passed_over_and_written_over(tmp_path: Path, cut: int) -> None:
     append_lines(tmp_path / RECORDS, [line("a"), line("b" * 40)])
     file = tmp_path / RECORDS
@@ -159,7 +159,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, damaged: str) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("damaged", ["", "nonsense", "{}", "[]", json.dumps(record("a", 1))])
+@pytest.mark.parametrize("damaged", ["", "{}", json.dumps(record("a", 1))])
 def test_a_damaged_record_of_a_run_is_named(tmp_path: Path, damaged: str) -> None:
     planned: Any = SimpleNamespace(folder="digits-simclr-0-abc", key="abc")
     file = tmp_path / run.RUNS / planned.folder / run.RECORD

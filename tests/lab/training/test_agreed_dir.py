@@ -18,7 +18,7 @@ from solo_ext.lab.training.run_dir import agreed_run_dir, choose_run_dir
 
 MakeConfig = Callable[..., dict[str, Any]]
 
-# The second process looks once the first has made its directory; then all fail, once.
+# The second process looks once the first has made its directory; when both have, they fail, once.
 LATE = """
 import os, sys, time
 from pathlib import Path
@@ -28,12 +28,18 @@ from solo_ext.lab.training.run_dir import agreed_run_dir
 
 rank, again = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 given = check_run(yaml.safe_load(Path(sys.argv[1]).read_text()))
+
+def wait_for(number):
+    while not Path(f"{sys.argv[1]}-{number}-{again}").exists():
+        time.sleep(0.05)
+
 if rank:
-    time.sleep(2)
+    wait_for(0)
 path = agreed_run_dir(given)
 path.mkdir(parents=True, exist_ok=True)
 print("took", rank, again, path, flush=True)
-time.sleep(4)
+Path(f"{sys.argv[1]}-{rank}-{again}").touch()
+wait_for(1 - rank)
 sys.exit(0 if again else 1)
 """
 

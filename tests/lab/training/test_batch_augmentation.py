@@ -57,13 +57,11 @@ def by_sample(batches: list[Any]) -> dict[tuple[int, int], list[Tensor]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("method", "changes"), [("simclr", ON_BATCH), ("pcl", ON_BATCH), ("protocpc", MULTI)]
-)
+@pytest.mark.parametrize(("method", "changes"), [("pcl", ON_BATCH), ("protocpc", MULTI)])
 def test_trains(
     method: str, changes: dict[str, Any], make_config: MakeConfig, images: Path, tmp_path: Path
 ) -> None:
-    """A built-in, and methods that take small crops."""
+    """Of methods with an E-step and with small crops; a built-in is below."""
     kwargs = {"e_step": "exact"} if method == "pcl" else {}
     config = make_config(method, **changes)
     config["method_kwargs"] |= kwargs
@@ -130,8 +128,7 @@ def test_a_stand_in_has_other_crops_than_as_itself(
     assert torch.equal(*runs)
 
 
-@pytest.mark.parametrize("augmentation", ["image", "batch"])
-@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+@pytest.mark.parametrize(("augmentation", "name"), [("image", "mixup"), ("batch", "cutmix")])
 def test_mixed_views(augmentation: str, name: str, make_config: MakeConfig, tmp_path: Path) -> None:
     """Of the same crops as without, with another image of the batch."""
     data = {"augmentation": augmentation}
@@ -193,16 +190,9 @@ REFUSED = {
         {**ON_BATCH, "augmentations": [{**LARGE, "rand_augment": {"num_ops": 2}}]},
         r"augmentations.0.rand_augment=.*single images.*data.augmentation=image",
     ),
-    "per-image policy of the second": (
-        {
-            **ON_BATCH,
-            "augmentations": [ONE, {**ONE, "auto_augment": {"policy": "svhn"}}],
-        },
-        r"augmentations.1.auto_augment=.*single images",
-    ),
-    "erasing": (
-        {**ON_BATCH, "augmentations": [{**LARGE, "random_erasing": {"prob": 1.0}}]},
-        r"augmentations.0.random_erasing=.*single images",
+    "another of the second": (
+        {**ON_BATCH, "augmentations": [ONE, {**ONE, "random_erasing": {"prob": 1.0}}]},
+        r"augmentations.1.random_erasing=.*single images",
     ),
     "least box above the largest": (
         {"augmentations": [{**LARGE, "random_erasing": {"min_scale": 0.4}}]},
@@ -211,20 +201,6 @@ REFUSED = {
     "memory that nothing reads": (
         {"data": {"in_memory": True}},
         r"data.in_memory=true: only data.augmentation=batch",
-    ),
-    "unknown way": ({"data": {"augmentation": "gpu"}}, r"data.augmentation='gpu'"),
-    "unknown mix": ({"data": {"mix": {"name": "puzzle"}}}, r"data.mix.name='puzzle'"),
-    "share below 0": (
-        {"data": {"mix": {"name": "mixup", "min_share": -0.3}}},
-        r"data.mix.min_share=-0.3",
-    ),
-    "unknown policy": (
-        {"augmentations": [{**LARGE, "auto_augment": {"policy": "stl10"}}]},
-        r"augmentations.0.auto_augment.policy='stl10'",
-    ),
-    "magnitude beyond 30": (
-        {"augmentations": [{**LARGE, "rand_augment": {"magnitude": 31}}]},
-        r"augmentations.0.rand_augment.magnitude=31",
     ),
     "dali": ({"data": {"augmentation": "batch", "format": "dali"}}, r"data.augmentation='batch'"),
     "dali mixed": ({"data": {"mix": {"name": "mixup"}, "format": "dali"}}, r"data.mix="),

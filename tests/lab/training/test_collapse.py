@@ -1,4 +1,4 @@
-"""Collapse is reported while it happens, and its end too."""
+"""Collapse is reported while it happens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS
-from solo_ext.lab.training.watch import COLLAPSED, METRIC, RECOVERED
+from solo_ext.lab.training.watch import COLLAPSED, METRIC
 
 MakeConfig = Callable[..., dict[str, Any]]
 Found = tuple[dict[int, float], list[str]]
@@ -56,7 +56,7 @@ def alike(tmp_path: Path) -> str:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("method", ["simclr", "byol", "pcl", "dino"])
+@pytest.mark.parametrize("method", ["pcl", "dino"])
 def test_images_that_do_not_differ(method: str, train: Train, alike: str) -> None:
     """DINO has no projector: its features collapse."""
     values, reported = train(method, data={"train_path": alike})
@@ -67,11 +67,11 @@ def test_images_that_do_not_differ(method: str, train: Train, alike: str) -> Non
     assert " of 1 at optimiser step 3)" in line
 
 
-@pytest.mark.parametrize("method", ["simclr", "byol", "pcl", "dino"])
+@pytest.mark.parametrize("method", ["pcl", "dino"])
 def test_nothing_to_report(method: str, train: Train) -> None:
     values, reported = train(method, log_every_n_steps=2)
     assert list(values) == [1, 3, 5]
-    assert all(RECOVERED < value <= 1 for value in values.values())
+    assert all(0.05 < value <= 1 for value in values.values())
     assert not reported
 
 
@@ -107,14 +107,6 @@ class _SameUntil(Callback):
         if trainer.fit_loop.epoch_loop.total_batch_idx < self.batches:
             for crop in batch[1]:
                 crop[:] = crop[:1].clone()
-
-
-@pytest.mark.fault
-def test_the_end_of_it_is_reported_once(train: Train) -> None:
-    values, reported = train("simclr", _SameUntil(7), max_epochs=3)
-    assert [value < COLLAPSED for value in values.values()] == [True] * 7 + [False] * 11
-    assert [line.partition(":")[0] for line in reported] == ["collapse", "no more collapse"]
-    assert " of 1 at optimiser step 10)" in reported[1]
 
 
 @pytest.mark.fault

@@ -15,6 +15,7 @@ from solo_ext.data.images import files_of, open_images
 from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import prepare
+from tests.conftest import packed
 from tests.lab.training.same_run import assert_resumes
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -33,12 +34,7 @@ def test_every_format_parts_the_same_way(kind: str, images: Path, tmp_path: Path
     if kind == "list":
         path = _as_list(images, tmp_path / "list.txt")
     elif kind == "h5":
-        h5py = pytest.importorskip("h5py")
-        path = tmp_path / "images.h5"
-        with h5py.File(path, "w") as file:
-            for image in images.glob("*/*"):
-                encoded = torch.frombuffer(bytearray(image.read_bytes()), dtype=torch.uint8)
-                file[f"{image.parent.name}/{image.name}"] = encoded.numpy()
+        path = packed(images, tmp_path / "images.h5")
     elif kind == "huggingface":
         pytest.importorskip("datasets")
     form = {"list": "image_folder", "skip": "image_folder"}.get(kind, kind)

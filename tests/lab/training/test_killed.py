@@ -1,4 +1,4 @@
-"""A process that is killed within an epoch, the run's or a worker's, through the command line."""
+"""A process that is killed: the run, a worker, or one of two; through the command line."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ MakeConfig = Callable[..., dict[str, Any]]
 PRETRAIN = (*forks.SOLO_EXT, "pretrain")
 
 
-# Without workers it is a cell of the matrix, at random moments.
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.matrix), 2])
 @pytest.mark.fault
-def test_kill_9_within_an_epoch(workers: int, make_config: MakeConfig, tmp_path: Path) -> None:
-    """Weights and optimiser of the resumed run equal those of one that nobody killed."""
+def test_kill_9_within_an_epoch(make_config: MakeConfig, tmp_path: Path) -> None:
+    """With workers; without any it is a cell of the matrix, at random moments."""
     config = make_config(
         "debiased",
         optimizer={"batch_size": 4},
-        data={"num_workers": workers},
+        data={"num_workers": 2},
         checkpoint={"every_n_steps": 1},
         max_epochs=3,
     )
@@ -92,3 +90,49 @@ def test_kill_9_of_a_data_worker(make_config: MakeConfig, tmp_path: Path) -> Non
 
     assert forks.run(*PRETRAIN, "--resume", parts).returncode == 0
     assert_same_run(whole, parts)
+
+
+TINY = (
+    "accelerator=cpu",
+    "devices=2",
+    "strategy=ddp",
+    "backbone.kwargs.channels=[8,8,8,8]",
+    "data.fraction=0.2",
+    "optimizer.batch_size=32",
+    "max_epochs=3",
+)
+MORE = {"pcl": ("method_kwargs.warmup_epochs=0", "method_kwargs.num_prototypes=[10,20]")}
+
+
+def killed(folder: Path, rank: int, place: str, config: str) -> Path:
+    """A run that lost a process: no hang, no traceback, no exit code of a mistake."""
+    run = folder / "run"
+    script = [str(Path(__file__).with_name("killed_rank_run.py")), str(folder), str(rank), place]
+    words = [f"--config-name=digits/{config}", *TINY, *MORE.get(config, ())]
+    done = forks.run("-W", "ignore", *script, "pretrain", *words, "--run-dir", run)
+    assert done.returncode == (1 if rank else -signal.SIGKILL), done.stderr[-3000:]
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("solo-ext: ")]
+    assert said.startswith("solo-ext: another process of this run is gone or hangs, at epoch 1, ")
+    assert said.endswith(f"; `solo-ext pretrain --resume {run}` goes on")
+    assert "Traceback" not in done.stderr
+    assert [c.epoch for c in checkpoints(run)] == [0]
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_within_a_step_the_other_ends_with_one_line(rank: int, tmp_path: Path) -> None:
+    """The first one, too, from which the second was started."""
+    killed(tmp_path, rank, "step", "debiased")
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.timeout(600)
+def test_within_an_e_step_and_the_run_goes_on(tmp_path: Path) -> None:
+    run = killed(tmp_path, 1, "E-step", "pcl")
+    done = forks.run(*forks.SOLO_EXT, "pretrain", "--resume", run)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [c.epoch for c in checkpoints(run)] == [2]

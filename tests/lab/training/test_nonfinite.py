@@ -18,14 +18,14 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.speed.counting import Counter
 from solo_ext.core.errors import UserError
 from solo_ext.host.classifier import class_loss
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.training import nonfinite
 from solo_ext.lab.training import pretrain as pretraining
-from solo_ext.lab.training.nonfinite import NONFINITE, NonFiniteWatch, largest
+from solo_ext.lab.training.nonfinite import NONFINITE, largest
 from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests.lab.training.same_run import same_weights, train, weights
@@ -67,11 +67,7 @@ def finite(state: dict[str, Tensor]) -> bool:
 def seldom(monkeypatch: pytest.MonkeyPatch) -> Seldom:
     """``seldom(n)``: the host looks every n batches, as on a GPU."""
 
-    def every(count: int) -> None:
-        watch = functools.partial(NonFiniteWatch, every=count)
-        monkeypatch.setattr(pretraining, "NonFiniteWatch", watch)
-
-    return every
+    return functools.partial(monkeypatch.setattr, nonfinite, "EVERY_ON_CPU")
 
 
 @pytest.mark.fault
@@ -110,6 +106,8 @@ def test_stops_and_names_the_batch(
         "indices": fault.indices[8],
     }
     assert finite(weights(run_dir))
+    if kind != "image":
+        return
     resume(run_dir)
     train(config, tmp_path / "whole")
     assert same_weights(run_dir, tmp_path / "whole")
@@ -180,7 +178,7 @@ def test_weights_that_are_not_finite_are_not_saved(make_config: MakeConfig, tmp_
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("every", [1, 4, 1000])
+@pytest.mark.parametrize("every", [4, 1000])
 def test_a_late_look_finds_the_first(
     every: int, make_config: MakeConfig, tmp_path: Path, seldom: Seldom
 ) -> None:
@@ -235,10 +233,11 @@ class _Scaled(Callback):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("action", ["stop", "skip"])
-@pytest.mark.parametrize(("factor", "length"), [(0.0, 0.0), (1e25, "inf")])
+@pytest.mark.parametrize(
+    ("action", "factor", "length"), [("stop", 0.0, 0.0), ("skip", 1e25, "inf")]
+)
 def test_an_embedding_without_a_direction(
-    factor: float, length: float | str, action: str, make_config: MakeConfig, tmp_path: Path
+    action: str, factor: float, length: float | str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """The loss and its gradients are finite, so that nothing else would tell."""
     config = config_of(make_config, "hard_negative", on_nonfinite=action, max_epochs=1)
@@ -347,8 +346,7 @@ def test_a_batch_left_out_leaves_no_trace(
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("kind", ["image", "infinite", "gradients"])
-@pytest.mark.parametrize("every", [1, 5])
+@pytest.mark.parametrize(("kind", "every"), [("image", 5), ("infinite", 1), ("gradients", 5)])
 def test_skipped_steps_are_counted(
     kind: str,
     every: int,
@@ -417,9 +415,8 @@ def test_too_many_in_a_row(
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("action", ["stop", "skip"])
 def test_infinite_gradients_of_a_scaler_are_no_fault(
-    action: str, make_config: MakeConfig, tmp_path: Path
+    make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """Its first steps overflow fp16 and are left out by the scaler; a NaN loss is a fault."""
     scales: list[float] = []
@@ -432,70 +429,47 @@ def test_infinite_gradients_of_a_scaler_are_no_fault(
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             scales.append(trainer.precision_plugin.scaler.get_scale())
 
-    config = config_of(make_config, on_nonfinite=action, max_epochs=4)
+    config = config_of(make_config, on_nonfinite="skip", max_epochs=4)
     train(config, tmp_path / "run", callbacks=[Half()])
     assert scales[0] == 2.0**29 > scales[-1]
     assert not (tmp_path / "run" / NONFINITE).exists()
     assert finite(weights(tmp_path / "run"))
     fault = Fault("image", [20])
-    if action == "skip":
-        train(config, tmp_path / "bad", callbacks=[Half(), fault])
-        assert finite(weights(tmp_path / "bad"))
-    else:
-        with pytest.raises(UserError, match="epoch 3, optimiser step 20 "):
-            train(config, tmp_path / "bad", callbacks=[Half(), fault])
+    train(config, tmp_path / "bad", callbacks=[Half(), fault])
+    assert finite(weights(tmp_path / "bad"))
     assert [line["indices"] for line in lines(tmp_path / "bad")] == [fault.indices[20]]
 
 
-class _Asked(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the values that the host asks for."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asking = ("_local_scalar_dense", "equal.default", "nonzero", "is_nonzero", "item")
-        self.count += any(name in str(func) for name in asking)
-        return func(*args, **(kwargs or {}))
-
-
 class _AskedInSteps(Callback):
-    """Counts them from the start of a batch to the start of the next."""
+    """Counts the values that the host asks for, from the start of a batch to that of the next."""
 
     def __init__(self) -> None:
-        self.mode, self.counts, self._open = _Asked(), [], False
-        self.counts: list[int]
+        self.counter: Counter | None = None
+        self.counts: list[int] = []
 
     def on_train_batch_start(self, *_: Any) -> None:
-        self._close()
-        self.mode.__enter__()
-        self._open, self.mode.count = True, 0
+        self.on_train_epoch_end()
+        self.counter = Counter().__enter__()
 
     def on_train_epoch_end(self, *_: Any) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self._open:
-            self.mode.__exit__(None, None, None)
-            self.counts.append(self.mode.count)
-        self._open = False
+        if self.counter is not None:
+            self.counter.__exit__(None, None, None)
+            self.counts.append(self.counter.tally.synchronisations)
+        self.counter = None
 
 
-@pytest.mark.parametrize("action", ["stop", "skip"])
 def test_no_value_is_asked_for_in_a_step(
-    action: str,
     make_config: MakeConfig,
     tmp_path: Path,
     seldom: Seldom,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two looks no more than without the watches."""
+    """Between two looks no more than without the watches; to leave batches out asks for most."""
     kwargs = {"queue_size": 16}
     config = config_of(
         make_config,
         "mochi",
-        on_nonfinite=action,
+        on_nonfinite="skip",
         max_epochs=1,
         method_kwargs=kwargs,
         log_every_n_steps=0,

@@ -34,7 +34,7 @@ def test_a_batch_beyond_the_share_of_a_process(make_config: MakeConfig, devices:
         prepared(13, devices=devices, num_nodes=2)
 
 
-@pytest.mark.parametrize("dataset", ["custom", "imagenet", "imagenet100"])
+@pytest.mark.parametrize("dataset", ["custom", "imagenet"])
 def test_a_class_that_only_one_split_has(
     make_config: MakeConfig, images: Path, tmp_path: Path, dataset: str
 ) -> None:

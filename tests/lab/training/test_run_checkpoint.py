@@ -59,6 +59,7 @@ def test_the_end_by_steps_is_saved(
     result = train(config, tmp_path / "run")
     assert result.checkpoint is not None
     assert result.checkpoint.name == f"tiny-run-{name}.ckpt"
+    assert result.epochs == resume(tmp_path / "run").epochs == 2
     begun: list[int] = []
     watch = LambdaCallback(
         on_train_batch_start=lambda trainer, *_: begun.append(trainer.global_step)

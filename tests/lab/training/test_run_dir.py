@@ -115,8 +115,9 @@ def test_resumed_from_within(
     assert [held.path.name for held in checkpoints(run)] == ["tiny-run-ep=2.ckpt"]
 
 
-@pytest.mark.parametrize("name", ["exp/lr0.3", "../x", "/", "..", "a b"])
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    ("name", "named"), [("exp/lr0.3", True), ("../x", False), ("/", False), ("a b", True)]
+)
 def test_names_that_lead_elsewhere(
     name: str, named: bool, make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -209,13 +210,10 @@ def test_a_profile(make_config: MakeConfig, tmp_path: Path) -> None:
     assert "run_training_batch" in profile.read_text()
 
 
-@pytest.mark.parametrize("accumulated", [4, 100])
-def test_images_are_those_that_were_trained(
-    accumulated: int, make_config: MakeConfig, tmp_path: Path
-) -> None:
-    """Of every batch: four and two of an epoch make a step, or all six."""
+def test_images_are_those_that_were_trained(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Of every batch: four and two of an epoch make a step."""
     config = make_config(
-        "simclr", accumulate_grad_batches=accumulated, optimizer={"batch_size": 8}, max_epochs=2
+        "simclr", accumulate_grad_batches=4, optimizer={"batch_size": 8}, max_epochs=2
     )
     times = EpochLog(tmp_path / "epochs.jsonl", 8)
     result = train(config, tmp_path / "run", callbacks=[times])

@@ -52,14 +52,13 @@ def signalled(hook: str) -> Callable[[], Callback]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-@pytest.mark.parametrize("accumulated", [1, 2])
 @pytest.mark.parametrize(
-    ("stop", "validated"),
+    ("stop", "validated", "accumulated"),
     [
-        (killed_within, False),
-        (killed_after, True),
-        (signalled("on_train_batch_start"), True),
-        (signalled("on_validation_start"), True),
+        (killed_within, False, 2),
+        (killed_after, True, 1),
+        (signalled("on_train_batch_start"), True, 2),
+        (signalled("on_validation_start"), True, 1),
     ],
     ids=["killed-within", "killed-after", "signal-before", "signal-within"],
 )

@@ -1,9 +1,9 @@
-"""``deterministic: true``."""
+"""``deterministic: true``, and networks that torch compiles."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from lightning.pytorch.callbacks import LambdaCallback
 from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from tests.lab.training.same_run import assert_same_run, train
+from tests.conftest import MakeConfig
+from tests.lab.training.resumable import STEPS, config_of
+from tests.lab.training.same_run import assert_resumes, assert_same_run, train
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-MakeConfig = Callable[..., dict[str, Any]]
 
 
-@pytest.mark.parametrize("method", ["debiased", "mochi", "nnclr_symmetric", "pcl", "protocpc"])
+@pytest.mark.parametrize("method", ["mochi", "nnclr_symmetric", "pcl"])
 def test_on_a_cpu_it_changes_no_number(
     method: str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -55,3 +56,34 @@ def test_it_ends_with_the_run(make_config: MakeConfig, tmp_path: Path) -> None:
         torch.backends.cudnn.benchmark = benchmark
     assert not torch.are_deterministic_algorithms_enabled()
     assert os.environ.get(WORKSPACE) == environment.get(WORKSPACE)
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mochi", "pcl", "seed", "simclr"])
+def test_traced_and_resumed_it_is_the_same_run(
+    method: str, make_config: MakeConfig, make_distilled: MakeConfig, tmp_path: Path
+) -> None:
+    """With a backend that runs the traced graphs as they are."""
+    config = config_of(make_distilled if method in ("seed", "protoseed") else make_config, method)
+    compiled = config | {"performance": {"compile": "eager"}}
+    assert_resumes(config, tmp_path, STEPS + 2, parts=compiled)
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU by g++")
+def test_compiled_for_the_device_and_resumed_it_is_the_same_run(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    assert_resumes(
+        config_of(make_config, "debiased", performance={"compile": True}), tmp_path, STEPS + 2
+    )
+
+
+def test_backends_have_names(make_config: MakeConfig) -> None:
+    with pytest.raises(UserError, match=r"performance\.compile='eagr'.*eager"):
+        prepare(make_config("debiased", performance={"compile": "eagr"}))
