@@ -170,10 +170,12 @@ class EStep:
         self._size, self._labels = len(dataset), labels_of(dataset)
         # solo-learn's own script skips our checks of the data before the run.
         check_prototypes(self.settings, self.key, self._size)
-        for held in (self.prototypes.assignments.T, () if self.bank is None else self.bank.value):
-            if len(held) not in (0, self._size):
+        shares = self.prototypes.assignments[0], () if self.bank is None else self.bank.value
+        for share in shares:
+            count = distributed.total(len(share), method.device)
+            if count not in (0, self._size):
                 raise UserError(
-                    f"the checkpoint is of a training set of {len(held)} images, this one has "
+                    f"the checkpoint is of a training set of {count} images, this one has "
                     f"{self._size}; resume with the data of the checkpoint"
                 )
         if self.bank is not None and not len(self.bank.value):
@@ -249,7 +251,7 @@ class EStep:
                 backend=self.backend,
                 **sample,
             )
-            means, concentration, assignments, _ = zip(*found, strict=True)
+            means, concentration, assignments, *_ = zip(*found, strict=True)
             state.update_(epoch, means, concentration, assignments)
             seconds = embedded - begin, time.monotonic() - embedded
             if not distributed.rank():
@@ -273,12 +275,13 @@ class EStep:
         distributed.broadcast_buffers(*method.embedder)
         if self.bank is None:
             return self._embedded(method, ids)
-        own = ids.to(self.bank.value.device)
-        features = self.bank.value[own].float()
-        if not self.bank.filled.all():
+        # This rank's share of the bank has just these samples.
+        features = self.bank.value.float()
+        missing = (~self.bank.filled).nonzero().squeeze(1)
+        if distributed.max_over_ranks(torch.tensor(len(missing), device=method.device)):
             # The bank lacks samples that training has not seen: all of them before its first
             # epoch, later those of a dropped last batch.
-            missing = (~self.bank.filled[own]).nonzero().squeeze(1)
+            features = features.clone()
             features[missing] = self._embedded(method, ids[missing.cpu()])
         return features
 
@@ -313,22 +316,33 @@ def _resolved(name: str, device: torch.device | str, key: str) -> str:
 
 
 def _metrics(found: list[Granularity], names: list[str], labels: Tensor | None) -> dict[str, float]:
-    from sklearn.metrics import normalized_mutual_info_score
-
     metrics: dict[str, float] = {}
     for name, g in zip(names, found, strict=True):
-        sizes = torch.bincount(g.assignments, minlength=len(g.means))
         metrics |= {
             f"e_step/objective_{name}": g.objective,
             f"e_step/concentration_min_{name}": float(g.concentration.min()),
             f"e_step/concentration_mean_{name}": float(g.concentration.mean()),
             f"e_step/concentration_max_{name}": float(g.concentration.max()),
-            f"e_step/empty_{name}": float((sizes == 0).sum()),
-            f"e_step/singletons_{name}": float((sizes == 1).sum()),
+            f"e_step/empty_{name}": float((g.sizes == 0).sum()),
+            f"e_step/singletons_{name}": float((g.sizes == 1).sum()),
         }
         if labels is not None:
-            # Comparing clusters with labels takes 50 bytes per image for a moment.
-            every = -(-len(labels) // LARGE)
-            nmi = normalized_mutual_info_score(labels[::every], g.assignments[::every].cpu())
-            metrics[f"e_step/nmi_{name}"] = float(nmi)
+            metrics[f"e_step/nmi_{name}"] = _mutual_information(g.assignments, labels)
     return metrics
+
+
+def _mutual_information(assignments: Tensor, labels: Tensor) -> float:
+    """Normalised, of labels (n,) with clusters (n_local,); the first rank computes it."""
+    from sklearn.metrics import normalized_mutual_info_score
+
+    # Comparing clusters with labels takes 50 bytes per image for a moment.
+    every, ranks = -(-len(labels) // LARGE), distributed.world_size()
+    rank_barrier(assignments.device)
+    found = torch.zeros((), dtype=torch.float64, device=assignments.device)
+    clusters = distributed.join_shares(assignments[::every]).cpu()
+    if not distributed.rank():
+        place = torch.arange(len(clusters))
+        own = labels[place // ranks * (every * ranks) + place % ranks]
+        found.fill_(normalized_mutual_info_score(own, clusters))
+    rank_barrier(assignments.device)
+    return float(distributed.sum_over_ranks(found))
