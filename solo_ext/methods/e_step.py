@@ -274,37 +274,41 @@ class EStep:
         # DDP synchronises buffers in its own forward pass only, which this pass does not use.
         distributed.broadcast_buffers(*method.embedder)
         if self.bank is None:
-            return self._embedded(method, ids)
+            dim, device = self.prototypes.means[0].shape[1], method.device
+            features = torch.zeros(len(ids), dim, device=device)
+            self._embed(method, ids, torch.arange(len(ids), device=device), features)
+            return features
         # This rank's share of the bank has just these samples.
-        features = self.bank.value.float()
-        missing = (~self.bank.filled).nonzero().squeeze(1)
-        if distributed.max_over_ranks(torch.tensor(len(missing), device=method.device)):
+        features, missing = self.bank.value.float(), (~self.bank.filled).nonzero().squeeze(1)
+        if distributed.total(len(missing), method.device):
             # The bank lacks samples that training has not seen: all of them before its first
             # epoch, later those of a dropped last batch.
             features = features.clone()
-            features[missing] = self._embedded(method, ids[missing.cpu()])
+            self._embed(method, ids, missing, features)
         return features
 
     @torch.no_grad()
-    def _embedded(self, method: Any, ids: Tensor) -> Tensor:
-        """Embeds the samples ``ids``; barriers keep ranks at about one pace."""
+    def _embed(self, method: Any, ids: Tensor, rows: Tensor, features: Tensor) -> None:
+        """Embeds the samples ``ids[rows]`` into ``features[rows]``.
+
+        Barriers keep ranks at about one pace.
+        """
         from solo_ext.data.fixed import eval_batches, eval_mode
 
         size, device = _BATCHES_AT_ONCE * self._config.optimizer.batch_size, method.device
-        batches = eval_batches(self._config, self._dataset, ids.tolist(), size, device)
-        features = torch.zeros(len(ids), self.prototypes.means[0].shape[1], device=device)
+        samples = ids[rows.cpu()].tolist()
+        batches = eval_batches(self._config, self._dataset, samples, size, device)
         rank_barrier(device)
         # All ranks have at least this many batches.
-        shared = -int(distributed.max_over_ranks(torch.tensor(len(ids) // -size, device=device)))
+        shared = -int(distributed.max_over_ranks(torch.tensor(len(rows) // -size, device=device)))
         with eval_mode(*method.embedder), method.trainer.precision_plugin.forward_context():
             for number, images in enumerate(batches):
                 embedded = method.embed(images.to(device, non_blocking=True))
-                part = slice(number * size, (number + 1) * size)
+                part = rows[number * size : (number + 1) * size]
                 features[part] = F.normalize(embedded.float(), dim=1)
                 if 0 < number < shared and number % _BARRIER_EVERY == 0:
                     # Without barriers, fast ranks would wait in one collective until it times out.
                     rank_barrier(device)
-        return features
 
 
 def _resolved(name: str, device: torch.device | str, key: str) -> str:
