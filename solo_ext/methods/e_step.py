@@ -227,19 +227,19 @@ class EStep:
         state, settings, kmeans = self.prototypes, self.settings, self.settings.kmeans
         begin, epoch, warm = time.monotonic(), method.current_epoch, state.epoch >= 0
         seed = method.cfg.get("seed") or 0
-        # Indices of the samples that this rank embeds.
-        ids = torch.arange(distributed.rank(), self._size, distributed.world_size())
+        # The samples that this rank embeds: those of its share.
+        samples = range(distributed.rank(), self._size, distributed.world_size())
         sample = {}
         if settings.e_step_sample is not None:
             sample = {"sample": settings.e_step_sample, "sample_seed": mix(seed, epoch)}
         with propagate_rank_errors(method.device):
             # V' = f'(X): momentum features of all training data.
-            features = self._features(method, ids)
+            features = self._features(method, samples)
             embedded = time.monotonic()
             # C^m = k-means(V', k_m), phi^m = concentration(C^m, V'), m = 1 .. M.
             found = e_step(
                 features,
-                ids.to(method.device),
+                torch.arange(samples.start, samples.stop, samples.step, device=method.device),
                 self._size,
                 state.num_prototypes,
                 temperature=self.temperature,
@@ -268,15 +268,15 @@ class EStep:
                 "e_step/seconds_kmeans": seconds[1],
             }
 
-    def _features(self, method: Any, ids: Tensor) -> Tensor:
-        """(n_local, D) unit features of the samples ``ids``."""
+    def _features(self, method: Any, samples: Sequence[int]) -> Tensor:
+        """(n_local, D) unit features of some samples."""
         rank_barrier(method.device)
         # DDP synchronises buffers in its own forward pass only, which this pass does not use.
         distributed.broadcast_buffers(*method.embedder)
         if self.bank is None:
             dim, device = self.prototypes.means[0].shape[1], method.device
-            features = torch.zeros(len(ids), dim, device=device)
-            self._embed(method, ids, torch.arange(len(ids), device=device), features)
+            features = torch.zeros(len(samples), dim, device=device)
+            self._embed(method, samples, torch.arange(len(samples), device=device), features)
             return features
         # This rank's share of the bank has just these samples.
         features, missing = self.bank.value.float(), (~self.bank.filled).nonzero().squeeze(1)
@@ -284,19 +284,15 @@ class EStep:
             # The bank lacks samples that training has not seen: all of them before its first
             # epoch, later those of a dropped last batch.
             features = features.clone()
-            self._embed(method, ids, missing, features)
+            self._embed(method, [samples[i] for i in missing.tolist()], missing, features)
         return features
 
     @torch.no_grad()
-    def _embed(self, method: Any, ids: Tensor, rows: Tensor, features: Tensor) -> None:
-        """Embeds the samples ``ids[rows]`` into ``features[rows]``.
-
-        Barriers keep ranks at about one pace.
-        """
+    def _embed(self, method: Any, samples: Sequence[int], rows: Tensor, features: Tensor) -> None:
+        """Embeds samples (N,) into rows (N,) of the features; barriers keep ranks at one pace."""
         from solo_ext.data.fixed import eval_batches, eval_mode
 
         size, device = _BATCHES_AT_ONCE * self._config.optimizer.batch_size, method.device
-        samples = ids[rows.cpu()].tolist()
         batches = eval_batches(self._config, self._dataset, samples, size, device)
         rank_barrier(device)
         # All ranks have at least this many batches.
