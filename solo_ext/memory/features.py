@@ -214,9 +214,10 @@ class FeatureBank(State):
         Each rank keeps those of its own samples.
         """
         own, rows = distributed.own_rows(indices)
-        # To ask how many are ours would wait for the device. In place of the others, one of ours
-        # is written again, or if none is ours, a row as it was.
-        again = torch.where(own, torch.arange(len(own), device=own.device), own.long().argmax())
+        # To ask how many are ours would wait for the device. In place of the others, the last of
+        # ours is written again, or if none is ours, a row as it was.
+        order = torch.arange(len(own), device=own.device)
+        again = torch.where(own, order, (order * own).amax())
         own, rows, features = own[again], rows[again], features[again].to(self.value.dtype)
         features = torch.where(own.unsqueeze(1), features, self.value[rows])
         self.value.index_copy_(0, rows, features)
