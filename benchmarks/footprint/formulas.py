@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from solo_ext.core.draws import LARGE
+
 FLOAT, INT, LONG, DOUBLE = 4, 4, 8, 8
 TILE = {"cpu": 2**20, "cuda": 2**25}
 """Bytes of a tile of similarities, as in ``solo_ext.kernels.tables``."""
@@ -94,6 +96,11 @@ class Sizes(NamedTuple):
         """Bytes of one view's embeddings of a process."""
         return FLOAT * self.batch * self.dim
 
+    @property
+    def share(self) -> int:
+        """Samples of the first process, the largest share."""
+        return -(-self.images // self.processes)
+
 
 def in_batch(s: Sizes) -> Footprint:
     """``debiased``, ``hard_negative``: all views of all processes are candidates.
@@ -134,26 +141,32 @@ def nearest_neighbours(s: Sizes, support: int, top_k: int = 1) -> Footprint:
 def clusters(s: Sizes, counts: Sequence[int], bank: bool = False) -> int:
     """State of an E-step: means, prototypes, concentrations, assignments, and the bank.
 
-    ``(8 D + 4) sum K + 4 M n``, with a bank ``(4 D + 1) n`` more.
+    ``(8 D + 4) sum K + 4 M n / R``, with a bank ``(4 D + 1) n / R`` more; shares are rounded up.
     """
-    tables = sum(counts) * (2 * FLOAT * s.dim + FLOAT) + len(counts) * INT * s.images
-    return tables + (s.images * (FLOAT * s.dim + 1) if bank else 0)
+    row = len(counts) * INT + (FLOAT * s.dim + 1 if bank else 0)
+    return sum(counts) * (2 * FLOAT * s.dim + FLOAT) + s.share * row
+
+
+def look_up(s: Sizes, counts: Sequence[int]) -> Traffic:
+    """A batch's clusters: its indices gathered, and the clusters of all processes' batches."""
+    numbers = len(counts) * INT * s.processes * s.batch
+    return Traffic(all_reduce=numbers, all_gather=LONG * s.batch)
 
 
 def metric(s: Sizes, counts: Sequence[int], bank: bool = False) -> Footprint:
     """A margin loss on clusters: cosines of all crops with all classes."""
-    gathered = s.embeddings + LONG * s.batch if bank else 0
+    written = Traffic(all_gather=s.embeddings + LONG * s.batch if bank else 0)
     cosines = FLOAT * s.views * s.batch * counts[0]
-    return Footprint(clusters(s, counts, bank), Traffic(all_gather=gathered), 3 * cosines)
+    return Footprint(clusters(s, counts, bank), look_up(s, counts) + written, 3 * cosines)
 
 
 def pcl(
     s: Sizes, queue: int, counts: Sequence[int], *, directions: int = 1, bank: bool = False
 ) -> Footprint:
     """A queue per direction and the clusters; keys are gathered, with a bank their indices too."""
-    gathered = directions * s.embeddings + (LONG * s.batch if bank else 0)
+    written = Traffic(all_gather=directions * s.embeddings + (LONG * s.batch if bank else 0))
     state = directions * FLOAT * queue * s.dim + clusters(s, counts, bank)
-    return Footprint(state, Traffic(all_gather=gathered), 5 * s.tile // 2)
+    return Footprint(state, look_up(s, counts) + written, 5 * s.tile // 2)
 
 
 def assignments(s: Sizes, prototypes: int, targets: int, iterations: int = 3) -> Footprint:
@@ -194,12 +207,14 @@ def e_step(
     warm: bool = False,
     restarts: int = 1,
     embeds: bool = True,
+    bank: bool = False,
+    matched: bool = False,
 ) -> Traffic:
     """k-means of all granularities with the torch backend, if no iteration is spared.
 
-    An iteration sums ``8 K (D + 1)`` bytes; each granularity besides ``4 n`` for the clusters of
-    all images. Processes meet, with 8 bytes, before every sum or broadcast and at the end of what
-    an error of one of them ends for all.
+    An iteration sums ``8 K (D + 1)`` bytes. To be compared with labels, each granularity's clusters
+    are gathered, of at most 2^24 images. Processes meet, with 8 bytes, before every sum or
+    broadcast and at the end of what an error of one of them ends for all.
 
     Args:
         s: sizes; those of the batch play no part.
@@ -209,8 +224,12 @@ def e_step(
         warm: from the means of the last E-step, with relocation.
         restarts: of a cold one.
         embeds: images are passed through the networks, at most 15 batches of each process.
+        bank: features come from the bank as far as it has them.
+        matched: a margin loss's weights follow the clusters, by a table of ``8 K^2``.
     """
-    total = Traffic(all_reduce=LONG * (5 if embeds else 3), broadcast=embedder)
+    total = Traffic(all_reduce=LONG * ((5 if embeds else 3) + bank), broadcast=embedder)
+    compared = -(-s.share // -(-s.images // LARGE))
+    told = Traffic(all_reduce=DOUBLE + 3 * LONG, all_gather=INT * compared)
     # Of all granularities at once: what the rows are, and the end of k-means.
     total += Traffic(all_reduce=2 * DOUBLE + 4 * LONG, all_gather=LONG) + Traffic(LONG)
     for k in counts:
@@ -222,20 +241,20 @@ def e_step(
             merged = LONG * k
             step += Traffic(DOUBLE * k + halves + merged + 10 * LONG, broadcast=4 * LONG * tried)
         outcome = Traffic(all_reduce=2 * DOUBLE + 2 * LONG)
-        placed = Traffic(all_reduce=INT * s.images + FLOAT + DOUBLE * k + 3 * LONG)
+        placed = Traffic(all_reduce=LONG * k + FLOAT + DOUBLE * k + 3 * LONG) + told
         runs = (start + Traffic(LONG) + step.times(iterations) + outcome).times(restarts)
-        total += runs + placed
+        total += runs + placed + Traffic(LONG * k**2 if matched else 0)
     return total
 
 
 def e_step_memory(s: Sizes, counts: Sequence[int]) -> tuple[int, int]:
-    """Bytes on a device in an E-step: a process's share of the features; what all hold of all.
+    """Bytes on a device in an E-step: a process's share of the features, and of the clusters.
 
-    ``4 D n / R``, and ``12 M n``: numbers of clusters as they were, as they are found, and as they
-    are put together. To match the clusters as they were and as they are takes ``16 n``.
+    ``4 D n / R``, and ``20 M n / R``: numbers of clusters as they were, as k-means finds them, with
+    distances, and as they are stored. To match the clusters as they were and as they are takes
+    ``16 n / R``.
     """
-    features = FLOAT * s.dim * s.images // s.processes
-    return features, 3 * INT * len(counts) * s.images
+    return FLOAT * s.dim * s.share, (LONG + FLOAT + 2 * INT) * len(counts) * s.share
 
 
 def listing(s: Sizes, name: int) -> int:

@@ -23,10 +23,14 @@ FORMULAS = {
         "gather (4 V (1 + k) D + 4 D + 16) N, sum 4 V R N D",
         "8 V (1 + k) R N D + 67 to 268 MB",
     ),
-    "metric": ("(8 D + 4) K + 4 n", "none; `bank`: gather (4 D + 8) N", "12 V N K"),
+    "metric": (
+        "(8 D + 4) K + 4 n / R",
+        "gather 8 N, sum 4 R N; `bank`: gather (4 D + 8) N more",
+        "12 V N K",
+    ),
     "pcl": (
-        "4 d Q D + (8 D + 4) ΣK + 4 M n",
-        "gather 4 d N D; `bank`: 8 N more",
+        "4 d Q D + (8 D + 4) ΣK + 4 M n / R",
+        "gather (4 d D + 8) N, sum 4 M R N; `bank`: gather 8 N more",
         "84 MB",
     ),
     "protocpc": ("4 K", "sum 4 U (i + 1) K", "4 U N K + min(1.1 GB, 4 N K) + 4 K D"),
@@ -61,7 +65,7 @@ def scale() -> str:
                 formulas.e_step(s, COUNTS, steps, embedder=0, warm=warm).sent(gpus)
                 for steps, warm in ((COLD, False), (WARM, True))
             ]
-            peak = state + features + numbers - formulas.INT * len(COUNTS) * images
+            peak = state + features + numbers - formulas.INT * len(COUNTS) * s.share
             row = [amount(x) for x in (state, peak, step, *sent)]
             device.append([*label, *row])
             work = [
@@ -138,10 +142,12 @@ def _e_step() -> str:
             s = _sizes(on)
             features, numbers = formulas.e_step_memory(s, counts)
             sent = [
-                formulas.e_step(s, counts, steps, embedder=0, warm=warm).sent(on.processes)
+                formulas.e_step(
+                    s, counts, steps, embedder=0, warm=warm, matched=warm and name == "metric"
+                ).sent(on.processes)
                 for steps, warm in ((COLD, False), (WARM, True))
             ]
-            bank = s.images * (FLOAT * s.dim + 1)
+            bank = s.share * (FLOAT * s.dim + 1)
             found = features, numbers, *sent, bank
             rows.append([f"`{name}`", on.name, *(amount(x) for x in found)])
     head = ["E-step", "", "features", "numbers", "sent, cold", "sent, warm", "`bank`"]
@@ -153,10 +159,10 @@ def _largest() -> str:
     rows = []
     for name, counts in (("pcl", COUNTS), ("metric", MARGINS)):
         one = _sizes(BILLION)._replace(images=1, processes=1)
-        features, numbers = formulas.e_step_memory(one, counts)
+        share = sum(formulas.e_step_memory(one, counts))
         row = [f"`{name}`"]
-        row += [_count(DEVICE / (numbers + features / r)) for r in (8, 128)]
-        row += [_count(DEVICE / (numbers + features / r + FLOAT * DIM + 1)) for r in (8, 128)]
+        row += [_count(r * DEVICE / share) for r in (8, 128)]
+        row += [_count(r * DEVICE / (share + FLOAT * DIM + 1)) for r in (8, 128)]
         rows.append(row)
     head = ["images that fill 80 GB", "8 GPUs", "128 GPUs", "`bank`, 8", "`bank`, 128"]
     return _table(head, rows)

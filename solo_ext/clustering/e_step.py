@@ -22,13 +22,14 @@ _FLOOR = 1 / 100
 
 
 class Granularity(NamedTuple):
-    """The clustering of a whole data set into K clusters; the same on every rank.
+    """The clustering of a whole data set into K clusters.
 
     Attributes:
         means: (K, D) means from k-means; normalised they are the prototypes.
         concentration: (K,), whose mean is the temperature.
-        assignments: (n,) cluster of every sample, by sample index, int32.
+        assignments: (n_local,) cluster of every sample of this rank, int32.
         objective: mean squared distance of the samples to their means.
+        sizes: (K,) number of samples in each cluster.
 
     Example:
         >>> (found,) = e_step(torch.eye(4), torch.arange(4), 4, [4], temperature=0.2)
@@ -40,6 +41,7 @@ class Granularity(NamedTuple):
     concentration: Tensor
     assignments: Tensor
     objective: float
+    sizes: Tensor
 
 
 @torch.no_grad()
@@ -84,11 +86,8 @@ def e_step(
     found = []
     with propagate_rank_errors(features.device):
         for c in multi_granularity_kmeans(features, num_prototypes, **options):
-            # Every sample is on one rank and zero on the others, so the sum is its cluster.
-            assignments = c.assignments.new_zeros(num_samples, dtype=torch.int32)
-            assignments[sample_ids] = c.assignments.int()
-            assignments = _of_all(assignments, sum_over_ranks)
-            sizes = torch.bincount(assignments, minlength=len(c.means))
+            sizes = torch.bincount(c.assignments, minlength=len(c.means))
+            sizes = _of_all(sizes, sum_over_ranks)
             # Sums on a grid do not depend on how samples are spread over ranks.
             largest = c.distances.amax() if len(c.distances) else c.distances.new_zeros(())
             scale = exact_scale(float(_of_all(largest, max_over_ranks)), num_samples)
@@ -96,7 +95,7 @@ def e_step(
             sums.index_add_(0, c.assignments, on_grid(c.distances, scale))
             sums = _of_all(sums, sum_over_ranks) / scale
             phi = _concentration(sums, sizes, temperature, alpha).to(c.means.dtype)
-            found.append(Granularity(c.means, phi, assignments, c.objective))
+            found.append(Granularity(c.means, phi, c.assignments.int(), c.objective, sizes))
     return found
 
 

@@ -1,7 +1,9 @@
 """Communication between ranks. On one process every function does nothing.
 
-A value that every rank needs is gathered, with gradient if it learns. An error on one rank ends the
-block of :func:`propagate_rank_errors` on all ranks, which would otherwise wait for that rank.
+A value that every rank needs is gathered, with gradient if it learns. A table with a row for every
+sample is shared out: sample i is rank ``i % R``'s, in row ``i // R`` of its share. An error on one
+rank ends the block of :func:`propagate_rank_errors` on all ranks, which would otherwise wait for
+that rank.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from torch import Tensor, nn
 from solo_ext.core.errors import UserError
 
 _KNOWN = "_known_to_all_ranks"
+_AT_ONCE = 2**26
+"""Bytes of a table that are joined at a time."""
 
 
 def world_size() -> int:
@@ -94,6 +98,56 @@ def gather_each(xs: Sequence[Tensor], *, gradient: bool = False) -> list[Tensor]
         return list(xs)
     joined = torch.stack(tuple(xs), dim=1)
     return list((gather_with_gradient(joined) if gradient else gather(joined)).unbind(1))
+
+
+def share_of(table: Tensor, dim: int = 0) -> Tensor:
+    """This rank's share of a table with an entry for every sample along ``dim``.
+
+    >>> share_of(torch.arange(3))
+    tensor([0, 1, 2])
+    """
+    return table.movedim(dim, 0)[rank() :: world_size()].movedim(0, dim)
+
+
+def own_rows(samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Which samples (N,) are this rank's, as bools, and their rows in its share; 0 for others.
+
+    >>> own_rows(torch.tensor([4, 0]))
+    (tensor([True, True]), tensor([4, 0]))
+    """
+    own = samples % world_size() == rank()
+    return own, torch.where(own, samples // world_size(), 0)
+
+
+def total(count: int, device: torch.device) -> int:
+    """Sum of a number over ranks; waits for the device."""
+    return int(sum_over_ranks(torch.tensor(count, device=device)))
+
+
+@torch.no_grad()
+def join_shares(share: Tensor, dim: int = 0) -> Tensor:
+    """A table that is shared out, whole in the host memory of rank 0; others return their share.
+
+    All ranks call it. A device holds some 64 MB of the whole at a time.
+    """
+    if world_size() == 1:
+        return share
+    ranks, rows = world_size(), share.movedim(dim, 0)
+    shape = list(share.shape)
+    shape[dim] = count = total(len(rows), share.device)
+    whole = None if rank() else torch.empty(shape, dtype=share.dtype)
+    # The shares of the last ranks may be a row shorter.
+    longest = -(-count // ranks)
+    step = max(1, _AT_ONCE // (ranks * max(1, rows[:1].nbytes)))
+    for begin in range(0, longest, step):
+        part = rows.new_zeros(min(step, longest - begin), *rows.shape[1:])
+        own = rows[begin : begin + len(part)]
+        part[: len(own)] = own
+        joined = gather(part).view(ranks, *part.shape).transpose(0, 1).flatten(0, 1)
+        if whole is not None:
+            place = whole.movedim(dim, 0)[begin * ranks : (begin + step) * ranks]
+            place.copy_(joined[: len(place)])
+    return share if whole is None else whole
 
 
 def gather_objects(own: Any) -> list[Any]:

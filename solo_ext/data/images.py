@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset
 from torchvision import datasets
 
@@ -101,7 +104,7 @@ def open_images(data: schema.Images, split: Split) -> Images:
     if unlabelled and not isinstance(images, ImageFiles):
         images = WithoutLabels(images)
     if split == "train" and 0 < data.fraction < 1:
-        images = _part(images, _stratified(targets_of(images), data.fraction))
+        images = _part(images, _stratified(np.asarray(targets_of(images)), data.fraction))
     return Skipping(images) if data.unreadable == "skip" else images
 
 
@@ -134,31 +137,34 @@ def _held_out(images: Images, holdout: float, split: Split) -> Images:
     """The held-out labelled images, or all others."""
     if isinstance(images, Skipping):
         return Skipping(_held_out(images.images, holdout, split))
-    targets = targets_of(images)
-    labelled = [i for i, target in enumerate(targets) if target >= 0]
-    if not labelled:
+    targets = np.asarray(targets_of(images))
+    labelled = np.flatnonzero(targets >= 0)
+    if not len(labelled):
         problem = "no training image has a label"
         raise ConfigError("data.holdout", holdout, problem, "set it to null")
-    held = _stratified([targets[i] for i in labelled], holdout, "data.holdout")
-    chosen = {labelled[i] for i in held}
-    kept = [i for i in range(len(targets)) if (i in chosen) == (split == "val")]
-    return _part(images, kept)
+    chosen = np.zeros(len(targets), bool)
+    chosen[labelled[_stratified(targets[labelled], holdout, "data.holdout")]] = True
+    return _part(images, np.flatnonzero(chosen == (split == "val")))
 
 
-def _part(images: Images, indices: Sequence[int]) -> Images:
+def _part(images: Images, indices: NDArray[np.int64]) -> Images:
     """Some of the images; a part of a part refers to the whole, so that readers see what it is."""
+    whole: Any = images
     if isinstance(images, Subset):
-        return Subset(images.dataset, [images.indices[i] for i in indices])
-    return Subset(cast(Dataset[Item], images), indices)
+        whole, indices = images.dataset, np.asarray(images.indices)[indices]
+    # Eight bytes an image, which processes that are forked share; its entries are Python's ints.
+    return cast(Images, Subset(whole, array("q", indices.tobytes())))
 
 
-def _stratified(targets: Sequence[int], fraction: float, key: str = "data.fraction") -> list[int]:
+def _stratified(
+    targets: NDArray[np.int64], fraction: float, key: str = "data.fraction"
+) -> NDArray[np.int64]:
     """Indices of a fixed, class-balanced part; it is the same for every seed of a run."""
     from sklearn.model_selection import train_test_split
 
     try:
         kept, _ = train_test_split(
-            range(len(targets)), train_size=fraction, stratify=targets, random_state=42
+            np.arange(len(targets)), train_size=fraction, stratify=targets, random_state=42
         )
     except ValueError as error:
         none = "-1 takes all" if key == "data.fraction" else "null holds none out"
@@ -168,7 +174,7 @@ def _stratified(targets: Sequence[int], fraction: float, key: str = "data.fracti
             f"of {len(targets)} images this leaves classes out: {str(error).splitlines()[0]}",
             f"take a fraction that keeps, and leaves, an image of every class; {none}",
         ) from None
-    return sorted(kept)
+    return np.sort(kept)
 
 
 def class_names(images: Images) -> list[str]:

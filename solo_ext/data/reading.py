@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import stat
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -276,12 +277,12 @@ def unwrapped(images: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:
     """The data set within :class:`Skipping` and ``Subset``, and where its samples are there.
 
     >>> unwrapped(Subset(["a", "b", "c"], [2, 0]), range(2))
-    (['a', 'b', 'c'], [2, 0])
+    (['a', 'b', 'c'], array('q', [2, 0]))
     """
     while isinstance(images, Skipping | Subset):
         if isinstance(images, Subset):
             of_part = images.indices
-            images, indices = images.dataset, [of_part[i] for i in indices]
+            images, indices = images.dataset, array("q", (of_part[i] for i in indices))
         else:
             images = images.images
     return images, indices

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solo_ext.core import distributed
 from solo_ext.memory.state import State
 
 
@@ -18,7 +19,7 @@ class ClusterPrototypes(State):
     Attributes:
         num_prototypes: K of each granularity.
         names: these as text; a repeated K gets a number, such as ``2_2``.
-        assignments: (M, n) cluster of every sample, by sample index, int32.
+        assignments: (M, n) cluster of every sample, by sample index, int32; this rank's share.
         epoch: epoch of the last E-step, -1 before the first.
 
     Args:
@@ -32,7 +33,7 @@ class ClusterPrototypes(State):
     """
 
     assignments: Tensor
-    sized_by_data = ("assignments",)
+    by_sample = {"assignments": 1}
 
     def __init__(self, num_prototypes: Sequence[int], dim: int) -> None:
         super().__init__()
@@ -49,8 +50,13 @@ class ClusterPrototypes(State):
         self.register_buffer("assignments", none)
 
     def of(self, indices: Tensor) -> Tensor:
-        """Clusters (M, N) of samples (N,), as int64."""
-        return self.assignments[:, indices].long()
+        """Clusters (M, N) of samples (N,), as int64; all ranks ask, for as many samples each."""
+        if distributed.world_size() == 1:
+            return self.assignments[:, indices].long()
+        own, rows = distributed.own_rows(distributed.gather(indices))
+        # A sample is one rank's, and the others add 0.
+        found = distributed.sum_over_ranks(self.assignments[:, rows] * own)
+        return found.chunk(distributed.world_size(), dim=1)[distributed.rank()].long()
 
     @property
     def means(self) -> list[Tensor]:
@@ -88,7 +94,10 @@ class ClusterPrototypes(State):
         concentration: Sequence[Tensor],
         assignments: Sequence[Tensor],
     ) -> None:
-        """Stores the result of the E-step before an epoch, one item per granularity."""
+        """Stores the result of the E-step before an epoch, one item per granularity.
+
+        Assignments (n,) are this rank's share.
+        """
         unit = [F.normalize(table, dim=1) for table in means]
         held = *self.means, *self.prototypes, *self.concentration
         for table, value in zip(held, (*means, *unit, *concentration), strict=True):

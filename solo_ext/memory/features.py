@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solo_ext.core import distributed
 from solo_ext.kernels.nearest_rows import nearest_rows
 from solo_ext.memory.state import State
 
@@ -174,6 +175,8 @@ class SupportSet(FeatureQueue):
 class FeatureBank(State):
     """Embeddings by sample index, so that clustering needs no pass over the data set.
 
+    Each rank holds its share of the samples.
+
     Attributes:
         value: (n, D), zero for rows not yet written.
         filled: (n,) whether a row was written.
@@ -191,7 +194,7 @@ class FeatureBank(State):
 
     value: Tensor
     filled: Tensor
-    sized_by_data = ("value", "filled")
+    by_sample = {"value": 0, "filled": 0}
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -199,15 +202,23 @@ class FeatureBank(State):
         self.register_buffer("filled", torch.zeros(0, dtype=torch.bool))
 
     def resize_(self, num_samples: int) -> None:
-        """Makes room for ``num_samples`` rows, all empty."""
-        self.value = self.value.new_zeros(num_samples, self.value.shape[1])
-        self.filled = self.filled.new_zeros(num_samples)
+        """Makes room for a data set of ``num_samples``, all rows empty."""
+        rows = len(range(distributed.rank(), num_samples, distributed.world_size()))
+        self.value = self.value.new_zeros(rows, self.value.shape[1])
+        self.filled = self.filled.new_zeros(rows)
 
     @torch.no_grad()
     def update_(self, indices: Tensor, features: Tensor) -> None:
         """Overwrites the rows of distinct samples (N,) by features (N, D), gathered from all ranks.
 
-        A checkpoint keeps one rank's bank, so all must be equal.
+        Each rank keeps those of its own samples.
         """
-        self.value.index_copy_(0, indices, features.to(self.value.dtype))
-        self.filled.index_fill_(0, indices, True)
+        own, rows = distributed.own_rows(indices)
+        # To ask how many are ours would wait for the device. In place of the others, the last of
+        # ours is written again, or if none is ours, a row as it was.
+        order = torch.arange(len(own), device=own.device)
+        again = torch.where(own, order, (order * own).amax())
+        own, rows, features = own[again], rows[again], features[again].to(self.value.dtype)
+        features = torch.where(own.unsqueeze(1), features, self.value[rows])
+        self.value.index_copy_(0, rows, features)
+        self.filled.index_copy_(0, rows, own | self.filled[rows])

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
 
 
@@ -90,7 +91,7 @@ class ClassWeights(nn.Module):
         seconds for 10,000 clusters.
 
         Args:
-            old: (n,) class of every sample so far, in [0, C).
+            old: (n,) class of every sample of this rank so far, in [0, C).
             new: (n,) class of the same samples from now on, in [0, C).
             optimizer_state: ``optimizer.state[weight]``; its (C, D) tensors, running means of the
                 gradients, are permuted as well.
@@ -102,7 +103,7 @@ class ClassWeights(nn.Module):
 
         classes = len(self.weight)
         counts = torch.bincount(new.long() * classes + old, minlength=classes**2)
-        counts = counts.view(classes, classes)
+        counts = distributed.sum_over_ranks(counts).view(classes, classes)
         _, match = linear_sum_assignment(counts.cpu().numpy(), maximize=True)
         match = torch.as_tensor(match, device=self.weight.device)
         for values in (self.weight, *(optimizer_state or {}).values()):

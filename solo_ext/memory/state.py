@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from solo_ext.core import distributed
 
 
 class Unsynchronised(nn.Module):
@@ -26,10 +29,12 @@ class Unsynchronised(nn.Module):
 class State(Unsynchronised):
     """Base of queues, banks and prototypes: persistent buffers, written in place between steps.
 
-    Buffers whose size depends on the data set start empty and take the checkpoint's size when one
-    is loaded. Integers that a step reads are Python attributes, because reading a buffer on a GPU
-    would wait for the device; :meth:`extra_state` and :meth:`load_extra_state` bring them into
-    checkpoints.
+    Tables by sample index start empty and are shared out to the ranks, as
+    :mod:`~solo_ext.core.distributed` says. Checkpoints hold them whole, so that a run may go on
+    with another number of ranks; all ranks ask for a state dict together.
+
+    Integers that a step reads are Python attributes, because reading a buffer on a GPU would wait
+    for the device; :meth:`extra_state` and :meth:`load_extra_state` bring them into checkpoints.
 
     Example:
         >>> class Counter(State):
@@ -44,8 +49,8 @@ class State(Unsynchronised):
         7
     """
 
-    sized_by_data: tuple[str, ...] = ()
-    """Names of the buffers that a checkpoint may resize."""
+    by_sample: Mapping[str, int] = {}
+    """Names of the tables by sample index, and the dimension that has an entry per sample."""
 
     def extra_state(self) -> list[int]:
         """Python state to keep in checkpoints."""
@@ -62,12 +67,19 @@ class State(Unsynchronised):
         self.load_extra_state(state.tolist())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name in self.sized_by_data:
-            given = state_dict.get(prefix + name)
-            held = self.get_buffer(name)
-            if given is not None and given.shape != held.shape:
-                setattr(self, name, held.new_empty(given.shape))
+        for name, dim in self.by_sample.items():
+            given, held = state_dict.get(prefix + name), self.get_buffer(name)
+            if given is None or given.ndim != held.ndim:
+                continue
+            state_dict[prefix + name] = share = distributed.share_of(given, dim)
+            if share.shape != held.shape:
+                setattr(self, name, held.new_empty(share.shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, *rest: Any) -> None:
+        super()._save_to_state_dict(destination, prefix, *rest)  # type: ignore[no-untyped-call]
+        for name, dim in self.by_sample.items():
+            destination[prefix + name] = distributed.join_shares(destination[prefix + name], dim)
 
 
 def keep_out_of_broadcast(root: nn.Module) -> None:

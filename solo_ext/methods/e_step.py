@@ -170,10 +170,12 @@ class EStep:
         self._size, self._labels = len(dataset), labels_of(dataset)
         # solo-learn's own script skips our checks of the data before the run.
         check_prototypes(self.settings, self.key, self._size)
-        for held in (self.prototypes.assignments.T, () if self.bank is None else self.bank.value):
-            if len(held) not in (0, self._size):
+        shares = self.prototypes.assignments[0], () if self.bank is None else self.bank.value
+        for share in shares:
+            count = distributed.total(len(share), method.device)
+            if count not in (0, self._size):
                 raise UserError(
-                    f"the checkpoint is of a training set of {len(held)} images, this one has "
+                    f"the checkpoint is of a training set of {count} images, this one has "
                     f"{self._size}; resume with the data of the checkpoint"
                 )
         if self.bank is not None and not len(self.bank.value):
@@ -225,19 +227,19 @@ class EStep:
         state, settings, kmeans = self.prototypes, self.settings, self.settings.kmeans
         begin, epoch, warm = time.monotonic(), method.current_epoch, state.epoch >= 0
         seed = method.cfg.get("seed") or 0
-        # Indices of the samples that this rank embeds.
-        ids = torch.arange(distributed.rank(), self._size, distributed.world_size())
+        # The samples that this rank embeds: those of its share.
+        samples = range(distributed.rank(), self._size, distributed.world_size())
         sample = {}
         if settings.e_step_sample is not None:
             sample = {"sample": settings.e_step_sample, "sample_seed": mix(seed, epoch)}
         with propagate_rank_errors(method.device):
             # V' = f'(X): momentum features of all training data.
-            features = self._features(method, ids)
+            features = self._features(method, samples)
             embedded = time.monotonic()
             # C^m = k-means(V', k_m), phi^m = concentration(C^m, V'), m = 1 .. M.
             found = e_step(
                 features,
-                ids.to(method.device),
+                torch.arange(samples.start, samples.stop, samples.step, device=method.device),
                 self._size,
                 state.num_prototypes,
                 temperature=self.temperature,
@@ -249,7 +251,7 @@ class EStep:
                 backend=self.backend,
                 **sample,
             )
-            means, concentration, assignments, _ = zip(*found, strict=True)
+            means, concentration, assignments, *_ = zip(*found, strict=True)
             state.update_(epoch, means, concentration, assignments)
             seconds = embedded - begin, time.monotonic() - embedded
             if not distributed.rank():
@@ -266,42 +268,43 @@ class EStep:
                 "e_step/seconds_kmeans": seconds[1],
             }
 
-    def _features(self, method: Any, ids: Tensor) -> Tensor:
-        """(n_local, D) unit features of the samples ``ids``."""
+    def _features(self, method: Any, samples: Sequence[int]) -> Tensor:
+        """(n_local, D) unit features of some samples."""
         rank_barrier(method.device)
         # DDP synchronises buffers in its own forward pass only, which this pass does not use.
         distributed.broadcast_buffers(*method.embedder)
         if self.bank is None:
-            return self._embedded(method, ids)
-        own = ids.to(self.bank.value.device)
-        features = self.bank.value[own].float()
-        if not self.bank.filled.all():
+            dim, device = self.prototypes.means[0].shape[1], method.device
+            features = torch.zeros(len(samples), dim, device=device)
+            self._embed(method, samples, torch.arange(len(samples), device=device), features)
+            return features
+        # This rank's share of the bank has just these samples.
+        features, missing = self.bank.value.float(), (~self.bank.filled).nonzero().squeeze(1)
+        if distributed.total(len(missing), method.device):
             # The bank lacks samples that training has not seen: all of them before its first
             # epoch, later those of a dropped last batch.
-            missing = (~self.bank.filled[own]).nonzero().squeeze(1)
-            features[missing] = self._embedded(method, ids[missing.cpu()])
+            features = features.clone()
+            self._embed(method, [samples[i] for i in missing.tolist()], missing, features)
         return features
 
     @torch.no_grad()
-    def _embedded(self, method: Any, ids: Tensor) -> Tensor:
-        """Embeds the samples ``ids``; barriers keep ranks at about one pace."""
+    def _embed(self, method: Any, samples: Sequence[int], rows: Tensor, features: Tensor) -> None:
+        """Embeds samples (N,) into rows (N,) of the features; barriers keep ranks at one pace."""
         from solo_ext.data.fixed import eval_batches, eval_mode
 
         size, device = _BATCHES_AT_ONCE * self._config.optimizer.batch_size, method.device
-        batches = eval_batches(self._config, self._dataset, ids.tolist(), size, device)
-        features = torch.zeros(len(ids), self.prototypes.means[0].shape[1], device=device)
+        batches = eval_batches(self._config, self._dataset, samples, size, device)
         rank_barrier(device)
         # All ranks have at least this many batches.
-        shared = -int(distributed.max_over_ranks(torch.tensor(len(ids) // -size, device=device)))
+        shared = -int(distributed.max_over_ranks(torch.tensor(len(rows) // -size, device=device)))
         with eval_mode(*method.embedder), method.trainer.precision_plugin.forward_context():
             for number, images in enumerate(batches):
                 embedded = method.embed(images.to(device, non_blocking=True))
-                part = slice(number * size, (number + 1) * size)
+                part = rows[number * size : (number + 1) * size]
                 features[part] = F.normalize(embedded.float(), dim=1)
                 if 0 < number < shared and number % _BARRIER_EVERY == 0:
                     # Without barriers, fast ranks would wait in one collective until it times out.
                     rank_barrier(device)
-        return features
 
 
 def _resolved(name: str, device: torch.device | str, key: str) -> str:
@@ -313,22 +316,33 @@ def _resolved(name: str, device: torch.device | str, key: str) -> str:
 
 
 def _metrics(found: list[Granularity], names: list[str], labels: Tensor | None) -> dict[str, float]:
-    from sklearn.metrics import normalized_mutual_info_score
-
     metrics: dict[str, float] = {}
     for name, g in zip(names, found, strict=True):
-        sizes = torch.bincount(g.assignments, minlength=len(g.means))
         metrics |= {
             f"e_step/objective_{name}": g.objective,
             f"e_step/concentration_min_{name}": float(g.concentration.min()),
             f"e_step/concentration_mean_{name}": float(g.concentration.mean()),
             f"e_step/concentration_max_{name}": float(g.concentration.max()),
-            f"e_step/empty_{name}": float((sizes == 0).sum()),
-            f"e_step/singletons_{name}": float((sizes == 1).sum()),
+            f"e_step/empty_{name}": float((g.sizes == 0).sum()),
+            f"e_step/singletons_{name}": float((g.sizes == 1).sum()),
         }
         if labels is not None:
-            # Comparing clusters with labels takes 50 bytes per image for a moment.
-            every = -(-len(labels) // LARGE)
-            nmi = normalized_mutual_info_score(labels[::every], g.assignments[::every].cpu())
-            metrics[f"e_step/nmi_{name}"] = float(nmi)
+            metrics[f"e_step/nmi_{name}"] = _mutual_information(g.assignments, labels)
     return metrics
+
+
+def _mutual_information(assignments: Tensor, labels: Tensor) -> float:
+    """Normalised, of labels (n,) with clusters (n_local,); the first rank computes it."""
+    from sklearn.metrics import normalized_mutual_info_score
+
+    # Comparing clusters with labels takes 50 bytes per image for a moment.
+    every, ranks = -(-len(labels) // LARGE), distributed.world_size()
+    rank_barrier(assignments.device)
+    found = torch.zeros((), dtype=torch.float64, device=assignments.device)
+    clusters = distributed.join_shares(assignments[::every]).cpu()
+    if not distributed.rank():
+        place = torch.arange(len(clusters))
+        own = labels[place // ranks * (every * ranks) + place % ranks]
+        found.fill_(normalized_mutual_info_score(own, clusters))
+    rank_barrier(assignments.device)
+    return float(distributed.sum_over_ranks(found))

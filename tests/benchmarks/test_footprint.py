@@ -118,9 +118,11 @@ def test_e_step(measured: dict[str, dict[str, Any]], name: str, counts: list[int
     momentum = "pcl" in name
     embedder = found["momentum_batch_norm"] if momentum else found["batch_norm"]
     cold, *warm = found["e_steps"]
-    assert Traffic(**cold) == formulas.e_step(S, counts, 2, embedder=embedder)
-    assert len(warm) == ("bank" in name)
+    bank = "bank" in name
+    assert Traffic(**cold) == formulas.e_step(S, counts, 2, embedder=embedder, bank=bank)
+    assert len(warm) == bank
     for one in warm:
         # The bank has met every image by then.
-        expected = formulas.e_step(S, counts, 1, embedder=embedder, warm=True, embeds=False)
+        options = {"warm": True, "embeds": False, "bank": True, "matched": "metric" in name}
+        expected = formulas.e_step(S, counts, 1, embedder=embedder, **options)
         assert Traffic(**one) == expected

@@ -12,6 +12,22 @@ from tests.matrix.two_steps import BATCH, QUEUE
 Held = dict[str, Any]
 QUEUES = ("queue", "support_set")
 """Buffers that take a batch per step, as it is gathered."""
+BY_SAMPLE = {"prototypes.assignments": 1, "bank.value": 0, "bank.filled": 0}
+"""Tables that are shared out, which the first process joins, and their samples' dimension."""
+
+
+def differing(ranks: list[Held], own: tuple[str, ...] = ()) -> list[str]:
+    """What is not the same to the last bit in all processes, but for what each has its part of."""
+    first, found = ranks[0]["state"], list[str]()
+    for number, rank in enumerate(ranks):
+        for key, value in rank["state"].items():
+            expected = first[key]
+            if number and key in BY_SAMPLE:
+                dim = BY_SAMPLE[key]
+                expected = expected.movedim(dim, 0)[number :: len(ranks)].movedim(0, dim)
+            if not key.startswith(own) and not torch.equal(value, expected):
+                found.append(f"{key} of process {number}")
+    return found
 
 
 def apart(a: Held, b: Held) -> list[str]:

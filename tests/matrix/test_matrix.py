@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 from solo_ext import host
@@ -21,7 +20,7 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from tests.lab.training.resumable import STEPS, KillAt
 from tests.lab.training.same_run import assert_same_run
-from tests.matrix.compare import apart, furthest, in_one_order
+from tests.matrix.compare import apart, differing, furthest, in_one_order
 from tests.matrix.killing import Runs
 from tests.matrix.record import Outcome, note_kills
 from tests.matrix.rows import CHECKS, IN_TURN, LOCAL, OWN, PLUGIN, TWO_CROPS, VIT, methods
@@ -72,10 +71,7 @@ def in_processes(method: str, noted: Noted, processes: int) -> Outcome:
     for names in alone["trained"]:
         way = furthest(alone["state"], alone["start"], names)
         assert 1e-5 < way < 10, f"changed by {way}: {names}"
-    for found in ranks[1:]:
-        for key, value in found["state"].items():
-            if not key.startswith(own):
-                assert torch.equal(value, ranks[0]["state"][key]), key
+    assert not differing(ranks, own)
     generation, joined = host.load().info.generation, in_one_order(ranks, own)
     if method not in LOCAL[generation]:
         assert not apart(joined, alone)

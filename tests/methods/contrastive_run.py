@@ -88,7 +88,8 @@ def fill_prototypes(method: Any) -> None:
     if not state.num_prototypes:
         return
     means = [torch.randn(k, DIM) for k in state.num_prototypes]
-    assignments = [torch.randint(0, k, (SAMPLES,)) for k in state.num_prototypes]
+    drawn = [torch.randint(0, k, (SAMPLES,)) for k in state.num_prototypes]
+    assignments = [distributed.share_of(whole) for whole in drawn]
     state.update_(0, means, [torch.ones(k) for k in state.num_prototypes], assignments)
 
 

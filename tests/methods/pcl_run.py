@@ -34,7 +34,8 @@ def fixed(dim: int, size: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
 
 def loss_of_fixed_features(method: Any) -> dict[str, Any]:
     """The loss on this rank's part of a batch, averaged over ranks as DDP would."""
-    queries, keys, indices = fixed(128, method.prototypes.assignments.shape[1])
+    count = distributed.total(method.prototypes.assignments.shape[1], method.device)
+    queries, keys, indices = fixed(128, count)
     world, rank = distributed.world_size(), distributed.rank()
     own = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     mine = [q[own].clone().requires_grad_() for q in queries]
@@ -55,7 +56,7 @@ class Notes(Callback):
     def setup(self, trainer: Any, method: Any, stage: str) -> None:
         # A bank whose rows differ between ranks, which a broadcast would make alike.
         method.probe = FeatureBank(1)
-        method.probe.resize_(2)
+        method.probe.resize_(2 * trainer.world_size)
         keep_out_of_broadcast(method)
 
     def on_train_start(self, trainer: Any, method: Any) -> None:

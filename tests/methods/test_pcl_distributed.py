@@ -74,9 +74,9 @@ def test_run_of_two_ranks_clusters_alike(exact: dict[int, Run]) -> None:
     """Before the first step: the same weights, hence the same features and clusters."""
     (alone,), both = exact[1].ranks, exact[2].ranks
     assert alone[0]["assignments"].shape == (3, SAMPLES)
-    for notes in both:
+    for rank, notes in enumerate(both):
         assert notes[0]["epoch"] == 0
-        assert torch.equal(notes[0]["assignments"], alone[0]["assignments"])
+        assert torch.equal(notes[0]["assignments"], alone[0]["assignments"][:, rank::2])
         for one, two in zip(notes[0]["means"], alone[0]["means"], strict=True):
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
@@ -85,7 +85,7 @@ def test_ranks_cluster_what_one_network_embeds(exact: dict[int, Run]) -> None:
     """Running statistics of batch norm, which the ranks' batches moved apart, included."""
     first, second = (notes[1] for notes in exact[2].ranks)
     assert first["epoch"] == second["epoch"] == 1
-    assert torch.equal(first["assignments"], second["assignments"])
+    assert all(map(torch.equal, first["means"], second["means"]))
     for one, two in zip(first["weights"], second["weights"], strict=True):
         assert one.keys() == two.keys()
         for key in one:

@@ -22,8 +22,8 @@ EXPECTED: dict[str, tuple[int, int, str]] = {
     "debiased": (1, 1, "embeddings of all views are candidates; their gradients are summed"),
     "hard_negative": (1, 1, "likewise"),
     "mochi": (0, 1, "keys for the queues, of both views at once"),
-    "metric": (0, 0, "this one compares each view with the other of its image"),
-    "pcl": (0, 1, "keys for the queues"),
+    "metric": (1, 1, "indices, and their images' clusters, which are its classes"),
+    "pcl": (1, 2, "indices, and their images' clusters; keys for the queues"),
     "nnclr_symmetric": (
         1,
         4,
