@@ -50,6 +50,8 @@ _USUAL = {
 _UNITS = {"mb": 2**20, "gb": 2**30, "tb": 2**40}
 _LOCKS = 64
 """Files of locks; two shards of one are downloaded one after the other."""
+_LONGEST = 300
+"""Characters of a storage's own message."""
 _AGAIN = 8
 """How often a copy may be removed, to make room, between its download and its opening."""
 
@@ -293,7 +295,9 @@ def _file_system(root: str, timeout: float) -> Any:
 
 
 def _said(error: OSError) -> str:
-    return (error.strerror or str(error).strip() or type(error).__name__).splitlines()[0]
+    said = (error.strerror or str(error).strip() or type(error).__name__).splitlines()[0]
+    # Google's repeat themselves.
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
 
 
 class StreamingImages(Dataset[Item]):

@@ -16,6 +16,7 @@ import pytest
 from torchvision.transforms import ToTensor
 
 from solo_ext.config.schema import Augmentation, Batch, Images, RunConfig
+from solo_ext.core.draws import mix, permutation
 from solo_ext.core.errors import ConfigError
 from solo_ext.data import streaming
 from solo_ext.data.convert import convert
@@ -29,7 +30,7 @@ from solo_ext.data.reading import (
     read_sample,
     targets_of,
 )
-from solo_ext.data.views import EpochSampler, FixedViews, shard_starts
+from solo_ext.data.views import EpochSampler, FixedViews, shard_order, shard_starts
 from tests.data import making
 
 COUNT, EACH = 60, 10
@@ -156,6 +157,30 @@ def test_every_sample_once_for_any_number_of_ranks(written: Path) -> None:
         opened = [len(set(held[i : i + 6].tolist())) for i in range(size - 6)]
         assert max(opened) <= 5 < 6 == len(set(held.tolist()))
         assert min(opened) >= 2
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 9])
+def test_the_order_is_that_of_lanes(at_once: int) -> None:
+    """Against a loop; the numbers of images do not divide, and a shard is empty."""
+    samples, seed = [[0, 1, 2], [], [3, 4, 5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15]], 11
+    starts = np.cumsum([0, *map(len, samples)])
+    held = [np.array(shard) for shard in samples if shard]
+    size, count = 16, len(held)
+    sequence: list[int] = []
+    for number in permutation(count, seed)(np.arange(count)).tolist():
+        within = permutation(len(held[number]), mix(seed, number))(np.arange(len(held[number])))
+        sequence += held[number][within].tolist()
+    lanes = min(at_once, count)
+    cut: list[list[int]] = []
+    for lane in range(lanes):
+        length = len(range(lane, size, lanes))
+        own, sequence = sequence[:length], sequence[length:]
+        late = lane * (size // count) // lanes
+        cut.append(own[late:] + own[:late])
+    expected = [cut[place % lanes][place // lanes] for place in range(size)]
+    order = shard_order(starts, seed, at_once)
+    assert order(np.arange(size)).tolist() == expected
+    assert order(np.array([7, 2])).tolist() == [expected[7], expected[2]]
 
 
 def test_shards_come_one_after_another_and_once() -> None:
