@@ -143,6 +143,9 @@ class Storage:
     Args:
         root: a folder, or ``s3://bucket/folder`` or ``gs://bucket/folder``.
         settings: the section ``data.streaming``.
+
+    >>> Storage("shards", Streaming()).remote, Storage("s3://bucket/shards", Streaming()).remote
+    (False, True)
     """
 
     def __init__(self, root: str, settings: Streaming) -> None:
@@ -312,6 +315,11 @@ class StreamingImages(Dataset[Item]):
     Attributes:
         shard_starts: (S + 1,) first sample of every shard, and their number.
         per_file: most samples of a shard.
+
+    >>> shard = Shard("shard.00000.mds", 900, 10, {}, {"image": ("bytes", None)})
+    >>> images = StreamingImages(Storage("shards", Streaming()), [shard] * 3, "image", "")
+    >>> len(images), images.name_of(23)
+    (30, 'shards/shard.00000.mds, sample 3')
     """
 
     def __init__(
@@ -407,6 +415,10 @@ def open_streaming(path: str, key: str, settings: Streaming, *, labelled: bool) 
         ConfigError: there is no index or it is damaged, columns are not of images and labels, the
             storage does not answer, or the limit is too low for the shards.
         UnreadableImage: labels have to be read from the shards, and one of these cannot be.
+
+    >>> open_streaming("nowhere", "data.train_path", Streaming(), labelled=True)
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: data.train_path='nowhere': no index.json there; give a folde...
     """
     storage = Storage(path if "://" in path else str(Path(path).expanduser()), settings)
     try:
@@ -513,6 +525,13 @@ def _label(value: bytes, encoding: str) -> Any:
 
 
 def save_targets(file: Path, targets: NDArray[np.int32]) -> None:
-    """Writes targets (n,) whatever the file is called."""
+    """Writes targets (n,) whatever the file is called.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "targets"
+    >>> save_targets(file, np.array([2, 0], dtype=np.int32))
+    >>> np.load(file).tolist()
+    [2, 0]
+    """
     with file.open("wb") as opened:
         np.save(opened, targets)
