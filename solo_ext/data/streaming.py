@@ -418,7 +418,7 @@ def open_streaming(path: str, key: str, settings: Streaming, *, labelled: bool) 
 
     >>> open_streaming("nowhere", "data.train_path", Streaming(), labelled=True)
     Traceback (most recent call last):
-    solo_ext.core.errors.ConfigError: data.train_path='nowhere': no index.json there; give a folde...
+    solo_ext.core.errors.ConfigError: data.train_path='nowhere': no index.json there; give a fol...
     """
     storage = Storage(path if "://" in path else str(Path(path).expanduser()), settings)
     try:
