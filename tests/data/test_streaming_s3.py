@@ -93,9 +93,11 @@ def server(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
     server = Server(shards, port)
-    server.start()
-    yield server
-    server.kill()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
 
 
 def data(**given: Any) -> Any:
