@@ -63,6 +63,9 @@ Batches = NonNegativeInt | Probability | None
 RunName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
 FolderName = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(os.path.expanduser)]
 """A path; ``~`` is the home folder, as in a shell."""
+Format = Literal["image_folder", "h5", "huggingface", "streaming", "dali"]
+Size = Annotated[str, Field(pattern=r"^[1-9]\d*(mb|gb|tb)$")]
+"""Bytes in units of 1024, such as ``200gb``."""
 Strategy = Literal[
     "auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true"
 ]
@@ -88,6 +91,28 @@ class HuggingFace(Section):
     cache_dir: str | None = None
 
 
+class Streaming(Section):
+    """``data.streaming``: how shards are read; without ``cache_limit`` the copies of all stay.
+
+    Attributes:
+        cache_dir: where shards from S3 or GCS are copied to; null: the cache folder.
+        cache_limit: most bytes of these copies, such as ``200gb``.
+        shuffle_shards: shards that a batch is drawn from, a share of it from each.
+        download_retry: how often a failed download is tried again, after 1, 2, 4, ... seconds.
+        download_timeout: seconds that a request may take.
+        image: column of the images; null finds it.
+        label: column of the labels; null finds it.
+    """
+
+    cache_dir: FolderName | None = None
+    cache_limit: Size | None = None
+    shuffle_shards: PositiveInt = 32
+    download_retry: NonNegativeInt = 3
+    download_timeout: PositiveFloat = 60.0
+    image: str | None = None
+    label: str | None = None
+
+
 class Mix(Section):
     """``data.mix``: views keep at least ``min_share`` of themselves."""
 
@@ -102,8 +127,9 @@ class Images(Section):
     dataset: str
     train_path: FolderName | None = None
     val_path: FolderName | None = None
-    format: Literal["image_folder", "h5", "huggingface", "dali"] = "image_folder"
+    format: Format = "image_folder"
     huggingface: HuggingFace | None = None
+    streaming: Streaming | None = None
     unreadable: Literal["refuse", "skip"] = "refuse"
     num_workers: NonNegativeInt = 4
     start_method: Literal["fork", "spawn", "forkserver"] | None = None

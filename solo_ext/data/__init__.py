@@ -2,8 +2,9 @@
 
 Read in the order of an image's way: ``reading`` decodes one and says what stands in for one that
 cannot be read; ``folders``, ``h5`` and ``huggingface`` find them, ``listing`` keeps their paths;
-``images`` opens those of a config. ``transforms`` makes crops, ``views`` decides which sample is
-next and draws its crops, ``workers`` runs this in processes, ``loaders`` makes the batches.
+``streaming`` reads shards, which ``convert`` writes; ``images`` opens those of a config.
+``transforms`` makes crops, ``views`` decides which sample is next and draws its crops, ``workers``
+runs this in processes, ``loaders`` makes the batches.
 ``fixed`` has the one fixed view of each image, for evaluation and the E-step. With
 ``data.augmentation=batch`` ``raw_batches`` reads whole images and ``batch_augment`` (its
 operations: ``batch_ops``) makes the crops on the training device; ``mixing`` is MixUp and CutMix

@@ -64,6 +64,14 @@ class H5Images(Dataset[Item]):
         return {**self.__dict__, "_file": None}
 
     def __getitem__(self, index: int) -> Item:
+        return decode_image(self.encoded(index), self.name_of(index)), int(self.targets[index])
+
+    def encoded(self, index: int) -> bytes:
+        """The file of an image.
+
+        Raises:
+            UnreadableImage: it is damaged, or no such file.
+        """
         name = self.name_of(index)
         try:
             group, image = self._opened()[self.classes[self.targets[index]]], self._names[index]
@@ -78,7 +86,7 @@ class H5Images(Dataset[Item]):
             raise UnreadableImage(name, str(error) or type(error).__name__) from None
         if getattr(stored, "dtype", None) != np.uint8 or stored.ndim != 1:
             raise UnreadableImage(name, "it is not the bytes of an image file (uint8, 1-D)")
-        return decode_image(stored.tobytes(), name), int(self.targets[index])
+        return bytes(stored.tobytes())
 
     def name_of(self, index: int) -> str:
         """``<file>:<class>/<image>``."""

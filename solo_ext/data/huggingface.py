@@ -77,6 +77,11 @@ class HuggingFaceImages(Dataset[Item]):
             return load_image(path), int(self.targets[index])
         raise UnreadableImage(self._name(index, None), "this row has no image")
 
+    def encoded(self, index: int) -> bytes:
+        """The file of an image, which the row has or names."""
+        encoded, path = self._stored(index)
+        return Path(path or "").read_bytes() if encoded is None else encoded
+
     def name_of(self, index: int) -> str:
         """The path of an image that is a file, otherwise its row."""
         encoded, path = self._stored(index)

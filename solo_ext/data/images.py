@@ -33,6 +33,7 @@ from solo_ext.data.reading import (
     targets_of,
     unwrapped,
 )
+from solo_ext.data.streaming import StreamingImages, open_streaming
 
 Split = Literal["train", "val"]
 
@@ -101,7 +102,7 @@ def open_images(data: schema.Images, split: Split) -> Images:
         raise ConfigError(key, path, problem, "give a folder or file that can be read") from None
     if len(images) == 0:
         raise ConfigError(key, path, "no image in it", "give a folder with images")
-    if unlabelled and not isinstance(images, ImageFiles):
+    if unlabelled and not isinstance(images, ImageFiles | StreamingImages):
         images = WithoutLabels(images)
     if split == "train" and 0 < data.fraction < 1:
         images = _part(images, _stratified(np.asarray(targets_of(images)), data.fraction))
@@ -116,6 +117,9 @@ def _opened(data: schema.Images, split: Split, path: str, unlabelled: bool) -> I
         same_path = data.train_path == data.val_path
         section = data.huggingface or schema.HuggingFace()
         return open_huggingface(path, split, section, labelled=not unlabelled, same_path=same_path)
+    if data.format == "streaming":
+        shards = data.streaming or schema.Streaming()
+        return open_streaming(path, key, shards, labelled=not unlabelled)
     root = Path(path).expanduser()
     if not root.exists():
         raise ConfigError(key, path, "no such folder", "give the folder of the images")

@@ -9,22 +9,21 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from solo_ext.config.schema import CommonConfig, RunConfig
+from solo_ext.config.schema import CommonConfig, RunConfig, Streaming
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.fixed import eval_transform, fixed_view
 from solo_ext.data.images import files_of
 from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
 from solo_ext.data.reading import (
-    MOST_IN_A_ROW,
     Images,
     Skipping,
-    passed_over,
+    most_in_a_row,
     targets_of,
     too_many,
 )
 from solo_ext.data.transforms import pretrain_transform
-from solo_ext.data.views import EpochSampler, FixedViews, TrainingViews
+from solo_ext.data.views import EpochSampler, FixedViews, TrainingViews, shard_starts
 from solo_ext.data.workers import WorkerLoader
 
 
@@ -128,8 +127,8 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
                 for key, index in zip(
                     itertools.islice(asked, len(served)), served.tolist(), strict=True
                 ):
-                    over = passed_over(key.sample, index, self.order.size)
-                    self.skipped.update(dict.fromkeys(over))
+                    if index != key.sample:
+                        self.skipped[key.sample] = None
             yield batch
 
 
@@ -180,7 +179,7 @@ class FixedLoader(WorkerLoader):
                 in_a_row = 0 if fine else in_a_row + 1
                 if not fine:
                     self.skipped.append(index)
-                if in_a_row >= min(len(images), MOST_IN_A_ROW):
+                if in_a_row >= most_in_a_row(images):
                     raise too_many(in_a_row, images, index)
             if batch is not None:
                 yield batch
@@ -205,7 +204,11 @@ def epoch_sampler(run: RunConfig, images: Images) -> EpochSampler:
     >>> len(epoch_sampler(run, open_images(run.data, "train")))
     1400
     """
-    sampler = EpochSampler(len(images), run.seed)
+    streaming = run.data.streaming or Streaming()
+    shards = shard_starts(images)
+    sampler = EpochSampler(
+        len(images), run.seed, shards=shards, shards_at_once=streaming.shuffle_shards
+    )
     if run.optimizer.batch_size > len(sampler):
         raise ConfigError(
             "optimizer.batch_size",

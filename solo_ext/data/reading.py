@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
@@ -54,18 +53,39 @@ class UnreadableImage(UserError):
     "image 'a.png' cannot be read: it is empty; m"
     """
 
+    span = 1
+    """How many samples on another file begins, where one file holds several."""
+
     def __init__(self, what: str, reason: str | None = None) -> None:
         if reason is None:
-            if what.startswith(f"Caught {type(self).__name__} in "):
-                # The last line of a traceback is `<module>.<type>: <message>`.
-                what = what.strip().splitlines()[-1].partition(f"{type(self).__name__}: ")[2]
-            super().__init__(what)
+            super().__init__(_of_a_worker(type(self), what))
             return
         self.what, self.reason = what, " ".join(reason.split())
         super().__init__(
             f"image {what!r} cannot be read: {self.reason}; mend or remove it, or leave out what "
             "cannot be read with data.unreadable=skip"
         )
+
+
+class StorageAway(UserError):
+    """Where the images are kept does not answer; like a lost disk it always ends the run.
+
+    >>> str(StorageAway("s3://images: no answer"))
+    's3://images: no answer'
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_of_a_worker(type(self), message))
+
+
+def _of_a_worker(kind: type[UserError], message: str) -> str:
+    """The message of an error, also where ``DataLoader`` gives its traceback."""
+    if message.startswith(f"Caught {kind.__name__} in "):
+        # The last line of a traceback is `<module>.<type>: <message>`.
+        return message.strip().splitlines()[-1].partition(f"{kind.__name__}: ")[2]
+    return message
 
 
 def load_image(path: str | os.PathLike[str]) -> Image.Image:
@@ -191,6 +211,10 @@ class ImageFiles(Dataset[Item]):
         """Targets (n,) of all images."""
         return self.samples.targets
 
+    def encoded(self, index: int) -> bytes:
+        """The file of an image."""
+        return _content(Path(self.samples[index][0]))
+
     def __len__(self) -> int:
         return len(self.samples)
 
@@ -231,20 +255,25 @@ def read_sample(images: Images, index: int) -> tuple[int, Item]:
     """
     if not isinstance(images, Skipping):
         return index, images[index]
-    tried = min(len(images), MOST_IN_A_ROW)
-    for place in range(index, index + tried):
-        with contextlib.suppress(UnreadableImage):
-            return place % len(images), images[place % len(images)]
-    raise too_many(tried, images, place % len(images))
+    tried, place = min(len(images), MOST_IN_A_ROW), index
+    for _ in range(tried):
+        last = place % len(images)
+        try:
+            return last, images[last]
+        except UnreadableImage as error:
+            # Of a lost shard the samples of the next one stand in, each for one.
+            place += error.span
+    raise too_many(tried, images, last)
 
 
-def passed_over(asked: int, served: int, size: int) -> list[int]:
-    """Indices of the samples that :func:`read_sample` skipped.
+def most_in_a_row(images: Images) -> int:
+    """How many unreadable samples in a row are too many: :data:`MOST_IN_A_ROW` files of them.
 
-    >>> passed_over(asked=22, served=1, size=24)
-    [22, 23, 0]
+    >>> most_in_a_row([("an image", 2), ("another", 0)])
+    2
     """
-    return [(asked + step) % size for step in range((served - asked) % size)]
+    source, _ = unwrapped(images, ())
+    return min(len(images), MOST_IN_A_ROW * getattr(source, "per_file", 1))
 
 
 def too_many(count: int, images: Images, last: int) -> UnreadableImage:

@@ -7,15 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from solo_ext.core import distributed
 from solo_ext.core.draws import mix, permutation
-from solo_ext.data.reading import Images, Skipping, UnreadableImage, read_sample
+from solo_ext.data.reading import Images, Skipping, UnreadableImage, read_sample, unwrapped
 
 Crops = Callable[[Image.Image], list[Tensor]]
+Integers = NDArray[np.int64]
 _AT_ONCE = 4096
 """Entries of the order that are taken at a time."""
 
@@ -33,7 +35,14 @@ class EpochSampler(Sampler[SampleKey]):
     Every rank yields the same number of samples: a remainder that does not divide evenly is left
     out of that epoch.
 
-    ``num_replicas`` and ``rank`` are those of ``torch.distributed`` by default.
+    Args:
+        size: number of samples.
+        seed: seed of the run.
+        num_replicas: that of ``torch.distributed`` by default.
+        rank: likewise.
+        shards: (S + 1,) first sample of every shard and ``size``; the order is then that of
+            :func:`shard_order`.
+        shards_at_once: shards that it goes through at a time.
 
     >>> sampler = EpochSampler(5, seed=0, num_replicas=2, rank=0)
     >>> [key.sample for key in sampler]
@@ -41,9 +50,16 @@ class EpochSampler(Sampler[SampleKey]):
     """
 
     def __init__(
-        self, size: int, seed: int, num_replicas: int | None = None, rank: int | None = None
+        self,
+        size: int,
+        seed: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shards: Integers | None = None,
+        shards_at_once: int = 1,
     ) -> None:
         self.size, self.seed = size, seed
+        self._shards, self._at_once = shards, shards_at_once
         self._replicas, self._rank = num_replicas, rank
         self.epoch = 0
         self.start = 0
@@ -63,13 +79,73 @@ class EpochSampler(Sampler[SampleKey]):
 
     def __iter__(self) -> Iterator[SampleKey]:
         replicas, rank = self._share()
-        epoch = self.epoch
-        entries = permutation(self.size, mix(self.seed, epoch))
+        epoch, key = self.epoch, mix(self.seed, self.epoch)
+        if self._shards is None:
+            entries = permutation(self.size, key)
+        else:
+            entries = shard_order(self._shards, key, self._at_once)
         count = len(self)
         for first in range(self.start, count, _AT_ONCE):
             own = np.arange(first, min(first + _AT_ONCE, count))
             for index in entries(own * replicas + rank).tolist():
                 yield SampleKey(epoch, index)
+
+
+def shard_order(starts: Integers, seed: int, at_once: int) -> Callable[[Integers], Integers]:
+    """An order of all samples that goes through few shards at a time, as a function from places.
+
+    The shards are permuted, and the samples within each. This sequence is cut into ``at_once``
+    lanes of one length, from which samples are taken in turns: any that many in a row are of as
+    many places of the sequence. Lane k begins k / at_once of a shard later than its cut, and has
+    what is before that last, so that the lanes do not all come to their next shards at once.
+
+    Args:
+        starts: (S + 1,) first sample of every shard, and the number of samples.
+        seed: as :func:`~solo_ext.core.draws.mix` gives it.
+        at_once: lanes; at most S.
+
+    Returns:
+        A function from places (N,) to the samples there; it takes the memory of S numbers.
+
+    >>> order = shard_order(np.array([0, 3, 6, 9, 12]), seed=3, at_once=2)
+    >>> sorted(order(np.arange(12)).tolist()) == list(range(12))
+    True
+    """
+    starts = starts[np.append(np.diff(starts) > 0, True)]
+    sizes, size, count = np.diff(starts), int(starts[-1]), len(starts) - 1
+    shards = permutation(count, seed)(np.arange(count))
+    ends = np.cumsum(sizes[shards])
+    lanes = min(at_once, count)
+
+    def entries(places: Integers) -> Integers:
+        lane, depth = places % lanes, places // lanes
+        # Of the lanes that have one sample more, those before this one.
+        cut = lane * (size // lanes) + np.minimum(lane, size % lanes)
+        length = size // lanes + (lane < size % lanes)
+        place = cut + (depth + lane * (size // count) // lanes) % length
+        turns = np.searchsorted(ends, place, side="right")
+        found = np.empty_like(place)
+        for turn in np.unique(turns).tolist():
+            here, shard = turns == turn, int(shards[turn])
+            within = place[here] - (ends[turn] - sizes[shard])
+            found[here] = starts[shard] + permutation(int(sizes[shard]), mix(seed, shard))(within)
+        return found
+
+    return entries
+
+
+def shard_starts(images: Images) -> Integers | None:
+    """First sample of every shard, and the number of samples; ``None`` without shards.
+
+    Of a part of a data set, whose samples have numbers of their own, a shard has what is left.
+
+    >>> shard_starts([("an image", 2), ("another", 0)])
+    """
+    source, indices = unwrapped(images, range(len(images)))
+    starts: Integers | None = getattr(source, "shard_starts", None)
+    if starts is None or isinstance(indices, range):
+        return starts
+    return np.searchsorted(np.asarray(indices), starts)
 
 
 class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):

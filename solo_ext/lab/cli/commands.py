@@ -244,6 +244,37 @@ def _export(args: argparse.Namespace) -> Any:
     }
 
 
+def _data(args: argparse.Namespace) -> Any:
+    from omegaconf import OmegaConf
+
+    from solo_ext.config.check import validated
+    from solo_ext.config.compose import apply_overrides, parse
+    from solo_ext.config.schema import Images
+    from solo_ext.data.convert import convert
+    from solo_ext.data.images import open_images
+
+    settings = OmegaConf.create({"data": {"dataset": "custom"}})
+    apply_overrides(settings, parse(args.overrides))
+    given: Any = OmegaConf.to_container(settings)
+    if unknown := given.keys() - {"data"}:
+        raise UserError(f"{min(unknown)}: only settings of data are read here; leave it out")
+    images = open_images(validated(Images, given["data"], prefix="data"), args.split)
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=not console.is_interactive) as bar:
+        task = bar.add_task("images", total=len(images))
+        done = convert(
+            images,
+            Path(args.out),
+            args.shard_mb << 20,
+            lambda done, total: bar.update(task, completed=done),
+        )
+    for name in done.unreadable:
+        say(args, f"left out  {name}")
+    say(args, f"written   {done.images} images in {done.shards} shards, {args.out}")
+    say(args, f"read      data.format=streaming data.{args.split}_path={args.out}")
+    return {**done._asdict(), "out": args.out}
+
+
 def _demo(args: argparse.Namespace) -> Any:
     from solo_ext.lab.cli.benchmark import demo
 
@@ -258,6 +289,7 @@ def _benchmark(args: argparse.Namespace) -> Any:
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "benchmark": _benchmark,
+    "data": _data,
     "demo": _demo,
     "methods": _methods,
     "losses": _losses,

@@ -130,6 +130,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--out", type=_path, help="folder of the report; RECORDS if left out")
 
+    of_data = commands.add_parser("data", help="write data sets in another format")
+    formats = of_data.add_subparsers(dest="action", metavar="COMMAND", required=True)
+    converting = command(formats, "convert", "write images of any format into shards")
+    converting.add_argument("overrides", nargs="*", metavar="key=value", help="data.train_path=...")
+    converting.add_argument("--out", type=_path, required=True, help="folder of the shards")
+    converting.add_argument(
+        "--split",
+        default="train",
+        choices=("train", "val"),
+        metavar="train|val",
+        help="whether data.train_path or data.val_path is read",
+    )
+    converting.add_argument(
+        "--shard-mb", type=_positive, default=64, help="most MB of a shard; 64 if left out"
+    )
+
     export = command(commands, "export", "write the backbone of a run for use elsewhere")
     export.add_argument("run", metavar="RUN_DIR", type=_path)
     export.add_argument(

@@ -16,9 +16,11 @@ from solo_ext.config.schema import (
     Batch,
     CommonConfig,
     Crop,
+    Format,
     Free,
     HuggingFace,
     Images,
+    Streaming,
 )
 from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.types import NonNegativeInt, PositiveInt, Section
@@ -35,8 +37,9 @@ class EvalData(Section):
 
     train_path: str | None = None
     val_path: str | None = None
-    format: Literal["image_folder", "h5", "huggingface", "dali"] | None = None
+    format: Format | None = None
     huggingface: HuggingFace | None = None
+    streaming: Streaming | None = None
     unreadable: Literal["refuse", "skip"] | None = None
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from annotated_types import MinLen
 from pydantic import Field
 
-from solo_ext.config.schema import Free, HuggingFace
+from solo_ext.config.schema import Format, Free, HuggingFace, Streaming
 from solo_ext.core.types import Section
 from solo_ext.lab.evaluation.clustering import Clusters
 from solo_ext.lab.evaluation.context import EvalContext
@@ -50,8 +50,9 @@ class TransferData(Section):
 
     train_path: str
     val_path: str
-    format: Literal["image_folder", "h5", "huggingface", "dali"] | None = None
+    format: Format | None = None
     huggingface: HuggingFace | None = None
+    streaming: Streaming | None = None
 
 
 class Transfer(BackboneProtocol):

@@ -62,6 +62,10 @@ _NOT_OF_THE_RUN = {
     "data.num_workers",
     "data.start_method",
     "data.in_memory",
+    "data.streaming.cache_dir",
+    "data.streaming.cache_limit",
+    "data.streaming.download_retry",
+    "data.streaming.download_timeout",
     "on_nonfinite",
 }
 

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from solo_ext.config.schema import Images
+from solo_ext.data.convert import convert
+from solo_ext.data.images import open_images
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import METRICS, PREVIOUS, checkpoints, read_config
@@ -87,6 +90,23 @@ def test_augmentation_on_the_batch(
     crops = [large, {"crop_size": 8, "num_crops": 2, "gaussian_blur": {"prob": 0.5}}]
     config = config_of(make_config, "protocpc", data=data, augmentations=crops)
     assert_resumes(config, tmp_path, step)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["pcl", *(pytest.param(m, marks=pytest.mark.slow) for m in ("pcl-bank", "nnclr_symmetric"))],
+)
+def test_from_shards(method: str, images: Path, make_config: MakeConfig, tmp_path: Path) -> None:
+    """Methods that need the number of a sample: E-steps, a bank, a support set without oneself."""
+    folders = Images(dataset="custom", train_path=str(images))
+    done = convert(open_images(folders, "train"), tmp_path / "shards", 6000)
+    assert done.shards > 6
+    data = {
+        "train_path": str(tmp_path / "shards"),
+        "format": "streaming",
+        "streaming": {"shuffle_shards": 2},
+    }
+    assert_resumes(config_of(make_config, method, data=data), tmp_path, STEPS + 2)
 
 
 def test_clusters_are_rematched_as_before(

@@ -1,11 +1,15 @@
-"""Two processes (gloo), with accumulated gradients and in bfloat16, against one."""
+"""Two processes (gloo), with accumulated gradients, in bfloat16 and from shards, against one."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from solo_ext.config.schema import Images
+from solo_ext.data.convert import convert
+from solo_ext.data.images import open_images
 from tests.conftest import MakeConfig
 from tests.matrix.compare import Held, apart, differing, in_one_order, weights_apart
 from tests.matrix.two_steps import BATCH, config_maker, run_together, two_steps
@@ -15,21 +19,35 @@ HALF = BATCH // 2
 RUNS: dict[str, dict[str, Any]] = {
     "accumulated": {"batch": HALF, "accumulate_grad_batches": 2},
     "bf16": {"batch": BATCH, "precision": "bf16-mixed"},
+    "shards": {"batch": HALF, "accumulate_grad_batches": 2},
 }
 Runs = dict[str, list[Held]]
 
 
 @pytest.fixture(scope="module")
 def runs(
-    make_config: MakeConfig, make_distilled: MakeConfig, tmp_path_factory: pytest.TempPathFactory
+    images: Path,
+    make_config: MakeConfig,
+    make_distilled: MakeConfig,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[int, Runs]:
     """``runs[processes]["method-run"]``: what each process held; of two steps both."""
     make = config_maker(make_config, make_distilled)
+    shards = tmp_path_factory.mktemp("shards")
+    folders = Images(dataset="custom", train_path=str(images))
+    convert(open_images(folders, "train"), shards, 6000)
+    from_shards = {
+        "format": "streaming",
+        "train_path": str(shards),
+        "streaming": {"shuffle_shards": 3},
+    }
 
     def of(processes: int) -> Runs:
         configs = {}
         for name, run in RUNS.items():
             changes = {**run, "batch": run["batch"] // processes}
+            if name == "shards":
+                changes["data"] = from_shards
             for method in METHODS:
                 configs[f"{method}-{name}"] = two_steps(make, method, processes, **changes)
         return run_together(tmp_path_factory.mktemp("processes"), configs, processes)

@@ -1,0 +1,227 @@
+"""Writes the images of any format into shards, which ``data.format: streaming`` reads."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from solo_ext.core.draws import mix, permutation
+from solo_ext.core.errors import UserError
+from solo_ext.core.files import append_lines, atomic_write, locked, read_jsonl, write_text
+from solo_ext.data.images import WithoutLabels, class_names, names_fingerprint
+from solo_ext.data.reading import (
+    NOT_THE_IMAGES_FAULT,
+    Images,
+    Skipping,
+    UnreadableImage,
+    decode_image,
+    name_of,
+    targets_of,
+    unwrapped,
+)
+from solo_ext.data.streaming import INDEX, TARGETS, save_targets
+
+STARTED = "converting.jsonl"
+"""What a conversion has done so far: a line of what it converts, then one for each shard."""
+_HASH = "sha256"
+_MOST = 2**32 - 1
+"""Bytes of a shard, whose offsets have 32 bits."""
+_AT_ONCE, _AHEAD = 4096, 64
+"""Entries of the order that are taken at a time, and images that are read at a time."""
+
+
+class Converted(NamedTuple):
+    """What a folder of shards holds: images and shards, and names of the images left out."""
+
+    images: int
+    shards: int
+    unreadable: list[str]
+
+
+def convert(
+    images: Images,
+    out: Path,
+    shard_bytes: int = 1 << 26,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Converted:
+    """Writes images into shards of MosaicML's Streaming (MDS), in one drawn order.
+
+    The order mixes the classes, because a batch comes from few shards at a time; it is the same for
+    the same number of images. Files of images are written as they are, others as PNG. A conversion
+    that was killed goes on after its last whole shard. ``index.json`` is written last.
+
+    Args:
+        images: those of :func:`~solo_ext.data.images.open_images`.
+        out: folder, created if missing.
+        shard_bytes: most bytes of a shard; an image that is larger has one of its own.
+        progress: called with the number of images done and in all.
+
+    Raises:
+        UserError: the folder holds shards already, or a conversion of other images.
+        UnreadableImage: unless unreadable images are skipped.
+
+    >>> import tempfile
+    >>> from solo_ext.config.schema import Images as Section
+    >>> from solo_ext.data.digits import digits_folder
+    >>> from solo_ext.data.images import open_images
+    >>> digits = Section(dataset="custom", train_path=str(digits_folder("val")))
+    >>> out = Path(tempfile.mkdtemp())
+    >>> convert(open_images(digits, "train"), out, shard_bytes=100_000).images
+    397
+    >>> shards = Section(dataset="custom", train_path=str(out), format="streaming")
+    >>> len(open_images(shards, "train"))
+    397
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out / ".lock", 0):
+        if (out / INDEX).exists():
+            raise UserError(f"{str(out)!r} holds shards already; name another folder with --out")
+        what = {
+            "images": names_fingerprint(images),
+            "count": len(images),
+            "skip": isinstance(images, Skipping),
+            "shard_bytes": shard_bytes,
+        }
+        found = read_jsonl(out / STARTED)
+        if not found:
+            append_lines(out / STARTED, [what])
+        started, *shards = found or [what]
+        if started != what:
+            raise UserError(
+                f"{str(out)!r} holds a conversion of other images, or into shards of another size; "
+                "name another folder, or remove it"
+            )
+        return _converted(images, out, shard_bytes, progress, shards)
+
+
+def _converted(
+    images: Images,
+    out: Path,
+    shard_bytes: int,
+    progress: Callable[[int, int], None],
+    shards: list[dict[str, Any]],
+) -> Converted:
+    targets = np.array(targets_of(images), dtype=np.int32)
+    shard = _Shard(shard_bytes)
+
+    def write(done: int) -> None:
+        name, content = f"shard.{len(shards):05}.mds", shard.content()
+        atomic_write(out / name, lambda scratch: scratch.write_bytes(content))
+        entry = shard.entry(name, content)
+        shards.append({"index": entry, "done": done, "left_out": shard.left_out})
+        append_lines(out / STARTED, shards[-1:])
+
+    for at, index, encoded in _files(images, shards[-1]["done"] if shards else 0):
+        progress(at, len(images))
+        if encoded is None:
+            shard.left_out.append(index)
+            continue
+        sample = shard.sample(encoded, int(targets[index]))
+        if shard.samples and shard.size + len(sample) + 4 > min(shard_bytes, _MOST):
+            write(at)
+            shard = _Shard(shard_bytes)
+        shard.samples.append(sample)
+        shard.size += len(sample) + 4
+    if shard.samples or shard.left_out:
+        write(len(images))
+    progress(len(images), len(images))
+    left_out = {index for entry in shards for index in entry["left_out"]}
+    order = [index for _, index in _order(len(images), 0) if index not in left_out]
+    atomic_write(out / TARGETS, lambda scratch: save_targets(scratch, targets[order]))
+    entries = [entry["index"] for entry in shards if entry["index"]["samples"]]
+    about = {"version": 2, "shards": entries, "classes": class_names(images)}
+    write_text(out / INDEX, json.dumps(about, sort_keys=True))
+    (out / STARTED).unlink()
+    return Converted(len(order), len(entries), [name_of(images, i) for i in sorted(left_out)])
+
+
+def _order(size: int, start: int) -> Iterator[tuple[int, int]]:
+    """Places from ``start`` on, and the images there."""
+    entries = permutation(size, mix(0))
+    for first in range(start, size, _AT_ONCE):
+        places = np.arange(first, min(first + _AT_ONCE, size))
+        yield from zip(places.tolist(), entries(places).tolist(), strict=True)
+
+
+def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]]:
+    """Places from ``start`` on, the images there, and their files; ``None`` for one left out."""
+
+    def read(index: int) -> bytes | None:
+        try:
+            return _encoded(images, index)
+        except UnreadableImage:
+            if not isinstance(images, Skipping):
+                raise
+            return None
+
+    # PIL decodes in threads at once.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        order = _order(len(images), start)
+        while some := list(itertools.islice(order, _AHEAD)):
+            for (at, index), encoded in zip(
+                some, pool.map(read, [i for _, i in some]), strict=True
+            ):
+                yield at, index, encoded
+
+
+def _encoded(images: Images, index: int) -> bytes:
+    """A file of an image that can be read."""
+    source, (place,) = unwrapped(images, [index])
+    if isinstance(source, WithoutLabels):
+        source = source.images
+    if not hasattr(source, "encoded"):
+        file = io.BytesIO()
+        source[place][0].save(file, "PNG")
+        return file.getvalue()
+    try:
+        encoded: bytes = source.encoded(place)
+    except OSError as error:
+        if error.errno in NOT_THE_IMAGES_FAULT:
+            raise
+        raise UnreadableImage(name_of(images, index), error.strerror or str(error)) from None
+    decode_image(encoded, name_of(images, index))
+    return encoded
+
+
+class _Shard:
+    """A shard that grows in memory, with the columns ``image`` and ``label``."""
+
+    def __init__(self, limit: int) -> None:
+        self.about = {
+            "version": 2,
+            "format": "mds",
+            "compression": None,
+            "hashes": [_HASH],
+            "size_limit": limit,
+            "column_names": ["image", "label"],
+            "column_encodings": ["bytes", "int"],
+            "column_sizes": [None, 8],
+        }
+        self.header = json.dumps(self.about, sort_keys=True).encode()
+        self.samples: list[bytes] = []
+        self.left_out: list[int] = []
+        self.size = 8 + len(self.header)
+
+    @staticmethod
+    def sample(image: bytes, label: int) -> bytes:
+        return np.uint32(len(image)).tobytes() + image + np.int64(label).tobytes()
+
+    def content(self) -> bytes:
+        count = len(self.samples)
+        sizes = [4 + 4 * (count + 1) + len(self.header), *map(len, self.samples)]
+        offsets = np.cumsum(sizes).astype(np.uint32)
+        return b"".join([np.uint32(count).tobytes(), offsets.tobytes(), self.header, *self.samples])
+
+    def entry(self, name: str, content: bytes) -> dict[str, Any]:
+        hashes = {_HASH: hashlib.new(_HASH, content).hexdigest()}
+        raw = {"basename": name, "bytes": len(content), "hashes": hashes}
+        return {**self.about, "samples": len(self.samples), "raw_data": raw, "zip_data": None}
