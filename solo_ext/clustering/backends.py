@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from solo_ext.clustering.rows import blocks
 from solo_ext.core.errors import ConfigError, nearest
 
 # Need no further package.
@@ -32,7 +33,7 @@ def resolve_backend(
 
     Args:
         name: "auto", "torch", "hierarchical", "faiss" or "flash".
-        device: where the features are.
+        device: that computes.
         sharded: whether the rows are spread over several ranks.
         key: of the config, for messages.
 
@@ -54,7 +55,7 @@ def resolve_backend(
     if name not in _NEEDS:
         problem, remedy = "no such k-means backend", nearest(name, ["auto", *_OURS, *_NEEDS])
     elif name == "flash" and kind != "cuda":
-        problem = f"needs features on CUDA, these are on {kind}"
+        problem = f"needs CUDA, and this runs on {kind}"
     elif name == "faiss" and sharded:
         problem = "clusters in one process, and these rows are spread over several"
     elif not _installed(name):
@@ -71,7 +72,7 @@ def _installed(name: str) -> bool:
 def by_faiss(features: Tensor, means: Tensor, iterations: int) -> tuple[Tensor, int]:
     """Means and steps done by ``faiss.Kmeans`` on all rows, in fp32, without subsampling.
 
-    A faiss with GPU support clusters features on CUDA there.
+    A faiss with GPU support clusters on CUDA where the means are there.
 
     Source:
         Douze et al., The Faiss library, arXiv 2401.08281.
@@ -80,7 +81,7 @@ def by_faiss(features: Tensor, means: Tensor, iterations: int) -> tuple[Tensor, 
     import faiss
 
     n, width = features.shape
-    on_gpu = features.is_cuda and hasattr(faiss, "get_num_gpus") and faiss.get_num_gpus() > 0
+    on_gpu = means.is_cuda and hasattr(faiss, "get_num_gpus") and faiss.get_num_gpus() > 0
     trained: Any = faiss.Kmeans(
         width,
         len(means),
@@ -97,14 +98,21 @@ def by_faiss(features: Tensor, means: Tensor, iterations: int) -> tuple[Tensor, 
 def nearest_by_flash(features: Tensor, means: Tensor) -> Tensor:
     """Index (n,) of every row's nearest mean (K, D) by flash-kmeans' Triton kernel, in TF32.
 
-    It never writes the (n, K) distances. It is compiled anew for every n and K.
+    It never writes the (n, K) distances. It is compiled anew for every K and number of rows of a
+    block.
 
     Source:
         Flash-KMeans, arXiv 2603.09229.
     """
+    found = [
+        _by_kernel(block.float(), means.float()) for _, block in blocks(features, means.device)
+    ]
+    return torch.cat(found)
+
+
+def _by_kernel(features: Tensor, means: Tensor) -> Tensor:
     from flash_kmeans.assign_euclid_triton import euclid_assign_triton
 
-    features, means = features.float(), means.float()
     # |x - m|^2 = |x|^2 + 2 x.c + |m|^2 - 2 x.(m - c): with a centre c amid the means, the error of
     # the product is in proportion to their spread. Terms of x alone decide nothing, but the kernel
     # clips distances below 0: |x| |c| in place of x.c keeps them above.

@@ -53,6 +53,7 @@ def e_step(
     *,
     temperature: float,
     alpha: float = 10.0,
+    device: torch.device | None = None,
     **kmeans_options: Any,
 ) -> list[Granularity]:
     """Clusters a data set at several granularities and measures each cluster's concentration.
@@ -67,6 +68,7 @@ def e_step(
         num_prototypes: K of each granularity.
         temperature: mean of the concentrations.
         alpha: smooths the concentrations of small clusters.
+        device: that computes, if the features are on another one or in a file.
         **kmeans_options: as :func:`multi_granularity_kmeans` takes them, such as ``init``.
 
     Raises:
@@ -82,9 +84,11 @@ def e_step(
     Source:
         Li et al., ICLR 2021, arXiv 2005.04966.
     """
-    options = {"sharded": world_size() > 1, "row_ids": sample_ids, **kmeans_options}
+    device = device or features.device
+    shared = world_size() > 1
+    options = {"sharded": shared, "row_ids": sample_ids, "device": device, **kmeans_options}
     found = []
-    with propagate_rank_errors(features.device):
+    with propagate_rank_errors(device):
         for c in multi_granularity_kmeans(features, num_prototypes, **options):
             sizes = torch.bincount(c.assignments, minlength=len(c.means))
             sizes = _of_all(sizes, sum_over_ranks)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.clustering.lloyd import assign, lloyd, scores, search
-from solo_ext.clustering.rows import Rows
+from solo_ext.clustering.rows import Rows, blocks
 
 # Of N x K scores a step computes about _NEAREST / sqrt(K). One group would leave borders between
 # groups where they are.
@@ -54,25 +54,32 @@ class NearestInGroups:
         if self._centres is None:
             self._centres, self._members = self._grouped(means)
         group = assign(means, self._centres)
+        groups = [(group == number).nonzero()[:, 0] for number in range(len(self._centres))]
         centre = means.double().mean(0)
         best = means.new_full((len(features),), -torch.inf)
         found = torch.zeros(len(features), dtype=torch.int64, device=means.device)
-        for number, own in enumerate(self._members):
-            which = (group == number).nonzero()[:, 0]
-            if not len(which) or not len(own):
-                continue
-            score, place = search(features, means[which], centre, own)
-            mean, held, old = which[place], best[own], found[own]
-            nearer = (score > held) | ((score == held) & (mean < old))
-            best[own] = torch.where(nearer, score, held)
-            found[own] = torch.where(nearer, mean, old)
+        for (part, block), members in zip(
+            blocks(features, means.device), self._members, strict=True
+        ):
+            near, nearest = best[part], found[part]
+            for which, own in zip(groups, members, strict=True):
+                if not len(which) or not len(own):
+                    continue
+                score, place = search(block, means[which], centre, own)
+                mean, held, old = which[place], near[own], nearest[own]
+                nearer = (score > held) | ((score == held) & (mean < old))
+                near[own] = torch.where(nearer, score, held)
+                nearest[own] = torch.where(nearer, mean, old)
         # Both groups of a row may have lost their means to refills and relocations.
         missed = best.isneginf().nonzero()[:, 0]
         found[missed] = search(features, means, centre, missed)[1]
         return found
 
-    def _grouped(self, means: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Centres (G, D) of the groups, and for each the rows that have it among their nearest."""
+    def _grouped(self, means: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        """Centres (G, D) of the groups; of each block the rows that have each among their nearest.
+
+        Rows by their places in the block.
+        """
         count = round(math.sqrt(len(means)))
         ids = torch.arange(len(means), device=means.device)
         largest = float(means.abs().amax())
@@ -82,10 +89,12 @@ class NearestInGroups:
         )
         centres, _ = lloyd(level, means[:count].clone(), _GROUP_STEPS)
         probed = min(_NEAREST, count)
-        features = self._rows.features
-        near = torch.empty(len(features), probed, dtype=torch.int64, device=means.device)
-        for part, tile in scores(features, centres, centres.double().mean(0)):
-            near[part] = tile.topk(probed).indices
-        near = near.flatten()
-        sizes = torch.bincount(near, minlength=count).tolist()
-        return centres, torch.split(near.argsort(stable=True) // probed, sizes)
+        centre, members = centres.double().mean(0), []
+        for _, block in blocks(self._rows.features, means.device):
+            near = torch.empty(len(block), probed, dtype=torch.int64, device=means.device)
+            for part, tile in scores(block, centres, centre):
+                near[part] = tile.topk(probed).indices
+            near = near.flatten()
+            sizes = torch.bincount(near, minlength=count).tolist()
+            members.append(torch.split(near.argsort(stable=True) // probed, sizes))
+        return centres, members

@@ -80,6 +80,7 @@ def multi_granularity_kmeans(
     relocate: bool | None = None,
     sample: int | None = None,
     sample_seed: int = 0,
+    device: torch.device | str | None = None,
 ) -> list[Clustering]:
     """Clusters the same rows by Lloyd's algorithm, independently for several numbers of clusters.
 
@@ -97,7 +98,8 @@ def multi_granularity_kmeans(
 
     Args:
         features: (n, D), floating and finite; with ``sharded`` the rows of this rank, n >= 0.
-            Half precision is read as it is and converted to fp32 part by part.
+            Half precision is read as it is and converted to fp32 part by part. They may be larger
+            than the memory: mapped from a file, as ``torch.from_file`` and ``numpy.memmap`` do.
         num_clusters: K of each clustering, from 1 to the number of rows of all ranks; equal ones
             are allowed.
         init: (K, D) first means of each, for example of the last epoch; rank 0's are used.
@@ -116,6 +118,8 @@ def multi_granularity_kmeans(
             others in warm starts only.
         sample: number of rows that k-means runs on, >= K; by default, or if there are no more, all.
         sample_seed: seed of their draw.
+        device: that computes and holds everything but the features, which it reads block by block;
+            by default theirs.
 
     Returns:
         One clustering for each number, in the order of the list. Means and distances are fp64 for
@@ -141,8 +145,9 @@ def multi_granularity_kmeans(
             f"init holds the means of {len(init)} clusterings, restarts={restarts}; pass one "
             f"(K, D) tensor for each of the {len(num_clusters)} numbers, and one start"
         )
-    with propagate_rank_errors(features.device, among=sharded):
-        rows = rows_of(features, row_ids, sharded)
+    device = features.device if device is None else torch.device(device)
+    with propagate_rank_errors(device, among=sharded):
+        rows = rows_of(features, row_ids, sharded, device)
         seen = rows if sample is None else rows.drawn(sample, sample_seed)
         for size in num_clusters:
             if not 1 <= size <= seen.total:
@@ -150,7 +155,7 @@ def multi_granularity_kmeans(
                     f"num_clusters={size}: there are {seen.total} rows; ask for 1 to that many"
                 )
         if backend != "torch":
-            backend = resolve_backend(backend, features.device, sharded=rows.shared)
+            backend = resolve_backend(backend, device, sharded=rows.shared)
         if relocate is None:
             # Searching groups, Lloyd's steps alone end in worse optima, also in cold starts.
             relocate = init is not None or backend == "hierarchical"
@@ -186,7 +191,7 @@ def _checked_init(rows: Rows, init: Tensor, num_clusters: int) -> Tensor:
             f"init has the shape {tuple(init.shape)}; pass finite means of the shape {shape}, one "
             "for each cluster"
         )
-    return rows.from_first(init.detach().to(rows.features.device, rows.dtype, copy=True))
+    return rows.from_first(init.detach().to(rows.device, rows.dtype, copy=True))
 
 
 def _moved(

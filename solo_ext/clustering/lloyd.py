@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.clustering.relocation import Relocation
-from solo_ext.clustering.rows import Rows, exact_scale, on_grid, tile_rows
+from solo_ext.clustering.rows import Rows, exact_scale, on_grid, taken, tile_rows
 from solo_ext.core.precision import Precision, matmul_precision
 
 # Half the distance between the two means of a split cluster, relative to each coordinate.
@@ -18,6 +18,8 @@ _PERTURBATION = 1 / 1024
 _MOST_MOVED = 0.5
 # Rows of a tile on a CPU where only some are wanted: a third faster than 4096 for 45 means.
 _MOST_WANTED = 1024
+# Rows whose numbers are updated at a time: of all rows they would take most of the memory.
+_AT_ONCE = 2**20
 # Scores whose maximum is taken first, without its place: on a CPU that is several times faster than
 # a maximum with its place.
 _GROUP = 32
@@ -86,10 +88,10 @@ def _follow(
     rows: Rows, scale: float, old: Tensor | None, new: Tensor, sums: Tensor, sizes: Tensor
 ) -> int:
     """Updates sums and sizes by the rows that changed their cluster; returns how many did."""
-    features, change, count = rows.features, torch.zeros_like(sums), torch.zeros_like(sizes)
+    change, count = torch.zeros_like(sums), torch.zeros_like(sizes)
     moved = (new != (-1 if old is None else old)).nonzero()[:, 0]
-    for part in torch.split(moved, tile_rows(features.shape[1], features.device)):
-        values = on_grid(features.index_select(0, part), scale)
+    for part in torch.split(moved, tile_rows(sums.shape[1], rows.device)):
+        values = on_grid(taken(rows.features, part, rows.device), scale)
         ones = torch.ones_like(part)
         target = new.index_select(0, part)
         change.index_add_(0, target, values)
@@ -100,7 +102,7 @@ def _follow(
             count.index_add_(0, source, ones.neg_())
     sums += rows.sum(change)
     sizes += rows.sum(count)
-    return int(rows.sum(torch.tensor(len(moved), device=features.device)))
+    return int(rows.sum(torch.tensor(len(moved), device=rows.device)))
 
 
 def _refilled(means: Tensor, sizes: Tensor) -> Tensor:
@@ -148,15 +150,15 @@ class Nearest:
     def _updated(self, means: Tensor, moved: Tensor) -> Tensor:
         found = self._found.clone()
         left, which = moved.index_select(0, found), moved.nonzero()[:, 0]
-        lost, kept = left.nonzero()[:, 0], (~left).nonzero()[:, 0]
-        if len(which):
+        for kept in torch.split((~left).nonzero()[:, 0], _AT_ONCE) if len(which) else ():
             score, place = search(self._features, means[which], self._centre, kept)
             mean = which[place]
             best, now = self._best[kept], found[kept]
             nearer = (score > best) | ((score == best) & (mean < now))
             self._best[kept] = torch.where(nearer, score, best)
             found[kept] = torch.where(nearer, mean, now)
-        self._best[lost], found[lost] = search(self._features, means, self._centre, lost)
+        for lost in torch.split(left.nonzero()[:, 0], _AT_ONCE):
+            self._best[lost], found[lost] = search(self._features, means, self._centre, lost)
         return found
 
 
@@ -186,7 +188,7 @@ def search(
     """
     n = len(features) if wanted is None else len(wanted)
     best = means.new_empty(n)
-    found = torch.empty(n, dtype=torch.int64, device=features.device)
+    found = torch.empty(n, dtype=torch.int64, device=means.device)
     for part, tile in scores(features, means, centre, wanted):
         best[part], found[part] = _first_largest(tile)
     return best, found
@@ -202,8 +204,8 @@ def scores(
     the spread of the means and not to their distance from the origin.
 
     Args:
-        features: (n, D), floating.
-        means: (K, D), fp32 or fp64; the dtype of the products.
+        features: (n, D), floating, on any device.
+        means: (K, D), fp32 or fp64; the dtype of the products, which their device computes.
         centre: (D,) fp64. Only scores with the same centre can be compared.
         wanted: (m,) int64 numbers of the rows to search; by default all.
 
@@ -221,12 +223,13 @@ def scores(
     centred = means.double() - centre
     bias = -(centred.square().sum(1) / 2 + centred @ centre).to(means.dtype)
     weight = centred.to(means.dtype)
-    if features.device.type == "cpu" and len(means) > 2 * _GROUP:
+    on_cpu = means.device.type == "cpu"
+    if on_cpu and len(means) > 2 * _GROUP:
         fill = -len(means) % _GROUP
         weight = F.pad(weight, (0, 0, 0, fill))
         bias = F.pad(bias, (0, fill), value=-torch.inf)
-    rows = tile_rows(len(weight), features.device)
-    if wanted is not None and features.device.type == "cpu":
+    rows = tile_rows(len(weight), means.device)
+    if wanted is not None and on_cpu:
         # Lists of rows are often short: less of the last tile is padding.
         rows = min(rows, _MOST_WANTED)
     tile_scores = means.new_empty(rows, len(weight))
@@ -235,8 +238,8 @@ def scores(
     padded = means.new_zeros(rows, features.shape[1])
     for start in range(0, n, rows):
         part = slice(start, start + rows)
-        tile = features[part] if wanted is None else features.index_select(0, wanted[part])
-        tile = tile.to(means.dtype)
+        which = part if wanted is None else wanted[part]
+        tile = taken(features, which, means.device).to(means.dtype)
         count = len(tile)
         if count < rows:
             padded[:count] = tile
@@ -265,10 +268,11 @@ def distances_to(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor
         >>> distances_to(x, means, torch.tensor([0, 0]))
         tensor([5., 1.])
     """
-    rows = tile_rows(features.shape[1], features.device)
+    rows = tile_rows(features.shape[1], means.device)
     found = means.new_empty(len(features))
     for start in range(0, len(features), rows):
         part = slice(start, start + rows)
-        difference = features[part].to(means.dtype) - means.index_select(0, assignments[part])
+        tile = taken(features, part, means.device).to(means.dtype)
+        difference = tile - means.index_select(0, assignments[part])
         found[part] = torch.linalg.vector_norm(difference, dim=1)
     return found

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from solo_ext.clustering.rows import Rows, exact_scale, on_grid, tile_rows, tiles
+from solo_ext.clustering.rows import Rows, exact_scale, on_grid, taken, tile_rows, tiles
 from solo_ext.core.distributed import rank, world_size
 
 # Clusters that are split on trial per step: enough to try a few hundred in five steps, few enough
@@ -50,11 +50,12 @@ class Relocation:
         self._rows, self._scale, self._draw = rows, scale, 0
         width = rows.features.shape[1]
         self._square_scale = exact_scale(rows.largest * rows.largest * width, rows.total)
-        self._squares = torch.cat([self._squared(part) for part in tiles(rows.features)])
+        parts = tiles(rows.features, rows.device)
+        self._squares = torch.cat([self._squared(part) for part in parts])
         # Gain that the last trial split found; infinite for clusters that were never tried or have
         # changed since.
         self._tried = torch.full((num_clusters,), torch.inf, dtype=torch.float64)
-        self._tried = self._tried.to(rows.features.device)
+        self._tried = self._tried.to(rows.device)
 
     def __call__(self, assignments: Tensor, sums: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Relocates where the gain exceeds the cost.
@@ -184,10 +185,10 @@ def halves(
             if direction is None or limit is None:
                 first = _drawn(rows.ids.index_select(0, own), draw)
             else:
-                x = rows.features.index_select(0, own).to(rows.dtype)
+                x = taken(rows.features, own, rows.device).to(rows.dtype)
                 first = (x * direction.index_select(0, at)).sum(1) > limit.index_select(0, at)
             own, at = own[first], at[first]
-            sums.index_add_(0, at, on_grid(rows.features.index_select(0, own), scale))
+            sums.index_add_(0, at, on_grid(taken(rows.features, own, rows.device), scale))
             sizes.index_add_(0, at, torch.ones_like(at))
         rows.sum(sums)
         rows.sum(sizes)

@@ -21,6 +21,8 @@ _TILE = {"cpu": 2**19, "cuda": 2**24}
 _MOST_ROWS = {"cpu": 2**12, "cuda": 2**15}
 _FEWEST_ROWS = 256
 _ROW_BLOCK = 64
+# Bytes of a block of rows, of which a device holds one at a time. Not measured.
+_BLOCK_BYTES = {"cpu": 2**28, "cuda": 2**30}
 
 
 def tile_rows(width: int, device: torch.device) -> int:
@@ -35,16 +37,49 @@ def tile_rows(width: int, device: torch.device) -> int:
     return max(rows, _FEWEST_ROWS)
 
 
-def tiles(features: Tensor) -> Iterator[Tensor]:
+def taken(features: Tensor, which: slice | Tensor, device: torch.device) -> Tensor:
+    """Some of the rows (n, D), by a slice or by their places (m,), on the device that computes.
+
+    Features may be larger than that device, or than the memory: on another device or in a mapped
+    file. They are therefore read by this function alone, a tile or a block at a time.
+
+    Example:
+        >>> taken(torch.eye(3), torch.tensor([2, 0]), torch.device("cpu"))
+        tensor([[0., 0., 1.],
+                [1., 0., 0.]])
+    """
+    if isinstance(which, slice):
+        return features[which].to(device)
+    return features.index_select(0, which.to(features.device)).to(device)
+
+
+def tiles(features: Tensor, device: torch.device) -> Iterator[Tensor]:
     """The rows (n, D) in order, in tiles; one empty tile if there are no rows.
 
     Example:
-        >>> [tuple(tile.shape) for tile in tiles(torch.zeros(5000, 8))]
+        >>> [tuple(tile.shape) for tile in tiles(torch.zeros(5000, 8), torch.device("cpu"))]
         [(4096, 8), (904, 8)]
     """
-    size = tile_rows(max(1, features.shape[1]), features.device)
+    size = tile_rows(max(1, features.shape[1]), device)
     for start in range(0, max(1, len(features)), size):
-        yield features[start : start + size]
+        yield taken(features, slice(start, start + size), device)
+
+
+def blocks(features: Tensor, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
+    """As :func:`tiles`, in blocks of many tiles, with their places.
+
+    For what reads rows several times, or in another order than they lie in: a file is then still
+    read once and from its beginning to its end.
+
+    Example:
+        >>> [(part, len(block)) for part, block in blocks(torch.zeros(5, 8), torch.device("cpu"))]
+        [(slice(0, 5, None), 5)]
+    """
+    kind = "cpu" if device.type == "cpu" else "cuda"
+    size = max(1, _BLOCK_BYTES[kind] // max(1, features[:1].nbytes))
+    for start in range(0, max(1, len(features)), size):
+        part = slice(start, min(len(features), start + size))
+        yield part, taken(features, part, device)
 
 
 @dataclass(frozen=True)
@@ -52,8 +87,8 @@ class Rows:
     """Rows of this process, and what it knows about all rows.
 
     Attributes:
-        features: (n, D) rows of this process.
-        ids: (n,) int64, their numbers among all rows.
+        features: (n, D) rows of this process, on any device, as :func:`taken` reads them.
+        ids: (n,) int64, their numbers among all rows, on the device that computes.
         total: number of rows of all ranks.
         largest: largest absolute value of all rows, or a bound on it.
         shared: whether the rows are spread over ranks.
@@ -69,6 +104,11 @@ class Rows:
     total: int
     largest: float
     shared: bool
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes."""
+        return self.ids.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -95,24 +135,31 @@ class Rows:
 
     def select(self, wanted: Tensor) -> Tensor:
         """(K, D) rows of all ranks by their distinct numbers (K,), in the computation's dtype."""
-        ascending, order = wanted.to(self.ids.device).sort()
+        ascending, order = wanted.to(self.device).sort()
         own, place = self._among(ascending)
-        width, device = self.features.shape[1], self.features.device
+        width, device = self.features.shape[1], self.device
         found = torch.zeros(len(wanted), width, dtype=self.dtype, device=device)
-        found[order[place]] = self.features.index_select(0, own).to(self.dtype)
+        found[order[place]] = taken(self.features, own, device).to(self.dtype)
         # Each row is on one rank and zero on the others, so the sum is that row.
         return self.sum(found)
 
     def drawn(self, count: int, seed: int) -> Rows:
         """``count`` rows without replacement, in their order, the same for any spread over ranks.
 
-        They are in memory and numbered anew; these rows themselves if there are no more.
+        They are on the device that computes and numbered anew; these rows themselves if there are
+        no more.
         """
         if count >= self.total:
             return self
         lots = torch.from_numpy(permutation(self.total, seed)(np.arange(count)))
-        own, place = self._among(lots.sort().values.to(self.ids.device))
-        return replace(self, features=self.features.index_select(0, own), ids=place, total=count)
+        own, place = self._among(lots.sort().values.to(self.device))
+        width = self.features.shape[1]
+        sample = self.features.new_empty(len(own), width, device=self.device)
+        size = tile_rows(max(1, width), self.device)
+        parts = torch.split(sample, size), torch.split(own, size)
+        for part, which in zip(*parts, strict=True):
+            part.copy_(taken(self.features, which, self.device))
+        return replace(self, features=sample, ids=place, total=count)
 
     def _among(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of this process whose number is in ascending ``numbers``, and their places there."""
@@ -121,13 +168,16 @@ class Rows:
         return own, place.index_select(0, own)
 
 
-def rows_of(features: Tensor, row_ids: Tensor | None, sharded: bool) -> Rows:
+def rows_of(
+    features: Tensor, row_ids: Tensor | None, sharded: bool, device: torch.device | None = None
+) -> Rows:
     """Checks the rows and exchanges numbers of rows and largest values between ranks.
 
     Args:
         features: (n, D), floating; n may be 0 on a rank.
         row_ids: (n,) integers, over all ranks each of 0 to N - 1 once; by default rank by rank.
         sharded: whether every rank holds a share of the rows.
+        device: that computes; by default that of the features.
 
     Raises:
         ValueError: features that are not 2-D, floating or finite, not as many row numbers, or
@@ -148,7 +198,7 @@ def rows_of(features: Tensor, row_ids: Tensor | None, sharded: bool) -> Rows:
             f"row_ids have the shape {tuple(row_ids.shape)}; pass one for each of the "
             f"{len(features)} rows of features"
         )
-    shared, device = sharded and world_size() > 1, features.device
+    shared, device = sharded and world_size() > 1, device or features.device
     count = torch.tensor([len(features)], device=device)
     if shared:
         rank_barrier(device)
@@ -167,7 +217,7 @@ def rows_of(features: Tensor, row_ids: Tensor | None, sharded: bool) -> Rows:
     # The number of rows that are not finite, and the sum of the numbers, in one exchange.
     both = torch.zeros(2, dtype=torch.int64, device=device)
     both[1] = row_ids.sum()
-    for tile in tiles(features) if len(features) else ():
+    for tile in tiles(features, device) if len(features) else ():
         of_rows = tile.abs().amax(1)
         both[0] += (~of_rows.isfinite()).sum()
         largest = torch.maximum(largest, of_rows.amax().double())

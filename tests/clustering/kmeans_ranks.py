@@ -87,8 +87,20 @@ def merged(rows: Rows) -> tuple[Tensor, Tensor, int]:
         return *merge_costs(means, sizes, rows), products.rows
 
 
-def steps(ids: Tensor) -> list[list[Granularity]]:
-    """A cold E-step, and a warm one on features that moved; of 301 rows around ten directions."""
+def mapped(x: Tensor, folder: Path) -> Tensor:
+    """The same rows in a file."""
+    file = folder / f"features-{os.getpid()}"
+    found = torch.from_file(str(file), shared=True, size=x.numel(), dtype=x.dtype).view(x.shape)
+    return found.copy_(x)
+
+
+def steps(ids: Tensor, folder: Path | None = None) -> list[list[Granularity]]:
+    """A cold E-step, and a warm one on features that moved; of 301 rows around ten directions.
+
+    Args:
+        ids: rows of this process.
+        folder: of a file that the features lie in; by default in memory.
+    """
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(10, 16, generator=generator)
     spread = 0.3 * torch.randn(SAMPLES, 16, generator=generator)
@@ -96,7 +108,8 @@ def steps(ids: Tensor) -> list[list[Granularity]]:
     found: list[list[Granularity]] = []
     for table in (x, F.normalize(x + 0.1 * x.roll(1, 0), dim=1)):
         init = [g.means for g in found[-1]] if found else None
-        found.append(e_step(table[ids], ids, SAMPLES, [4, 30, 300], temperature=0.2, init=init))
+        own = table[ids] if folder is None else mapped(table[ids], folder)
+        found.append(e_step(own, ids, SAMPLES, [4, 30, 300], temperature=0.2, init=init))
     return found
 
 
@@ -141,7 +154,8 @@ def run(rank: int, folder: str) -> None:
     found["own init"] = tuple(kmeans(x, CLUSTERS, sharded=True, init=init, iterations=6))
     found["merged"] = merged(rows_of(x, None, True))
     found["refusals"] = refusals(rank)
-    own = steps(torch.arange(rank, SAMPLES, RANKS))
-    found["steps"] = [[tuple(granularity) for granularity in step] for step in own]
+    for name, place in (("steps", None), ("steps of a file", Path(folder))):
+        own = steps(torch.arange(rank, SAMPLES, RANKS), place)
+        found[name] = [[tuple(granularity) for granularity in step] for step in own]
     torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()

@@ -78,7 +78,7 @@ def test_explicit_names(installed: set[str]) -> None:
         ((), "fais", {}, "did you mean 'faiss'.*auto, faiss, flash, hierarchical, torch"),
         ((), "faiss", {}, r'faiss is not installed; pip install "solo-ext\[faiss\]"'),
         (("faiss",), "faiss", {"sharded": True}, "spread over several; use auto or torch"),
-        (("flash_kmeans",), "flash", {}, "on CUDA, these are on cpu"),
+        (("flash_kmeans",), "flash", {}, "needs CUDA, and this runs on cpu"),
     ],
 )
 def test_refuses(
