@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, SerializeAsAny, model_va
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import (
+    FolderName,
     LearningRate,
     NonNegativeFloat,
     NonNegativeInt,
@@ -61,8 +61,6 @@ OnlineProtocol = Literal[
 """Names of the protocols in ``solo_ext.lab``, which this package must not import."""
 Batches = NonNegativeInt | Probability | None
 RunName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
-FolderName = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(os.path.expanduser)]
-"""A path; ``~`` is the home folder, as in a shell."""
 Format = Literal["image_folder", "h5", "huggingface", "streaming", "dali"]
 Size = Annotated[str, Field(pattern=r"^[1-9]\d*(mb|gb|tb)$")]
 """Bytes in units of 1024, such as ``200gb``."""

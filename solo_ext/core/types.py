@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 
@@ -31,6 +32,8 @@ LearningRate = Annotated[float, Gt(0), Le(1e30)]
 """Learning rates above 1e30 overflow in single precision."""
 Probability = Annotated[float, Ge(0), Le(1)]
 ProbabilityBelowOne = Annotated[float, Ge(0), Lt(1)]
+FolderName = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(os.path.expanduser)]
+"""A path; ``~`` is the home folder, as in a shell."""
 
 
 class Section(BaseModel):

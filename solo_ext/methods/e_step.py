@@ -7,10 +7,14 @@ all images, runs k-means (:func:`solo_ext.clustering.e_step`), logs the result a
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from annotated_types import MinLen
@@ -21,7 +25,8 @@ from solo_ext.core import distributed
 from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
 from solo_ext.core.draws import LARGE, mix
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from solo_ext.core.files import writing
+from solo_ext.core.types import FolderName, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank
 from solo_ext.methods.registry import logger
@@ -67,6 +72,8 @@ class EStepKwargs(Section):
         e_step_every: epochs between E-steps.
         e_step_sample: number of images that k-means runs on, drawn anew in every epoch; all images
             are then assigned to the prototypes it finds. Null takes all.
+        features_dir: folder on a local disk, where the embeddings lie during an ``exact`` E-step;
+            null: on the device. The prototypes are the same.
         kmeans: as :class:`KMeansKwargs`.
     """
 
@@ -76,6 +83,7 @@ class EStepKwargs(Section):
     e_step: Literal["exact", "bank"] = "exact"
     e_step_every: PositiveInt = 1
     e_step_sample: PositiveInt | None = None
+    features_dir: FolderName | None = None
     kmeans: KMeansKwargs = KMeansKwargs()
 
 
@@ -96,6 +104,13 @@ def check_e_step(settings: Any, key: str) -> None:
             settings.e_step_sample,
             f"k-means cannot find {finest} prototypes among fewer images",
             f"allowed: null, which takes all, or numbers from {finest} on",
+        )
+    if settings.features_dir is not None and settings.e_step == "bank":
+        raise ConfigError(
+            f"{key}.features_dir",
+            settings.features_dir,
+            "the bank lies on the device, and k-means reads it there",
+            f"remove it, or set {key}.e_step=exact",
         )
     if settings.kmeans.backend != "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -168,6 +183,8 @@ class EStep:
         self._config = common_config(method.cfg)
         self._dataset = dataset = training_set(method.trainer, self._config)
         self._size, self._labels = len(dataset), labels_of(dataset)
+        # Those that this rank embeds: of its share.
+        self._samples = range(distributed.rank(), self._size, distributed.world_size())
         # solo-learn's own script skips our checks of the data before the run.
         check_prototypes(self.settings, self.key, self._size)
         shares = self.prototypes.assignments[0], () if self.bank is None else self.bank.value
@@ -181,6 +198,11 @@ class EStep:
         if self.bank is not None and not len(self.bank.value):
             self.bank.resize_(self._size)
         self.backend = _resolved(self.settings.kmeans.backend, method.device, self.key)
+        if self.settings.features_dir is not None:
+            with propagate_rank_errors(method.device):
+                # A disk without room is found now and not epochs later: every process holds its
+                # file until all have one.
+                _held = self._room(method.device)
         late, last = self.settings.warmup_epochs, method.cfg.max_epochs
         if late >= last:
             rank_zero_only(logger.warning)(
@@ -227,8 +249,7 @@ class EStep:
         state, settings, kmeans = self.prototypes, self.settings, self.settings.kmeans
         begin, epoch, warm = time.monotonic(), method.current_epoch, state.epoch >= 0
         seed = method.cfg.get("seed") or 0
-        # The samples that this rank embeds: those of its share.
-        samples = range(distributed.rank(), self._size, distributed.world_size())
+        samples = self._samples
         sample = {}
         if settings.e_step_sample is not None:
             sample = {"sample": settings.e_step_sample, "sample_seed": mix(seed, epoch)}
@@ -249,6 +270,7 @@ class EStep:
                 restarts=1 if warm else kmeans.restarts,
                 seed=seed,
                 backend=self.backend,
+                device=method.device,
                 **sample,
             )
             means, concentration, assignments, *_ = zip(*found, strict=True)
@@ -268,15 +290,31 @@ class EStep:
                 "e_step/seconds_kmeans": seconds[1],
             }
 
+    def _room(self, device: torch.device) -> Tensor:
+        """Room for the features (n_local, D): on the device, or in a file that has no name.
+
+        The system removes such a file with the last reference to it, also when it kills us.
+        """
+        count, dim = len(self._samples), self.prototypes.means[0].shape[1]
+        if self.settings.features_dir is None:
+            return torch.zeros(count, dim, device=device)
+        folder, rows = Path(self.settings.features_dir), max(1, count)
+        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
+            if hasattr(os, "posix_fallocate"):
+                # A full disk is an error here; it would end a process that writes to mapped memory.
+                os.posix_fallocate(file.fileno(), 0, 4 * dim * rows)
+            return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(rows, dim)))[:count]
+
     def _features(self, method: Any, samples: Sequence[int]) -> Tensor:
         """(n_local, D) unit features of some samples."""
         rank_barrier(method.device)
         # DDP synchronises buffers in its own forward pass only, which this pass does not use.
         distributed.broadcast_buffers(*method.embedder)
         if self.bank is None:
-            dim, device = self.prototypes.means[0].shape[1], method.device
-            features = torch.zeros(len(samples), dim, device=device)
-            self._embed(method, samples, torch.arange(len(samples), device=device), features)
+            features = self._room(method.device)
+            rows = torch.arange(len(samples), device=features.device)
+            self._embed(method, samples, rows, features)
             return features
         # This rank's share of the bank has just these samples.
         features, missing = self.bank.value.float(), (~self.bank.filled).nonzero().squeeze(1)
@@ -301,7 +339,7 @@ class EStep:
             for number, images in enumerate(batches):
                 embedded = method.embed(images.to(device, non_blocking=True))
                 part = rows[number * size : (number + 1) * size]
-                features[part] = F.normalize(embedded.float(), dim=1)
+                features[part] = F.normalize(embedded.float(), dim=1).to(features.device)
                 if 0 < number < shared and number % _BARRIER_EVERY == 0:
                     # Without barriers, fast ranks would wait in one collective until it times out.
                     rank_barrier(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from solo_ext import clustering
+from solo_ext.core.errors import UserError
 from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -65,6 +67,45 @@ def test_a_sample_is_drawn_anew_in_every_epoch(
         of_all = torch.stack([given["features"][assigned == c].mean(0) for c in range(4)])
         assert not torch.allclose(of_all, left["means_0"], atol=1e-3)
     assert logged["e_step/objective_4"] == pytest.approx(float(nearest.square().mean()), rel=1e-3)
+
+
+def files_in(folder: Path) -> list[str]:
+    """Files of a folder that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if f"{folder}/" in line]
+
+
+@pytest.mark.parametrize("ends", ["well", "in an error"])
+def test_features_lie_in_a_file_that_has_no_name(
+    train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: str
+) -> None:
+    """So that nothing of it stays, however the E-step ends."""
+    real, seen, folder = clustering.e_step, list[Any](), tmp_path / "new" / "disk"
+
+    def noted(features: Any, *args: Any, **kwargs: Any) -> Any:
+        (line,) = files_in(folder)
+        begin, end = (int(place, 16) for place in line.split()[0].split("-"))
+        assert begin <= features.data_ptr() < end
+        assert features.norm(dim=1).allclose(torch.ones(IMAGES))
+        seen.append((line, os.listdir(folder)))
+        if ends != "well":
+            raise ValueError("of k-means")
+        return real(features, *args, **kwargs)
+
+    monkeypatch.setattr(clustering, "e_step", noted)
+    settings = {**CLUSTERED["clusters"], "features_dir": str(folder)}
+    kwargs = {**CLUSTERED, "clusters": settings}
+    if ends == "well":
+        train("metric", method_kwargs=kwargs, max_epochs=2)
+    else:
+        with pytest.raises(UserError, match="ValueError: of k-means"):
+            train("metric", method_kwargs=kwargs)
+    assert len(seen) == (2 if ends == "well" else 1)
+    for line, names in seen:
+        assert line.endswith("(deleted)")
+        assert names == []
+    gc.collect()
+    assert files_in(folder) == os.listdir(folder) == []
 
 
 @pytest.mark.slow

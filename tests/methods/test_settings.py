@@ -192,6 +192,10 @@ REFUSED_BY_PCL: dict[str, tuple[dict[str, Any], str]] = {
         {"method_kwargs": {"num_prototypes": [3, 30], "e_step_sample": 29}},
         "method_kwargs.e_step_sample=29: k-means cannot find 30 prototypes.*numbers from 30 on",
     ),
+    "a bank on the disk": (
+        {"method_kwargs": {"features_dir": "there", "e_step": "bank"}},
+        "method_kwargs.features_dir='there': the bank lies on the device.*e_step=exact",
+    ),
     "momentum classifier that sees half": (
         {"momentum": {"classifier": True}},
         "momentum.classifier=true.*symmetric",

@@ -66,6 +66,8 @@ _NOT_OF_THE_RUN = {
     "data.streaming.cache_limit",
     "data.streaming.download_retry",
     "data.streaming.download_timeout",
+    "method_kwargs.features_dir",
+    "method_kwargs.clusters.features_dir",
     "on_nonfinite",
 }
 

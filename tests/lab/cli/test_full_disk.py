@@ -117,6 +117,24 @@ def test_export(form: str, options: str, own_run: Path, command: Command, tmp_pa
         assert not out.exists()
 
 
+def test_features_of_an_e_step(
+    make_config: Callable[..., dict[str, Any]], command: Command, tmp_path: Path
+) -> None:
+    """Before an epoch is trained, though the first E-step comes later."""
+    with small_disk(tmp_path / "disk", "size=1m") as disk:
+        # 1.5 kB of features.
+        use_up(disk)
+        kwargs = {"features_dir": str(disk / "features"), "warmup_epochs": 1}
+        (disk / "empty-0").unlink()
+        config = make_config("pcl", method_kwargs=kwargs, max_epochs=2)
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+        given = ("--config-path", str(tmp_path), "--config-name", "mine")
+        run = tmp_path / "run"
+        line = assert_one_line(command("pretrain", *given, "--run-dir", str(run)))
+        assert str(disk / "features") in line
+        assert checkpoints(run) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", DISKS.values(), ids=DISKS)
 def test_pretrain_and_benchmark(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,19 @@ def test_clusters_are_rematched_as_before(
     # Killed within the third epoch, whose checkpoint is of before its clusters.
     assert moves[2:] == [*moves[:2], moves[1]]
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("method", ["pcl", pytest.param("metric", marks=pytest.mark.slow)])
+def test_features_of_e_steps_may_lie_on_a_disk(
+    method: str, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Of every E-step, cold and warm, or from the resumption on."""
+    whole = config_of(make_config, method)
+    parts = copy.deepcopy(whole)
+    kwargs = parts["method_kwargs"]
+    kwargs.get("clusters", kwargs)["features_dir"] = str(tmp_path / "disk")
+    assert_resumes(whole, tmp_path, STEPS + 2, parts=parts)
+    assert list((tmp_path / "disk").iterdir()) == []
 
 
 @pytest.mark.slow
