@@ -247,14 +247,19 @@ def e_step(
     return total
 
 
-def e_step_memory(s: Sizes, counts: Sequence[int]) -> tuple[int, int]:
-    """Bytes on a device in an E-step: a process's share of the features, and of the clusters.
+def e_step_memory(
+    s: Sizes, counts: Sequence[int], *, hierarchical: bool = False
+) -> tuple[int, int]:
+    """Bytes in an E-step: a process's share of the features, and the most of other numbers a row.
 
-    ``4 D n / R``, and ``20 M n / R``: numbers of clusters as they were, as k-means finds them, with
-    distances, and as they are stored. To match the clusters as they were and as they are takes
-    ``16 n / R``.
+    ``4 D n / R``, none of it on the device with ``features_dir``, and ``(36 + 16 M) n / R``: which
+    samples they are, the clusters as they were, as k-means finds them with distances, and the 28
+    bytes of a row that k-means needs for a moment, relocation included. Hierarchical k-means needs
+    up to 22 more. Tiles, and the block that features are read in, come on top.
     """
-    return FLOAT * s.dim * s.share, (LONG + FLOAT + 2 * INT) * len(counts) * s.share
+    moment = 50 if hierarchical else 28
+    numbers = LONG + moment + (LONG + FLOAT + INT) * len(counts)
+    return FLOAT * s.dim * s.share, numbers * s.share
 
 
 def listing(s: Sizes, name: int) -> int:

@@ -65,8 +65,8 @@ def scale() -> str:
                 formulas.e_step(s, COUNTS, steps, embedder=0, warm=warm).sent(gpus)
                 for steps, warm in ((COLD, False), (WARM, True))
             ]
-            peak = state + features + numbers - formulas.INT * len(COUNTS) * s.share
-            row = [amount(x) for x in (state, peak, step, *sent)]
+            on_disk = state + numbers - formulas.INT * len(COUNTS) * s.share
+            row = [amount(x) for x in (state, on_disk + features, on_disk, step, *sent)]
             device.append([*label, *row])
             work = [
                 images / gpus / RATES["embed"],
@@ -89,7 +89,8 @@ def scale() -> str:
         "a process's own, with the order",
         "lists would take",
     ]
-    gpu = ["images", "GPUs", "state", "E-step's peak", "a step sends", "E-step sends, cold", "warm"]
+    peaks = "E-step's peak", "`features_dir`"
+    gpu = ["images", "GPUs", "state", *peaks, "a step sends", "E-step sends, cold", "warm"]
     time = ["images", "GPUs", "embed", "k-means, cold", "warm", "send, cold", "warm"]
     tables = _table(head, host), _table(gpu, device), _table(time, seconds)
     return "\n\n".join(tables)

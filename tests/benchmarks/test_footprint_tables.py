@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from benchmarks.footprint.formulas import TILE, Sizes, Traffic, perceptron
 from benchmarks.footprint.tables import BEGIN, END, FORMULAS, document, scale
 from benchmarks.interleaved import peak_mib
 from solo_ext import host
+from solo_ext.clustering import e_step
 from solo_ext.kernels import tables
 from solo_ext.kernels.nearest_rows import nearest_rows
 from solo_ext.losses.contrastive import batch_of_views, contrastive
@@ -161,6 +163,29 @@ def of_classes() -> None:
 
 def looked_up() -> None:
     nearest_rows(unit(2 * BATCH, DIM), QUEUE)
+
+
+@pytest.mark.parametrize("backend", ["torch", "hierarchical"])
+@pytest.mark.parametrize("granularities", [1, 3])
+def test_numbers_of_an_e_step(
+    backend: str, granularities: int, peak_bytes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each row takes beside its features, with relocation and in steps that move few means."""
+    for name, size in (("lloyd._AT_ONCE", 2**11), ("rows._BLOCK_BYTES", {"cpu": 2**16})):
+        monkeypatch.setattr(f"solo_ext.clustering.{name}", size)
+    modes, counts = torch.randn(40, 8), [50] * granularities
+    most = []
+    for count in (20_000, 40_000):
+        x, ids = modes[torch.arange(count) % 40] + 0.3 * torch.randn(count, 8), torch.arange(count)
+        options: dict[str, Any] = {"temperature": 0.2, "iterations": 8, "backend": backend}
+        options["init"] = [x[:50].clone()] * granularities
+        most.append(peak_bytes(lambda: e_step(x, ids, len(x), counts, **options)))  # noqa: B023
+    s, hierarchical = Sizes(20_000, BATCH, 1, 8), backend == "hierarchical"
+    expected = formulas.e_step_memory(s, counts, hierarchical=hierarchical)[1]
+    # Sample numbers and the clusters as they were are the caller's.
+    expected -= (formulas.LONG + formulas.INT * granularities) * s.share
+    # How much is held at once depends on how many rows change their cluster.
+    assert (0.95 if backend == "torch" else 0.7) < (most[1] - most[0]) / expected < 1.05
 
 
 QUEUE, CLASSES = unit(16384, DIM), ClassWeights(5000, DIM)
