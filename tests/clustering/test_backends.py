@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from solo_ext.clustering import k_means, kmeans, resolve_backend
+from solo_ext.clustering import k_means, kmeans, resolve_backend, rows
 from solo_ext.clustering.backends import nearest_by_flash
 from solo_ext.core.errors import ConfigError
 
@@ -156,6 +156,13 @@ def test_flash_finds_the_nearest(flash: Any, sizes: tuple[int, int, int], offset
     apart = torch.cdist(x.double(), means.double())
     near = apart.gather(1, found[:, None])[:, 0]
     torch.testing.assert_close(near, apart.amin(1), rtol=1e-4, atol=1e-3)
+
+
+def test_flash_takes_blocks_of_rows(flash: Any) -> None:
+    x = blobs(700)
+    whole = nearest_by_flash(x, x[:50])
+    flash.setattr(rows, "_BLOCK_BYTES", {"cpu": 300 * x[:1].nbytes})
+    assert torch.equal(nearest_by_flash(x, x[:50]), whole)
 
 
 def test_flash_takes_the_place_of_the_search_alone(flash: Any) -> None:
