@@ -2,9 +2,9 @@
 
     SOLO_EXT_DATA=FOLDER python -m benchmarks.compiled --json results/speed/compiled.jsonl
 
-Runs of two epochs of a shipped config, in turns: compiled and not, each in a process of its own with
-one thread. A step is forward and backward pass and optimiser, without the making of its batch. The
-first epoch, in which networks are compiled, is counted by itself.
+Runs of two epochs of a shipped config, in turns: compiled and not, each in a process of its own
+with one thread. A step is forward and backward pass and optimiser, without the making of its batch.
+The first epoch, in which networks are compiled, is counted by itself.
 """
 
 from __future__ import annotations
