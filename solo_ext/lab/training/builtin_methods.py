@@ -160,6 +160,11 @@ def check_large_crops(method: str, count: int) -> None:
 
     Raises:
         ConfigError: W-MSE takes two or more, MAE any number, the others two.
+
+    >>> check_large_crops("simclr", 3)
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: ...: simclr of solo-learn takes two; give num_crops: 2 ...
     """
     own = getattr(host.load().methods[method], "kwargs_type", None)
     if own is None and method != "mae" and (count < 2 if method == "wmse" else count != 2):
@@ -180,6 +185,15 @@ def check_builtin(run: RunConfig, images: int) -> None:
 
     Raises:
         ConfigError: for example a queue smaller than the batch.
+
+    >>> from solo_ext.config.check import check_method_kwargs, check_run
+    >>> from solo_ext.config.compose import compose
+    >>> run = check_run(compose("digits/mocov2plus", ["optimizer.batch_size=64"]))
+    >>> run.method_kwargs = check_method_kwargs(BUILTIN_KWARGS["mocov2plus"], run.method_kwargs)
+    >>> run.data.num_large_crops = 2
+    >>> check_builtin(run, images=1400)
+    >>> run.method_kwargs.queue_size
+    960
     """
     method: str = run.method
     kwargs: Any = run.method_kwargs

@@ -34,7 +34,7 @@ SHORTEST = 1e-12
 """Rows below this length are not normalised to 1; see :func:`torch.nn.functional.normalize`."""
 
 
-class Batch(NamedTuple):
+class _Batch(NamedTuple):
     """What is needed to report a batch later; tensors stay on the device.
 
     Attributes:
@@ -92,8 +92,8 @@ class NonFiniteWatch(Callback):
         self._bad_window: Tensor | None = None
         self._bad_gradients: Tensor | None = None
         self._lengths = torch.empty(0)
-        self._unread: list[Batch] = []
-        self._sent: tuple[list[Batch], Tensor, torch.cuda.Event | None] | None = None
+        self._unread: list[_Batch] = []
+        self._sent: tuple[list[_Batch], Tensor, torch.cuda.Event | None] | None = None
         self._step = self._in_a_row = self._left_out = 0
         self._last_bad = -1
 
@@ -204,7 +204,7 @@ class NonFiniteWatch(Callback):
             gradients = torch.zeros_like(gradients)
         place = trainer.current_epoch, self._step
         indices = batch[0].detach()
-        self._unread.append(Batch(*place, indices, loss, gradients, lengths, bad_lengths))
+        self._unread.append(_Batch(*place, indices, loss, gradients, lengths, bad_lengths))
         # Bad gradients are known with the last batch of a step, and name all of its batches.
         if self._stepped and len(self._unread) >= self._read_every:
             self._read(trainer)
@@ -267,7 +267,7 @@ class NonFiniteWatch(Callback):
                 self._in_a_row, self._left_out = self._in_a_row + 1, self._left_out + 1
         self._stop_in_a_row(trainer, MOST_IN_A_ROW)
 
-    def _line(self, batch: Batch, loss: float, what: str) -> dict[str, Any] | None:
+    def _line(self, batch: _Batch, loss: float, what: str) -> dict[str, Any] | None:
         """What the file says of a batch; nothing if another batch or process is the cause."""
         indices, more = batch.indices.tolist(), {}
         if what == "loss" and math.isfinite(loss):

@@ -147,6 +147,10 @@ def unlogged_in(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
     """The metrics that were not yet logged when a checkpoint was written, and their step.
 
     ``None`` if there were none, or the checkpoint does not say.
+
+    >>> held = {"unlogged": {"step": 20, "metrics": {"train_loss": 1.5}}}
+    >>> unlogged_in({"callbacks": {"RunState": held}})
+    {'step': 20, 'metrics': {'train_loss': 1.5}}
     """
     try:
         held = checkpoint["callbacks"][RunState.__qualname__]["unlogged"]
@@ -180,7 +184,13 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restores what :func:`random_state` returned; the device's state only if there is a device."""
+    """Restores what :func:`random_state` returned; the device's state only if there is a device.
+
+    >>> state, first = random_state(), torch.rand(3)
+    >>> set_random_state(state)
+    >>> torch.rand(3).equal(first)
+    True
+    """
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
