@@ -85,7 +85,7 @@ def test_public_names_have_an_example(part: str) -> None:
         for module in _modules(part)
         if not any(word in module.__name__ for word in NEEDS_MORE)
         for name, value in _public(module)
-        if ">>>" not in (inspect.getdoc(value) or "")
+        if ">>>" not in (value.__doc__ or "")
         and not getattr(value, "_is_protocol", False)
         and not _in_a_training_run(value)
     ]

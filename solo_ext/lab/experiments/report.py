@@ -70,7 +70,7 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
     place = folder if out is None else out
     place.mkdir(parents=True, exist_ok=True)
     texts = {
-        "report.md": render_markdown(title, sections),
+        "report.md": _render_markdown(title, sections),
         "report.html": render_page(title, sections),
     }
     lines = [line for results in every for line in verdict_lines(results, verdicts(results))]
@@ -315,10 +315,10 @@ def families(results: Results, rows: Sequence[str]) -> list[list[str]]:
     ]
 
 
-def render_markdown(title: str, sections: Sequence[Section]) -> str:
+def _render_markdown(title: str, sections: Sequence[Section]) -> str:
     """The report as Markdown of GitHub's flavour, without its figures.
 
-    >>> print(render_markdown("Digits", [Section("kNN", [Bullets(["*a*", "- b"])])]))
+    >>> print(_render_markdown("Digits", [Section("kNN", [Bullets(["*a*", "- b"])])]))
     # Digits
     <BLANKLINE>
     ## kNN

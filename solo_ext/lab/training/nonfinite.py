@@ -88,7 +88,7 @@ class NonFiniteWatch(Callback):
         self.file, self.images, self.action = run_dir / NONFINITE, images, action
         self._read_every = EVERY
         self._training, self._stepped = False, True
-        self._snapshot: BufferSnapshot | None = None
+        self._snapshot: _BufferSnapshot | None = None
         self._bad_window: Tensor | None = None
         self._bad_gradients: Tensor | None = None
         self._lengths = torch.empty(0)
@@ -99,7 +99,7 @@ class NonFiniteWatch(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._training = True
-        self._snapshot = BufferSnapshot(pl_module) if self.action == "skip" else None
+        self._snapshot = _BufferSnapshot(pl_module) if self.action == "skip" else None
         alone_on_cpu = pl_module.device.type == "cpu" and distributed.world_size() == 1
         self._read_every = EVERY_ON_CPU if alone_on_cpu else EVERY
         after_own_hook(pl_module, lambda outputs, batch, _: self._keep(trainer, outputs, batch))
@@ -355,7 +355,7 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([bound.float() for bound in bounds]).abs().max()
 
 
-class BufferSnapshot:
+class _BufferSnapshot:
     """A copy of all buffers (running statistics, queues, priors, memories) from before a step.
 
     Parameters are left out, because a step with zeroed gradients does not spoil them.
@@ -364,7 +364,7 @@ class BufferSnapshot:
         root: the method; its frozen subtrees are left out.
 
     >>> norm = nn.BatchNorm1d(2)
-    >>> snapshot = BufferSnapshot(norm)
+    >>> snapshot = _BufferSnapshot(norm)
     >>> snapshot.hold()
     >>> _ = norm(torch.full((4, 2), torch.nan))
     >>> snapshot.restore(torch.tensor(True))
