@@ -36,7 +36,15 @@ from solo_ext.lab.experiments.tuning import trial_settings, write_tuned
 
 
 def benchmark(args: argparse.Namespace) -> dict[str, Any]:
-    """Dispatches ``solo-ext benchmark``."""
+    """Dispatches ``solo-ext benchmark``.
+
+    >>> import tempfile
+    >>> from solo_ext.lab.cli.main import build_parser
+    >>> benchmark(build_parser().parse_args(["benchmark", "report", tempfile.mkdtemp()]))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: records '...': no records.jsonl in it; give a folder that ...
+    """
     return {"run": _run, "tune": _tune, "report": _report}[args.action](args)
 
 

@@ -64,7 +64,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command."""
+    """The parser of every command.
+
+    >>> words = ["pretrain", "--config-name", "digits/pcl", "max_epochs=2"]
+    >>> args = build_parser().parse_args(words)
+    >>> args.command, args.config_name, args.overrides
+    ('pretrain', 'digits/pcl', ['max_epochs=2'])
+    """
     parser = _Parser(
         prog="solo-ext",
         description="Self-supervised methods that solo-learn lacks, by name in its configs.",
@@ -203,6 +209,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 2 for a user error, or 128 plus the number of the signal that ended a run.
         Other errors raise, which exits with 1.
+
+    >>> main(["eval", "no-such-protocol", "runs/pcl"])
+    2
     """
     # Spinning OpenMP threads make two busy cores ten times slower; torch reads it on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

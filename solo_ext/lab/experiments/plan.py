@@ -32,6 +32,11 @@ class PlannedRun:
         baseline: name of a baseline that is evaluated instead of training.
         threads: CPU threads.
         teacher: name of the run directory of its teacher, or ``None``.
+
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> run = make_plan(read_benchmark("demo", ["seeds=[1]"]), ["simclr"])[0]
+    >>> run.dataset, run.row, run.seed, run.folder.startswith("digits-default-simclr-1-")
+    ('digits', 'simclr', 1, True)
     """
 
     key: str
@@ -62,6 +67,11 @@ def make_plan(
 
     Raises:
         ConfigError: an unknown row, two equal rows, or an invalid config.
+
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> plan = make_plan(read_benchmark("demo", ["seeds=[1]"]))
+    >>> [(run.row, run.seed) for run in plan]
+    [('teacher', 0), ('simclr', 1), ('seed', 1)]
     """
     names = list(rows if rows is not None else settings.default_rows or settings.rows)
     check_rows(settings, "--rows", names)

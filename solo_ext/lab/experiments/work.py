@@ -106,7 +106,11 @@ class EpochLog(Callback):
 
 
 class Epoch(TypedDict):
-    """A line of :class:`EpochLog`."""
+    """A line of :class:`EpochLog`.
+
+    >>> Epoch(epoch=0, images=1344, seconds=2.5)
+    {'epoch': 0, 'images': 1344, 'seconds': 2.5}
+    """
 
     epoch: int
     images: int
@@ -120,6 +124,12 @@ def read_epochs(file: Path) -> list[Epoch]:
 
     Raises:
         UserError: a line is of no epoch.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "epochs.jsonl"
+    >>> append_lines(file, [{"epoch": n, "images": 1344, "seconds": 2.5} for n in (0, 1, 1)])
+    >>> [entry["epoch"] for entry in read_epochs(file)]
+    [0, 1]
     """
     try:
         entries = TypeAdapter(list[Epoch]).validate_python(read_jsonl(file))
