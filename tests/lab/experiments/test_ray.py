@@ -40,6 +40,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         pytest.skip("Ray is not installed: pip install 'solo-ext[ray]'")
     # Where the cluster's own files lie; paths of sockets are short.
     place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", place)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     # Without these, read on import, Ray would write a token into the home directory.
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
@@ -51,7 +52,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     nodes = Cluster()
     try:
         # Busy machines take longer than the 30 seconds that it would wait for each.
-        nodes.add_node(wait=False, num_cpus=1, temp_dir=place, include_dashboard=False)
+        nodes.add_node(wait=False, num_cpus=1, include_dashboard=False)
         nodes.add_node(wait=False, num_cpus=1)
         nodes.wait_for_nodes(timeout=180)
         monkeypatch.setenv("RAY_ADDRESS", nodes.address)
