@@ -176,7 +176,10 @@ def _add_run_words(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
     parser.add_argument("--parallel", type=_positive, help="runs at once; one per GPU or core")
-    parser.add_argument("--devices", type=_positive, default=1, help="devices of one run")
+    parser.add_argument(
+        "--devices", type=_positive, default=1, help="devices of one run, on each of its nodes"
+    )
+    parser.add_argument("--nodes", type=_positive, default=1, help="nodes of one run, by Ray")
     parser.add_argument(
         "--launcher",
         default="local",

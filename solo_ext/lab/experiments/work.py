@@ -60,9 +60,10 @@ def work(folder: Path) -> None:
     if planned.teacher is not None:
         config["method_kwargs"]["teacher"]["path"] = str(folder.parent / planned.teacher)
     torch.set_num_threads(planned.threads)
-    if int(os.environ.get("LOCAL_RANK", 0)):
-        # Lightning started this further rank, which only trains: rank 0 has the lock and writes.
-        _train(prepare(config), folder)
+    if int(os.environ.get("LOCAL_RANK", 0)) or int(os.environ.get("NODE_RANK", 0)):
+        # A further rank, of Lightning's or on a further node, only trains: rank 0 writes.
+        if planned.baseline is None:
+            _train(prepare(config), folder)
         return
     with locked(folder / _LOCK, _WAIT):
         if not (folder / RECORD).is_file():
