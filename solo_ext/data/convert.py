@@ -28,7 +28,8 @@ from solo_ext.data.reading import (
     targets_of,
     unwrapped,
 )
-from solo_ext.data.streaming import INDEX, TARGETS, save_targets
+from solo_ext.data.shards import TARGETS, save_targets
+from solo_ext.data.streaming import INDEX
 
 STARTED = "converting.jsonl"
 """What a conversion has done so far: a line of what it converts, then one for each shard."""

@@ -33,7 +33,8 @@ from solo_ext.data.reading import (
     targets_of,
     unwrapped,
 )
-from solo_ext.data.streaming import StreamingImages, open_streaming
+from solo_ext.data.shards import StreamingImages
+from solo_ext.data.streaming import open_streaming
 
 Split = Literal["train", "val"]
 

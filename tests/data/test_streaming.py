@@ -18,7 +18,7 @@ from torchvision.transforms import ToTensor
 from solo_ext.config.schema import Augmentation, Batch, Images, RunConfig
 from solo_ext.core.draws import mix, permutation
 from solo_ext.core.errors import ConfigError
-from solo_ext.data import streaming
+from solo_ext.data import shards as sharded
 from solo_ext.data.convert import convert
 from solo_ext.data.images import class_names, images_fingerprint, open_images
 from solo_ext.data.loaders import FixedLoader, pretrain_loader
@@ -93,7 +93,7 @@ def test_shards_of_mosaicml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert targets_of(images) == [0, 1, 0, 1, 0, 1, 0]
         assert class_names(images) == ["a", "b"]
         # The second time they are not read for their labels.
-        monkeypatch.setattr(streaming.StreamingImages, "value", None)
+        monkeypatch.setattr(sharded.StreamingImages, "value", None)
         with pytest.raises(TypeError):
             images[0]
         monkeypatch.undo()
@@ -102,6 +102,17 @@ def test_shards_of_mosaicml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert class_names(open_images(named, "train")) == [f"n{i}" for i in range(7)]
     unlabelled = open_images(section(OF_MOSAICML, no_labels=True), "train")
     assert set(targets_of(unlabelled)) == {-1}
+
+
+def test_a_column_named_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written outside of the cache folder."""
+    monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
+    shards = Path(shutil.copytree(OF_MOSAICML, tmp_path / "shards"))
+    index = shards / "index.json"
+    index.write_text(index.read_text().replace('"cls"', json.dumps(str(tmp_path / "elsewhere"))))
+    named = section(shards, streaming={"label": str(tmp_path / "elsewhere")})
+    assert class_names(open_images(named, "train")) == ["a", "b"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["cache", "shards"]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +244,7 @@ def damage(shards: Path, how: str) -> None:
 
 HOW = {
     "missing": "the shard is not there",
-    "short": "bytes, and .* in index.json",
+    "short": "bytes, and .* in the index",
     "offsets": "a sample lies outside of it",
     "a pipe": "no regular file",
 }
@@ -363,8 +374,8 @@ class Remote:
 @pytest.fixture
 def remote(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
     storage = Remote(shards)
-    monkeypatch.setattr(streaming, "_file_system", lambda root, timeout: storage)
-    monkeypatch.setattr(streaming.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(sharded, "_file_system", lambda root, timeout: storage)
+    monkeypatch.setattr(sharded.time, "sleep", lambda seconds: None)
     monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
     return storage
 
@@ -427,7 +438,7 @@ def test_tries_again(fault: Any, remote: Remote) -> None:
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [
-        ("damaged", "its sha256 is not that in index.json .tried 4 times."),
+        ("damaged", "its sha256 is not that in the index .tried 4 times."),
         (FileNotFoundError(2, "not there"), "the shard is not there .tried 4 times."),
     ],
 )
@@ -489,7 +500,7 @@ def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_room_for_some(remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were not read for longest make room; nothing is lost."""
     size = max(file.stat().st_size for file in remote.root.glob("*.mds"))
-    monkeypatch.setitem(streaming._UNITS, "mb", 4 * size)
+    monkeypatch.setitem(sharded._UNITS, "mb", 4 * size)
     settings = {"cache_limit": "1mb", "shuffle_shards": 2, "cache_dir": str(tmp_path / "cache")}
     images = open_images(section(ADDRESS, streaming=settings), "train")
     for index in range(COUNT):
