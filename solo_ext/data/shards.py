@@ -426,14 +426,14 @@ def prepare(storage: Storage, shards: Sequence[Shard], digest: str) -> Path:
     return own
 
 
-def save_targets(file: Path, targets: NDArray[np.int32]) -> None:
-    """Writes targets (n,) whatever the file is called.
+def save_array(file: Path, array: NDArray[Any]) -> None:
+    """Writes an array as ``.npy``, whatever the file is called.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "targets"
-    >>> save_targets(file, np.array([2, 0], dtype=np.int32))
+    >>> save_array(file, np.array([2, 0], dtype=np.int32))
     >>> np.load(file).tolist()
     [2, 0]
     """
     with file.open("wb") as opened:
-        np.save(opened, targets)
+        np.save(opened, array)

@@ -28,7 +28,7 @@ from solo_ext.data.shards import (
     StreamingImages,
     prepare,
     reaching,
-    save_targets,
+    save_array,
 )
 
 INDEX = "index.json"
@@ -188,7 +188,7 @@ def _labels(
             known = sorted({v for v in values if isinstance(v, str) or v >= 0})
             numbers = {value: number for number, value in enumerate(known)}
             targets = np.array([numbers.get(value, -1) for value in values], dtype=np.int32)
-            atomic_write(mine, lambda scratch: save_targets(scratch, targets))
+            atomic_write(mine, lambda scratch: save_array(scratch, targets))
             text = json.dumps([str(value) for value in known])
             atomic_write(names, lambda scratch: scratch.write_text(text))
     return mine, json.loads(names.read_text())
