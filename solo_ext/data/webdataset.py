@@ -307,11 +307,12 @@ def _members(file: BinaryIO, end: int) -> Iterator[tuple[Any, str, int, int]]:
             tar.members = []  # type: ignore[attr-defined]
             folder, _, name = member.name.rpartition("/")
             stem, _, kind = name.partition(".")
-            if member.offset_data <= last or member.offset_data + member.size > end:
+            size, start, last = member.size, last, member.offset_data
+            # A size below zero would lead tarfile back, for ever.
+            if size < 0 or last <= start or last + size > end:
                 raise ValueError("a file in it goes beyond its end")
-            last = member.offset_data
-            if stem and kind and member.isreg() and not member.issparse() and member.size < 2**31:
-                yield (folder, stem), kind.lower(), member.offset_data, member.size
+            if stem and kind and member.isreg() and not member.issparse() and size < 2**31:
+                yield (folder, stem), kind.lower(), last, size
         file.seek(tar.offset)
         # For tarfile one that is cut short between two files, or damaged there, ends as any other.
         if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:

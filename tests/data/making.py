@@ -59,6 +59,15 @@ def write_tar(path: Path, samples: Sequence[dict[str, bytes]]) -> Path:
     return path
 
 
+def write_tars(folder: Path, images: Any, each: int) -> Path:
+    """The files of a data set in a drawn order, as tars in a folder."""
+    order = np.random.default_rng(0).permutation(len(images)).tolist()
+    samples = [{"jpg": images.encoded(i), "cls": b"%d" % images.targets[i]} for i in order]
+    for first in range(0, len(samples), each):
+        write_tar(folder / f"train-{first // each:03}.tar", samples[first : first + each])
+    return folder
+
+
 def write_h5(path: Path, files: list[bytes]) -> None:
     """The first half of the files is of class a, the others of class b."""
     h5py = pytest.importorskip("h5py")
