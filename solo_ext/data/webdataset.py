@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -54,7 +53,7 @@ _DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 """What tarfile raises for a file that is no tar."""
 
 
-class Places:
+class _Places:
     """Offset and size of every image, which the processes of a machine share."""
 
     def __init__(self, file: Path) -> None:
@@ -80,7 +79,7 @@ class Tar(Shard):
         first: the number of its first.
     """
 
-    places: Places
+    places: _Places
     first: int
 
     def value(self, file: BinaryIO, place: int, column: str) -> bytes:
@@ -144,9 +143,11 @@ def open_webdataset(
     if not found:
         raise ConfigError(key, path, "no .tar in it", remedy)
     shards = [Shard(name, size, 0, {}) for name, (size, _) in found.items()]
-    own = prepare(storage, shards, f"{os.path.abspath(storage.root)} {json.dumps(found)}")
+    root = storage.root if storage.remote else os.path.abspath(storage.root)
+    own = prepare(storage, shards, f"{root} {json.dumps(found)}")
     chosen = _digest(f"{settings.image} {settings.label}")
-    index, parts = own / chosen, own.parent / _digest(f"{storage.root} {chosen}")
+    # Parts do not depend on which other tars there are: one of these may be mended before the end.
+    index, parts = own / chosen, own.parent / _digest(f"{root} {chosen}")
     index.mkdir(parents=True, exist_ok=True)
     with locked(index / "index.lock"):
         about = _indexed(index, whole)
@@ -158,10 +159,12 @@ def open_webdataset(
             except ValueError as error:
                 remedy = "mend it, or leave out what cannot be read with data.unreadable=skip"
                 raise ConfigError(key, path, str(error), remedy) from None
-            shutil.rmtree(parts, ignore_errors=True)
+            for file in files:
+                file.unlink(missing_ok=True)
     if wrong := about["wrong"]:
-        logger.warning("%s=%r: left out of %d tars: %s", key, path, len(wrong), "; ".join(wrong))
-    places, first = Places(index / _PLACES), 0
+        said = "%s=%r: %d of %d tars are not whole, what is missing is left out; the first: %s"
+        logger.warning(said, key, path, len(wrong), len(shards), wrong[0])
+    places, first = _Places(index / _PLACES), 0
     tars = []
     for name, size, samples, hashes in about["shards"]:
         if samples:
@@ -316,7 +319,7 @@ def _members(file: BinaryIO, end: int) -> Iterator[tuple[Any, str, int, int]]:
         file.seek(tar.offset)
         # For tarfile one that is cut short between two files, or damaged there, ends as any other.
         if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
-            raise ValueError(f"what ends a tar is not at byte {tar.offset}")
+            raise ValueError(f"at byte {tar.offset} is neither a file nor the end of a tar")
 
 
 def _label(file: BinaryIO, sample: dict[str, tuple[int, int]], name: str | None) -> str:

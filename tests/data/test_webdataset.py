@@ -250,10 +250,10 @@ HEADERS = 4 * 512
 """Bytes of a sample: a header, less than 512 of an image, a header, and a digit."""
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str, int]] = {
     "cut within an image": (cut(HEADERS + 560), "a file in it goes beyond its end", 0),
-    "cut within a header": (cut(HEADERS + 100), "what ends a tar is not at byte 2048", 0),
-    "cut between samples": (cut(2 * HEADERS), "what ends a tar is not at byte 4096", 1),
-    "cut before the label": (cut(HEADERS + 1024), "what ends a tar is not at byte 3072", 1),
-    "another header": (at(HEADERS, b"?"), "what ends a tar is not at byte 2048", 0),
+    "cut within a header": (cut(HEADERS + 100), "at byte 2048 is neither a file nor the end", 0),
+    "cut between samples": (cut(2 * HEADERS), "at byte 4096 is neither a file nor the end", 1),
+    "cut before the label": (cut(HEADERS + 1024), "at byte 3072 is neither a file nor the end", 1),
+    "another header": (at(HEADERS, b"?"), "at byte 2048 is neither a file nor the end", 0),
     "a size below zero": (
         at(2 * HEADERS, size_below_zero()),
         "a file in it goes beyond its end",
@@ -368,8 +368,10 @@ def test_goes_on_where_it_ended(
             open_images(section(tars), "train")
     assert seen == NAMES[:2]
     making.write_tar(tars / NAMES[0], [sample(level) for level in (20, 21, 22, 23)])
+    # Another run, of some of them, takes nothing away.
+    open_images(section(tars / NAMES[2]), "train")
     images = open_images(section(tars), "train")
-    assert seen == [*NAMES[:2], NAMES[0], NAMES[2]]
+    assert seen == [*NAMES[:2], NAMES[2], NAMES[0], NAMES[2]]
     assert levels(images) == [*range(20, 24), *range(4, 12)]
 
 
@@ -429,8 +431,12 @@ def remote(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remot
     return stand_in(tars, tmp_path, monkeypatch)
 
 
-def test_tars_of_a_storage_are_downloaded_once(remote: Remote, cache: Path) -> None:
-    for _ in range(2):
+def test_tars_of_a_storage_are_downloaded_once(
+    remote: Remote, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (tmp_path, cache):
+        # Wherever a run is started.
+        monkeypatch.chdir(folder)
         assert levels(open_images(section(ADDRESS), "train")) == list(range(12))
     assert remote.asked == dict.fromkeys(NAMES, 1)
     names = f"{ADDRESS}/train-{{001..002}}.tar"
