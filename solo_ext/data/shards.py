@@ -286,7 +286,7 @@ class StreamingImages(Dataset[Item]):
         shard_starts: (S + 1,) first sample of every shard, and their number.
         per_file: most samples of a shard.
 
-    >>> shard = MDS("shard.00000.mds", 900, 10, {}, {"image": ("bytes", None)})
+    >>> shard = Shard("shard.00000.mds", 900, 10, {})
     >>> images = StreamingImages(Storage("shards", Streaming()), [shard] * 3, "image", "")
     >>> len(images), images.name_of(23)
     (30, 'shards/shard.00000.mds, sample 3')
@@ -385,6 +385,11 @@ def reaching(key: str, path: str, kind: str, absent: str, remedy: str) -> Iterat
 
     Raises:
         ConfigError: there is nothing, it does not answer, or pyarrow is not there to ask it.
+
+    >>> with reaching("data.train_path", "here", "streaming", "no shards", "give a folder"):
+    ...     raise FileNotFoundError
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: data.train_path='here': no shards; give a folder
     """
     try:
         yield
@@ -408,6 +413,10 @@ def prepare(storage: Storage, shards: Sequence[Shard], digest: str) -> Path:
 
     Raises:
         ConfigError: the limit is too low for the shards.
+
+    >>> storage = Storage("shards", Streaming(cache_dir="copies"))
+    >>> prepare(storage, [Shard("shard.00000.mds", 900, 10, {})], "of an index").parent
+    PosixPath('copies')
     """
     settings = storage.settings
     most = max(shard.size for shard in shards) * (settings.shuffle_shards + 2)
