@@ -18,7 +18,13 @@ _told: set[str] = set()
 
 
 class Unavailable:
-    """Stands for a method or loss that could not be imported; using it raises ``message``."""
+    """Stands for a method or loss that could not be imported; using it raises ``message``.
+
+    >>> Unavailable("method 'pcl' cannot be imported: no module named 'timm'")()
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: method 'pcl' cannot be imported: no module named 'timm'
+    """
 
     def __init__(self, message: str) -> None:
         self.message = message
@@ -37,6 +43,11 @@ def register() -> None:
 
     Raises:
         HostError: solo-learn is missing or cannot be imported.
+
+    >>> from solo_ext import host
+    >>> register()
+    >>> "pcl" in host.load().methods, "nt_xent_loss_func" in host.load().solo.losses.__all__
+    (True, True)
     """
     from solo_ext import host
     from solo_ext.host.patches import PLUGIN_METHODS
@@ -68,7 +79,13 @@ def _put(table: dict[str, Any], entry: Entry[Any], what: str, otherwise: str) ->
 
 
 def listed(entry: Entry[Any], table: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Row of ``solo-ext methods`` or ``solo-ext losses``; ``table`` is the host's."""
+    """Row of ``solo-ext methods`` or ``solo-ext losses``; ``table`` is the host's.
+
+    >>> from solo_ext.losses import LOSSES
+    >>> row = listed(LOSSES["nt_xent_loss_func"])
+    >>> row["name"], row["origin"], row["year"], row["arxiv"]
+    ('nt_xent_loss_func', 'solo_ext', 2020, '2002.05709')
+    """
     missing = entry.target.message if isinstance(entry.target, Unavailable) else ""
     own = table is None or table.get(entry.name) is entry.target
     return {
@@ -81,7 +98,13 @@ def listed(entry: Entry[Any], table: Mapping[str, Any] | None = None) -> dict[st
 
 
 def load_entry_points(group: str, registry: Registry[Any]) -> None:
-    """Adds to a table what other distributions declare; warns of what cannot be loaded."""
+    """Adds to a table what other distributions declare; warns of what cannot be loaded.
+
+    >>> losses = Registry[Any]("loss")
+    >>> load_entry_points("a.group.of.nobody", losses)
+    >>> len(losses)
+    0
+    """
     for point in entry_points(group=group):
         origin = point.dist.name if point.dist else point.module.partition(".")[0]
         try:

@@ -37,7 +37,11 @@ _COMMON: dict[str, type[Section]] = {
 
 
 def trainer_arguments() -> tuple[str, ...]:
-    """Names of the arguments of Lightning's ``Trainer`` that a config may set."""
+    """Names of the arguments of Lightning's ``Trainer`` that a config may set.
+
+    >>> "max_epochs" in trainer_arguments(), "callbacks" in trainer_arguments()
+    (True, False)
+    """
     from lightning.pytorch import Trainer
 
     ours = {"self", "logger", "callbacks", "default_root_dir", "enable_checkpointing"}
@@ -53,6 +57,11 @@ def check_run(config: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: an unknown key, a missing one, or a value of the wrong type or range; a
             ``_target_``, which names code; an interpolation.
+
+    >>> check_run({"name": "a run", "_target_": "os.system"})
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: _target_='os.system': a config names Python to run; ...
     """
     refuse_targets(config)
     refuse_interpolations(config)
@@ -67,6 +76,16 @@ def common_config(config: Mapping[str, Any] | DictConfig) -> CommonConfig:
 
     Raises:
         ConfigError: a key that is read is missing or of the wrong type.
+
+    >>> saved = {
+    ...     "backbone": {"name": "resnet18"},
+    ...     "data": {"dataset": "cifar10", "reader": "lmdb"},  # a key of another program
+    ...     "augmentations": [{"crop_size": 32}],
+    ...     "optimizer": {"batch_size": 256},
+    ... }
+    >>> config = common_config(saved)
+    >>> config.backbone.name, config.data.dataset, config.augmentations[0].crop_size
+    ('resnet18', 'cifar10', 32)
     """
     if isinstance(config, DictConfig):
         config = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
@@ -80,7 +99,11 @@ def common_config(config: Mapping[str, Any] | DictConfig) -> CommonConfig:
 
 
 def known_keys(section: type[Section], given: Any) -> Any:
-    """The entries of another program's section that ours has; a null leaves our default."""
+    """The entries of another program's section that ours has; a null leaves our default.
+
+    >>> known_keys(Batch, {"batch_size": 256, "accumulate": 2})
+    {'batch_size': 256}
+    """
     if not isinstance(given, Mapping):
         return given
     return {k: v for k, v in given.items() if k in section.model_fields and v is not None}
@@ -175,6 +198,13 @@ def validated(kind: type[M], given: Mapping[str, Any], *, prefix: str = "") -> M
 
     Raises:
         ConfigError: an unknown key if there is one, else the first mistake in schema order.
+
+    >>> validated(Batch, {"batch_size": 256})
+    Batch(batch_size=256)
+    >>> validated(Batch, {"batch_size": 0}, prefix="optimizer")
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: optimizer.batch_size=0: not a valid value; allowed: ...
     """
     try:
         return kind.model_validate(dict(given))

@@ -30,7 +30,11 @@ NAMESPACE = "solo_ext"
 
 
 def shipped_configs() -> list[str]:
-    """Names of the shipped pretraining configs, ``<dataset>/<method>``."""
+    """Names of the shipped pretraining configs, ``<dataset>/<method>``.
+
+    >>> "digits/pcl" in shipped_configs()
+    True
+    """
     root = config_root() / NAMESPACE
     found = (p.relative_to(root).with_suffix("") for p in root.glob("*/*.yaml"))
     helpers = {"augmentations", "base", "benchmark", "eval", "linear", "teachers"}
@@ -55,6 +59,10 @@ def compose(
     Raises:
         ConfigError: no such config, or one that names code to run.
         UserError: a path that is no folder, or an override or YAML file that cannot be read.
+
+    >>> config = compose("digits/debiased", ["max_epochs=2", "method_kwargs.temperature=0.1"])
+    >>> config["method"], config["max_epochs"], config["method_kwargs"]["temperature"]
+    ('debiased', 2, 0.1)
     """
     name = config_name.removesuffix(".yaml")
     suffix = "" if name.endswith(".yml") else ".yaml"
@@ -165,6 +173,13 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
     Raises:
         UserError: a word that is not of this form.
+
+    >>> [(o.key_or_group, o.value()) for o in parse(["optimizer.lr=0.1", "data.val_path=null"])]
+    [('optimizer.lr', 0.1), ('data.val_path', None)]
+    >>> parse(["optimizer.lr"])
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: override 'optimizer.lr' cannot be read: write ...
     """
     parts = [word.partition("=") for word in overrides]
     words = [
@@ -193,6 +208,11 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[Override]) -> None:
 
     Raises:
         UserError: an override with several values, or of an entry that a list does not have.
+
+    >>> config = OmegaConf.create({"optimizer": {"lr": 0.3, "name": "sgd"}})
+    >>> apply_overrides(config, parse(["optimizer.lr=0.1", "~optimizer.name"]))
+    >>> config
+    {'optimizer': {'lr': 0.1}}
     """
     for override in overrides:
         key = override.key_or_group

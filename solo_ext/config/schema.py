@@ -73,14 +73,22 @@ Strategy = Literal[
 
 
 class Backbone(Section):
-    """``backbone``: solo-learn's own name or ``timm/<model>``, and its constructor's arguments."""
+    """``backbone``: solo-learn's own name or ``timm/<model>``, and its constructor's arguments.
+
+    >>> Backbone(name="timm/vit_tiny_patch16_224", kwargs={"drop_path_rate": 0.1}).kwargs
+    {'drop_path_rate': 0.1}
+    """
 
     name: str
     kwargs: Free = {}
 
 
 class HuggingFace(Section):
-    """``data.huggingface``: which part of a data set; null finds it from what exists."""
+    """``data.huggingface``: which part of a data set; null finds it from what exists.
+
+    >>> HuggingFace(name="plain_text", image="img").image
+    'img'
+    """
 
     name: str | None = None
     revision: str | None = None
@@ -103,6 +111,9 @@ class Streaming(Section):
         download_timeout: seconds that a request may take.
         image: column of the images, in tars their extension; null finds it.
         label: column of the labels, in tars an extension or a key of ``json``; null finds it.
+
+    >>> Streaming(cache_limit="200gb").shuffle_shards
+    32
     """
 
     cache_dir: FolderName | None = None
@@ -115,7 +126,11 @@ class Streaming(Section):
 
 
 class Mix(Section):
-    """``data.mix``: views keep at least ``min_share`` of themselves."""
+    """``data.mix``: views keep at least ``min_share`` of themselves.
+
+    >>> Mix(name="cutmix")
+    Mix(name='cutmix', min_share=0.9, prob=1.0)
+    """
 
     name: Literal["mixup", "cutmix"]
     min_share: Annotated[float, Ge(0), Lt(1)] = 0.9
@@ -123,7 +138,11 @@ class Mix(Section):
 
 
 class Images(Section):
-    """``data``, as far as solo-learn's own runs have it too. ``num_*`` are filled in."""
+    """``data``, as far as solo-learn's own runs have it too. ``num_*`` are filled in.
+
+    >>> Images(dataset="custom", train_path="images", num_workers=0).path("train")
+    'images'
+    """
 
     dataset: str
     train_path: FolderName | None = None
@@ -150,7 +169,12 @@ class Images(Section):
 
 
 class Data(Images):
-    """``data``: where the images are. ``num_*`` are filled in and not written by hand."""
+    """``data``: where the images are. ``num_*`` are filled in and not written by hand.
+
+    >>> data = Data(dataset="cifar10", train_path="datasets/cifar10", fraction=0.1)
+    >>> data.format, data.fraction, data.path("val")
+    ('image_folder', 0.1, None)
+    """
 
     dataset: Literal["cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom"]
     train_path: FolderName
@@ -160,6 +184,9 @@ class DALI(Section):
     """``dali``: read if ``data.format`` is ``dali``.
 
     The names are solo-learn main's, where ``encode_indexes_into_labels`` is false by default.
+
+    >>> DALI(device="cpu")
+    DALI(device='cpu', encode_indexes_into_labels=True)
     """
 
     device: Literal["cpu", "gpu"] = "gpu"
@@ -167,7 +194,11 @@ class DALI(Section):
 
 
 class RandomResizedCrop(Section):
-    """``rrc``: area of the crop, as a share of the image."""
+    """``rrc``: area of the crop, as a share of the image.
+
+    >>> RandomResizedCrop(crop_min_scale=0.2)
+    RandomResizedCrop(enabled=True, crop_min_scale=0.2, crop_max_scale=1.0)
+    """
 
     enabled: bool = True
     crop_min_scale: Share = 0.08
@@ -179,6 +210,9 @@ class Chance(Section):
 
     solo-learn's own configs also have ``enabled`` here, which nothing reads. It is dropped, unless
     it contradicts the probability: false with a probability above 0 is refused as unknown.
+
+    >>> Chance(prob=0.2), Chance(prob=0.2, enabled=True)
+    (Chance(prob=0.2), Chance(prob=0.2))
     """
 
     prob: Probability = 0.0
@@ -193,7 +227,11 @@ class Chance(Section):
 
 
 class ColorJitter(Chance):
-    """``color_jitter``: torchvision's strengths."""
+    """``color_jitter``: torchvision's strengths.
+
+    >>> ColorJitter(prob=0.8, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1).strengths
+    (0.4, 0.4, 0.2, 0.1)
+    """
 
     brightness: NonNegativeFloat = 0.0
     contrast: NonNegativeFloat = 0.0
@@ -207,14 +245,22 @@ class ColorJitter(Chance):
 
 
 class RandAugment(Section):
-    """``rand_augment``: operations per view, and their strength from 0 to 30."""
+    """``rand_augment``: operations per view, and their strength from 0 to 30.
+
+    >>> RandAugment(magnitude=7)
+    RandAugment(num_ops=2, magnitude=7)
+    """
 
     num_ops: Annotated[int, Gt(0), Le(100)] = 2
     magnitude: Annotated[int, Ge(0), Le(30)] = 9
 
 
 class AutoAugment(Section):
-    """``auto_augment``: the data set that the policy was searched on."""
+    """``auto_augment``: the data set that the policy was searched on.
+
+    >>> AutoAugment(policy="cifar10")
+    AutoAugment(policy='cifar10')
+    """
 
     policy: Literal["imagenet", "cifar10", "svhn"]
 
@@ -227,6 +273,9 @@ class RandomErasing(Section):
         min_scale: smallest area of the box, as a share of the view.
         max_scale: largest area.
         max_ratio: longer over shorter side at most; 1 is a square.
+
+    >>> RandomErasing(prob=0.25, max_ratio=1)
+    RandomErasing(prob=0.25, min_scale=0.02, max_scale=0.33, max_ratio=1.0)
     """
 
     prob: Probability = 0.5
@@ -236,7 +285,11 @@ class RandomErasing(Section):
 
 
 class View(Section):
-    """What is done to an image before training on it."""
+    """What is done to an image before training on it.
+
+    >>> View(horizontal_flip={"prob": 0.5}).horizontal_flip
+    Chance(prob=0.5)
+    """
 
     rrc: RandomResizedCrop = RandomResizedCrop()
     rand_augment: RandAugment | None = None
@@ -251,7 +304,11 @@ class View(Section):
 
 
 class Crop(Section):
-    """The fixed view of an evaluation: its side in pixels and its normalisation."""
+    """The fixed view of an evaluation: its side in pixels and its normalisation.
+
+    >>> Crop(crop_size=32, mean=[0.5, 0.5, 0.5]).std is None
+    True
+    """
 
     crop_size: PositiveInt
     mean: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
@@ -259,19 +316,32 @@ class Crop(Section):
 
 
 class Augmentation(View, Crop):
-    """One entry of ``augmentations``: a pipeline, and how many crops it makes."""
+    """One entry of ``augmentations``: a pipeline, and how many crops it makes.
+
+    >>> two = Augmentation(crop_size=32, num_crops=2, rrc={"crop_min_scale": 0.2})
+    >>> two.num_crops, two.rrc.crop_max_scale
+    (2, 1.0)
+    """
 
     num_crops: Annotated[int, Gt(0), Le(100)]
 
 
 class Batch(Section):
-    """``optimizer``, as far as loaders read it."""
+    """``optimizer``, as far as loaders read it.
+
+    >>> Batch(batch_size=256)
+    Batch(batch_size=256)
+    """
 
     batch_size: PositiveInt
 
 
 class Optimizer(Batch):
-    """``optimizer``: ``lr`` and ``classifier_lr`` are for batch 256, and scaled by batch / 256."""
+    """``optimizer``: ``lr`` and ``classifier_lr`` are for batch 256, and scaled by batch / 256.
+
+    >>> Optimizer(name="sgd", batch_size=512, lr=0.03, kwargs={"momentum": 0.9}).weight_decay
+    0.0
+    """
 
     name: str
     lr: LearningRate
@@ -282,7 +352,11 @@ class Optimizer(Batch):
 
 
 class SGD(Section):
-    """``optimizer.kwargs`` of ``sgd``; null: torch's default, ``fused`` on a GPU."""
+    """``optimizer.kwargs`` of ``sgd``; null: torch's default, ``fused`` on a GPU.
+
+    >>> SGD(nesterov=True)
+    SGD(fused=None, momentum=0.9, nesterov=True, dampening=None)
+    """
 
     fused: bool | None = None
     momentum: ProbabilityBelowOne = 0.9
@@ -291,7 +365,11 @@ class SGD(Section):
 
 
 class LARS(SGD):
-    """``optimizer.kwargs`` of ``lars``, with solo-learn's names; it has no fused kernel."""
+    """``optimizer.kwargs`` of ``lars``, with solo-learn's names; it has no fused kernel.
+
+    >>> LARS(eta=0.02).momentum
+    0.9
+    """
 
     fused: None = None
     eta: PositiveFloat = 1e-3
@@ -301,7 +379,11 @@ class LARS(SGD):
 
 
 class Adam(Section):
-    """``optimizer.kwargs`` of ``adam``; null: torch's default, ``fused`` on a GPU."""
+    """``optimizer.kwargs`` of ``adam``; null: torch's default, ``fused`` on a GPU.
+
+    >>> Adam(betas=[0.9, 0.95]).betas
+    [0.9, 0.95]
+    """
 
     fused: bool | None = None
     betas: Annotated[list[ProbabilityBelowOne], Field(min_length=2, max_length=2)] | None = None
@@ -310,7 +392,11 @@ class Adam(Section):
 
 
 class AdamW(Adam):
-    """``optimizer.kwargs`` of ``adamw``."""
+    """``optimizer.kwargs`` of ``adamw``.
+
+    >>> AdamW().betas
+    [0.9, 0.999]
+    """
 
     betas: Annotated[list[ProbabilityBelowOne], Field(min_length=2, max_length=2)] | None = [
         0.9,
@@ -327,7 +413,11 @@ OPTIMIZER_KWARGS: dict[str, type[Section]] = {
 
 
 class Scheduler(Section):
-    """``scheduler``: warm-up and cosine decay, milestones, or a constant rate."""
+    """``scheduler``: warm-up and cosine decay, milestones, or a constant rate.
+
+    >>> Scheduler(name="warmup_cosine", warmup_epochs=5).interval
+    'step'
+    """
 
     name: Literal["warmup_cosine", "step", "none"]
     lr_decay_steps: list[PositiveInt] | None = None
@@ -338,7 +428,11 @@ class Scheduler(Section):
 
 
 class Momentum(Section):
-    """``momentum``: exponential moving average of methods with a momentum backbone."""
+    """``momentum``: exponential moving average of methods with a momentum backbone.
+
+    >>> Momentum(base_tau=0.996)
+    Momentum(base_tau=0.996, final_tau=1.0, classifier=False)
+    """
 
     base_tau: Probability = 0.99
     final_tau: Probability = 1.0
@@ -346,7 +440,11 @@ class Momentum(Section):
 
 
 class Checkpoint(Section):
-    """``checkpoint``: saves also within an epoch, every n steps or minutes; 0 means never."""
+    """``checkpoint``: saves also within an epoch, every n steps or minutes; 0 means never.
+
+    >>> Checkpoint(every_n_minutes=10).dir
+    'trained_models'
+    """
 
     enabled: bool = True
     dir: FolderName = "trained_models"
@@ -357,14 +455,22 @@ class Checkpoint(Section):
 
 
 class AutoResume(Section):
-    """``auto_resume``: continues the unfinished run of the same config."""
+    """``auto_resume``: continues the unfinished run of the same config.
+
+    >>> AutoResume(enabled=True)
+    AutoResume(enabled=True, max_hours=36.0)
+    """
 
     enabled: bool = False
     max_hours: PositiveFloat = 36
 
 
 class KNNEval(Section):
-    """``knn_eval``: solo-learn's kNN on the augmented views of training, during training."""
+    """``knn_eval``: solo-learn's kNN on the augmented views of training, during training.
+
+    >>> KNNEval(enabled=True, k=200)
+    KNNEval(enabled=True, k=200, distance_func='cosine')
+    """
 
     enabled: bool = False
     k: PositiveInt = 20
@@ -375,6 +481,9 @@ class OnlineEval(Section):
     """``online_eval``: the protocols of ``solo-ext eval``, every n epochs; 0 means never.
 
     ``settings`` are the protocols' settings, by protocol and name.
+
+    >>> OnlineEval(every_n_epochs=10, settings={"knn": {"k": [1, 20]}}).protocols
+    ['knn']
     """
 
     every_n_epochs: NonNegativeInt = 0
@@ -386,6 +495,9 @@ class Performance(Section):
     """``performance``: channels-last memory layout, unless it is disabled, and ``torch.compile``.
 
     ``compile``: true compiles backbone and heads with torch's inductor; or another backend's name.
+
+    >>> Performance(compile=True)
+    Performance(disable_channel_last=False, compile=True)
     """
 
     disable_channel_last: bool = False
@@ -393,7 +505,11 @@ class Performance(Section):
 
 
 class Wandb(Section):
-    """``wandb``: Weights & Biases, off by default."""
+    """``wandb``: Weights & Biases, off by default.
+
+    >>> Wandb(enabled=True, entity="lab").project
+    'solo-learn'
+    """
 
     enabled: bool = False
     entity: str | None = None
@@ -425,6 +541,14 @@ class CommonConfig(Section):
     """What solo-learn's own runs have in common with ours: a model, its images, their fixed view.
 
     :func:`solo_ext.config.check.common_config` reads it from a host's config or a saved run.
+
+    >>> CommonConfig(
+    ...     backbone={"name": "resnet18"},
+    ...     data={"dataset": "cifar10"},
+    ...     augmentations=[{"crop_size": 32}],
+    ...     optimizer={"batch_size": 256},
+    ... ).data.format
+    'image_folder'
     """
 
     name: str | None = None
@@ -442,6 +566,19 @@ class RunConfig(CommonConfig):
 
     ``precision: auto`` is ``bf16-mixed`` on a CPU that gains by it, else ``32-true``. Any other key
     is an argument of Lightning's ``Trainer``.
+
+    >>> config = RunConfig(
+    ...     name="pcl-cifar10",
+    ...     method="pcl",
+    ...     backbone={"name": "resnet18"},
+    ...     data={"dataset": "cifar10", "train_path": "datasets"},
+    ...     augmentations=[{"crop_size": 32, "num_crops": 2}],
+    ...     optimizer={"name": "sgd", "lr": 0.03, "batch_size": 256},
+    ...     scheduler={"name": "warmup_cosine"},
+    ...     max_epochs=200,
+    ... )
+    >>> config.seed, config.precision, config.checkpoint.frequency
+    (5, '32-true', 1)
     """
 
     model_config = ConfigDict(extra="allow")

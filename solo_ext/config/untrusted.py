@@ -31,6 +31,11 @@ def refuse_targets(config: Mapping[str, Any]) -> None:
 
     Raises:
         ConfigError: there is one, and ``SOLO_EXT_ALLOW_CODE`` is not 1.
+
+    >>> refuse_targets({"optimizer": {"_target_": "os.system"}})
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: optimizer._target_='os.system': a config names Python ...
     """
     if os.environ.get(ALLOW) == "1":
         return
@@ -68,6 +73,11 @@ def refuse_hydra_section(config: Any) -> None:
     Raises:
         ConfigError: the section has other keys than ``job``, ``output_subdir``, ``run``,
             ``sweep``, and ``SOLO_EXT_ALLOW_CODE`` is not 1.
+
+    >>> refuse_hydra_section({"hydra": {"searchpath": ["pkg://unknown"]}})
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: hydra.searchpath=['pkg://unknown']: settings of Hydra ...
     """
     if os.environ.get(ALLOW) == "1" or not isinstance(config, dict):
         return
@@ -111,6 +121,12 @@ def read_yaml(file: Path) -> Any:
         UserError: it cannot be read, is not YAML, or its aliases (``*name``) form a circle or turn
             a few lines into millions of values.
         FileNotFoundError: there is no such file.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "config.yaml"
+    >>> _ = file.write_text("optimizer: {lr: 0.1}")
+    >>> read_yaml(file)
+    {'optimizer': {'lr': 0.1}}
     """
     content = read_text(file)
     check_yaml(content, file)
@@ -122,7 +138,12 @@ def check_yaml(content: str, file: Path) -> None:
     """Refuses what is no YAML, and aliases that form a circle or stand for millions of values.
 
     Raises:
-        UserError: it is so.
+        UserError: the file is one of these.
+
+    >>> check_yaml("a: &a [*a]", Path("config.yaml"))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: config.yaml: its aliases (*name) lead in a circle or ...
     """
     with _errors_of_yaml(file):
         root = yaml.compose(content, Loader=yaml.SafeLoader)

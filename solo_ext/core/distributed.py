@@ -24,12 +24,20 @@ _AT_ONCE = 2**26
 
 
 def world_size() -> int:
-    """Number of processes, 1 without a process group."""
+    """Number of processes, 1 without a process group.
+
+    >>> world_size()
+    1
+    """
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Rank of this process, 0 without a process group."""
+    """Rank of this process, 0 without a process group.
+
+    >>> rank()
+    0
+    """
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
@@ -50,7 +58,11 @@ class _GatherWithGradient(torch.autograd.Function):
 
 
 def gather_with_gradient(x: Tensor) -> Tensor:
-    """``x`` (N, ...) of all ranks as (world_size * N, ...); gradients flow to every rank."""
+    """``x`` (N, ...) of all ranks as (world_size * N, ...); gradients flow to every rank.
+
+    >>> gather_with_gradient(torch.ones(4, 8, requires_grad=True)).shape  # (world_size() * 4, 8)
+    torch.Size([4, 8])
+    """
     if world_size() == 1:
         return x
     return _GatherWithGradient.apply(x)  # type: ignore[no-any-return, no-untyped-call]
@@ -58,7 +70,11 @@ def gather_with_gradient(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """Sums a contiguous ``x`` over all ranks, in place and without gradient."""
+    """Sums a contiguous ``x`` over all ranks, in place and without gradient.
+
+    >>> sum_over_ranks(torch.tensor([1.0, 2.0]))  # of one process, itself
+    tensor([1., 2.])
+    """
     if world_size() > 1:
         dist.all_reduce(x)
     return x
@@ -66,7 +82,11 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def max_over_ranks(x: Tensor) -> Tensor:
-    """Maximum of a contiguous ``x`` over all ranks, entry by entry, in place."""
+    """Maximum of a contiguous ``x`` over all ranks, entry by entry, in place.
+
+    >>> max_over_ranks(torch.tensor([3, 1]))  # of one process, itself
+    tensor([3, 1])
+    """
     if world_size() > 1:
         dist.all_reduce(x, dist.ReduceOp.MAX)
     return x
@@ -74,7 +94,13 @@ def max_over_ranks(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def broadcast_buffers(*modules: nn.Module) -> None:
-    """Gives every rank the buffers of rank 0, such as running statistics, which differ."""
+    """Gives every rank the buffers of rank 0, such as running statistics, which differ.
+
+    >>> norm = nn.BatchNorm1d(3)
+    >>> broadcast_buffers(norm)
+    >>> norm.running_mean
+    tensor([0., 0., 0.])
+    """
     for module in modules if world_size() > 1 else ():
         for buffer in module.buffers():
             dist.broadcast(buffer, 0)
@@ -82,7 +108,11 @@ def broadcast_buffers(*modules: nn.Module) -> None:
 
 @torch.no_grad()
 def gather(x: Tensor) -> Tensor:
-    """``x`` (N, ...) of all ranks as (world_size * N, ...), rank by rank, without gradient."""
+    """``x`` (N, ...) of all ranks as (world_size * N, ...), rank by rank, without gradient.
+
+    >>> gather(torch.arange(3))  # (world_size() * 3,)
+    tensor([0, 1, 2])
+    """
     if world_size() == 1:
         return x
     parts = [
@@ -93,7 +123,12 @@ def gather(x: Tensor) -> Tensor:
 
 
 def gather_each(xs: Sequence[Tensor], *, gradient: bool = False) -> list[Tensor]:
-    """Several ``x`` (N, ...) of one shape, each as :func:`gather` gives it, by one collective."""
+    """Several ``x`` (N, ...) of one shape, each as :func:`gather` gives it, by one collective.
+
+    >>> z1, z2 = torch.zeros(4, 8), torch.ones(4, 8)
+    >>> [tuple(z.shape) for z in gather_each([z1, z2])]
+    [(4, 8), (4, 8)]
+    """
     if world_size() == 1:
         return list(xs)
     joined = torch.stack(tuple(xs), dim=1)
@@ -120,7 +155,11 @@ def own_rows(samples: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def total(count: int, device: torch.device) -> int:
-    """Sum of a number over ranks; waits for the device."""
+    """Sum of a number over ranks; waits for the device.
+
+    >>> total(32, torch.device("cpu"))  # 32 of each rank
+    32
+    """
     return int(sum_over_ranks(torch.tensor(count, device=device)))
 
 
@@ -129,6 +168,10 @@ def join_shares(share: Tensor, dim: int = 0) -> Tensor:
     """A table that is shared out, whole in the host memory of rank 0; others return their share.
 
     All ranks call it. A device holds some 64 MB of the whole at a time.
+
+    >>> table = torch.arange(6).view(3, 2)
+    >>> join_shares(share_of(table)).equal(table)
+    True
     """
     if world_size() == 1:
         return share
@@ -151,7 +194,11 @@ def join_shares(share: Tensor, dim: int = 0) -> Tensor:
 
 
 def gather_objects(own: Any) -> list[Any]:
-    """Gathers one object per rank, in order of the ranks; pickled, so for small objects only."""
+    """Gathers one object per rank, in order of the ranks; pickled, so for small objects only.
+
+    >>> gather_objects({"rank": rank()})
+    [{'rank': 0}]
+    """
     if world_size() == 1:
         return [own]
     held: list[Any] = [None] * world_size()
@@ -160,7 +207,13 @@ def gather_objects(own: Any) -> list[Any]:
 
 
 class RankError(RuntimeError):
-    """Another rank failed; the message says which one and why."""
+    """Another rank failed; the message says which one and why.
+
+    >>> raise RankError("rank 1: ValueError: no image in the folder")
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.distributed.RankError: rank 1: ValueError: no image in the folder
+    """
 
 
 @contextlib.contextmanager
@@ -178,6 +231,12 @@ def propagate_rank_errors(device: torch.device, among: bool = True) -> Iterator[
     Raises:
         RankError: on the ranks that did not fail themselves.
         UserError: instead, if the other rank's error is a UserError.
+
+    >>> with propagate_rank_errors(torch.device("cpu")):
+    ...     raise UserError("this rank cannot read 'images/'")
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: this rank cannot read 'images/'
     """
     if not among or world_size() == 1:
         yield
@@ -194,7 +253,16 @@ def propagate_rank_errors(device: torch.device, among: bool = True) -> Iterator[
 
 
 def rank_barrier(device: torch.device) -> None:
-    """Waits for all ranks within :func:`propagate_rank_errors`, and raises as it does."""
+    """Waits for all ranks within :func:`propagate_rank_errors`, and raises as it does.
+
+    >>> cpu = torch.device("cpu")
+    >>> with propagate_rank_errors(cpu):
+    ...     images = 32  # a rank that fails before the barrier ends the block on all ranks
+    ...     rank_barrier(cpu)
+    ...     images = total(images, cpu)
+    >>> images
+    32
+    """
     if world_size() > 1:
         _exchange(None, device)
 

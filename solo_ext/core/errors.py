@@ -46,10 +46,15 @@ OF_TORCH = re.compile(r"PytorchStreamWriter|inline_container|iostream|Parent dir
 
 
 class UserError(Exception):
-    """A mistake of the user, printed as one line.
+    r"""A mistake of the user, printed as one line.
 
     Attributes:
         exit_code: exit code of the command that it ends.
+
+    >>> print(UserError("no such folder;\n    give another"))
+    no such folder; give another
+    >>> UserError.exit_code
+    2
     """
 
     exit_code = 2
@@ -66,6 +71,9 @@ class ConfigError(UserError):
         value: the value given; ``None`` and booleans print as in YAML.
         problem: what is wrong with it.
         remedy: what is allowed, or what to do.
+
+    >>> print(ConfigError("optimizer.lr", None, "this key is required", "give it a value"))
+    optimizer.lr=null: this key is required; give it a value
     """
 
     def __init__(self, key: str, value: object, problem: str, remedy: str = "") -> None:
@@ -74,7 +82,13 @@ class ConfigError(UserError):
 
 
 class HostError(UserError):
-    """solo-learn is missing, or its generation cannot do what was asked."""
+    """solo-learn is missing, or its generation cannot do what was asked.
+
+    >>> raise HostError("solo-learn is not installed; run `pip install solo-learn`")
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.HostError: solo-learn is not installed; run `pip install solo-learn`
+    """
 
 
 class StoppedBySignal(UserError):
@@ -83,6 +97,9 @@ class StoppedBySignal(UserError):
     Args:
         message: what was saved, and how to continue.
         signal: number of the signal.
+
+    >>> StoppedBySignal("saved; run the command again to continue", signal=15).exit_code
+    143
     """
 
     def __init__(self, message: str, signal: int) -> None:
@@ -92,7 +109,11 @@ class StoppedBySignal(UserError):
 
 
 class ProcessLost(UserError):
-    """A process that a run needs has died: a failure, not a mistake of the user."""
+    """A process that a run needs has died: a failure, not a mistake of the user.
+
+    >>> ProcessLost("a worker of the data loader was killed").exit_code
+    1
+    """
 
     exit_code = 1
 
@@ -109,6 +130,11 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
     Returns:
         The exit code: 2 for a user error or a disk's error, 1 for any other error, 128 plus the
         number of a signal.
+
+    >>> def command() -> int:
+    ...     raise UserError("no such config")
+    >>> in_one_line(command, "run the command again")  # prints `solo-ext: no such config`
+    2
     """
     _streams_that_print()
     # A run replaces these handlers by its own while it trains.
@@ -213,6 +239,12 @@ def logged(error: BaseException) -> str:
 
     Args:
         error: one that no code foresaw.
+
+    >>> import pathlib
+    >>> line = logged(ValueError("no such table"))
+    >>> print(line)
+    ValueError: no such table (details in ...solo-ext-...log)
+    >>> pathlib.Path(line.removesuffix(")").split()[-1]).unlink()
     """
     text = "".join(traceback.format_exception(error))
     first = (str(error).strip().splitlines() or [""])[0][:_LONGEST_VALUE]
@@ -233,6 +265,10 @@ def disk_trouble(error: BaseException, again: str) -> UserError | None:
     Args:
         error: the error raised.
         again: how to continue once the disk is writable again.
+
+    >>> print(disk_trouble(OSError(errno.ENOSPC, "", "last.ckpt"), "run it again"))
+    No space left on device: 'last.ckpt'; make room, then run it again; what was written stays
+    >>> disk_trouble(ValueError("no disk"), "run it again")
     """
     found = next((t for link in _chain(error) if (t := _trouble(link)) is not None), None)
     if found is None:
@@ -259,6 +295,9 @@ def disk_errno(error: BaseException) -> int | None:
 
     Args:
         error: from the system, or from a library such as safetensors that only reports it as text.
+
+    >>> disk_errno(RuntimeError("write failed: No space left on device")) == errno.ENOSPC
+    True
     """
     if isinstance(error, OSError):
         return error.errno if error.errno in _OF_THE_SYSTEM else None
@@ -289,6 +328,9 @@ def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:
 
     Returns:
         For example ``did you mean 'simclr'? allowed: byol, dino, simclr``.
+
+    >>> nearest("sim-clr", ["byol", "dino", "simclr"])
+    "did you mean 'simclr'? allowed: byol, dino, simclr"
     """
     names = sorted(valid)
     # Reversed, so that among names that are equal when plain, the first wins.

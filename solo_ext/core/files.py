@@ -31,6 +31,9 @@ def config_root() -> Path:
 
     Raises:
         FileNotFoundError: the installation is incomplete.
+
+    >>> (config_root() / "solo_ext" / "digits" / "pcl.yaml").is_file()
+    True
     """
     package = Path(__file__).resolve().parents[1]
     for root in (package / "configs", package.parent / "configs"):
@@ -42,12 +45,24 @@ def config_root() -> Path:
 
 
 def data_root() -> Path:
-    """Folder of the data sets: the environment variable ``SOLO_EXT_DATA``, or ``./datasets``."""
+    """Folder of the data sets: the environment variable ``SOLO_EXT_DATA``, or ``./datasets``.
+
+    >>> from unittest import mock
+    >>> with mock.patch.dict(os.environ, SOLO_EXT_DATA="/data"):
+    ...     data_root() / "cifar10"
+    PosixPath('/data/cifar10')
+    """
     return Path(os.environ.get("SOLO_EXT_DATA", "datasets"))
 
 
 def cache_root() -> Path:
-    """Folder of what is made once: the environment's ``SOLO_EXT_CACHE``, or the user's own."""
+    """Folder of what is made once: the environment's ``SOLO_EXT_CACHE``, or the user's own.
+
+    >>> from unittest import mock
+    >>> with mock.patch.dict(os.environ, SOLO_EXT_CACHE="/scratch/cache"):
+    ...     cache_root()
+    PosixPath('/scratch/cache')
+    """
     # `Path.home` fails for users without a home, as containers have them.
     own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get("SOLO_EXT_CACHE") or os.path.join(own, "solo_ext"))
@@ -94,7 +109,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def check_regular(path: Path) -> None:
-    """Raises what :func:`open_regular` would, for a library that opens the file itself."""
+    """Raises what :func:`open_regular` would, for a library that opens the file itself.
+
+    >>> check_regular(Path("/dev"))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: '/dev' cannot be read: it is a directory; name a file
+    """
     open_regular(path).close()
 
 
@@ -109,6 +130,16 @@ def read_text(path: Path, *, most: int = MOST_BYTES, encoding: str = "utf-8") ->
     Raises:
         UserError: as :func:`open_regular`; or it is larger, or not of this encoding.
         FileNotFoundError: there is no such file.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "note.txt"
+    >>> _ = file.write_text("a note")
+    >>> read_text(file)
+    'a note'
+    >>> read_text(file, most=3)
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: '...note.txt' cannot be read: it has more than 3 bytes
     """
     try:
         with open_regular(path) as file:
@@ -134,6 +165,12 @@ def read_json(path: Path, kind: type[M]) -> M:
     Raises:
         UserError: as :func:`read_text`; or it is no such JSON, and which entry is not.
         FileNotFoundError: there is no such file.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "sizes.json"
+    >>> _ = file.write_text('{"train": 50000}')
+    >>> read_json(file, dict[str, int])
+    {'train': 50000}
     """
     try:
         return TypeAdapter(kind).validate_json(read_text(path))
@@ -142,7 +179,14 @@ def read_json(path: Path, kind: type[M]) -> M:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first of pydantic's problems in one line, with the key that it concerns."""
+    """The first of pydantic's problems in one line, with the key that it concerns.
+
+    >>> try:
+    ...     TypeAdapter(dict[str, int]).validate_python({"train": "many"})
+    ... except ValidationError as error:
+    ...     print(first_problem(error))
+    train: Input should be a valid integer, unable to parse string as an integer
+    """
     first = error.errors(include_url=False)[0]
     key = ".".join(map(str, first["loc"]))
     return f"{key}: {first['msg']}" if key else first["msg"]
@@ -155,6 +199,14 @@ def refuse_link(path: Path) -> Path:
 
     Raises:
         UserError: something that is no regular file has this name.
+
+    >>> import tempfile
+    >>> link = Path(tempfile.mkdtemp()) / "metrics.jsonl"
+    >>> link.symlink_to("/dev/null")
+    >>> refuse_link(link)
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: '...metrics.jsonl' is a link to '/dev/null', which would be ...
     """
     if path.is_symlink():
         raise UserError(
@@ -174,6 +226,12 @@ def writing(path: Path) -> Iterator[None]:
 
     Raises:
         OSError: instead of the library's error.
+
+    >>> with writing(Path("model.safetensors")):
+    ...     raise RuntimeError("I/O error: No space left on device")
+    Traceback (most recent call last):
+        ...
+    OSError: [Errno 28] No space left on device: 'model.safetensors'
     """
     try:
         yield
@@ -192,6 +250,12 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
     Args:
         path: its folder exists.
         write: called with the path of a scratch file to write, which then replaces ``path``.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "table.bin"
+    >>> atomic_write(file, lambda scratch: scratch.write_bytes(b"rows"))
+    >>> file.read_bytes()
+    b'rows'
     """
     # The name includes the host, because processes of several hosts may share the folder.
     scratch = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.saving")
@@ -231,7 +295,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Appends lines; first removes a line that a killed process left incomplete.
+    r"""Appends lines; first removes a line that a killed process left incomplete.
 
     Args:
         file: created if missing; its folder exists.
@@ -239,6 +303,13 @@ def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
 
     Raises:
         UserError: the file is a link.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "metrics.jsonl"
+    >>> _ = file.write_text('{"step": 0}\n{"ste')  # a process was killed here
+    >>> append_lines(file, [{"step": 1}])
+    >>> file.read_text().splitlines()
+    ['{"step": 0}', '{"step": 1}']
     """
     text = "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in entries)
     with writing(file), refuse_link(file).open("a+b") as held:
@@ -287,6 +358,12 @@ def locked(file: Path, wait: float = -1) -> Iterator[None]:
 
     Raises:
         UserError: another process still holds the lock, or the file is a link.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "run.lock"
+    >>> with locked(file):
+    ...     file.exists()
+    True
     """
     lock = FileLock(refuse_link(file))
     try:

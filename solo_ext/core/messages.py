@@ -30,6 +30,10 @@ def show_messages() -> None:
 
     Call it again after other code configured logging: Hydra's ``job_logging: disabled``, as in
     solo-learn's configs, disables every existing logger.
+
+    >>> show_messages()
+    >>> logging.getLogger("solo_ext.data").getEffectiveLevel() == logging.INFO
+    True
     """
     logger = logging.getLogger("solo_ext")
     for name, known in logging.root.manager.loggerDict.items():

@@ -28,6 +28,10 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
             a CPU oneDNN, which may multiply in bf16 if the CPU supports it. Without AMX oneDNN
             stays with fp32, but is up to twice as fast as the library behind "highest". fp64
             products are not affected.
+
+    >>> with matmul_precision("highest"):
+    ...     torch.backends.cuda.matmul.fp32_precision
+    'ieee'
     """
     if torch.compiler.is_compiling():
         # These settings cannot be read while a graph is traced; it runs with those in force then.
@@ -52,6 +56,11 @@ def full_precision_products(device: torch.device, or_tf32: bool = False) -> Iter
         device: of the products.
         or_tf32: whether TF32 will do under autocast on a GPU. Its digits are those of float16,
             three bits more than bfloat16 has, and its range is that of fp32.
+
+    >>> x = torch.ones(2, 3)
+    >>> with torch.autocast("cpu", torch.bfloat16), full_precision_products(x.device):
+    ...     (x @ x.T).dtype
+    torch.float32
     """
     narrow = or_tf32 and device.type == "cuda" and torch.is_autocast_enabled("cuda")
     with matmul_precision("high" if narrow else "highest"):

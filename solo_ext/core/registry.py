@@ -22,6 +22,10 @@ class Entry(Generic[T]):
         year: year of publication, 0 if there is none.
         arxiv: arXiv number such as ``2007.00224``, empty if there is none.
         origin: distribution or package that defines it.
+
+    >>> entry = Entry("nnclr", dict, paper="With a Little Help from My Friends", year=2021)
+    >>> entry.name, entry.year, entry.origin
+    ('nnclr', 2021, 'solo_ext')
     """
 
     name: str
@@ -37,6 +41,15 @@ class Registry(Generic[T]):
 
     Args:
         kind: what the entries are, for messages: ``method``, ``loss``.
+
+    >>> losses = Registry[type]("loss")
+    >>> losses.add(Entry("infonce", dict, arxiv="1807.03748"))
+    >>> list(losses), losses["infonce"].arxiv
+    (['infonce'], '1807.03748')
+    >>> losses["info-nce"]
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: unknown loss 'info-nce'; did you mean 'infonce'? ...
     """
 
     def __init__(self, kind: str) -> None:

@@ -11,7 +11,11 @@ from pydantic_core import PydanticCustomError
 
 
 def refused(problem: str) -> PydanticCustomError:
-    """The error of a validator of ours, worded as pydantic's are: ``at most 3`` for example."""
+    """The error of a validator of ours, worded as pydantic's are: ``at most 3`` for example.
+
+    >>> print(refused("at most 3").message())
+    Input should be at most 3
+    """
     return PydanticCustomError("not_allowed", f"Input should be {problem}")  # type: ignore[arg-type]
 
 

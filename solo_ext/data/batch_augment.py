@@ -51,6 +51,11 @@ class ViewDraws(NamedTuple):
 
     ``affine`` has the weights of the image, its grey and the mean of its grey, for the steps of
     the jitter except hue, in each image's order.
+
+    >>> keys = sample_keys(5, 0, np.arange(4))
+    >>> draws = draw_view(Augmentation(crop_size=8, num_crops=2), keys, 0, height=12, width=12)
+    >>> draws.rows.shape, draws.box.shape, draws.part(0, 3).flip.shape
+    (torch.Size([4]), torch.Size([4, 4]), torch.Size([3]))
     """
 
     rows: Tensor  # (N,) the image that each row is of

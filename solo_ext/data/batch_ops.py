@@ -56,7 +56,7 @@ def bicubic_matrices(source: int, size: int) -> list[Tensor | None]:
     >>> [None if m is None else tuple(m.shape) for m in bicubic_matrices(source=3, size=2)]
     [None, (2, 1), (2, 2), (2, 3)]
     """
-    return [None, *(bicubic_matrix(length, size) for length in range(1, source + 1))]
+    return [None, *(_bicubic_matrix(length, size) for length in range(1, source + 1))]
 
 
 def central_matrix(source: int, shorter: int, size: int) -> list[Tensor | None]:
@@ -67,18 +67,18 @@ def central_matrix(source: int, shorter: int, size: int) -> list[Tensor | None]:
     """
     resized = size * source // shorter
     first = round((resized - size) / 2)
-    whole = bicubic_matrix(source, resized)[first : first + size]
+    whole = _bicubic_matrix(source, resized)[first : first + size]
     return [*[None] * source, whole]
 
 
-def bicubic_matrix(length: int, size: int) -> Tensor:
+def _bicubic_matrix(length: int, size: int) -> Tensor:
     """The matrix (size, length) that scales ``length`` pixels to ``size`` like PIL.
 
     Output pixel o samples around (o + 1/2) length / size with the cubic of a = -1/2 (Keys,
     "Cubic convolution interpolation for digital image processing", 1981), widened by length / size
     when scaling down; weights outside the image are dropped, and the rest sum to 1.
 
-    >>> bicubic_matrix(length=12, size=8).shape
+    >>> _bicubic_matrix(length=12, size=8).shape
     torch.Size([8, 12])
     """
     scale = length / size

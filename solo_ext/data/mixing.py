@@ -19,7 +19,12 @@ first ones."""
 
 
 class MixDraws(NamedTuple):
-    """Random parameters of mixing one view of N images."""
+    """Random parameters of mixing one view of N images.
+
+    >>> draws = ViewMixer(Mix(name="mixup"), seed=5).draw(epoch=0, indices=np.arange(4), views=2)
+    >>> draws[0].partner.shape, draws[0].share.shape, draws[0].centre.shape
+    (torch.Size([4]), torch.Size([4]), torch.Size([4, 2]))
+    """
 
     partner: Tensor  # (N,) the image that each one is mixed with
     share: Tensor  # (N,) the share of its own that it keeps, 1 if it is left alone

@@ -144,6 +144,11 @@ class RawBatch(NamedTuple):
     Augmentation draws for ``epoch`` and the samples that were ``asked`` for, so that a sample that
     replaces an unreadable one gets other crops than it has as itself. The images (N, 3, H, W),
     uint8, and targets are those of ``indices``.
+
+    >>> images, two = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 1])
+    >>> batch = RawBatch(0, asked=two, indices=two, images=images, targets=torch.tensor([0, 2]))
+    >>> batch.images.shape, batch.indices.tolist()
+    (torch.Size([2, 3, 8, 8]), [3, 1])
     """
 
     epoch: int

@@ -24,7 +24,13 @@ Item = tuple[Image.Image, int]
 
 
 class Images(Protocol):
-    """A data set: a sized, indexable collection of images and targets."""
+    """A data set: a sized, indexable collection of images and targets.
+
+    >>> images: Images = [(Image.new("RGB", (10, 8)), 3)] * 5
+    >>> image, target = images[4]
+    >>> len(images), image.size, target
+    (5, (10, 8), 3)
+    """
 
     def __len__(self) -> int: ...
 

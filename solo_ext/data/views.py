@@ -23,7 +23,11 @@ _AT_ONCE = 4096
 
 
 class SampleKey(NamedTuple):
-    """What the sampler requests: a sample, and the epoch that augmentation draws for."""
+    """What the sampler requests: a sample, and the epoch that augmentation draws for.
+
+    >>> SampleKey(epoch=2, sample=7)
+    SampleKey(epoch=2, sample=7)
+    """
 
     epoch: int
     sample: int

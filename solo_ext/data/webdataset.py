@@ -16,6 +16,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -259,11 +260,9 @@ def _index(
 
 def _part(storage: Storage, shard: Shard, file: Path) -> _Part:
     """What a tar holds, kept in a file if it is whole."""
-    try:
+    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
         with np.load(file, allow_pickle=False) as kept:
             return _Part(kept["places"], kept["labels"], str(kept["sha256"]))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        pass
     places, labels, wrong, sha256 = [], [], "", ""
     settings = storage.settings
     images = (settings.image.lower(),) if settings.image else _IMAGES

@@ -54,6 +54,9 @@ class HostInfo:
         version: what it calls itself; every commit of main says 1.0.6.
         path: folder of the package ``solo``.
         fingerprint: first 12 hex digits of the SHA-256 of its Python files.
+
+    >>> HostInfo("main", version="1.0.6", path=Path("solo"), fingerprint="0123456789ab").generation
+    'main'
     """
 
     generation: Literal["main", "1.0.2"]
@@ -71,6 +74,10 @@ class Host:
         methods: ``solo.methods.METHODS``, name to class; every class takes main's config.
         backbones: constructors by name, including ``timm/<model>``.
         solo: the module ``solo``.
+
+    >>> host = load()
+    >>> host.info.generation in ("main", "1.0.2"), "timm/resnet10t" in host.backbones
+    (True, True)
     """
 
     info: HostInfo

@@ -65,6 +65,16 @@ class Patch:
         replacements: yields (owner, attribute, value).
         undo: the original values while the patch is applied; ``_ABSENT`` for a new attribute.
         error: why it could not be applied to this host; empty if it could.
+
+    >>> class Owner:
+    ...     momentum = 0.9
+    >>> patch = Patch("momentum", "it is too small", False, lambda: [(Owner, "momentum", 0.99)])
+    >>> patch.apply()
+    >>> Owner.momentum
+    0.99
+    >>> patch.remove()
+    >>> Owner.momentum
+    0.9
     """
 
     name: str

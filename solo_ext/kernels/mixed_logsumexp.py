@@ -42,6 +42,13 @@ class MixedLogSumExp(NamedTuple):
         lse: (E, N) log-sum-exps.
         hardest: (N,) mean similarity of the mined rows, without gradient.
         mixed: (N,) mean similarity of the mixtures, without gradient.
+
+    Example:
+        >>> pair, none = torch.zeros(4, 1, 2).long(), (torch.zeros(4, 0).long(), torch.zeros(4, 0))
+        >>> draws = MixDraws(pair, torch.full((4, 1), 0.5), *none)
+        >>> found = mixed_logsumexp(torch.eye(4), torch.eye(4), 5.0, draws, num_hard=1)
+        >>> found.lse.shape, found.hardest
+        (torch.Size([1, 4]), tensor([1., 1., 1., 1.]))
     """
 
     lse: Tensor

@@ -21,6 +21,11 @@ class NearestRows(NamedTuple):
         index: (N, k) rows of the table.
         similarity: (N, k) dot products with the query, fp32 (fp64 for fp64 queries); minus
             infinity if too few rows were allowed; the index is then that of any row.
+
+    Example:
+        >>> found = nearest_rows(torch.eye(2, 3), torch.eye(3), k=1)
+        >>> found.index.shape, found.similarity.flatten()
+        (torch.Size([2, 1]), tensor([1., 1.]))
     """
 
     index: Tensor  # type: ignore[assignment]  # in place of tuple's method of that name

@@ -51,6 +51,12 @@ class Assignment(NamedTuple):
         rows: (N,) factors of the samples.
         columns: (K,) factors of the prototypes.
         mean: (K,) mean of P over the samples of all ranks; sums to 1.
+
+    Example:
+        >>> scores = torch.randn(8, 4)
+        >>> found = assign(lambda rows, columns: scores[rows, columns], (8, 4), scores, 3)
+        >>> found.matrix.shape, found.rows.shape, found.columns.shape, found.mean.shape
+        (torch.Size([8, 4]), torch.Size([8]), torch.Size([4]), torch.Size([4]))
     """
 
     matrix: Tensor

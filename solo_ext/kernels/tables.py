@@ -46,7 +46,13 @@ def tiles_of(count: int, size: int) -> Iterator[slice]:
 
 
 class Sweep(NamedTuple):
-    """One pass over a table, as :func:`table_logsumexp` describes it."""
+    """One pass over a table, as :func:`table_logsumexp` describes it.
+
+    Example:
+        >>> sweep = Sweep(scale=5.0, columns=torch.tensor([0, 2]))
+        >>> sweep.count(torch.eye(3)), sweep.rows(torch.eye(3), slice(1, 2))
+        (2, tensor([[0., 0., 1.]]))
+    """
 
     scale: Tensor | float
     columns: Tensor | None = None

@@ -162,6 +162,12 @@ class ContrastiveTerms(NamedTuple):
             together they weighed what they are estimated to.
         mined: scalar, mean cosine of the negatives that are mixed; NaN without mixing.
         mixed: scalar, mean cosine of the mixtures; NaN without mixing.
+
+    Example:
+        >>> query, table = torch.eye(2, 4), torch.eye(4)
+        >>> terms = contrastive(query, query.unsqueeze(1), table, temperature=0.2)
+        >>> terms.loss.shape, terms.losses.shape, terms.floored, terms.mined
+        (torch.Size([]), torch.Size([2, 1]), tensor(0.), tensor(nan))
     """
 
     loss: Tensor
@@ -364,6 +370,11 @@ class BatchOfViews(NamedTuple):
         positives: (V N, V - 1, D) the other views of each anchor's image.
         candidates: (V G, D) the views of all processes, gathered with gradient.
         excluded_columns: (V N, V) the columns of each anchor's image.
+
+    Example:
+        >>> batch = batch_of_views([torch.randn(5, 3)] * 2)
+        >>> batch.anchors.shape, batch.candidates.shape
+        (torch.Size([10, 3]), torch.Size([10, 3]))
     """
 
     anchors: Tensor

@@ -194,6 +194,12 @@ class ProtoNCETerms(NamedTuple):
         loss: (M,) means over the queries.
         accuracy: (M,) in [0, 1], share of queries with no larger logit than that of their own
             prototype; without gradient.
+
+    Example:
+        >>> prototypes, phi = torch.eye(3), torch.full((3,), 0.2)
+        >>> terms = proto_nce_terms(torch.eye(3), [prototypes], [phi], torch.tensor([[0, 1, 0]]))
+        >>> terms.loss.shape, terms.accuracy
+        (torch.Size([1]), tensor([0.6667]))
     """
 
     loss: Tensor

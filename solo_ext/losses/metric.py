@@ -101,13 +101,13 @@ def keep(values: Tensor, mask: Tensor) -> Tensor:
     return kept.masked_fill(~mask.any(1, keepdim=True), 0.0)
 
 
-def joined_mean(total: Tensor, count: Tensor) -> Tensor:
+def _joined_mean(total: Tensor, count: Tensor) -> Tensor:
     """This rank's share of a mean over the joined batch, from its sum and number of terms.
 
     The mean over ranks, which DDP takes, is the sum of all terms over their number; 0 without any.
 
     Example:
-        >>> joined_mean(torch.tensor(6.0), torch.tensor(4))
+        >>> _joined_mean(torch.tensor(6.0), torch.tensor(4))
         tensor(1.5000)
     """
     counts = distributed.gather(count.reshape(1)).sum().clamp(min=1)
@@ -226,7 +226,7 @@ def lifted_structured_loss_func(
     counted = positive & negative.any(1, keepdim=True)
     cost = torch.where(counted, distances + push, 0.0).relu().square()
     # Every unordered pair is counted from both its ends, in the sum and in the number.
-    return joined_mean(cost.sum(), positive.sum()) / 2
+    return _joined_mean(cost.sum(), positive.sum()) / 2
 
 
 @LOSSES.register(
@@ -312,7 +312,7 @@ def soft_nearest_neighbor_loss_func(
         counted = positive.any(1)
         # Without negatives the neighbour is certainly of the class: the loss is 0.
         loss = torch.where(counted & negative.any(1), -F.logsigmoid(advantage), 0.0)
-        return joined_mean(loss.sum(), counted.sum())
+        return _joined_mean(loss.sum(), counted.sum())
 
 
 def _check_labelled(x: Tensor, targets: Tensor) -> None:

@@ -114,6 +114,12 @@ class ProtoCPCTerms(NamedTuple):
         align: scalar, ``-p.s``, without gradient.
         unif: scalar, the log-sum-exp, without gradient.
         prior: (K,) that contains this batch, to be stored after the step; the same on every rank.
+
+    Example:
+        >>> z, prototypes = torch.randn(1, 4, 8), F.normalize(torch.randn(20, 8))
+        >>> terms = protocpc_step(z, z, prototypes, torch.ones(20))
+        >>> terms.loss.allclose(terms.align + terms.unif), terms.prior.shape
+        (True, torch.Size([20]))
     """
 
     loss: Tensor

@@ -43,6 +43,11 @@ class SEEDTerms(NamedTuple):
         entropy: scalar, mean entropy of the teacher's targets in nats, which the loss cannot fall
             below; at most ln(K + 1).
         own: scalar in [0, 1], mean target of the image's own embedding; at 1 the loss is InfoNCE.
+
+    Example:
+        >>> terms = seed_terms(torch.eye(4, 8), torch.eye(4, 8), torch.randn(100, 8))
+        >>> terms.loss.shape, terms.entropy.shape, terms.own.shape
+        (torch.Size([]), torch.Size([]), torch.Size([]))
     """
 
     loss: Tensor

@@ -98,6 +98,13 @@ class Neighbours(NamedTuple):
         similarity: (N, k) dot products with the query; minus infinity if fewer than k rows were
             allowed, and the neighbour is then any row.
         labels: (N, k) their labels, -1 for none.
+
+    Example:
+        >>> support = SupportSet(8, dim=2)
+        >>> support.update_(torch.eye(2), labels=torch.tensor([3, 4]))
+        >>> found = support.nearest(torch.eye(2), k=1)
+        >>> found.embeddings.shape, found.similarity.flatten(), found.labels.flatten()
+        (torch.Size([2, 1, 2]), tensor([1., 1.]), tensor([3, 4]))
     """
 
     embeddings: Tensor

@@ -128,6 +128,14 @@ class Contrastive(ProjectedMethod):
     Args:
         cfg: checked and filled in by :class:`Preset`.
         kwargs_type: class of its settings.
+
+    Example:
+        >>> from solo_ext.methods import Debiased
+        >>> from solo_ext.methods.registry import example_config
+        >>> method = Debiased(example_config("debiased", proj_output_dim=16, pred_hidden_dim=0))
+        >>> out = method(torch.randn(4, 3, 32, 32))
+        >>> type(method).__name__, out["z"].shape, out["q"].shape
+        ('Contrastive', torch.Size([4, 16]), torch.Size([4, 16]))
     """
 
     def __init__(self, cfg: DictConfig, kwargs_type: type[ContrastiveKwargs]) -> None:
@@ -380,6 +388,15 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
     """Contrasts positives of the configured kind with past keys of a momentum encoder (MoCo).
 
     There is one queue per large crop, of that crop's keys; its anchors are the other crops.
+
+    Example:
+        >>> from solo_ext.methods import HardNegative
+        >>> from solo_ext.methods.registry import example_config
+        >>> method = HardNegative(example_config("hard_negative", negatives="queue", queue_size=8))
+        >>> type(method).__name__, [tuple(queue.value.shape) for queue in method.queues]
+        ('QueueContrastive', [(8, 128), (8, 128)])
+        >>> method.embed(torch.randn(4, 3, 32, 32)).shape
+        torch.Size([4, 128])
     """
 
     def _build_momentum(self) -> None:

@@ -36,6 +36,10 @@ class SupportSetKwargs(Section):
         top_k: neighbours of each embedding, all of them positives.
         exclude_own: leave out the image's own earlier embedding, which is the nearest where the
             set holds much of the training set.
+
+    Example:
+        >>> SupportSetKwargs(top_k=5)
+        SupportSetKwargs(size=None, top_k=5, exclude_own=False)
     """
 
     size: PositiveInt | None = None
@@ -79,6 +83,11 @@ class ContrastiveKwargs(Section):
             its warm-up epochs the positives are views.
         compute_dtype: of products with a queue that is not mixed. ``auto`` is bfloat16 on a GPU
             under autocast to it, else float32.
+
+    Example:
+        >>> kwargs = ContrastiveKwargs(negatives="queue", mixing={"num_pair_mixes": 64})
+        >>> kwargs.temperature, kwargs.mixing.num_pair_mixes, kwargs.mixing.warmup_epochs
+        (0.2, 64, 10)
     """
 
     proj_hidden_dim: PositiveInt = 2048
@@ -105,7 +114,16 @@ class ContrastiveKwargs(Section):
 
 
 def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-    """Sets the sizes of queue, support set and clusters that are needed and null, by the data."""
+    """Sets the sizes of queue, support set and clusters that are needed and null, by the data.
+
+    Example:
+        >>> from solo_ext.methods.registry import example_config, fill_method_kwargs
+        >>> cfg = example_config("hard_negative", negatives="queue")
+        >>> cfg = fill_method_kwargs(cfg, ContrastiveKwargs)
+        >>> fill_sizes(cfg, images=1400)
+        >>> cfg.method_kwargs.queue_size, cfg.method_kwargs.support_set.size
+        (172, None)
+    """
     kwargs = cfg.method_kwargs
     near = kwargs.positives == "nearest_neighbor"
     if kwargs.negatives == "batch" and kwargs.queue_size is not None:
@@ -138,6 +156,14 @@ def validate(cfg: DictConfig) -> DictConfig:
 
     Raises:
         ConfigError: naming the first that does not fit.
+
+    Example:
+        >>> from solo_ext.methods.registry import example_config, fill_method_kwargs
+        >>> cfg = example_config("hard_negative", exclude_own=True)
+        >>> validate(fill_method_kwargs(cfg, ContrastiveKwargs))
+        Traceback (most recent call last):
+            ...
+        solo_ext.core.errors.ConfigError: ...exclude_own=true: negatives=batch has no queue; ...
     """
     kwargs = cfg.method_kwargs
     positives, in_batch = kwargs.positives, kwargs.negatives == "batch"
@@ -194,6 +220,16 @@ def validate(cfg: DictConfig) -> DictConfig:
 
 
 def check_size(cfg: DictConfig, num_samples: int) -> None:
-    """Refuses more prototypes than samples."""
+    """Refuses more prototypes than samples.
+
+    Example:
+        >>> from solo_ext.methods.registry import example_config, fill_method_kwargs
+        >>> given = {"positives": "prototype", "clusters": {"num_prototypes": [50]}}
+        >>> cfg = example_config("debiased", **given)
+        >>> check_size(fill_method_kwargs(cfg, ContrastiveKwargs), num_samples=32)
+        Traceback (most recent call last):
+            ...
+        solo_ext.core.errors.ConfigError: ...: the training set has 32 images; allowed: ...
+    """
     if cfg.method_kwargs.positives == "prototype":
         check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, num_samples)

@@ -38,6 +38,10 @@ class TeacherKwargs(Section):
         dtype: of the teacher's forward pass, by autocast.
         in_checkpoint: keep the teacher's weights in the student's checkpoints, and not only their
             digest; resuming needs the teacher's file either way.
+
+    Example:
+        >>> TeacherKwargs(layout="moco_v2", path="moco_v2_800ep_pretrain.pth.tar").networks
+        'online'
     """
 
     layout: Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"] = "run"
@@ -60,6 +64,12 @@ class DistillationKwargs(Section):
             always where the teacher is a vision transformer, and never for ``mlp``.
         proj_hidden_dim: width of the hidden layers of an ``mlp``; null: that of the features.
         proj_layers: linear layers of an ``mlp``.
+
+    Example:
+        >>> teacher = {"layout": "timm", "model": "resnet50.a1_in1k"}
+        >>> kwargs = DistillationKwargs(teacher=teacher, head="mlp")
+        >>> kwargs.teacher.dtype, kwargs.proj_layers
+        ('float32', 2)
     """
 
     teacher: TeacherKwargs = TeacherKwargs()
@@ -86,6 +96,19 @@ class Distillation(ProjectedMethod):
         UserError: a teacher that cannot be read or is not what the config says.
         ConfigError: a crop size that the teacher does not take, a head like the teacher's where it
             has none, or prototypes to be kept where it has none.
+
+    Example:
+        >>> import tempfile, timm
+        >>> from solo_ext.methods.registry import example_config
+        >>> network = timm.create_model("resnet10t", channels=(8, 8, 8, 8), num_classes=0)
+        >>> file = tempfile.NamedTemporaryFile()
+        >>> torch.save(network.state_dict(), file.name)
+        >>> teacher = {"layout": "timm", "path": file.name, "model": "resnet10t"}
+        >>> teacher["model_kwargs"] = {"channels": [8, 8, 8, 8]}
+        >>> cfg = example_config("seed", large=2, teacher=teacher, head="mlp")
+        >>> method = Distillation(Distillation.add_and_assert_specific_cfg(cfg))
+        >>> [tuple(z.shape) for z in method.targets([torch.randn(4, 3, 32, 32)] * 2)]
+        [(4, 8), (4, 8)]
     """
 
     kwargs_type: type[DistillationKwargs] = DistillationKwargs

@@ -48,6 +48,10 @@ class KMeansKwargs(Section):
         iterations: Lloyd iterations of the first E-step.
         warm_iterations: Lloyd iterations of later ones, which start from the previous means.
         restarts: cold starts of the first E-step; the best is kept.
+
+    Example:
+        >>> KMeansKwargs(backend="hierarchical", iterations=10)
+        KMeansKwargs(backend='hierarchical', iterations=10, warm_iterations=5, restarts=1)
     """
 
     backend: Literal["auto", "torch", "hierarchical", "faiss", "flash"] = "auto"
@@ -68,6 +72,10 @@ class EStepKwargs(Section):
         e_step_sample: number of images that k-means runs on, drawn anew in every epoch; all images
             are then assigned to the prototypes it finds. Null takes all.
         kmeans: as :class:`KMeansKwargs`.
+
+    Example:
+        >>> EStepKwargs(num_prototypes=[100, 200], kmeans={"restarts": 3}).kmeans.iterations
+        20
     """
 
     num_prototypes: Annotated[list[PositiveInt], MinLen(1)] | None = None
@@ -88,6 +96,12 @@ def check_e_step(settings: Any, key: str) -> None:
 
     Raises:
         ConfigError: naming the first such setting.
+
+    Example:
+        >>> check_e_step(EStepKwargs(num_prototypes=[100], e_step_sample=50), CLUSTERS)
+        Traceback (most recent call last):
+            ...
+        solo_ext.core.errors.ConfigError: ...: k-means cannot find 100 prototypes among ...
     """
     finest = max(settings.num_prototypes)
     if settings.e_step_sample is not None and settings.e_step_sample < finest:
@@ -103,7 +117,14 @@ def check_e_step(settings: Any, key: str) -> None:
 
 
 def check_prototypes(settings: Any, key: str, num_samples: int) -> None:
-    """Refuses more prototypes than samples, with both numbers in the ConfigError."""
+    """Refuses more prototypes than samples, with both numbers in the ConfigError.
+
+    Example:
+        >>> check_prototypes(EStepKwargs(num_prototypes=[100]), CLUSTERS, num_samples=32)
+        Traceback (most recent call last):
+            ...
+        solo_ext.core.errors.ConfigError: ...: the training set has 32 images; allowed: ...
+    """
     if max(settings.num_prototypes) > num_samples:
         raise ConfigError(
             f"{key}.num_prototypes",

@@ -76,6 +76,10 @@ class MetricKwargs(Section):
         proj_batch_norm: batch norm after its hidden layers.
         clusters: as :class:`solo_ext.methods.e_step.EStepKwargs`, with one granularity; null: the
             coarsest of its three. During its warm-up epochs each image is a class.
+
+    Example:
+        >>> MetricKwargs(loss="arcface_loss_func", classes="label").mining
+        'semi_hard'
     """
 
     SYNONYMS: ClassVar = {"temperature": "loss_kwargs.temperature"}

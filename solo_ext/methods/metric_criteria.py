@@ -45,6 +45,10 @@ class Batch(NamedTuple):
         num_classes: C, for losses that have weights per class.
         dim: D of the embeddings.
         mining: how negatives of triplets are chosen.
+
+    Example:
+        >>> Batch(num_large=2, num_classes=10, dim=128)
+        Batch(num_large=2, num_classes=10, dim=128, mining='semi_hard')
     """
 
     num_large: int
@@ -64,6 +68,14 @@ class Criterion(nn.Module, ABC):
         batch: what the criterion is built for.
         **given: hyper-parameters of the loss; a criterion names those in its own constructor that
             it takes instead of the loss.
+
+    Example:
+        >>> class Distance(Criterion):
+        ...     def forward(self, views, classes):
+        ...         return self._mean_over_pairs(views), {}
+        >>> criterion = Distance(F.mse_loss, Batch(num_large=2, num_classes=5, dim=8))
+        >>> criterion([torch.zeros(4, 8), torch.ones(4, 8)], torch.arange(4))
+        (tensor(1.), {})
     """
 
     classes: ClassVar[tuple[str, ...]] = ("instance",)
@@ -128,7 +140,16 @@ def trains(*losses: str, of_length: bool = False) -> Callable[[K], K]:
 
 @trains("soft_nearest_neighbor_loss_func", "lifted_structured_loss_func")
 class LabelCriterion(Criterion):
-    """All crops at once, each with the class of its image: ``loss(x, targets)``."""
+    """All crops at once, each with the class of its image: ``loss(x, targets)``.
+
+    Example:
+        >>> from solo_ext.losses import soft_nearest_neighbor_loss_func
+        >>> criterion = LabelCriterion(soft_nearest_neighbor_loss_func, Batch(2, 5, 8))
+        >>> views, classes = [torch.randn(4, 8), torch.randn(4, 8)], torch.tensor([0, 0, 1, 1])
+        >>> loss, metrics = criterion(views, classes)
+        >>> loss.shape, metrics
+        (torch.Size([]), {})
+    """
 
     classes = ANY
 
@@ -140,7 +161,13 @@ class LabelCriterion(Criterion):
 @trains("n_pair_loss_func", of_length=True)
 @trains("alignment_loss_func")
 class PairCriterion(Criterion):
-    """Two crops of the same images: ``loss(z1, z2)``."""
+    """Two crops of the same images: ``loss(z1, z2)``.
+
+    Example:
+        >>> criterion = PairCriterion(F.mse_loss, Batch(num_large=2, num_classes=5, dim=8))
+        >>> criterion([torch.zeros(4, 8), torch.ones(4, 8)], torch.arange(4))
+        (tensor(1.), {})
+    """
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         return self._mean_over_pairs(views), {}
@@ -148,7 +175,13 @@ class PairCriterion(Criterion):
 
 @trains("uniformity_loss_func")
 class CropCriterion(Criterion):
-    """Each crop by itself: ``loss(x)``."""
+    """Each crop by itself: ``loss(x)``.
+
+    Example:
+        >>> criterion = CropCriterion(lambda x: x.norm(dim=1).mean(), Batch(2, 5, dim=4))
+        >>> criterion([torch.zeros(3, 4), torch.ones(3, 4)], torch.arange(3))
+        (tensor(1.), {})
+    """
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         return torch.stack([self.loss(z) for z in views]).mean(), {}
@@ -160,6 +193,13 @@ class ScaledPairCriterion(Criterion):
 
     The scale is fixed where ``logit_scale`` gives it, above 0; else learned as CLIP does, from
     1 / 0.07 and at most 100.
+
+    Example:
+        >>> from solo_ext.losses import clip_loss_func
+        >>> criterion = ScaledPairCriterion(clip_loss_func, Batch(2, 5, 8))
+        >>> loss, metrics = criterion([torch.eye(4, 8), torch.eye(4, 8)], torch.arange(4))
+        >>> loss.shape, round(metrics["train_logit_scale"].item(), 2)
+        (torch.Size([]), 14.29)
     """
 
     def __init__(
@@ -182,7 +222,15 @@ class ScaledPairCriterion(Criterion):
 
 @trains("bilinear_info_nce_loss_func", of_length=True)
 class CriticCriterion(Criterion):
-    """Two crops under a learned bilinear critic: ``loss(query, context, weight)``."""
+    """Two crops under a learned bilinear critic: ``loss(query, context, weight)``.
+
+    Example:
+        >>> from solo_ext.losses import bilinear_info_nce_loss_func
+        >>> criterion = CriticCriterion(bilinear_info_nce_loss_func, Batch(2, 5, dim=8))
+        >>> loss, _ = criterion([torch.randn(4, 8), torch.randn(4, 8)], torch.arange(4))
+        >>> criterion.critic.weight.shape, loss.shape
+        (torch.Size([8, 8]), torch.Size([]))
+    """
 
     def __init__(self, loss: Loss, batch: Batch, **given: Any) -> None:
         super().__init__(loss, batch, **given)
@@ -194,7 +242,13 @@ class CriticCriterion(Criterion):
 
 @trains("contrastive_loss_func")
 class SamenessCriterion(Criterion):
-    """The views of an image, and one of them with a view of the next: ``loss(x, y, same)``."""
+    """The views of an image, and one of them with a view of the next: ``loss(x, y, same)``.
+
+    Example:
+        >>> criterion = SamenessCriterion(lambda x, y, same: same.float().mean(), Batch(2, 5, 8))
+        >>> criterion([torch.zeros(4, 8)] * 2, torch.tensor([0, 0, 1, 2]))  # 5 of 8 pairs
+        (tensor(0.6250), {})
+    """
 
     classes = ANY
 
@@ -216,6 +270,12 @@ class TripletCriterion(Criterion):
 
     ``mining`` is ``hard``: the nearest; ``semi_hard``: the nearest that is farther than the
     positive, or where there is none the farthest; ``random``: any.
+
+    Example:
+        >>> from solo_ext.losses import triplet_loss_func
+        >>> criterion = TripletCriterion(triplet_loss_func, Batch(2, 5, 4, mining="hard"))
+        >>> criterion([torch.eye(4), torch.eye(4)], torch.arange(4))
+        (tensor(0.), {'train_mined_similarity': tensor(0.)})
     """
 
     classes = ANY
@@ -260,7 +320,15 @@ class TripletCriterion(Criterion):
 
 @trains("arcface_loss_func", "cosface_loss_func")
 class MarginCriterion(Criterion):
-    """All crops against learned weights of the classes: ``loss(cosine, target)``."""
+    """All crops against learned weights of the classes: ``loss(cosine, target)``.
+
+    Example:
+        >>> from solo_ext.losses import arcface_loss_func
+        >>> criterion = MarginCriterion(arcface_loss_func, Batch(2, 5, dim=8), margin=0.3)
+        >>> loss, metrics = criterion([torch.randn(4, 8), torch.randn(4, 8)], torch.arange(4))
+        >>> criterion.class_weights.weight.shape, loss.shape, list(metrics)
+        (torch.Size([5, 8]), torch.Size([]), ['train_class_weight_acc'])
+    """
 
     classes = ("label", "cluster")
 
@@ -284,6 +352,13 @@ class NormMarginCriterion(MarginCriterion):
 
     In optimiser step n, from 1, the loss is annealed by ``annealing_start / (1 + 0.12 n)``, at
     least ``annealing``; the authors take 1,000 and 5.
+
+    Example:
+        >>> from solo_ext.losses import sphereface_loss_func
+        >>> criterion = NormMarginCriterion(sphereface_loss_func, Batch(2, 5, 8), annealing=5.0)
+        >>> loss, _ = criterion([torch.randn(4, 8), torch.randn(4, 8)], torch.arange(4))
+        >>> loss.shape
+        torch.Size([])
     """
 
     def __init__(
@@ -310,6 +385,12 @@ class NoiseCriterion(Criterion):
 
     Logits are cosines over the ``temperature`` less ``log K``, K others: ``exp(cosine / T)`` stands
     for the ratio of the densities of data and noise.
+
+    Example:
+        >>> criterion = NoiseCriterion(lambda data, noise: data.mean(), Batch(2, 5, 4), 0.5)
+        >>> loss, _ = criterion([torch.eye(4), torch.eye(4)], torch.arange(4))
+        >>> loss  # 1 / 0.5 - log(3)
+        tensor(0.9014)
     """
 
     def __init__(self, loss: Loss, batch: Batch, temperature: float = 0.2, **given: Any) -> None:
@@ -335,7 +416,13 @@ class NoiseCriterion(Criterion):
 
 
 class ModuleCriterion(Criterion):
-    """A loss of pytorch-metric-learning, on the crops of all processes: ``loss(x, targets)``."""
+    """A loss of pytorch-metric-learning, on the crops of all processes: ``loss(x, targets)``.
+
+    Example:
+        >>> criterion = ModuleCriterion(nn.MultiMarginLoss, Batch(2, num_classes=8, dim=8))
+        >>> criterion([torch.eye(4, 8), torch.eye(4, 8)], torch.arange(4))
+        (tensor(0.), {})
+    """
 
     classes: ClassVar[tuple[str, ...]] = ANY
 
@@ -353,13 +440,23 @@ class ModuleCriterion(Criterion):
 
 
 class ProxyCriterion(ModuleCriterion):
-    """A loss of pytorch-metric-learning whose weights of classes cannot follow clusters."""
+    """A loss of pytorch-metric-learning whose weights of classes cannot follow clusters.
+
+    Example:
+        >>> ModuleCriterion.classes, ProxyCriterion.classes
+        (('instance', 'label', 'cluster'), ('label',))
+    """
 
     classes = ("label",)
 
 
 def metric_losses() -> list[str]:
-    """Names of the registered losses that the method ``metric`` can train."""
+    """Names of the registered losses that the method ``metric`` can train.
+
+    Example:
+        >>> sorted(metric_losses())[:3]
+        ['alignment_loss_func', 'arcface_loss_func', 'bilinear_info_nce_loss_func']
+    """
     return [name for name in LOSSES if name in CRITERIA]
 
 
@@ -419,6 +516,13 @@ def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
 
     Raises:
         ConfigError: quotes the error of the loss.
+
+    Example:
+        >>> check_loss_kwargs("triplet_loss_func", {"margin": 0.5})
+        >>> check_loss_kwargs("triplet_loss_func", {"gap": 0.5})
+        Traceback (most recent call last):
+            ...
+        solo_ext.core.errors.ConfigError: ...={'gap': 0.5}: got an unexpected keyword argument ...
     """
     try:
         # A loss of ours refuses wrong values itself when it is called, here with two images.

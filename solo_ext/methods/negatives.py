@@ -39,6 +39,10 @@ class MixingKwargs(Section):
         num_pair_mixes: mixtures of two of them.
         num_query_mixes: mixtures of one with the query.
         warmup_epochs: epochs without mixtures.
+
+    Example:
+        >>> MixingKwargs(num_pair_mixes=64)
+        MixingKwargs(num_hard=None, num_pair_mixes=64, num_query_mixes=0, warmup_epochs=10)
     """
 
     num_hard: PositiveInt | None = None
@@ -113,6 +117,15 @@ def fill_num_hard(cfg: DictConfig) -> None:
 
     Raises:
         ConfigError: the queue has fewer rows.
+
+    Example:
+        >>> from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
+        >>> from solo_ext.methods.registry import example_config, fill_method_kwargs
+        >>> kwargs = {"negatives": "queue", "queue_size": 4096, "mixing": {"num_pair_mixes": 64}}
+        >>> cfg = fill_method_kwargs(example_config("mochi", **kwargs), ContrastiveKwargs)
+        >>> fill_num_hard(cfg)
+        >>> cfg.method_kwargs.mixing.num_hard
+        256
     """
     kwargs, mixing = cfg.method_kwargs, cfg.method_kwargs.mixing
     if not mixing.num_pair_mixes + mixing.num_query_mixes:
@@ -142,6 +155,11 @@ def term_metrics(
         terms: one per direction.
         debiased: whether the estimate of the negatives is clamped from below.
         mixing: whether negatives are mixed.
+
+    Example:
+        >>> rows = ContrastiveTerms(*[torch.tensor(0.5)] * len(ContrastiveTerms._fields))
+        >>> term_metrics([rows, rows], debiased=True, mixing=False)
+        {'train_hardness': tensor(0.5000), 'train_clamped_fraction': tensor(0.5000)}
     """
     names = {"train_hardness": "hardness"}
     if debiased:

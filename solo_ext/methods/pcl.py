@@ -64,6 +64,10 @@ class PCLKwargs(EStepKwargs):
         symmetric: each view is query and key in turn; else, as published, the first is the query.
         compute_dtype: of products with queue and prototypes; sums and exponentials stay in fp32.
             ``auto`` is bfloat16 on a GPU under autocast to it, else float32.
+
+    Example:
+        >>> PCLKwargs(num_prototypes=[100, 200], proto_weight=0.5).warmup_epochs
+        20
     """
 
     head: Literal["v1", "v2"] = "v2"

@@ -23,6 +23,16 @@ class ProjectedMethod(BaseMethod):
     Attributes:
         step_embeddings: what projector and predictor gave in the last training step, (N, D) for
             each crop, without gradient; ``on_nonfinite`` looks at their lengths.
+
+    Example:
+        >>> from solo_ext.methods.registry import example_config
+        >>> class Mine(ProjectedMethod):
+        ...     def __init__(self, cfg):
+        ...         super().__init__(cfg)
+        ...         self.projector = nn.Linear(self.features_dim, 16)
+        >>> method = Mine(example_config("mine"))
+        >>> method(torch.randn(4, 3, 32, 32))["z"].shape
+        torch.Size([4, 16])
     """
 
     projector: nn.Module
@@ -69,7 +79,20 @@ class ProjectedMethod(BaseMethod):
 
 
 class ProjectedMomentumMethod(ProjectedMethod, BaseMomentumMethod):
-    """Adds the momentum embeddings, by ``momentum_projector``, which follows ``projector``."""
+    """Adds the momentum embeddings, by ``momentum_projector``, which follows ``projector``.
+
+    Example:
+        >>> from solo_ext.methods.registry import example_config
+        >>> class Mine(ProjectedMomentumMethod):
+        ...     def __init__(self, cfg):
+        ...         super().__init__(cfg)
+        ...         self.projector = nn.Linear(self.features_dim, 16)
+        ...         self.momentum_projector = nn.Linear(self.features_dim, 16)
+        >>> method = Mine(Mine.add_and_assert_specific_cfg(example_config("mine")))
+        >>> z = method.momentum_forward(torch.randn(4, 3, 32, 32))["z"]
+        >>> z.shape, z.requires_grad
+        (torch.Size([4, 16]), False)
+    """
 
     momentum_projector: nn.Module
 

@@ -51,6 +51,10 @@ class PrototypeKwargs(Section):
         loss: ``protocpc``, or ``ce``: soft cross-entropy, which is ProtoCPC with a flat prior.
         compute_dtype: of products with prototypes; sums and exponentials stay in fp32. ``auto`` is
             bfloat16 on a GPU under autocast to it, else float32.
+
+    Example:
+        >>> PrototypeKwargs(num_prototypes=3000, assignment="softmax").prior_momentum
+        0.9
     """
 
     SYNONYMS: ClassVar = {
@@ -100,7 +104,16 @@ class ProtoCPCKwargs(PrototypeKwargs):
 
 
 class PrototypeMethod(ProjectedMethod):
-    """A method with prototypes W and a prior q, which subclasses make: ProtoCPC and ProtoSEED."""
+    """A method with prototypes W and a prior q, which subclasses make: ProtoCPC and ProtoSEED.
+
+    Example:
+        >>> from solo_ext.methods.registry import example_config
+        >>> method = ProtoCPC(example_config("protocpc", num_prototypes=20, proj_output_dim=16))
+        >>> students, teachers = torch.randn(2, 2, 4, 16)
+        >>> loss, _ = method.protocpc(students, teachers, targets=1 - torch.eye(2))
+        >>> loss.shape, method.prior.value.shape
+        (torch.Size([]), torch.Size([20]))
+    """
 
     kwargs: Any
     prototypes: Prototypes

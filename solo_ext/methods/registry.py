@@ -131,6 +131,14 @@ def require_indices(cfg: DictConfig, purpose: str) -> None:
 
     Raises:
         ConfigError: DALI without indices.
+
+    Example:
+        >>> cfg = example_config("pcl")
+        >>> cfg.data.format = "dali"
+        >>> require_indices(cfg, "looks clusters up")
+        Traceback (most recent call last):
+            ...
+        solo_ext.core.errors.ConfigError: ...: pcl looks clusters up by sample index, which ...
     """
     if not has_indices(cfg):
         raise ConfigError(
@@ -219,6 +227,10 @@ def num_training_images(data: Mapping[str, Any]) -> int:
 
     Raises:
         ConfigError: they cannot be read.
+
+    Example:
+        >>> num_training_images({"dataset": "cifar10"})
+        50000
     """
     from solo_ext.config.check import known_keys, validated
     from solo_ext.config.schema import Images

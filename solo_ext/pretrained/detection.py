@@ -28,8 +28,8 @@ def torchvision_twins(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
     >>> backbone = models.resnet18()
     >>> backbone.fc = nn.Identity()
-    >>> [name for name, _ in torchvision_twins(backbone)]
-    ['resnet18']
+    >>> next(torchvision_twins(backbone))[0]
+    'resnet18'
     """
     weights = backbone.state_dict()
     shapes = {name: value.shape for name, value in weights.items()}

@@ -73,6 +73,10 @@ class Export:
         difference: largest difference of the features after loading it back, as
             :data:`TOLERANCE` counts it.
         architecture: torchvision's name of the network, if it was exported under one.
+
+    >>> about = Metadata.model_construct(features_dim=512)
+    >>> print(Export(Path("resnet18"), about, difference=1e-6).load)
+    solo_ext.load_exported("resnet18")
     """
 
     out: Path

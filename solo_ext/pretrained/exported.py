@@ -31,14 +31,34 @@ FETCHING = (
 
 
 class BackboneOf(Section):
-    """``backbone`` of the run, or timm's model that is the same network."""
+    """``backbone`` of the run, or timm's model that is the same network.
+
+    >>> BackboneOf(name="resnet18", kwargs={})
+    BackboneOf(name='resnet18', kwargs={})
+    """
 
     name: str
     kwargs: dict[str, Any]
 
 
 class Metadata(Section):
-    """What a file of weights says, as JSON, about the network and its images."""
+    """What a file of weights says, as JSON, about the network and its images.
+
+    >>> about = Metadata(
+    ...     solo_ext="1.0",
+    ...     backbone={"name": "resnet18", "kwargs": {}},
+    ...     features_dim=512,
+    ...     input_size=32,
+    ...     mean=[0.5, 0.5, 0.5],
+    ...     std=[0.25, 0.25, 0.25],
+    ...     method="pcl",
+    ...     dataset="cifar10",
+    ...     epoch=200,
+    ...     checkpoint_sha256="0123456789abcdef",
+    ... )
+    >>> about.backbone.name, about.format_version
+    ('resnet18', 1)
+    """
 
     format_version: Literal[1] = 1
     solo_ext: str
@@ -63,6 +83,13 @@ class Exported:
         input_size: S, the side of the large crops of pretraining, in pixels.
         mean: per channel, of images in [0, 1], as ``std``.
         metadata: everything the file says, also method, data set, epoch and source.
+
+    >>> from PIL import Image
+    >>> about = Metadata.model_construct(method="pcl")
+    >>> half = (0.5, 0.5, 0.5)
+    >>> exported = Exported(nn.Identity(), 512, input_size=32, mean=half, std=half, metadata=about)
+    >>> exported.transform()(Image.new("RGB", (40, 36))).shape
+    torch.Size([3, 32, 32])
     """
 
     backbone: nn.Module

@@ -42,11 +42,11 @@ def load_moco_v2(source: TeacherSource) -> LoadedTeacher:
     >>> import tempfile
     >>> import torch
     >>> from solo_ext.methods.distillation import TeacherKwargs
-    >>> file = tempfile.mkdtemp() + "/weights.pth"
-    >>> weights = build_architecture("resnet18", {}).state_dict()
+    >>> file, model = tempfile.mkdtemp() + "/weights.pth", "shufflenet_v2_x0_5"
+    >>> weights = build_architecture(model, {}).state_dict()
     >>> torch.save({"state_dict": {f"encoder_q.{k}": v for k, v in weights.items()}}, file)
-    >>> load_moco_v2(TeacherKwargs(layout="moco_v2", path=file, model="resnet18")).features_dim
-    512
+    >>> load_moco_v2(TeacherKwargs(layout="moco_v2", path=file, model=model)).features_dim
+    1024
     """
     title = f"MoCo v2 checkpoint {source.path!r}"
     outer, weights = unwrap(read_checkpoint(Path(str(source.path))), "state_dict", title)
@@ -81,11 +81,11 @@ def load_swav(source: TeacherSource) -> LoadedTeacher:
     >>> import tempfile
     >>> import torch
     >>> from solo_ext.methods.distillation import TeacherKwargs
-    >>> file = tempfile.mkdtemp() + "/weights.pth"
-    >>> weights = build_architecture("resnet18", {}).state_dict()
-    >>> torch.save({**weights, "prototypes.weight": torch.randn(20, 512)}, file)
-    >>> load_swav(TeacherKwargs(layout="swav", path=file, model="resnet18")).prototypes.shape
-    torch.Size([20, 512])
+    >>> file, model = tempfile.mkdtemp() + "/weights.pth", "shufflenet_v2_x0_5"
+    >>> weights = build_architecture(model, {}).state_dict()
+    >>> torch.save({**weights, "prototypes.weight": torch.randn(20, 1024)}, file)
+    >>> load_swav(TeacherKwargs(layout="swav", path=file, model=model)).prototypes.shape
+    torch.Size([20, 1024])
     """
     title = f"SwAV checkpoint {source.path!r}"
     outer, backbone = unwrap(read_checkpoint(Path(str(source.path))), "state_dict", title)
@@ -122,11 +122,11 @@ def load_dino(source: TeacherSource) -> LoadedTeacher:
     >>> import tempfile
     >>> import torch
     >>> from solo_ext.methods.distillation import TeacherKwargs
-    >>> file = tempfile.mkdtemp() + "/weights.pth"
-    >>> weights = build_architecture("resnet18", {}).state_dict()
+    >>> file, model = tempfile.mkdtemp() + "/weights.pth", "shufflenet_v2_x0_5"
+    >>> weights = build_architecture(model, {}).state_dict()
     >>> torch.save({"teacher": {f"module.backbone.{k}": v for k, v in weights.items()}}, file)
-    >>> load_dino(TeacherKwargs(layout="dino", path=file, model="resnet18")).features_dim
-    512
+    >>> load_dino(TeacherKwargs(layout="dino", path=file, model=model)).features_dim
+    1024
     """
     title = f"DINO checkpoint {source.path!r}"
     state = read_checkpoint(Path(str(source.path)), (argparse.Namespace,))

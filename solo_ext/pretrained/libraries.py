@@ -97,10 +97,10 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
     >>> import tempfile
     >>> from solo_ext.methods.distillation import TeacherKwargs
     >>> file = tempfile.mkdtemp() + "/weights.pth"
-    >>> torch.save(torchvision.models.resnet18().state_dict(), file)
-    >>> source = TeacherKwargs(layout="torchvision", path=file, model="resnet18")
+    >>> torch.save(torchvision.models.shufflenet_v2_x0_5().state_dict(), file)
+    >>> source = TeacherKwargs(layout="torchvision", path=file, model="shufflenet_v2_x0_5")
     >>> load_torchvision(source).features_dim
-    512
+    1024
     """
     given, kwargs = str(source.model), source.model_kwargs
     name, _, tag = given.partition(":")

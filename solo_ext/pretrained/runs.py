@@ -52,6 +52,11 @@ class Pretrained:
         epoch: epochs trained.
         digest: first 16 hex digits of the file's SHA-256.
         weights: the state dict of the method.
+
+    >>> cfg = CommonConfig.model_construct(method="pcl")
+    >>> source = Pretrained(nn.Identity(), 512, cfg, Path("last.ckpt"), 200, "0123456789abcdef", {})
+    >>> source.cfg.method, source.features_dim, source.epoch
+    ('pcl', 512, 200)
     """
 
     backbone: nn.Module

@@ -91,6 +91,12 @@ class LoadedTeacher:
         input_size: side of the images in pixels.
         digest: first 16 hex digits of the file's SHA-256; of the weights' if there is no file.
         description: one line.
+
+    >>> network = nn.Sequential(nn.Flatten(), nn.LazyLinear(16))
+    >>> rest = {"name": "mine", "digest": "", "mean": [0.5] * 3, "std": [0.25] * 3}
+    >>> teacher = assemble(network, **rest, input_size=8)
+    >>> teacher.features_dim, teacher.head is None, teacher.embed_dim
+    (16, True, 16)
     """
 
     backbone: nn.Module

@@ -38,7 +38,7 @@ def load() -> ModuleType:
     for name in ("resnet18", "resnet50", *(f"{f}_{s}" for f in ("vit", "swin") for s in sizes)):
         make = getattr(models if name.startswith("resnet") else own_backbones, name)
         base.BaseMethod._BACKBONES[name] = _after_method(make)
-    made = natives(solo.methods.METHODS)
+    made = _natives(solo.methods.METHODS)
     solo.methods.METHODS.update(made)
     for own in made.values():
         setattr(solo.methods, own.__name__, own)
@@ -67,6 +67,11 @@ def legacy_imports() -> Iterator[None]:
     former name with other classes, so the redirection is needed even if it is installed.
     ``pl_bolts`` and ``distutils`` (removed in Python 3.12) are stubs: what the release imports from
     them is used only by its own scripts' argument parsing and by parts that are replaced here.
+
+    >>> with legacy_imports():
+    ...     import pytorch_lightning
+    >>> pytorch_lightning.__name__
+    'lightning.pytorch'
     """
     gone = ("pl_bolts", "pl_bolts.optimizers", "pl_bolts.optimizers.lr_scheduler", "distutils")
     old: dict[str, ModuleType] = {name: _Stub(name) for name in gone}
@@ -89,7 +94,7 @@ _OF_MAIN_ALONE = {
 _ARGUMENTS: dict[str, dict[str, Any]] = {"simclr": {"supervised": False}}
 
 
-class Native:
+class _Native:
     """Mixin of a built-in method: takes main's config and runs the release's steps.
 
     The release's steps call the projector themselves. The shared part of the step must therefore
@@ -125,6 +130,10 @@ class Whitening2d(nn.Module):
     Args:
         output_dim: D.
         eps: shrinkage of the covariance towards the identity.
+
+    >>> x = Whitening2d(output_dim=3)(torch.randn(64, 3))
+    >>> (x.T @ x / 63).allclose(torch.eye(3), atol=1e-4)
+    True
     """
 
     def __init__(self, output_dim: int, eps: float = 0.0) -> None:
@@ -142,7 +151,7 @@ class Whitening2d(nn.Module):
             return whitened.T
 
 
-def natives(methods: dict[str, type]) -> dict[str, type]:
+def _natives(methods: dict[str, type]) -> dict[str, type]:
     """Those of ``solo.methods.METHODS`` that train, each with main's constructor."""
     made = {}
     for name, own in methods.items():
@@ -151,5 +160,5 @@ def natives(methods: dict[str, type]) -> dict[str, type]:
         hooks: dict[str, Any] = {"method_name": name, "__module__": own.__module__}
         if "clip_gradients" not in vars(own):
             hooks["clip_gradients"] = pl.LightningModule.clip_gradients
-        made[name] = type(own.__name__, (Native, own), hooks)
+        made[name] = type(own.__name__, (_Native, own), hooks)
     return made

@@ -43,7 +43,11 @@ MOMENTUM_DEFAULTS = {"momentum": {"base_tau": 0.99, "final_tau": 1.0, "classifie
 
 
 def fill(cfg: DictConfig, defaults: dict[str, Any]) -> DictConfig:
-    """Adds the defaults that ``cfg`` lacks, in place, at any depth."""
+    """Adds the defaults that ``cfg`` lacks, in place, at any depth.
+
+    >>> fill(OmegaConf.create({"momentum": {"base_tau": 0.9}}), MOMENTUM_DEFAULTS)
+    {'momentum': {'base_tau': 0.9, 'final_tau': 1.0, 'classifier': False}}
+    """
     OmegaConf.set_struct(cfg, False)
     for key, value in defaults.items():
         if isinstance(value, dict) and OmegaConf.select(cfg, key) is not None:
@@ -54,7 +58,13 @@ def fill(cfg: DictConfig, defaults: dict[str, Any]) -> DictConfig:
 
 
 class BaseMethod(pl.LightningModule):
-    """Backbone, online classifier, optimiser and the shared part of the steps."""
+    """Backbone, online classifier, optimiser and the shared part of the steps.
+
+    >>> from solo_ext.methods.registry import example_config
+    >>> out = BaseMethod(example_config("mine"))(torch.randn(4, 3, 32, 32))
+    >>> out["feats"].shape, out["logits"].shape
+    (torch.Size([4, 8]), torch.Size([4, 3]))
+    """
 
     _BACKBONES = BackboneTable()
     _OPTIMIZERS = OPTIMIZERS
@@ -236,7 +246,13 @@ class BaseMethod(pl.LightningModule):
 
 
 class BaseMomentumMethod(BaseMethod):
-    """Adds a momentum backbone, its exponential moving average and an optional classifier."""
+    """Adds a momentum backbone, its exponential moving average and an optional classifier.
+
+    >>> from solo_ext.methods.registry import example_config
+    >>> cfg = BaseMomentumMethod.add_and_assert_specific_cfg(example_config("mine"))
+    >>> BaseMomentumMethod(cfg).momentum_forward(torch.randn(4, 3, 32, 32))["feats"].shape
+    torch.Size([4, 8])
+    """
 
     def __init__(self, cfg: DictConfig, **_: Any) -> None:
         # Import it here, because this module is imported while solo itself is.

@@ -21,6 +21,12 @@ def configure_optimizers(module: Any) -> Any:
     It differs from upstream's: parameters with ``static_lr`` keep their rate by a schedule of plain
     numbers, so that checkpoints can be loaded; LARS is timm's, which runs Lightning's closure
     before it scales gradients; the warm-up is computed in closed form.
+
+    >>> from solo_ext.host.release_1_0_2.base import BaseMethod
+    >>> from solo_ext.methods.registry import example_config
+    >>> optimizer = configure_optimizers(BaseMethod(example_config("mine")))
+    >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
+    [('backbone', 0.1), ('classifier', 0.1)]
     """
     groups = [dict(group, params=list(group["params"])) for group in module.learnable_params]
     if module.exclude_bias_n_norm_wd:

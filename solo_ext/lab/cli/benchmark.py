@@ -36,7 +36,15 @@ from solo_ext.lab.experiments.tuning import trial_settings, write_tuned
 
 
 def benchmark(args: argparse.Namespace) -> dict[str, Any]:
-    """Dispatches ``solo-ext benchmark``."""
+    """Dispatches ``solo-ext benchmark``.
+
+    >>> import tempfile
+    >>> from solo_ext.lab.cli.main import build_parser
+    >>> benchmark(build_parser().parse_args(["benchmark", "report", tempfile.mkdtemp()]))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: records '...': no records.jsonl in it; give a folder that ...
+    """
     return {"run": _run, "tune": _tune, "report": _report}[args.action](args)
 
 
@@ -63,7 +71,7 @@ def _run_settings(
     args: argparse.Namespace, settings: BenchmarkSettings, rows: list[str] | None, out: Path
 ) -> tuple[dict[str, Any], list[Record]]:
     """Runs the planned runs; returns what to print, and their records."""
-    plan = make_plan(settings, rows, args.devices)
+    plan = make_plan(settings, rows, args.devices, args.nodes)
     if args.dry_run:
         for planned in plan:
             _progress(planned.folder)
@@ -90,6 +98,9 @@ def _launcher(args: argparse.Namespace, threads: int, out: Path) -> Launcher:
         if words and args.launcher != name:
             why = f"the launcher is {args.launcher}"
             raise ConfigError(f"--{name}", words, why, f"leave it out, or add --launcher {name}")
+    if args.nodes > 1 and args.launcher != "ray":
+        why = f"a run of the launcher {args.launcher} has one node"
+        raise ConfigError("--nodes", args.nodes, why, "leave it out, or add --launcher ray")
     if args.launcher == "local":
         return LocalLauncher(args.parallel, threads, args.devices)
     options = OmegaConf.create({})
@@ -101,7 +112,7 @@ def _launcher(args: argparse.Namespace, threads: int, out: Path) -> Launcher:
             raise ConfigError(
                 "--parallel", args.parallel, why, "leave it out, or give --ray memory"
             )
-        return RayLauncher(threads, args.devices, plain)
+        return RayLauncher(threads, args.devices, plain, args.nodes)
     if args.devices > 1:
         raise ConfigError(
             "--devices", args.devices, "a run in SLURM has one device", "take --launcher local"

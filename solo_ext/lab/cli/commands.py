@@ -29,6 +29,13 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         UserError: the command cannot run, or its result was shown but could not be written.
+
+    >>> import io
+    >>> from solo_ext.lab.cli.main import build_parser
+    >>> with contextlib.redirect_stdout(io.StringIO()) as printed:
+    ...     code = run(build_parser().parse_args(["losses", "--json"]))
+    >>> code, json.loads(printed.getvalue())[0]["name"]
+    (0, 'nt_xent_loss_func')
     """
     # With --json standard output holds only the document; what Lightning prints goes to stderr.
     with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
@@ -52,7 +59,12 @@ def _first_process() -> bool:
 
 
 def say(args: argparse.Namespace, line: str) -> None:
-    """Prints a line, unless the command prints a document."""
+    """Prints a line, unless the command prints a document.
+
+    >>> say(argparse.Namespace(json=False), "3 of 4 runs are done")
+    3 of 4 runs are done
+    >>> say(argparse.Namespace(json=True), "3 of 4 runs are done")
+    """
     if not args.json:
         Console(highlight=False, soft_wrap=True, markup=False).print(line)
 

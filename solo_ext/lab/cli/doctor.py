@@ -32,7 +32,12 @@ _GET = {"dali": INSTALL, "wandb": "pip install wandb"}
 
 
 def diagnose() -> dict[str, Any]:
-    """Examines the installation; a missing solo-learn is a finding and not an error."""
+    """Examines the installation; a missing solo-learn is a finding and not an error.
+
+    >>> found = diagnose()
+    >>> list(found)[:3], found["extras"]["faiss"]["get"]
+    (['solo_ext', 'python', 'packages'], "pip install 'solo-ext[faiss]'")
+    """
     import torch
 
     try:
@@ -83,7 +88,14 @@ def unmet(requirements: list[str]) -> list[str]:
 
 
 def show(found: dict[str, Any], console: Console) -> None:
-    """Prints the findings."""
+    """Prints the findings.
+
+    >>> import io
+    >>> out = io.StringIO()
+    >>> show(diagnose(), Console(file=out))
+    >>> out.getvalue().split()[0]
+    'solo_ext'
+    """
     console.print(f"solo_ext     {found['solo_ext']}, Python {found['python']}")
     host = found["host"]
     if "error" in host:

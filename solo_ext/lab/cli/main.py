@@ -64,7 +64,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command."""
+    """The parser of every command.
+
+    >>> words = ["pretrain", "--config-name", "digits/pcl", "max_epochs=2"]
+    >>> args = build_parser().parse_args(words)
+    >>> args.command, args.config_name, args.overrides
+    ('pretrain', 'digits/pcl', ['max_epochs=2'])
+    """
     parser = _Parser(
         prog="solo-ext",
         description="Self-supervised methods that solo-learn lacks, by name in its configs.",
@@ -170,7 +176,10 @@ def _add_run_words(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
     parser.add_argument("--parallel", type=_positive, help="runs at once; one per GPU or core")
-    parser.add_argument("--devices", type=_positive, default=1, help="devices of one run")
+    parser.add_argument(
+        "--devices", type=_positive, default=1, help="devices of one run, on each of its nodes"
+    )
+    parser.add_argument("--nodes", type=_positive, default=1, help="nodes of one run, by Ray")
     parser.add_argument(
         "--launcher",
         default="local",
@@ -203,6 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 2 for a user error, or 128 plus the number of the signal that ended a run.
         Other errors raise, which exits with 1.
+
+    >>> main(["eval", "no-such-protocol", "runs/pcl"])
+    2
     """
     # Spinning OpenMP threads make two busy cores ten times slower; torch reads it on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -42,7 +42,10 @@ Progress = Callable[[str, int, int], None]
 
 
 def no_progress(task: str, done: int, total: int) -> None:
-    """Shows nothing."""
+    """Shows nothing.
+
+    >>> no_progress("train", done=1, total=10)
+    """
 
 
 _TORCHVISION = {
@@ -67,6 +70,13 @@ class EvalContext:
         out: folder for pictures; it may not exist yet.
         ranks: this process among several.
         unreadable: by split, names of images without features, if ``data.unreadable`` is ``skip``.
+
+    >>> from PIL import Image
+    >>> settings = EvalRun(data={"train_path": "train", "val_path": "val"})
+    >>> model, images = open_model("pixels", settings), [(Image.new("RGB", (8, 8)), 0)] * 3
+    >>> context = EvalContext(model, settings, model.cfg, images, images, "cpu", Path("maps"))
+    >>> context.title, context.about()["train"]["images"]
+    ('pixels', 3)
     """
 
     model: Model
@@ -205,7 +215,20 @@ class EvalContext:
 
 
 def open_context(name: str, settings: EvalRun, progress: Progress = no_progress) -> EvalContext:
-    """Loads a model and opens the images that it is evaluated on."""
+    """Loads a model and opens the images that it is evaluated on.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> root = Path(tempfile.mkdtemp())
+    >>> for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+    ...     (root / name).mkdir(parents=True)
+    ...     Image.new("RGB", (8, 8), "red").save(root / name / "1.png")
+    >>> data = {"train_path": str(root / "train"), "val_path": str(root / "val")}
+    >>> settings = EvalRun(data=data, crop_size=8, num_workers=0, out=str(root))
+    >>> context = open_context("pixels", settings)
+    >>> context.features.train[0].shape, context.class_names
+    (torch.Size([2, 192]), ['cat', 'dog'])
+    """
     ranks = _ranks()
     device = _device(settings.device, ranks)
     return context_of(open_model(name, settings), settings, device, progress, ranks)
@@ -218,14 +241,34 @@ def context_of(
     progress: Progress = no_progress,
     ranks: Ranks = ALONE,
 ) -> EvalContext:
-    """Context of a loaded model and the images that its config names."""
+    """Context of a loaded model and the images that its config names.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> root = Path(tempfile.mkdtemp())
+    >>> for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+    ...     (root / name).mkdir(parents=True)
+    ...     Image.new("RGB", (8, 8), "red").save(root / name / "1.png")
+    >>> data = {"train_path": str(root / "train"), "val_path": str(root / "val")}
+    >>> settings = EvalRun(data=data, crop_size=8)
+    >>> context = context_of(open_model("pixels", settings), settings, "cpu")
+    >>> len(context.train), context.class_names
+    (2, ['cat', 'dog'])
+    """
     cfg = evaluation_config(model.cfg, settings)
     train, test = _images(cfg)
     return EvalContext(model, settings, cfg, train, test, device, model.folder, progress, ranks)
 
 
 def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
-    """The config of pretraining with the images and the view of an evaluation."""
+    """The config of pretraining with the images and the view of an evaluation.
+
+    >>> own, other = ({"train_path": f"{name}/train", "val_path": f"{name}/val"} for name in "ab")
+    >>> trained = open_model("pixels", EvalRun(data=own)).cfg
+    >>> cfg = evaluation_config(trained, EvalRun(data=other, crop_size=64))
+    >>> cfg.data.path("val"), cfg.augmentations[0].crop_size
+    ('b/val', 64)
+    """
     data = trained.data.model_dump()
     given = {k: v for k, v in settings.data.model_dump().items() if v is not None}
     # These two do not say where the images are, so with them alone the rest stays as in training.
@@ -272,7 +315,12 @@ def _images(cfg: CommonConfig) -> tuple[Images, Images]:
 
 
 def labelled_images(images: Images, key: str, path: str | None) -> Images:
-    """Leaves out images without a label, as STL-10 has them; refuses if none has one."""
+    """Leaves out images without a label, as STL-10 has them; refuses if none has one.
+
+    >>> images = labelled_images([("a", 2), ("b", -1), ("c", 0)], "data.val_path", "val")
+    >>> [images[index] for index in range(len(images))]
+    [('a', 2), ('c', 0)]
+    """
     kept = [index for index, target in enumerate(targets_of(images)) if target >= 0]
     if len(kept) == len(images):
         return images
@@ -295,6 +343,14 @@ def same_classes(train: Images, val: Images, val_path: str) -> None:
 
     Raises:
         ConfigError: a class that training does not have, or a missing class before others.
+
+    >>> from types import SimpleNamespace
+    >>> train = SimpleNamespace(classes=["cat", "dog"])
+    >>> val = SimpleNamespace(classes=["cat", "fox"])
+    >>> same_classes(train, val, "val")
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: data.val_path='val': class 'fox' is not among the training...
     """
     ours, theirs = class_names(train), class_names(val)
     if extra := sorted(set(theirs) - set(ours)):

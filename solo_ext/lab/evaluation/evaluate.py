@@ -43,13 +43,17 @@ def evaluate(
     Raises:
         UserError: wrong settings, or a path that is no run.
 
-    >>> from tempfile import mkdtemp
-    >>> from solo_ext.data.digits import digits_folder
-    >>> root = Path(mkdtemp())
-    >>> data = {f"{split}_path": str(digits_folder(split, root)) for split in ("train", "val")}
-    >>> record = evaluate("pixels", "knn", {"data": data, "k": [5], "out": str(root)})
-    >>> record["test"]["images"], record["results"][0]["acc1"] > 90
-    (397, True)
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> root = Path(tempfile.mkdtemp())
+    >>> for name in ("train/blue", "train/red", "val/blue", "val/red"):
+    ...     (root / name).mkdir(parents=True)
+    ...     Image.new("RGB", (8, 8), Path(name).name).save(root / name / "1.png")
+    >>> data = {"train_path": str(root / "train"), "val_path": str(root / "val")}
+    >>> shared = {"data": data, "num_workers": 0, "out": str(root)}
+    >>> record = evaluate("pixels", "knn", {"k": [1], "temperature": [0.1], **shared})
+    >>> record["test"]["images"], record["results"]
+    (2, [{'k': 1, 'temperature': 0.1, 'acc1': 100.0, 'acc5': 100.0}])
     """
     if protocol not in PROTOCOLS:
         names = nearest(protocol, (*PROTOCOLS, SUITE), show=40)
@@ -68,7 +72,12 @@ def evaluate(
 
 
 def read_settings(kind: type[Protocol], settings: Mapping[str, Any]) -> tuple[EvalRun, Protocol]:
-    """Checks the settings of one protocol together with the shared ones."""
+    """Checks the settings of one protocol together with the shared ones.
+
+    >>> shared, own = read_settings(PROTOCOLS["knn"], {"k": [5], "batch_size": 32})
+    >>> own, shared.batch_size
+    (KNN(k=[5], temperature=[0.07, 0.1]), 32)
+    """
     # One model of all fields, so that a misspelt key is compared with all valid ones.
     joint = create_model("Evaluation", __base__=(kind, EvalRun))
     given = validated(joint, settings).model_dump()

@@ -30,7 +30,13 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Features:
-    """Frozen features (n, D) and classes (n,) of both splits, finite, and names of C classes."""
+    """Frozen features (n, D) and classes (n,) of both splits, finite, and names of C classes.
+
+    >>> rows = torch.ones(6, 16), torch.tensor([0, 0, 1, 1, 2, 2])
+    >>> features = Features(rows, rows, ["cat", "dog", "fox"])
+    >>> features.num_classes, features.to("cpu").test[0].shape
+    (3, torch.Size([6, 16]))
+    """
 
     train: Rows
     test: Rows
@@ -90,6 +96,10 @@ def feature_batches(
     """The batches of :func:`extract_features` one by one, in fp32.
 
     Close the generator or run it to its end, so that the modes of the backbone are restored.
+
+    >>> batches = [(torch.ones(4, 3, 8, 8), torch.arange(4)), (torch.ones(2, 3, 8, 8), [4, 5])]
+    >>> [(tuple(x.shape), y.tolist()) for x, y in feature_batches(nn.Identity(), batches)]
+    [((4, 3), [0, 1, 2, 3]), ((2, 3), [4, 5])]
     """
     backbone.to(device)
     with eval_mode(backbone):
@@ -120,7 +130,13 @@ def pooled(output: Tensor, rows: int) -> Tensor:
 
 
 def refuse_non_finite(features: Tensor) -> None:
-    """Refuses features (n, D) with infinities or NaN by a ``ValueError``."""
+    """Refuses features (n, D) with infinities or NaN by a ``ValueError``.
+
+    >>> refuse_non_finite(torch.tensor([[1.0, 2.0], [0.0, torch.inf]]))
+    Traceback (most recent call last):
+        ...
+    ValueError: 1 of 2 rows of features are not finite; check the weights of the backbone ...
+    """
     broken = int((~features.isfinite().all(dim=1)).sum())
     if broken:
         raise ValueError(
@@ -130,7 +146,11 @@ def refuse_non_finite(features: Tensor) -> None:
 
 
 class Ranks(NamedTuple):
-    """This process among those that extract the same features."""
+    """This process among those that extract the same features.
+
+    >>> Ranks(rank=1, world=4), ALONE
+    (Ranks(rank=1, world=4), Ranks(rank=0, world=1))
+    """
 
     rank: int = 0
     world: int = 1

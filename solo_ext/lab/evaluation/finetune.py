@@ -110,6 +110,9 @@ class Finetune(SupervisedProtocol):
 
     ``lr`` is for a batch of 256 and scaled by batch / 256. Accuracies are measured after the last
     epoch; the test split is used for nothing else.
+
+    >>> Finetune(epochs=10, optimizer="sgd", lr=0.01).batch_size
+    256
     """
 
     title: ClassVar[str] = "Fine-tuning"

@@ -19,7 +19,11 @@ _MAX_ELEMENTS = 2**21
 
 
 class KNN(FeatureProtocol):
-    """Settings of ``eval knn``: every k with every temperature, from one pass."""
+    """Settings of ``eval knn``: every k with every temperature, from one pass.
+
+    >>> KNN(k=[20])
+    KNN(k=[20], temperature=[0.07, 0.1])
+    """
 
     title: ClassVar[str] = "Weighted cosine kNN"
 
@@ -106,6 +110,10 @@ class Retrieval(FeatureProtocol):
     """Settings of ``eval retrieval``: test images are the queries, ``gallery`` is ranked.
 
     ``gallery``: the test split without the image itself, or the train split.
+
+    >>> rows = torch.eye(2).repeat(3, 1), torch.arange(2).repeat(3)
+    >>> Retrieval(k=[1]).measure(Features(rows, rows, ["cat", "dog"]))
+    [{'gallery': 'test', 'map': 100.0, 'recall_1': 100.0, 'queries': 6}]
     """
 
     title: ClassVar[str] = "Retrieval"

@@ -36,7 +36,12 @@ _BLOCK = 4096
 
 
 class Linear(FeatureProtocol):
-    """Settings of ``eval linear``: penalties to choose from, and the share of rows held out."""
+    """Settings of ``eval linear``: penalties to choose from, and the share of rows held out.
+
+    >>> rows = torch.eye(2).repeat(5, 1), torch.arange(2).repeat(5)
+    >>> Linear(weight_decay=[0.1]).measure(Features(rows, rows, ["cat", "dog"]))
+    [{'acc1': 100.0, 'acc5': 100.0, 'train_acc1': 100.0, 'weight_decay': 0.1}]
+    """
 
     title: ClassVar[str] = "Linear probe, L-BFGS"
 
@@ -183,6 +188,11 @@ class LowShot(FeatureProtocol):
 
     Source:
         The protocol of repeated balanced draws: Sohn et al., NeurIPS 2020, arXiv 2001.07685.
+
+    >>> rows = torch.eye(2).repeat(5, 1), torch.arange(2).repeat(5)
+    >>> few = LowShot(shots=[1], fractions=[], weight_decay=[0.1])
+    >>> few.measure(Features(rows, rows, ["cat", "dog"]))
+    [{'labels': '1 per class', 'images': 2, 'acc1': 100.0, 'std': 0.0, 'ci95': 0.0, 'draws': 5}]
     """
 
     title: ClassVar[str] = "Few labels"
@@ -265,6 +275,12 @@ class LinearSGD(FeatureProtocol):
 
     Source:
         The protocol of many heads in one pass: Oquab et al., 2023, arXiv 2304.07193.
+
+    >>> rows = torch.eye(2).repeat(5, 1), torch.arange(2).repeat(5)
+    >>> sweep = LinearSGD(epochs=3, sgd_batch_size=5)
+    >>> (found,) = sweep.measure(Features(rows, rows, ["cat", "dog"]))
+    >>> found["acc1"], found["learning_rate"], found["at_edge"]
+    (100.0, 0.0001, True)
     """
 
     title: ClassVar[str] = "Linear probe, SGD sweep"

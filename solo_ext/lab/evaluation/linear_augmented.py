@@ -31,6 +31,9 @@ class LinearAugmented(SupervisedProtocol):
     ``lr``, given for a batch of 256, has two classifiers on the same features: the first is trained
     on all images, the second without those held out. The rate is chosen whose second classifier is
     best on the fixed views of the held-out images, on a tie the smallest; its first is tested.
+
+    >>> LinearAugmented(epochs=10, lr=[0.1, 1.0]).batch_size
+    256
     """
 
     title: ClassVar[str] = "Linear probe, SGD on augmented views"

@@ -34,7 +34,11 @@ _LEGEND_ROWS = 20
 
 
 class FeatureMap(BackboneProtocol):
-    """Settings of ``eval map``: features in two dimensions, a picture for each method."""
+    """Settings of ``eval map``: features in two dimensions, a picture for each method.
+
+    >>> FeatureMap(methods=["pca"], max_images=1000).perplexity
+    30.0
+    """
 
     title: ClassVar[str] = "Map of the features"
 
@@ -190,11 +194,22 @@ def seeded_sample(targets: Tensor, count: int, seed: int, max_classes: int | Non
 
 
 def save_picture(figure: Figure, file: Path) -> None:
-    """Writes a figure as PNG, creating the folder; equal figures give equal files."""
+    """Writes a figure as PNG, creating the folder; equal figures give equal files.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "maps" / "pca.png"
+    >>> save_picture(Figure(figsize=(2, 1)), file)
+    >>> file.read_bytes()[1:4]
+    b'PNG'
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     refuse_link(file).write_bytes(png_of(figure))
 
 
 def shortened(name: str, longest: int) -> str:
-    """Cuts the end off a name that is too long."""
+    """Cuts the end off a name that is too long.
+
+    >>> shortened("wheelbarrow", longest=6)
+    'wheel…'
+    """
     return name if len(name) <= longest else f"{name[: longest - 1]}…"

@@ -33,7 +33,11 @@ PIXELS = "pixels"
 
 
 class EvalData(Section):
-    """``data`` of an evaluation; by default as in pretraining."""
+    """``data`` of an evaluation; by default as in pretraining.
+
+    >>> EvalData(train_path="images/train", val_path="images/val").format is None
+    True
+    """
 
     train_path: str | None = None
     val_path: str | None = None
@@ -44,7 +48,11 @@ class EvalData(Section):
 
 
 class EvalDALI(Section):
-    """``dali`` of an evaluation; by default as in pretraining, else ``gpu``."""
+    """``dali`` of an evaluation; by default as in pretraining, else ``gpu``.
+
+    >>> EvalDALI(device="cpu")
+    EvalDALI(device='cpu')
+    """
 
     device: Literal["cpu", "gpu"] | None = None
 
@@ -53,6 +61,9 @@ class EvalRun(Section):
     """Settings that every protocol shares.
 
     ``pretrained``, ``model_seed`` and ``model_kwargs`` are for models of timm.
+
+    >>> EvalRun(data={"val_path": "images/val"}, batch_size=64).device
+    'auto'
     """
 
     data: EvalData = EvalData()
@@ -81,6 +92,10 @@ class Model:
         digest: of the weights.
         epoch: epochs trained, ``None`` if unknown.
         folder: where records and features are written.
+
+    >>> model = open_model(PIXELS, EvalRun(data={"train_path": "train", "val_path": "val"}))
+    >>> model.features_dim, model.digest, str(model.folder)
+    (3072, 'pixels', 'evaluations/pixels')
     """
 
     name: str
@@ -94,7 +109,11 @@ class Model:
 
 
 class RawPixels(nn.Module):
-    """Flattens the image: its pixels are the features."""
+    """Flattens the image: its pixels are the features.
+
+    >>> RawPixels()(torch.zeros(4, 3, 32, 32)).shape
+    torch.Size([4, 3072])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1)
@@ -105,6 +124,11 @@ def open_model(name: str, settings: EvalRun) -> Model:
 
     Raises:
         UserError: no such run or model, or settings that do not apply to it.
+
+    >>> settings = EvalRun(data={"train_path": "train", "val_path": "val"}, crop_size=8)
+    >>> model = open_model(PIXELS, settings)
+    >>> model.backbone(torch.zeros(4, 3, 8, 8)).shape
+    torch.Size([4, 192])
     """
     timm = name.startswith(PREFIX) and not Path(name).exists()
     if (timm or name == PIXELS) and not (settings.data.train_path and settings.data.val_path):

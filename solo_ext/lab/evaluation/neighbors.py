@@ -27,7 +27,11 @@ _PIXELS = 128
 
 
 class Neighbors(BackboneProtocol):
-    """Settings of ``eval neighbors``: test images beside the nearest training images."""
+    """Settings of ``eval neighbors``: test images beside the nearest training images.
+
+    >>> Neighbors(queries=5)
+    Neighbors(queries=5, k=8, seed=0)
+    """
 
     title: ClassVar[str] = "Nearest neighbours"
 
@@ -85,7 +89,11 @@ def nearest(queries: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 class Shown(NamedTuple):
-    """An image, its class's name, similarity to the query, and whether it has the query's class."""
+    """An image, its class's name, similarity to the query, and whether it has the query's class.
+
+    >>> Shown(Image.new("RGB", (8, 8)), "dog", similarity=0.5, right=False).name
+    'dog'
+    """
 
     image: Image.Image
     name: str

@@ -27,6 +27,9 @@ class Protocol(Section):
         title: its name in tables.
         by_default: whether the suite runs it without being asked.
         needs_every_image: whether it cannot go without unreadable images.
+
+    >>> Protocol.headline([{"k": 20, "acc1": 87.5}])
+    {'acc1': 87.5}
     """
 
     title: ClassVar[str]
@@ -44,7 +47,16 @@ class Protocol(Section):
 
 
 class FeatureProtocol(Protocol):
-    """A protocol on frozen features, which are extracted once for all of them."""
+    """A protocol on frozen features, which are extracted once for all of them.
+
+    >>> class Length(FeatureProtocol):
+    ...     title = "Mean length"
+    ...     def measure(self, features):
+    ...         return [{"length": features.test[0].norm(dim=1).mean().item()}]
+    >>> rows = torch.ones(2, 4), torch.tensor([0, 1])
+    >>> Length().measure(Features(rows, rows, ["cat", "dog"]))
+    [{'length': 2.0}]
+    """
 
     @abstractmethod
     def measure(self, features: Features) -> list[Row]:
@@ -52,7 +64,15 @@ class FeatureProtocol(Protocol):
 
 
 class BackboneProtocol(Protocol):
-    """A protocol that needs the backbone itself, the images, or a place for pictures."""
+    """A protocol that needs the backbone itself, the images, or a place for pictures.
+
+    >>> class Parameters(BackboneProtocol):
+    ...     title = "Size"
+    ...     def run(self, context):
+    ...         return [{"parameters": sum(p.numel() for p in context.backbone().parameters())}]
+    >>> Parameters.needs_every_image
+    True
+    """
 
     # The next readable image stands in for a skipped one, and would be shown or trained on twice.
     needs_every_image: ClassVar[bool] = True
@@ -67,6 +87,15 @@ def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
 
     Raises:
         UserError: settings, images or a backbone that the protocol does not allow.
+
+    >>> from types import SimpleNamespace
+    >>> from solo_ext.lab.evaluation.features import ALONE
+    >>> from solo_ext.lab.evaluation.knn import KNN
+    >>> rows = torch.eye(4), torch.arange(4)
+    >>> features = Features(rows, rows, list("abcd"))
+    >>> context = SimpleNamespace(features=features, device="cpu", ranks=ALONE)
+    >>> measure(KNN(k=[1], temperature=[0.1]), context)
+    [{'k': 1, 'temperature': 0.1, 'acc1': 100.0, 'acc5': 100.0}]
     """
     if protocol.needs_every_image and context.cfg.data.unreadable == "skip":
         problem = f"{protocol.title} needs every image, and this leaves some out"
@@ -89,6 +118,10 @@ def protocols_of(
 
     Raises:
         ConfigError: an unknown protocol, a wrong setting, or settings of one that is not named.
+
+    >>> from solo_ext.lab.evaluation.knn import KNN
+    >>> protocols_of({"knn": KNN}, ["knn"], {"knn": {"k": [5]}}, "online_eval.settings")
+    {'knn': KNN(k=[5], temperature=[0.07, 0.1])}
     """
     for name in names:
         if name not in kinds:
@@ -118,6 +151,12 @@ def first_and_five(logits: Tensor, targets: Tensor) -> Tensor:
 
     Logits are (..., C), targets broadcast to the axes before C; -1 is never guessed, and a row
     without finite logits is wrong.
+
+    >>> logits = torch.arange(8.0).expand(3, 8)
+    >>> first_and_five(logits, torch.tensor([7, 4, 0]))
+    tensor([[ True,  True],
+            [False,  True],
+            [False, False]])
     """
     # topk would rank NaN first.
     logits = logits.nan_to_num(-torch.inf, -torch.inf, -torch.inf)

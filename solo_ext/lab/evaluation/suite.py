@@ -65,6 +65,18 @@ def evaluate_suite(
 
     Raises:
         UserError: wrong settings, a path that is no run, or a folder that cannot be written.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> root = Path(tempfile.mkdtemp())
+    >>> for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+    ...     (root / name).mkdir(parents=True)
+    ...     Image.new("RGB", (8, 8), "red").save(root / name / "1.png")
+    >>> data = {"train_path": str(root / "train"), "val_path": str(root / "val")}
+    >>> settings = {"data": data, "crop_size": 8, "num_workers": 0, "out": str(root)}
+    >>> record = evaluate_suite("pixels", {"protocols": ["knn"], "knn": {"k": [1]}, **settings})
+    >>> record["entries"][0]["title"], (root / "eval_suite.html").exists()
+    ('Weighted cosine kNN', True)
     """
     shared, chosen = read_suite_settings(settings or {})
     context = open_context(str(path), shared, progress)
@@ -218,7 +230,15 @@ def _environment(device: str) -> dict[str, str]:
 
 
 def render_suite(record: Mapping[str, Any], folder: Path) -> str:
-    """The page of a suite's record, complete or not; embeds the pictures that lie in the folder."""
+    """The page of a suite's record, complete or not; embeds the pictures that lie in the folder.
+
+    >>> split, about = {"images": 50, "path": "images"}, {"run": "pixels", "method": None}
+    >>> about |= {"epoch": None, "entries": []}
+    >>> about |= {"checkpoint": "pixels", "checkpoint_sha256": "pixels", "image_size": 32}
+    >>> about |= {"backbone": {"name": "pixels"}, "environment": {}, "train": split, "test": split}
+    >>> "<h1>Evaluation of pixels</h1>" in render_suite(about, Path("."))
+    True
+    """
     entries, backbone = record["entries"], record["backbone"]
     kwargs = ", ".join(f"{k} {v}" for k, v in (backbone.get("kwargs") or {}).items())
     trained = "" if record["epoch"] is None else f", {record['epoch']} epochs"

@@ -43,6 +43,10 @@ class SupervisedProtocol(BackboneProtocol):
 
     Attributes:
         file: name of the file with the weights that ``save`` writes.
+
+    >>> from solo_ext.lab.evaluation.finetune import Finetune
+    >>> Finetune().augmentation.horizontal_flip, SupervisedProtocol.by_default
+    (Chance(prob=0.5), False)
     """
 
     by_default: ClassVar[bool] = False
@@ -218,7 +222,14 @@ def cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds torch and numpy, which timm's Mixup uses, and restores both afterwards."""
+    """Seeds torch and numpy, which timm's Mixup uses, and restores both afterwards.
+
+    >>> with seeded(0):
+    ...     first = torch.rand(3)
+    >>> with seeded(0):
+    ...     torch.equal(torch.rand(3), first)
+    True
+    """
     with isolate_rng(include_cuda=torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002

@@ -46,7 +46,11 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$")]
 
 
 class TransferData(Section):
-    """Another data set; by default its settings are those of the evaluation's images."""
+    """Another data set; by default its settings are those of the evaluation's images.
+
+    >>> TransferData(train_path="flowers/train", val_path="flowers/val").format is None
+    True
+    """
 
     train_path: str
     val_path: str
@@ -59,6 +63,10 @@ class Transfer(BackboneProtocol):
     """Settings of ``eval transfer``: protocols on several data sets, in one table.
 
     ``settings`` are those of the protocols, by protocol and name.
+
+    >>> flowers = {"train_path": "flowers/train", "val_path": "flowers/val"}
+    >>> Transfer(datasets={"flowers": flowers}, protocols=["knn"]).settings
+    {}
     """
 
     title: ClassVar[str] = "Transfer to other data sets"

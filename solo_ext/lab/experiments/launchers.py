@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from solo_ext.core.files import open_regular, refuse_link, write_text
 from solo_ext.data.workers import start_helpers
 from solo_ext.lab.experiments.work import LOG, RECORD, work, work_in_process
 
+logger = logging.getLogger(__name__)
 Launcher = Callable[[Sequence[Path], Callable[[], None]], dict[Path, str]]
 """``launcher(folders, tick)`` runs every folder that holds ``planned.json``, in that order.
 
@@ -101,12 +104,12 @@ class LocalLauncher:
         return process
 
 
-def _ended(folder: Path, code: int) -> dict[Path, str]:
+def _ended(folder: Path, code: int, log_name: str = LOG) -> dict[Path, str]:
     """Why a run that has ended has no record: the last line that it printed."""
     if code == 0 and (folder / RECORD).is_file():
         return {}
-    text = ""
-    with contextlib.suppress(OSError, UserError), open_regular(refuse_link(folder / LOG)) as log:
+    text, file = "", folder / log_name
+    with contextlib.suppress(OSError, UserError), open_regular(refuse_link(file)) as log:
         text = log.read().decode(errors="replace")
     last = _last_line(text).removeprefix("solo-ext: ")
     reason = last or f"it printed nothing, exit code {code}"
@@ -206,13 +209,17 @@ class RayLauncher:
     Ray starts the task of a killed worker, a lost node or a killed run again, and the run goes on
     from its last checkpoint. Runs end with the call that started them.
 
+    A run of several nodes is a task on each. The first one starts the others and fails with any of
+    them; Ray then starts it again, and puts another node in the place of one that was lost.
+
     The cluster is the one that ``RAY_ADDRESS`` names or that this machine belongs to; where there
     is none, one of this machine is started and ends with this process.
 
     Args:
-        threads: CPU threads of a run.
-        devices: devices of one run, which lie on one node.
+        threads: CPU threads of a process.
+        devices: devices of one run on each of its nodes.
         options: options of Ray's tasks, such as ``num_gpus``, ``memory`` and ``max_retries``.
+        nodes: nodes of one run.
 
     Raises:
         UserError: Ray is not installed, or its cluster cannot be reached.
@@ -220,7 +227,11 @@ class RayLauncher:
     """
 
     def __init__(
-        self, threads: int, devices: int = 1, options: Mapping[str, Any] | None = None
+        self,
+        threads: int,
+        devices: int = 1,
+        options: Mapping[str, Any] | None = None,
+        nodes: int = 1,
     ) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
@@ -237,59 +248,114 @@ class RayLauncher:
             raise UserError(
                 f"--launcher ray: {error}; set RAY_ADDRESS to a cluster, or leave it out"
             ) from None
-        module, log_name, seconds, here = work.__module__, LOG, TICK, os.getcwd()
+        gpus = devices if ray.cluster_resources().get("GPU") else 0
+        given = {"num_cpus": threads * devices, "num_gpus": gpus, **(options or {})}
+        logs = [f"{LOG}.{node}" if node else LOG for node in range(nodes)]
+        place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        module, seconds, here = work.__module__, TICK, os.getcwd()
         changes = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        # Where one of several processes is lost, others fail by any error but a user's.
+        final = (0, 2) if nodes * devices > 1 else (0, 1, 2)
 
         # Ray sends what it cannot import, as this function, with what it refers to: the worker
         # imports neither this file nor torch.
-        def run(folder: str) -> int:
-            with open(os.path.join(folder, log_name), "ab") as log:
+        def run(folder: str, node: int = 0, **meeting: str) -> tuple[int, str]:
+            others: list[Any] = []
+            failed: list[Any] = []
+            if node == 0 and nodes > 1:
+                group = ray.util.get_current_placement_group()
+                # Ray may have to find another node for one that was lost.
+                while not group.wait(seconds):
+                    pass
+                with socket.create_server(("", 0)) as free:
+                    port = str(free.getsockname()[1])
+                meeting = {"MASTER_ADDR": ray.util.get_node_ip_address(), "MASTER_PORT": port}
+                for further in range(1, nodes):
+                    there = {"scheduling_strategy": place(group, further), "max_retries": 0}
+                    task = ray.remote(**{**given, **there})(run)
+                    others.append(task.remote(folder, further, **meeting))
+            # SLURM may have started Ray, and Lightning would take its variables for the run's.
+            environ = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+            environ |= {**changes, **meeting, "NODE_RANK": str(node)}
+            with open(os.path.join(folder, logs[node]), "ab") as log:
                 # Its standard input closes when the worker ends, in whatever way, and ends it too.
                 process = subprocess.Popen(
                     [sys.executable, "-m", module, folder],
                     cwd=here,
-                    env={**os.environ, **changes},
+                    env=environ,
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
                 )
             try:
                 # Ray's cancellation does not interrupt a wait without end.
-                while process.poll() is None:
+                while process.poll() is None and not failed:
                     time.sleep(seconds)
+                    done, others = ray.wait(others, num_returns=len(others), timeout=0)
+                    failed = [ended for ended in ray.get(done) if ended[0]]
             except KeyboardInterrupt:
                 process.terminate()
-            code = process.wait()
-            if code < 0:
-                raise ChildProcessError(f"killed by signal {-code} (out of memory?)")
-            return code
+                process.wait()
+            finally:
+                for other in others:
+                    ray.cancel(other, force=True)
+                process.communicate()
+            code, log_name = failed[0] if failed else (process.returncode, logs[node])
+            if node == 0 and code not in final:
+                raise ChildProcessError(code, log_name)
+            return code, log_name
 
-        gpus = devices if ray.cluster_resources().get("GPU") else 0
-        given = {"num_cpus": threads * devices, "num_gpus": gpus, **(options or {})}
+        # The first of several tasks raises a RayError where Ray has lost another one.
+        again = [ChildProcessError, ray.exceptions.RayError]
         try:
-            self.task = ray.remote(run).options(**given, retry_exceptions=[ChildProcessError])
+            self.task = ray.remote(**given, retry_exceptions=again)(run)
         except (TypeError, ValueError) as error:
             raise ConfigError("--ray", options, first_line(error)) from None
+        takes = {"CPU": given["num_cpus"], "GPU": given["num_gpus"], "memory": given.get("memory")}
+        takes |= given.get("resources") or {}
+        self.logs, self.place, self.takes = logs, place, {k: v for k, v in takes.items() if v}
+        held = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        fit = sum(all(one.get(k, 0) >= v for k, v in self.takes.items()) for one in held)
+        if fit < nodes > 1:
+            # Ray itself says nothing, and a cluster may grow.
+            logger.warning(f"--nodes={nodes}: runs wait, Ray has {fit} with {self.takes}")
 
     def __call__(self, folders: Sequence[Path], tick: Callable[[], None]) -> dict[Path, str]:
+        util = self.ray.util
+        tasks: dict[Any, Path] = {}
+        groups: dict[Any, Any] = {}
         for folder in folders:
-            refuse_link(folder / LOG).write_bytes(b"")
-        tasks = {self.task.remote(str(folder)): folder for folder in folders}
+            for name in self.logs:
+                refuse_link(folder / name).write_bytes(b"")
+            if len(self.logs) == 1:
+                tasks[self.task.remote(str(folder))] = folder
+                continue
+            group = util.placement_group([self.takes] * len(self.logs), "STRICT_SPREAD")
+            first = self.task.options(scheduling_strategy=self.place(group, 0))
+            task = first.remote(str(folder))
+            tasks[task], groups[task] = folder, group
         waiting = list(tasks)
         try:
             while waiting:
                 tick()
-                _, waiting = self.ray.wait(waiting, num_returns=len(waiting), timeout=TICK)
+                done, waiting = self.ray.wait(waiting, num_returns=len(waiting), timeout=TICK)
+                for task in groups.keys() & done:
+                    util.remove_placement_group(groups.pop(task))
         finally:
             for task in waiting:
                 self.ray.cancel(task)
             if waiting:
                 self.ray.wait(waiting, num_returns=len(waiting), timeout=_PATIENCE)
+            for group in groups.values():
+                util.remove_placement_group(group)
         tick()
         failed: dict[Path, str] = {}
         for task, folder in tasks.items():
             try:
-                failed |= _ended(folder, self.ray.get(task))
+                failed |= _ended(folder, *self.ray.get(task))
+            except ChildProcessError as error:
+                # Ray's error has that of the task as its argument.
+                failed |= _ended(folder, *error.args[0].args)
             except self.ray.exceptions.RayError as error:
                 failed[folder] = _last_line(str(error))
         return failed

@@ -32,6 +32,11 @@ class PlannedRun:
         baseline: name of a baseline that is evaluated instead of training.
         threads: CPU threads.
         teacher: name of the run directory of its teacher, or ``None``.
+
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> run = make_plan(read_benchmark("demo", ["seeds=[1]"]), ["simclr"])[0]
+    >>> run.dataset, run.row, run.seed, run.folder.startswith("digits-default-simclr-1-")
+    ('digits', 'simclr', 1, True)
     """
 
     key: str
@@ -53,15 +58,23 @@ class PlannedRun:
 
 
 def make_plan(
-    settings: BenchmarkSettings, rows: Sequence[str] | None = None, devices: int = 1
+    settings: BenchmarkSettings,
+    rows: Sequence[str] | None = None,
+    devices: int = 1,
+    nodes: int = 1,
 ) -> list[PlannedRun]:
     """Plans all runs, teachers first and then one seed of everything after the other.
 
-    ``rows`` are the default ones if none are named; ``devices`` of a run share its batch. A teacher
-    that is not among them is planned if a student is.
+    ``rows`` are the default ones if none are named; ``devices`` on each of the ``nodes`` of a run
+    share its batch. A teacher that is not among them is planned if a student is.
 
     Raises:
         ConfigError: an unknown row, two equal rows, or an invalid config.
+
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> plan = make_plan(read_benchmark("demo", ["seeds=[1]"]))
+    >>> [(run.row, run.seed) for run in plan]
+    [('teacher', 0), ('simclr', 1), ('seed', 1)]
     """
     names = list(rows if rows is not None else settings.default_rows or settings.rows)
     check_rows(settings, "--rows", names)
@@ -71,11 +84,13 @@ def make_plan(
         for budget in settings.budgets:
             teacher = None
             if settings.teacher is not None and trains:
-                (teacher,) = _runs(settings, dataset, budget, settings.teacher, devices, None)
+                (teacher,) = _runs(
+                    settings, dataset, budget, settings.teacher, devices, nodes, None
+                )
             runs: list[PlannedRun] = []
             for name in names:
                 if name != settings.teacher:
-                    runs += _runs(settings, dataset, budget, name, devices, teacher)
+                    runs += _runs(settings, dataset, budget, name, devices, nodes, teacher)
             if teacher and (settings.teacher in names or any(run.teacher for run in runs)):
                 found.append(teacher)
             found += runs
@@ -96,14 +111,15 @@ def _runs(
     budget: str,
     name: str,
     devices: int,
+    nodes: int,
     teacher: PlannedRun | None,
 ) -> list[PlannedRun]:
     """Plans the runs of a row, one for each seed."""
     row = settings.rows[name]
     of_all = [*settings.datasets[dataset].changes, *settings.budgets[budget]]
     config = _composed(settings, dataset, row, of_all)
-    if devices > 1:
-        _share_batch(config, devices)
+    if devices * nodes > 1:
+        _share_batch(config, devices, nodes)
     kind: Kind = "plugin"
     if row.baseline is not None:
         kind = "baseline"
@@ -149,18 +165,20 @@ def _composed(
     return compose(f"{dataset}/{config}", [*own, *of_all], folder)
 
 
-def _share_batch(config: dict[str, Any], devices: int) -> None:
+def _share_batch(config: dict[str, Any], devices: int, nodes: int) -> None:
     """Divides the batch among devices; the total, and so the learning rate, stays the same."""
-    optimizer = config["optimizer"]
-    if optimizer["batch_size"] % devices:
+    batch = config["optimizer"]["batch_size"]
+    if batch % (devices * nodes):
         raise ConfigError(
-            "--devices",
-            devices,
-            f"the batch of {optimizer['batch_size']} cannot be shared out evenly",
+            "--devices" if nodes == 1 else "--devices * --nodes",
+            devices * nodes,
+            f"the batch of {batch} cannot be shared out evenly",
             "take a number that divides it",
         )
     config["devices"] = str(devices)
-    config["optimizer"] = {**optimizer, "batch_size": optimizer["batch_size"] // devices}
+    if nodes > 1:
+        config["num_nodes"] = nodes
+    config["optimizer"] = {**config["optimizer"], "batch_size": batch // (devices * nodes)}
 
 
 def _key(

@@ -27,7 +27,11 @@ Kind = Literal["plugin", "host", "baseline", "teacher"]
 
 
 class Curves(TypedDict):
-    """Measurements during training, one value for each entry of ``epochs`` (0: before training)."""
+    """Measurements during training, one value for each entry of ``epochs`` (0: before training).
+
+    >>> Curves(epochs=[0, 10], seconds=[0.0, 42.0], scores={"knn": [37.5, 87.5]})["scores"]
+    {'knn': [37.5, 87.5]}
+    """
 
     epochs: list[int]
     seconds: list[float]
@@ -50,6 +54,10 @@ class Record(TypedDict):
         scores: in percent (also NMI and the like), after the last epoch.
         curves: null without ``online_eval``.
         finished: UTC time, ISO 8601.
+
+    >>> record: Record = {"row": "pcl", "seed": 1, "scores": {"knn": 87.5}}
+    >>> record["scores"]
+    {'knn': 87.5}
     """
 
     key: str
@@ -83,6 +91,11 @@ def read_records(folder: Path) -> list[Record]:
 
     Raises:
         UserError: the folder has no records, or a line is not a record.
+
+    >>> read_records(Path("nowhere"))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: records 'nowhere': no records.jsonl in it; give a ...
     """
     file = folder / RECORDS
     if not file.is_file():
@@ -110,6 +123,11 @@ def as_record(text: str) -> Record:
 
     Raises:
         ValueError: naming the first field that is missing or of another type.
+
+    >>> as_record("{}")
+    Traceback (most recent call last):
+        ...
+    ValueError: key: Field required
     """
     try:
         return _RECORD.validate_json(text)
@@ -146,6 +164,14 @@ def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
     A line has the name, a digest of what decides the verdict, the hypothesis and the time (UTC).
     Its wording, its source and its ``note`` are not part of the digest; nor is what it isolates,
     which may be narrowed, as that decides less, but widened is a change.
+
+    >>> import tempfile
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> settings = example_results({"pcl": [91.0], "simclr": [90.0]}).settings
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> note_claims(settings, folder)
+    >>> [line["name"] for line in read_jsonl(folder / CLAIMS)]
+    ['better']
     """
     known = times_written(settings, folder)
     written = datetime.now(UTC).isoformat(timespec="seconds")
@@ -164,7 +190,18 @@ def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
 
 
 def times_written(settings: BenchmarkSettings, folder: Path) -> dict[str, str]:
-    """When each hypothesis was last changed; those that were never noted as they are have none."""
+    """When each hypothesis was last changed; those that were never noted as they are have none.
+
+    >>> import tempfile
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> settings = example_results({"pcl": [91.0], "simclr": [90.0]}).settings
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> times_written(settings, folder)
+    {}
+    >>> note_claims(settings, folder)
+    >>> list(times_written(settings, folder))
+    ['better']
+    """
     last = {line.get("name"): line for line in read_jsonl(folder / CLAIMS)}
     return {
         name: str(last[name]["written"])

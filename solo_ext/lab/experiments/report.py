@@ -53,6 +53,11 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
 
     Raises:
         UserError: the folder has no settings or records, or invalid ones.
+
+    >>> write_report(Path("nowhere"))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: records 'nowhere': no records.jsonl in it; give a ...
     """
     inner = [] if (folder / SETTINGS).is_file() else sorted(folder.glob(f"*/{SETTINGS}"))
     every = [read_results(file.parent) for file in inner] or [read_results(folder)]
@@ -65,7 +70,7 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
     place = folder if out is None else out
     place.mkdir(parents=True, exist_ok=True)
     texts = {
-        "report.md": render_markdown(title, sections),
+        "report.md": _render_markdown(title, sections),
         "report.html": render_page(title, sections),
     }
     lines = [line for results in every for line in verdict_lines(results, verdicts(results))]
@@ -77,7 +82,12 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
 
 
 def claims_table(every: Sequence[Results]) -> Table:
-    """A line for each verdict of several benchmarks."""
+    """A line for each verdict of several benchmarks.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> claims_table([example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})]).rows[0][:2]
+    ['pcl is better', 'pcl above simclr in knn']
+    """
     lines = [
         [
             verdict.hypothesis.claim,
@@ -93,7 +103,13 @@ def claims_table(every: Sequence[Results]) -> Table:
 
 
 def benchmark_sections(results: Results) -> list[Section]:
-    """The content of a report; the first section has no title of its own."""
+    """The content of a report; the first section has no title of its own.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
+    >>> [section.title for section in benchmark_sections(results)][:4]
+    ['', 'digits', 'Scores', 'Differences to the rows compared with']
+    """
     settings, places = results.settings, results.places()
     seeds = ", ".join(map(str, settings.seeds))
     rows = len({r["row"] for r in results.records})
@@ -148,7 +164,7 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
         "Bold: the highest mean of the rows of solo_ext and solo-learn, of those with most seeds; "
         "whether it is apart from the others, the differences say.",
         scores_table(results, place),
-        Figures(score_figures(results, place)),
+        Figures(_score_figures(results, place)),
     )
     table = differences_table(results, place)
     if table.rows:
@@ -158,7 +174,7 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
             "An interval without 0 is one of many here: some of them leave out 0 by chance.",
             table,
         )
-    if results.measures and (curves := curve_figures(results, place, results.measures[0])):
+    if results.measures and (curves := _curve_figures(results, place, results.measures[0])):
         add(
             f"{results.measures[0]} while training",
             "Mean over seeds, at the epochs that every seed measured; seconds are of training "
@@ -216,7 +232,7 @@ def _hypotheses(results: Results) -> Section:
     return Section("Hypotheses", [*blocks, Bullets(claims)])
 
 
-def score_figures(results: Results, place: Place) -> list[Figure]:
+def _score_figures(results: Results, place: Place) -> list[Figure]:
     """For each measure, the seeds of each row with their mean and deviation."""
     figures = []
     for measure in results.measures:
@@ -249,7 +265,7 @@ def score_figures(results: Results, place: Place) -> list[Figure]:
     return figures
 
 
-def curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
+def _curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
     """For each family of rows, the score over epochs, and over seconds of training."""
     rows = [row for row in results.rows(place) if results.curve(place, row, measure)]
     levels = {
@@ -281,7 +297,13 @@ def curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
 
 
 def families(results: Results, rows: Sequence[str]) -> list[list[str]]:
-    """Rows that share a chart: each base with the rows compared with it, and all the others."""
+    """Rows that share a chart: each base with the rows compared with it, and all the others.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> results = example_results({"pcl": [91.0], "simclr": [90.0], "byol": [89.0]})
+    >>> families(results, ["pcl", "simclr", "byol"])
+    [['simclr', 'pcl'], ['byol', 'pcl']]
+    """
     bases = {row: [r for r in rows if row in results.settings.rows[r].bases] for row in rows}
     found = [[base, *compared] for base, compared in bases.items() if compared]
     shown = {row for family in found for row in family}
@@ -293,10 +315,10 @@ def families(results: Results, rows: Sequence[str]) -> list[list[str]]:
     ]
 
 
-def render_markdown(title: str, sections: Sequence[Section]) -> str:
+def _render_markdown(title: str, sections: Sequence[Section]) -> str:
     """The report as Markdown of GitHub's flavour, without its figures.
 
-    >>> print(render_markdown("Digits", [Section("kNN", [Bullets(["*a*", "- b"])])]))
+    >>> print(_render_markdown("Digits", [Section("kNN", [Bullets(["*a*", "- b"])])]))
     # Digits
     <BLANKLINE>
     ## kNN
@@ -326,7 +348,13 @@ def _markdown(block: Block) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """Markdown of one table."""
+    """Markdown of one table.
+
+    >>> print(markdown_table(Table(["Row", "kNN"], [["pcl", "91.5"]], numeric=frozenset({1}))))
+    | Row | kNN |
+    | --- | --: |
+    | pcl | 91.5 |
+    """
     rule = ["--:" if column in table.numeric else "---" for column in range(len(table.head))]
     lines = [[escaped(name) for name in table.head], rule]
     for number, row in enumerate(table.rows):

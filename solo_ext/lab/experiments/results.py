@@ -15,7 +15,11 @@ from solo_ext.lab.experiments.settings import BenchmarkSettings, settings_of
 
 
 class Place(NamedTuple):
-    """Rows are compared within a place: one data set with one budget."""
+    """Rows are compared within a place: one data set with one budget.
+
+    >>> Place("digits", "default").dataset
+    'digits'
+    """
 
     dataset: str
     budget: str
@@ -31,6 +35,11 @@ class Results:
 
     Attributes:
         measures: names of scores in the order of the table.
+
+    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0]})
+    >>> place = results.places()[0]
+    >>> results.rows(place), results.missing(place), results.best(place, "knn")
+    (['pcl', 'simclr'], {'simclr': [2]}, ['pcl'])
     """
 
     def __init__(
@@ -160,6 +169,11 @@ def read_results(folder: Path) -> Results:
     Raises:
         UserError: one of the files is missing or has another format.
         ConfigError: invalid settings.
+
+    >>> read_results(Path("nowhere"))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: records 'nowhere': no records.jsonl in it; give a ...
     """
     records = read_records(folder)
     file = folder / SETTINGS
@@ -171,6 +185,48 @@ def read_results(folder: Path) -> Results:
         )
     settings = settings_of(given)
     return Results(settings, records, times_written(settings, folder))
+
+
+def example_results(scores: Mapping[str, Sequence[float]]) -> Results:
+    """Results of a benchmark that nobody ran, to try tables with.
+
+    Args:
+        scores: kNN accuracies of each row by seed, from 1; the first row is compared with the
+            others, and claimed to be above the second.
+
+    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
+    >>> results.scores(Place("digits", "default"), "pcl", "knn")
+    {1: 91.0, 2: 92.0}
+    """
+    first, *bases = scores
+    claims: dict[str, Any] = {}
+    if bases:
+        claims["better"] = {"claim": f"{first} is better", "source": "nobody", "measure": "knn"}
+        claims["better"] |= {"row": first, "base": bases[0], "seeds": 2}
+    settings = settings_of(
+        {
+            "title": "mine",
+            "datasets": {"digits": {}},
+            "seeds": list(range(1, max(map(len, scores.values())) + 1)),
+            "rows": {r: {"config": r, "bases": bases if r == first else []} for r in scores},
+            "hypotheses": claims,
+        }
+    )
+    host = {"generation": "1.0.2", "fingerprint": "fcd22b007728", "patches": []}
+    machine = {"host": host, "python": "3.11.7", "packages": {}, "processor": "a processor"}
+    shared: Any = {
+        **{"dataset": "digits", "budget": "default", "kind": "plugin", "threads": 1},
+        **{"config": {}, "evaluation": {"knn": None}, "code": {"version": "1.0"}},
+        **{"environment": {**machine, "cores": 2, "gpus": [], "cuda": None}},
+        **{"epochs": 4, "images": 1400, "seconds": 60.0, "images_per_second": 93.3},
+        **{"memory": None, "curves": None, "finished": "2026-03-01T10:00:00+00:00"},
+    }
+    records: list[Any] = [
+        {**shared, "key": f"{row}-{seed}", "row": row, "seed": seed, "scores": {"knn": knn}}
+        for row, values in scores.items()
+        for seed, knn in enumerate(values, 1)
+    ]
+    return Results(settings, records, {"better": "2026-02-28T10:00:00+00:00"})
 
 
 _CAME_LATER = {

@@ -50,6 +50,16 @@ def run_benchmark(
         UserError: another call is using the folder, it belongs to another benchmark, or it cannot
             be written.
         StoppedBySignal: a signal ended the call and its current runs, which saved first.
+
+    >>> import tempfile
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> def launcher(folders, tick):
+    ...     return {}  # the reason of each run that failed
+    >>> out = Path(tempfile.mkdtemp())
+    >>> run_benchmark(read_benchmark("demo"), [], out, launcher)
+    ([], {})
+    >>> sorted(file.name for file in out.iterdir())
+    ['.lock', 'benchmark.yaml', 'hypotheses.jsonl']
     """
     try:
         out.mkdir(parents=True, exist_ok=True)

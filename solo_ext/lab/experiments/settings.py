@@ -27,7 +27,11 @@ Name = Annotated[
 
 
 class Dimension(Section):
-    """One setting that tuning draws from ``choices``, or between ``low`` and ``high``."""
+    """One setting that tuning draws from ``choices``, or between ``low`` and ``high``.
+
+    >>> Dimension(low=0.01, high=1.0, log=True)
+    Dimension(choices=None, low=0.01, high=1.0, log=True)
+    """
 
     choices: Annotated[list[Any], MinLen(1)] | None = None
     low: float | None = None
@@ -49,6 +53,9 @@ class Row(Section):
     Attributes:
         bases: rows that it is compared with, seed by seed.
         space: settings of this row that tuning may change, besides the shared space.
+
+    >>> Row(config="pcl", changes=["optimizer.lr=0.1"], bases=["simclr"]).changes
+    ['optimizer.lr=0.1']
     """
 
     config: str | None = None
@@ -71,6 +78,9 @@ class Tuning(Section):
     Attributes:
         holdout: share of the training images that scores a trial.
         measure: name of the score, as in ``headline``.
+
+    >>> Tuning(trials=4, space={"optimizer.lr": {"low": 0.01, "high": 1.0, "log": True}}).measure
+    'knn'
     """
 
     trials: PositiveInt = 8
@@ -91,6 +101,10 @@ class Hypothesis(Section):
         isolates: keys of the config, or sections of it, in which alone the two rows differ; runs
             that differ in others too decide nothing. Null: not checked.
         note: explanation of the outcome, written afterwards.
+
+    >>> claim = {"claim": "neighbours help", "source": "arXiv 2104.14548"}
+    >>> Hypothesis(**claim, row="nnclr", base="simclr", measure="knn").direction
+    'above'
     """
 
     claim: str
@@ -107,7 +121,11 @@ class Hypothesis(Section):
 
 
 class DatasetEntry(Section):
-    """One data set, with changes of the settings of all its runs."""
+    """One data set, with changes of the settings of all its runs.
+
+    >>> DatasetEntry(changes=["data.fraction=0.1"])
+    DatasetEntry(changes=['data.fraction=0.1'])
+    """
 
     changes: list[str] = []
 
@@ -126,6 +144,11 @@ class BenchmarkSettings(Section):
         threads: CPU threads of a run; numbers on a CPU depend on it.
         minutes: that a run takes with these threads, evaluation included, as it was measured.
         config_path: folder of the user's own configs; null: the shipped ones.
+
+    >>> rows = {"pcl": {"config": "pcl", "bases": ["simclr"]}, "simclr": {"config": "simclr"}}
+    >>> settings = BenchmarkSettings(title="mine", datasets={"digits": {}}, rows=rows, seeds=[1, 2])
+    >>> settings.seeds_of("pcl"), list(settings.budgets)
+    ([1, 2], ['default'])
     """
 
     title: str
@@ -226,6 +249,12 @@ def settings_of(given: Mapping[str, Any]) -> BenchmarkSettings:
 
     Raises:
         ConfigError: an unknown key, a value out of range, or an unknown row.
+
+    >>> rows = {"pcl": {"config": "pcl", "bases": ["simclr"]}}
+    >>> settings_of({"title": "mine", "datasets": {"digits": {}}, "rows": rows})
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: rows.pcl.bases='simclr': no such row; allowed: pcl
     """
     settings = validated(BenchmarkSettings, given)
     check_rows(settings, "default_rows", settings.default_rows or [])
@@ -239,14 +268,26 @@ def settings_of(given: Mapping[str, Any]) -> BenchmarkSettings:
 
 
 def check_rows(settings: BenchmarkSettings, key: str, names: Sequence[str]) -> None:
-    """Refuses the name of a row that does not exist."""
+    """Refuses the name of a row that does not exist.
+
+    >>> check_rows(read_benchmark("demo"), "--rows", ["sed"])
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: --rows='sed': no such row; did you mean 'seed'? ...
+    """
     for name in names:
         if name not in settings.rows:
             raise ConfigError(key, name, "no such row", nearest(name, settings.rows, show=40))
 
 
 def check_measure(key: str, measure: str, settings: BenchmarkSettings) -> None:
-    """Refuses a score that no protocol can give: it begins with its protocol, as ``knn_acc5``."""
+    """Refuses a score that no protocol can give: it begins with its protocol, as ``knn_acc5``.
+
+    >>> check_measure("headline", "umap", read_benchmark("demo"))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: headline='umap': no protocol of the evaluation gives ...
+    """
     protocols = settings.evaluation
     if not any(measure == p or measure.startswith(f"{p}_") for p in protocols):
         raise ConfigError(
@@ -255,7 +296,11 @@ def check_measure(key: str, measure: str, settings: BenchmarkSettings) -> None:
 
 
 def suite_settings(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked settings for ``solo-ext eval suite``, with interpolations resolved."""
+    """Checked settings for ``solo-ext eval suite``, with interpolations resolved.
+
+    >>> suite_settings({"knn": {"k": [5]}, "linear": None})
+    {'protocols': ['knn', 'linear'], 'knn': {'k': [5]}}
+    """
     # Import it here: the protocols import torch, which a report does not need.
     from solo_ext.lab.evaluation.suite import read_suite_settings
 

@@ -20,7 +20,11 @@ Answer = Literal["reproduced", "equivalent", "contradicted", "undecided"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean and sample deviation over seeds, and the mean's 95 % interval; null for one value."""
+    """Mean and sample deviation over seeds, and the mean's 95 % interval; null for one value.
+
+    >>> estimate([2.0]), estimate([2.0, 4.0]).count
+    (Estimate(mean=2.0, deviation=None, low=None, high=None, count=1), 2)
+    """
 
     mean: float
     deviation: float | None
@@ -48,12 +52,24 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def mean_of(results: Results, place: Place, row: str, measure: str) -> Estimate | None:
-    """Estimate of a row's score over its seeds."""
+    """Estimate of a row's score over its seeds.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> results = example_results({"pcl": [91.0, 92.0]})
+    >>> mean_of(results, results.places()[0], "pcl", "knn").mean
+    91.5
+    """
     return estimate(list(results.scores(place, row, measure).values()))
 
 
 def differences(results: Results, place: Place, row: str, base: str, measure: str) -> list[float]:
-    """``row - base`` for every seed for which both have the score."""
+    """``row - base`` for every seed for which both have the score.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
+    >>> differences(results, results.places()[0], "pcl", "simclr", "knn")
+    [1.0, 1.5]
+    """
     above, below = (results.scores(place, name, measure) for name in (row, base))
     return [above[seed] - below[seed] for seed in above if seed in below]
 
@@ -65,6 +81,11 @@ class Verdict:
     Attributes:
         estimate: mean and interval of the differences paired by seed; null without pairs.
         reason: why it is undecided, otherwise empty.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> (found,) = verdicts(example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]}))
+    >>> found.name, found.estimate.mean, found.reason
+    ('better', 1.25, 'the interval is too wide')
     """
 
     name: str
@@ -76,7 +97,13 @@ class Verdict:
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """One verdict per hypothesis, data set and budget with records of both rows."""
+    """One verdict per hypothesis, data set and budget with records of both rows.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> scores = {"pcl": [91.0, 92.0, 91.5], "simclr": [90.0, 90.5, 90.1]}
+    >>> [verdict.answer for verdict in verdicts(example_results(scores))]
+    ['reproduced']
+    """
     return [
         _verdict(results, name, claim, place)
         for name, claim in results.settings.hypotheses.items()

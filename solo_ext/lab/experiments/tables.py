@@ -55,7 +55,13 @@ def mean_and_interval(found: Estimate | None, of: int | None = None) -> str:
 
 
 def scores_table(results: Results, place: Place) -> Table:
-    """A line for each row: its scores and its cost."""
+    """A line for each row: its scores and its cost.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
+    >>> [row[:4] for row in scores_table(results, results.places()[0]).rows]
+    [['pcl', 'solo_ext', '2', '91.50 ± 0.71'], ['simclr', 'solo_ext', '2', '90.25 ± 0.35']]
+    """
     rows, measures = results.rows(place), results.measures
     absent = {row: len(seeds) for row, seeds in results.missing(place).items()}
     lines = []
@@ -100,7 +106,13 @@ def _peaks(records: Collection[Record]) -> str:
 
 
 def differences_table(results: Results, place: Place) -> Table:
-    """Every row minus each of its bases, paired by seed."""
+    """Every row minus each of its bases, paired by seed.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
+    >>> differences_table(results, results.places()[0]).rows
+    [['pcl minus simclr', '2', '+1.25 (−1.93 to +4.43)']]
+    """
     lines = []
     for row in results.rows(place):
         for base in results.settings.rows[row].bases:
@@ -116,7 +128,14 @@ def differences_table(results: Results, place: Place) -> Table:
 
 
 def verdict_table(results: Results, found: Sequence[Verdict]) -> Table:
-    """A line for each test of a hypothesis."""
+    """A line for each test of a hypothesis.
+
+    >>> from solo_ext.lab.experiments.statistics import verdicts
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
+    >>> verdict_table(results, verdicts(results)).rows[0][:4]
+    ['better', 'digits', 'pcl above simclr in knn', '2']
+    """
 
     lines = [
         [
@@ -134,7 +153,13 @@ def verdict_table(results: Results, found: Sequence[Verdict]) -> Table:
 
 
 def expectation(results: Results, claim: Hypothesis) -> str:
-    """What a hypothesis expects of which rows, in which score."""
+    """What a hypothesis expects of which rows, in which score.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> results = example_results({"pcl": [91.0], "simclr": [90.0]})
+    >>> expectation(results, results.settings.hypotheses["better"])
+    'pcl above simclr in knn'
+    """
     side = "above"
     if claim.direction == "not_above":
         side = f"at most {claim.margin:g} above" if claim.margin else "not above"
@@ -146,7 +171,15 @@ def expectation(results: Results, claim: Hypothesis) -> str:
 
 
 def verdict_lines(results: Results, found: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Verdicts as ``verdicts.json`` has them; ``isolates``: in what the rows differ."""
+    """Verdicts as ``verdicts.json`` has them; ``isolates``: in what the rows differ.
+
+    >>> from solo_ext.lab.experiments.statistics import verdicts
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
+    >>> (line,) = verdict_lines(results, verdicts(results))
+    >>> line["claim"], line["difference"], line["pairs"]
+    ('pcl is better', 1.25, 2)
+    """
     return [
         {
             "claim": verdict.hypothesis.claim,
@@ -166,7 +199,13 @@ def verdict_lines(results: Results, found: Sequence[Verdict]) -> list[dict[str, 
 
 
 def environments_table(records: Sequence[Record]) -> Table:
-    """One line per combination of machine, versions, code and number of threads."""
+    """One line per combination of machine, versions, code and number of threads.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> (row,) = environments_table(example_results({"pcl": [91.0, 92.0]}).records).rows
+    >>> row[0], row[2]
+    ('2', 'a processor, 2 cores, no GPU')
+    """
     groups: dict[str, list[Record]] = {}
     for record in records:
         same = [record["environment"], record["code"], record["threads"]]
@@ -197,7 +236,12 @@ def environments_table(records: Sequence[Record]) -> Table:
 
 
 def protocols_table(records: Sequence[Record]) -> Table:
-    """Settings of every protocol, and how many runs were measured with them."""
+    """Settings of every protocol, and how many runs were measured with them.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> protocols_table(example_results({"pcl": [91.0, 92.0]}).records).rows
+    [['knn', 'defaults', '2']]
+    """
     counts = Counter(
         (name, ", ".join(f"{key} {json.dumps(v)}" for key, v in (given or {}).items()))
         for record in records

@@ -37,6 +37,12 @@ def trial_settings(
     Raises:
         ConfigError: no section ``tuning``, several data sets or budgets, a row that does not train,
             a measure that the evaluation does not give, or nothing to draw.
+
+    >>> from solo_ext.lab.experiments.settings import settings_of
+    >>> tuning = {"trials": 2, "space": {"optimizer.lr": {"choices": [0.1, 0.3]}}}
+    >>> given = {"title": "mine", "datasets": {"digits": {}}, "rows": {"pcl": {"config": "pcl"}}}
+    >>> list(trial_settings(settings_of({**given, "tuning": tuning})).rows)
+    ['pcl.0', 'pcl.1']
     """
     tuning = _tuning(settings)
     if len(settings.datasets) * len(settings.budgets) > 1:
@@ -85,6 +91,16 @@ def write_tuned(
     """Writes ``tuned.yaml``: the benchmark with the settings of each row's best trial.
 
     Among equal trials the first is taken, so that a row changes only for something better.
+
+    >>> import tempfile
+    >>> from solo_ext.lab.experiments.settings import settings_of
+    >>> given = {"title": "mine", "datasets": {"digits": {}}, "rows": {"pcl": {"config": "pcl"}}}
+    >>> space = {"optimizer.lr": {"choices": [0.1, 0.3]}}
+    >>> settings = settings_of({**given, "tuning": {"trials": 2, "space": space}})
+    >>> scores = [{"row": f"pcl.{n}", "scores": {"knn": knn}} for n, knn in enumerate([90.0, 91.0])]
+    >>> file = write_tuned(settings, trial_settings(settings), scores, Path(tempfile.mkdtemp()))
+    >>> yaml.safe_load(file.read_text())["rows"]["pcl"]
+    {'config': 'pcl', 'changes': ['optimizer.lr=0.3']}
     """
     measure = _tuning(settings).measure
     scores = {record["row"]: record["scores"] for record in records}

@@ -60,9 +60,10 @@ def work(folder: Path) -> None:
     if planned.teacher is not None:
         config["method_kwargs"]["teacher"]["path"] = str(folder.parent / planned.teacher)
     torch.set_num_threads(planned.threads)
-    if int(os.environ.get("LOCAL_RANK", 0)):
-        # Lightning started this further rank, which only trains: rank 0 has the lock and writes.
-        _train(prepare(config), folder)
+    if int(os.environ.get("LOCAL_RANK", 0)) or int(os.environ.get("NODE_RANK", 0)):
+        # A further rank, of Lightning's or on a further node, only trains: rank 0 writes.
+        if planned.baseline is None:
+            _train(prepare(config), folder)
         return
     with locked(folder / _LOCK, _WAIT):
         if not (folder / RECORD).is_file():
@@ -106,7 +107,11 @@ class EpochLog(Callback):
 
 
 class Epoch(TypedDict):
-    """A line of :class:`EpochLog`."""
+    """A line of :class:`EpochLog`.
+
+    >>> Epoch(epoch=0, images=1344, seconds=2.5)
+    {'epoch': 0, 'images': 1344, 'seconds': 2.5}
+    """
 
     epoch: int
     images: int
@@ -120,6 +125,12 @@ def read_epochs(file: Path) -> list[Epoch]:
 
     Raises:
         UserError: a line is of no epoch.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "epochs.jsonl"
+    >>> append_lines(file, [{"epoch": n, "images": 1344, "seconds": 2.5} for n in (0, 1, 1)])
+    >>> [entry["epoch"] for entry in read_epochs(file)]
+    [0, 1]
     """
     try:
         entries = TypeAdapter(list[Epoch]).validate_python(read_jsonl(file))

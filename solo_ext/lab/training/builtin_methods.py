@@ -25,37 +25,37 @@ logger = logging.getLogger(__name__)
 _QUEUED = ("all4one", "mocov2plus", "nnbyol", "nnclr", "nnsiam", "ressl")
 
 
-class Projected(Section):
+class _Projected(Section):
     proj_hidden_dim: PositiveInt
     proj_output_dim: PositiveInt
 
 
-class Contrastive(Projected):
+class _Contrastive(_Projected):
     temperature: PositiveFloat
 
 
-class Predicted(Projected):
+class _Predicted(_Projected):
     pred_hidden_dim: PositiveInt
 
 
-class SimSiam(Predicted):
+class _SimSiam(_Predicted):
     # Upstream's own config sets it, but its method never reads it.
     temperature: PositiveFloat = 0.2
 
 
-class Queued(Contrastive):
+class _Queued(_Contrastive):
     queue_size: PositiveInt = 65536
 
 
-class NNCLR(Queued):
+class _NNCLR(_Queued):
     pred_hidden_dim: PositiveInt
 
 
-class NearestPredicted(Predicted):
+class _NearestPredicted(_Predicted):
     queue_size: PositiveInt = 65536
 
 
-class ReSSL(Projected):
+class _ReSSL(_Projected):
     temperature_q: PositiveFloat
     temperature_k: PositiveFloat
     queue_size: PositiveInt = 65536
@@ -65,7 +65,7 @@ class ReSSL(Projected):
     momentum_classifier: bool | None = None
 
 
-class SwAV(Contrastive):
+class _SwAV(_Contrastive):
     queue_size: NonNegativeInt = 65536
     num_prototypes: PositiveInt = 3000
     sk_epsilon: PositiveFloat = 0.05
@@ -74,13 +74,13 @@ class SwAV(Contrastive):
     epoch_queue_starts: NonNegativeInt = 15
 
 
-class DeepClusterV2(Projected):
+class _DeepClusterV2(_Projected):
     temperature: PositiveFloat = 0.1
     num_prototypes: list[PositiveInt] = [3000, 3000, 3000]
     kmeans_iters: PositiveInt = 10
 
 
-class DINO(Projected):
+class _DINO(_Projected):
     num_prototypes: PositiveInt
     clip_grad: NonNegativeFloat = 0
     freeze_last_layer: NonNegativeInt = 1
@@ -92,31 +92,31 @@ class DINO(Projected):
     warmup_teacher_temperature_epochs: NonNegativeInt = 0
 
 
-class BarlowTwins(Projected):
+class _BarlowTwins(_Projected):
     lamb: PositiveFloat = 0.0051
     scale_loss: PositiveFloat = 0.024
 
 
-class VICReg(Projected):
+class _VICReg(_Projected):
     sim_loss_weight: NonNegativeFloat = 25.0
     var_loss_weight: NonNegativeFloat = 25.0
     cov_loss_weight: NonNegativeFloat = 1.0
 
 
-class VIbCReg(Projected):
+class _VIbCReg(_Projected):
     sim_loss_weight: NonNegativeFloat = 25.0
     var_loss_weight: NonNegativeFloat = 25.0
     cov_loss_weight: NonNegativeFloat = 200.0
     iternorm: bool = False
 
 
-class WMSE(Projected):
+class _WMSE(_Projected):
     whitening_iters: PositiveInt = 1
     whitening_size: PositiveInt = 256
     whitening_eps: NonNegativeFloat = 0.0
 
 
-class MAE(Section):
+class _MAE(Section):
     decoder_embed_dim: PositiveInt
     decoder_depth: PositiveInt
     decoder_num_heads: PositiveInt
@@ -124,30 +124,30 @@ class MAE(Section):
     norm_pix_loss: bool = False
 
 
-class MoCoV3(Contrastive):
+class _MoCoV3(_Contrastive):
     pred_hidden_dim: PositiveInt
 
 
 BUILTIN_KWARGS: dict[str, type[Section]] = {
-    "all4one": NNCLR,
-    "barlow_twins": BarlowTwins,
-    "byol": Predicted,
-    "deepclusterv2": DeepClusterV2,
-    "dino": DINO,
-    "mae": MAE,
-    "mocov2plus": Queued,
-    "mocov3": MoCoV3,
-    "nnbyol": NearestPredicted,
-    "nnclr": NNCLR,
-    "nnsiam": NearestPredicted,
-    "ressl": ReSSL,
-    "simclr": Contrastive,
-    "simsiam": SimSiam,
-    "supcon": Contrastive,
-    "swav": SwAV,
-    "vibcreg": VIbCReg,
-    "vicreg": VICReg,
-    "wmse": WMSE,
+    "all4one": _NNCLR,
+    "barlow_twins": _BarlowTwins,
+    "byol": _Predicted,
+    "deepclusterv2": _DeepClusterV2,
+    "dino": _DINO,
+    "mae": _MAE,
+    "mocov2plus": _Queued,
+    "mocov3": _MoCoV3,
+    "nnbyol": _NearestPredicted,
+    "nnclr": _NNCLR,
+    "nnsiam": _NearestPredicted,
+    "ressl": _ReSSL,
+    "simclr": _Contrastive,
+    "simsiam": _SimSiam,
+    "supcon": _Contrastive,
+    "swav": _SwAV,
+    "vibcreg": _VIbCReg,
+    "vicreg": _VICReg,
+    "wmse": _WMSE,
 }
 _NO_SMALL_CROPS = {
     "main": {"all4one"},
@@ -160,6 +160,11 @@ def check_large_crops(method: str, count: int) -> None:
 
     Raises:
         ConfigError: W-MSE takes two or more, MAE any number, the others two.
+
+    >>> check_large_crops("simclr", 3)
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: ...: simclr of solo-learn takes two; give num_crops: 2 ...
     """
     own = getattr(host.load().methods[method], "kwargs_type", None)
     if own is None and method != "mae" and (count < 2 if method == "wmse" else count != 2):
@@ -180,6 +185,15 @@ def check_builtin(run: RunConfig, images: int) -> None:
 
     Raises:
         ConfigError: for example a queue smaller than the batch.
+
+    >>> from solo_ext.config.check import check_method_kwargs, check_run
+    >>> from solo_ext.config.compose import compose
+    >>> run = check_run(compose("digits/mocov2plus", ["optimizer.batch_size=64"]))
+    >>> run.method_kwargs = check_method_kwargs(BUILTIN_KWARGS["mocov2plus"], run.method_kwargs)
+    >>> run.data.num_large_crops = 2
+    >>> check_builtin(run, images=1400)
+    >>> run.method_kwargs.queue_size
+    960
     """
     method: str = run.method
     kwargs: Any = run.method_kwargs

@@ -35,7 +35,13 @@ _PER_IMAGE = ("rand_augment", "auto_augment", "random_erasing")
 
 
 def check_supported(run: RunConfig) -> None:
-    """Refuses settings that only solo-learn's own scripts support."""
+    """Refuses settings that only solo-learn's own scripts support.
+
+    >>> check_supported(RunConfig.model_construct(auto_umap={"enabled": True}))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: auto_umap.enabled=true: maps are not drawn while ...
+    """
     if (run.auto_umap or {}).get("enabled"):
         raise ConfigError(
             "auto_umap.enabled",
@@ -46,7 +52,13 @@ def check_supported(run: RunConfig) -> None:
 
 
 def check_patches(names: Sequence[str]) -> None:
-    """Refuses unknown patches, and those of solo-learn's own scripts."""
+    """Refuses unknown patches, and those of solo-learn's own scripts.
+
+    >>> check_patches(["no-such-patch"])
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: patches='no-such-patch': unknown patch; allowed: ...
+    """
     check_names(names)
     for name in names:
         if name in OF_SCRIPTS:
@@ -59,7 +71,14 @@ def check_patches(names: Sequence[str]) -> None:
 
 
 def checked_optimizer_kwargs(run: RunConfig) -> dict[str, Any]:
-    """``optimizer.kwargs``, checked and completed for the optimiser of that name."""
+    """``optimizer.kwargs``, checked and completed for the optimiser of that name.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> words = ["accelerator=cpu", "optimizer.name=sgd", "optimizer.kwargs={nesterov: true}"]
+    >>> checked_optimizer_kwargs(check_run(compose("digits/simclr", words)))
+    {'momentum': 0.9, 'nesterov': True}
+    """
     optimizer = run.optimizer
     name, known = optimizer.name, host.BaseMethod._OPTIMIZERS
     if name not in known:
@@ -84,7 +103,13 @@ def checked_optimizer_kwargs(run: RunConfig) -> dict[str, Any]:
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
-    """Refuses a stepwise schedule without steps."""
+    """Refuses a stepwise schedule without steps.
+
+    >>> check_scheduler(Scheduler(name="step"))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: ...: scheduler.name=step needs the epochs at which ...
+    """
     if scheduler.name == "step" and not scheduler.lr_decay_steps:
         raise ConfigError(
             "scheduler.lr_decay_steps",
@@ -95,7 +120,16 @@ def check_scheduler(scheduler: Scheduler) -> None:
 
 
 def check_augmentation(run: RunConfig) -> None:
-    """Refuses settings that contradict each other, or that the chosen pipeline would ignore."""
+    """Refuses settings that contradict each other, or that the chosen pipeline would ignore.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> words = ["data.in_memory=true", "data.augmentation=image"]
+    >>> check_augmentation(check_run(compose("digits/simclr", words)))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: data.in_memory=true: only data.augmentation=batch reads ...
+    """
     data = run.data
     on_batch, dali = data.augmentation == "batch", data.format == "dali"
     for place, pipeline in enumerate(run.augmentations):
@@ -144,6 +178,14 @@ def check_batch_size(run: RunConfig, images: int) -> None:
     """Refuses a batch larger than the images of a process.
 
     The loaders cannot check it: they are made before the other processes exist.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> run = check_run(compose("digits/simclr", ["optimizer.batch_size=64"]))
+    >>> check_batch_size(run, images=50)
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: ...=64: the training set has 50 images per process; take a ...
     """
     processes, size = run.world_size, run.optimizer.batch_size
     if images // processes < size:
@@ -157,7 +199,17 @@ def check_batch_size(run: RunConfig, images: int) -> None:
 
 
 def check_validation_interval(run: RunConfig, images: int) -> None:
-    """Refuses ``val_check_interval`` above the number of batches of an epoch."""
+    """Refuses ``val_check_interval`` above the number of batches of an epoch.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> words = ["optimizer.batch_size=64", "val_check_interval=30"]
+    >>> run = check_run(compose("digits/simclr", words))
+    >>> check_validation_interval(run, images=1400)
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: val_check_interval=30: an epoch has 21 batches; take ...
+    """
     trainer = run.model_extra or {}
     every, limit = trainer.get("val_check_interval"), trainer.get("limit_train_batches")
     batches = images // run.world_size // run.optimizer.batch_size
@@ -185,6 +237,13 @@ def check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
 
     Raises:
         ConfigError: unknown name or argument, or a crop size that the backbone cannot take.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> found = check_backbone(host.load(), check_run(compose("digits/simclr")))
+    >>> layer, shape = found[0]
+    >>> layer.in_channels, shape
+    (3, (3, 32, 32))
     """
     name = run.backbone.name
     if name not in loaded.backbones:

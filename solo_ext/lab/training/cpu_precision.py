@@ -26,6 +26,10 @@ def precision_for(run: RunConfig, convolutions: Convolutions) -> str:
     Args:
         run: trains on the CPU, or keeps ``32-true``.
         convolutions: those of its backbone.
+
+    >>> run = RunConfig.model_construct(accelerator="gpu")
+    >>> precision_for(run, [(nn.Conv2d(3, 8, 3), (3, 32, 32))])
+    '32-true'
     """
     # torch 2.10 does not say what the processor has, and keeps fp32.
     has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()

@@ -24,6 +24,11 @@ def after_own_hook(pl_module: pl.LightningModule, then: AfterBatch) -> None:
 
     Lightning calls callbacks before that hook, which updates momentum networks and queues.
     :func:`remove_hooks` undoes it.
+
+    >>> module = pl.LightningModule()
+    >>> after_own_hook(module, lambda outputs, batch, batch_idx: print(batch_idx))
+    >>> module.on_train_batch_end(None, batch=None, batch_idx=3)
+    3
     """
     own = pl_module.on_train_batch_end
 
@@ -165,6 +170,13 @@ def start_other_ranks_by(command: Callable[[Sequence[str]], list[str]]) -> None:
 
     Args:
         command: makes a command line from Lightning's ``[python, script, ...]``.
+
+    >>> from unittest import mock
+    >>> from lightning.pytorch.strategies.launchers import subprocess_script as launcher
+    >>> with mock.patch.dict(vars(launcher)):
+    ...     start_other_ranks_by(lambda words: ["nice", *words])
+    ...     launcher._basic_subprocess_cmd()[0]
+    'nice'
     """
     launcher = importlib.import_module("lightning.pytorch.strategies.launchers.subprocess_script")
     basic, with_hydra = launcher._basic_subprocess_cmd, launcher._hydra_subprocess_cmd

@@ -34,7 +34,7 @@ SHORTEST = 1e-12
 """Rows below this length are not normalised to 1; see :func:`torch.nn.functional.normalize`."""
 
 
-class Batch(NamedTuple):
+class _Batch(NamedTuple):
     """What is needed to report a batch later; tensors stay on the device.
 
     Attributes:
@@ -88,18 +88,18 @@ class NonFiniteWatch(Callback):
         self.file, self.images, self.action = run_dir / NONFINITE, images, action
         self._read_every = EVERY
         self._training, self._stepped = False, True
-        self._snapshot: BufferSnapshot | None = None
+        self._snapshot: _BufferSnapshot | None = None
         self._bad_window: Tensor | None = None
         self._bad_gradients: Tensor | None = None
         self._lengths = torch.empty(0)
-        self._unread: list[Batch] = []
-        self._sent: tuple[list[Batch], Tensor, torch.cuda.Event | None] | None = None
+        self._unread: list[_Batch] = []
+        self._sent: tuple[list[_Batch], Tensor, torch.cuda.Event | None] | None = None
         self._step = self._in_a_row = self._left_out = 0
         self._last_bad = -1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._training = True
-        self._snapshot = BufferSnapshot(pl_module) if self.action == "skip" else None
+        self._snapshot = _BufferSnapshot(pl_module) if self.action == "skip" else None
         alone_on_cpu = pl_module.device.type == "cpu" and distributed.world_size() == 1
         self._read_every = EVERY_ON_CPU if alone_on_cpu else EVERY
         after_own_hook(pl_module, lambda outputs, batch, _: self._keep(trainer, outputs, batch))
@@ -204,7 +204,7 @@ class NonFiniteWatch(Callback):
             gradients = torch.zeros_like(gradients)
         place = trainer.current_epoch, self._step
         indices = batch[0].detach()
-        self._unread.append(Batch(*place, indices, loss, gradients, lengths, bad_lengths))
+        self._unread.append(_Batch(*place, indices, loss, gradients, lengths, bad_lengths))
         # Bad gradients are known with the last batch of a step, and name all of its batches.
         if self._stepped and len(self._unread) >= self._read_every:
             self._read(trainer)
@@ -267,7 +267,7 @@ class NonFiniteWatch(Callback):
                 self._in_a_row, self._left_out = self._in_a_row + 1, self._left_out + 1
         self._stop_in_a_row(trainer, MOST_IN_A_ROW)
 
-    def _line(self, batch: Batch, loss: float, what: str) -> dict[str, Any] | None:
+    def _line(self, batch: _Batch, loss: float, what: str) -> dict[str, Any] | None:
         """What the file says of a batch; nothing if another batch or process is the cause."""
         indices, more = batch.indices.tolist(), {}
         if what == "loss" and math.isfinite(loss):
@@ -355,7 +355,7 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([bound.float() for bound in bounds]).abs().max()
 
 
-class BufferSnapshot:
+class _BufferSnapshot:
     """A copy of all buffers (running statistics, queues, priors, memories) from before a step.
 
     Parameters are left out, because a step with zeroed gradients does not spoil them.
@@ -364,7 +364,7 @@ class BufferSnapshot:
         root: the method; its frozen subtrees are left out.
 
     >>> norm = nn.BatchNorm1d(2)
-    >>> snapshot = BufferSnapshot(norm)
+    >>> snapshot = _BufferSnapshot(norm)
     >>> snapshot.hold()
     >>> _ = norm(torch.full((4, 2), torch.nan))
     >>> snapshot.restore(torch.tensor(True))

@@ -50,6 +50,11 @@ class Prepared:
         train: training images.
         val: validation images, or ``None``.
         method: the method's class.
+
+    >>> images = [("an image", 0), ("another", 1)]
+    >>> prepared = Prepared(RunConfig.model_construct(seed=5), DictConfig({}), images, None, object)
+    >>> prepared.run.seed, len(prepared.train)
+    (5, 2)
     """
 
     run: RunConfig
@@ -65,6 +70,18 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     Raises:
         ConfigError: anything that would fail, or silently do something else.
         HostError: solo-learn is missing.
+
+    >>> from tempfile import mkdtemp
+    >>> from PIL import Image
+    >>> from solo_ext.config.compose import compose
+    >>> root = Path(mkdtemp())
+    >>> for number in range(4):
+    ...     (root / str(number)).mkdir()
+    ...     Image.new("RGB", (32, 32)).save(root / str(number) / "0.png")
+    >>> words = [f"data.train_path={root}", "data.val_path=null", "optimizer.batch_size=2"]
+    >>> prepared = prepare(compose("digits/debiased", [*words, "accelerator=cpu"]))
+    >>> len(prepared.train), prepared.run.data.num_classes, prepared.cfg.optimizer.lr
+    (4, 4, 0.00234375)
     """
     run = check_run(config)
     register()
@@ -116,6 +133,11 @@ def check_folder(key: str, path: str) -> None:
 
     Raises:
         ConfigError: with ``key``.
+
+    >>> check_folder("checkpoint.dir", "/dev/null/runs")
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: checkpoint.dir='/dev/null/runs': '/dev/null' is no ...
     """
     place = Path(path)
     while not os.path.lexists(place) and place != place.parent:

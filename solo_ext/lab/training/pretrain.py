@@ -95,6 +95,10 @@ class PretrainResult:
         epochs: total number of epochs trained.
         seconds: training time of this call.
         images_per_second: training images (not crops) per second of that time.
+
+    >>> result = PretrainResult(Path("runs/pcl"), None, 200, 3600.0, images_per_second=2778.0)
+    >>> result.epochs, result.images_per_second
+    (200, 2778.0)
     """
 
     run_dir: Path
@@ -385,6 +389,11 @@ def resume(
 
     Raises:
         UserError: the folder is no run directory, or holds no checkpoint.
+
+    >>> resume(Path("nowhere"))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: run directory 'nowhere': no such folder
     """
     prepared = prepare(read_config(run_dir))
     if not checkpoints(run_dir, previous=True):

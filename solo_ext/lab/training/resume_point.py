@@ -41,6 +41,10 @@ class Identity:
         config: the checked config, as JSON.
         images: digest of the names, order and classes of the training images; ``None`` if unknown.
         count: number of training images.
+
+    >>> mine = Identity('{"optimizer": {"lr": 0.3}}', None, 1400)
+    >>> mine.differences(Identity('{"optimizer": {"lr": 0.1}}', None, 1400))
+    ['optimizer.lr: 0.3 -> 0.1']
     """
 
     config: str
@@ -94,6 +98,9 @@ class ResumePoint:
         step: optimiser steps done at that point.
         unlogged: metrics that the log may lack.
         damaged: more advanced checkpoints that cannot be read, and why.
+
+    >>> ResumePoint(Path("pcl-ep=3.ckpt"), step=84).damaged
+    {}
     """
 
     path: Path
@@ -139,6 +146,10 @@ def resume_point(
     Raises:
         UserError: the checkpoint is of another run (with the differences), none can be read, or the
             system does not allow reading it now.
+
+    >>> import tempfile
+    >>> identity = Identity("{}", None, 1400)
+    >>> resume_point(Path(tempfile.mkdtemp()), None, identity)  # from scratch
     """
     damaged: dict[Path, str] = {}
     for held in reversed(checkpoints(run_dir, previous=True)):
@@ -169,6 +180,14 @@ def read_state(path: Path) -> dict[str, Any]:
 
     Raises:
         UserError: the file is incomplete, damaged, or no such checkpoint.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "pcl-ep=0.ckpt"
+    >>> torch.save({"epoch": 0, "global_step": 21, "state_dict": {}}, file)
+    >>> read_state(file)
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: checkpoint '...' cannot be read (it holds no 'loops')
     """
     check_archive(path)
     try:

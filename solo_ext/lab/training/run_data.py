@@ -19,12 +19,23 @@ from solo_ext.host.dali_loader import DALILoader
 
 
 def train_loader(run: RunConfig, images: Images) -> ResumableLoader | DALILoader:
-    """The loader that ``data.format`` names; see :func:`pretrain_loader`."""
+    """The loader that ``data.format`` names; see :func:`pretrain_loader`.
+
+    >>> from PIL import Image
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> words = ["optimizer.batch_size=4", "data.num_workers=0", "data.augmentation=image"]
+    >>> images = [(Image.new("RGB", (32, 32)), 3)] * 8
+    >>> loader = train_loader(check_run(compose("digits/simclr", words)), images)
+    >>> indices, crops, targets = next(iter(loader))
+    >>> indices.shape, [tuple(crop.shape) for crop in crops], targets.tolist()
+    (torch.Size([4]), [(4, 3, 32, 32), (4, 3, 32, 32)], [3, 3, 3, 3])
+    """
     make = DALILoader if run.data.format == "dali" else pretrain_loader
     return make(run, images)
 
 
-class DrawnBatch(NamedTuple):
+class _DrawnBatch(NamedTuple):
     """A batch with the random draws that its crops are made and mixed by.
 
     Attributes:
@@ -87,10 +98,10 @@ class RunData(pl.LightningDataModule):
         if self.trainer.strategy.root_device.type == "cuda":
             # Copying from memory that is not pinned would wait for the device.
             views, mixes = apply_to_collection((views, mixes), Tensor, Tensor.pin_memory)
-        return DrawnBatch(indices, images, targets, views, mixes)
+        return _DrawnBatch(indices, images, targets, views, mixes)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        if not isinstance(batch, DrawnBatch):
+        if not isinstance(batch, _DrawnBatch):
             return batch
         crops: Any = batch.images
         if self.augment is not None and batch.views is not None:

@@ -78,6 +78,9 @@ class Checkpoint:
         path: the file.
         epoch: epoch it was written in, from 0.
         step: optimiser step if it was written within an epoch, ``None`` at the epoch's end.
+
+    >>> Checkpoint(Path("pcl-ep=3-step=84.ckpt"), epoch=3, step=84).step
+    84
     """
 
     path: Path
@@ -123,7 +126,15 @@ def _number(value: Any) -> Any:
 
 
 def run_digest(run: RunConfig) -> str:
-    """Eight hex digits that change with everything that changes the run's numbers."""
+    """Eight hex digits that change with everything that changes the run's numbers.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> runs = (check_run(compose("digits/pcl", [f"seed={seed}"])) for seed in (1, 2))
+    >>> first, second = map(run_digest, runs)
+    >>> len(first), first == second
+    (8, False)
+    """
     text = json.dumps(settings_of_numbers(run.model_dump()), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -137,19 +148,25 @@ def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
 
 
-def numberless_run_dir(run: RunConfig) -> Path:
+def _numberless_run_dir(run: RunConfig) -> Path:
     """``<checkpoint.dir>/<method>/<name>-<digest>``, whether it exists or not."""
     parent = Path(run.checkpoint.dir, run.method)
     return parent / f"{file_name(run.name)}-{run_digest(run)}"
 
 
 def choose_run_dir(run: RunConfig) -> Path:
-    """Like :func:`numberless_run_dir`, with a number added if that directory is taken.
+    """``<checkpoint.dir>/<method>/<name>-<digest>``, with a number added if that is taken.
 
     With ``auto_resume.enabled`` the latest directory of the config is used again, unless its last
     checkpoint is older than ``auto_resume.max_hours``.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> run = check_run(compose("digits/pcl", ["checkpoint.dir=runs"]))
+    >>> str(choose_run_dir(run))[:20]
+    'runs/pcl/pcl-digits-'
     """
-    first = path = latest = numberless_run_dir(run)
+    first = path = latest = _numberless_run_dir(run)
     number = 1
     while path.exists():
         number += 1
@@ -170,6 +187,14 @@ def agreed_run_dir(run: RunConfig) -> Path:
     - processes started by Lightning use the directory of the process that started them;
     - those of ``torchrun`` use what the first one chose, also after a restart;
     - a batch job of SLURM adds its number, so that it continues when it is requeued.
+
+    >>> from unittest import mock
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> run = check_run(compose("digits/pcl"))
+    >>> with mock.patch.dict(os.environ, {RUN_DIR: "runs/pcl/mine"}):
+    ...     agreed_run_dir(run)
+    PosixPath('runs/pcl/mine')
     """
     if RUN_DIR in os.environ:
         return Path(os.environ[RUN_DIR])
@@ -177,7 +202,7 @@ def agreed_run_dir(run: RunConfig) -> Path:
         return _of_torchrun(run)
     job = slurm_job()
     if job is not None and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        path = numberless_run_dir(run)
+        path = _numberless_run_dir(run)
         return path.with_name(f"{path.name}-job-{job}")
     return choose_run_dir(run)
 
@@ -196,7 +221,15 @@ def _of_torchrun(run: RunConfig) -> Path:
 
 
 def checkpoints(run_dir: Path, *, previous: bool = False) -> list[Checkpoint]:
-    """Checkpoints of a run directory, the most advanced last; ``previous``: the kept one too."""
+    """Checkpoints of a run directory, the most advanced last; ``previous``: the kept one too.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("pcl-ep=0.ckpt", "pcl-ep=1.ckpt", "pcl-ep=1-step=25.ckpt", "weights.pth"):
+    ...     (folder / name).touch()
+    >>> [held.path.name for held in checkpoints(folder)]
+    ['pcl-ep=0.ckpt', 'pcl-ep=1-step=25.ckpt', 'pcl-ep=1.ckpt']
+    """
     found = []
     for path in run_dir.glob("*.ckpt*"):
         held_back = path.name.endswith(PREVIOUS)
@@ -213,7 +246,16 @@ def _progress(checkpoint: Checkpoint) -> tuple[int, bool, int]:
 
 
 def outdate(run_dir: Path, held: Sequence[Checkpoint]) -> None:
-    """Keeps the most advanced of some checkpoints as the previous one, and removes the others."""
+    """Keeps the most advanced of some checkpoints as the previous one, and removes the others.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for epoch in range(3):
+    ...     (folder / f"pcl-ep={epoch}.ckpt").touch()
+    >>> outdate(folder, checkpoints(folder))
+    >>> [file.name for file in folder.iterdir()]
+    ['pcl-ep=2.ckpt.previous']
+    """
     if not held:
         return
     for older in run_dir.glob(f"*.ckpt{PREVIOUS}"):
@@ -225,7 +267,11 @@ def outdate(run_dir: Path, held: Sequence[Checkpoint]) -> None:
 
 
 def how_to_go_on(run_dir: Path) -> str:
-    """Tells the user how to continue after a run ended early."""
+    """Tells the user how to continue after a run ended early.
+
+    >>> how_to_go_on(Path("nowhere"))
+    'nothing is saved yet: start it again'
+    """
     if checkpoints(run_dir, previous=True):
         return f"`solo-ext pretrain --resume {run_dir}` goes on"
     return "nothing is saved yet: start it again"
@@ -236,6 +282,14 @@ def check_run_dir(run_dir: Path) -> None:
 
     Raises:
         ConfigError: it has other files than a run's lock, but no run's record of the environment.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / "thesis.tex").touch()
+    >>> check_run_dir(folder)
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: --run-dir='...': it holds 'thesis.tex' and is no run of ...
     """
     names: set[str] = set()
     with contextlib.suppress(OSError):
@@ -260,6 +314,12 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
     Raises:
         UserError: the folder is no run directory of ``solo-ext pretrain``, or its config is none.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / CONFIG).write_text("method: pcl")
+    >>> read_config(folder)
+    {'method': 'pcl'}
     """
     if not run_dir.is_dir():
         raise UserError(f"run directory {str(run_dir)!r}: no such folder")
@@ -276,7 +336,11 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 def package_version(name: str) -> str | None:
-    """Version of an installed distribution; ``None`` if it is not installed."""
+    """Version of an installed distribution; ``None`` if it is not installed.
+
+    >>> package_version("no-such-package") is None
+    True
+    """
     try:
         return version(name)
     except PackageNotFoundError:
@@ -290,6 +354,10 @@ def environment(run_dir: Path | None = None, patches: Sequence[str] = ()) -> dic
         run_dir: of a run that this process goes on with; the environments of its earlier parts are
             added, if they were others, as ``earlier``.
         patches: those applied to the host.
+
+    >>> found = environment(patches=["online-knn"])
+    >>> found["host"]["patches"], sorted(found["packages"])[0]
+    (['online-knn'], 'hydra-core')
     """
     now = _environment(patches)
     before = None if run_dir is None else _recorded(run_dir / ENVIRONMENT)
@@ -301,7 +369,10 @@ def environment(run_dir: Path | None = None, patches: Sequence[str] = ()) -> dic
 
 
 def warn_of_changes(run_dir: Path, patches: Sequence[str]) -> None:
-    """Says what has changed since the earlier part of a run, if it can change the run's numbers."""
+    """Says what has changed since the earlier part of a run, if it can change the run's numbers.
+
+    >>> warn_of_changes(Path("nowhere"), patches=[])  # a run that begins has no earlier part
+    """
     before = _recorded(run_dir / ENVIRONMENT)
     if before is None:
         return

@@ -69,7 +69,7 @@ class RunState(Callback):
         self.identity.write(checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
-        own = random_state() | {"sums": self._epoch_sums(), "kernels": dispatch.choices()}
+        own = _random_state() | {"sums": self._epoch_sums(), "kernels": dispatch.choices()}
         return {
             "data": self.loader.state_dict(),
             "processes": gather_objects(own),
@@ -137,7 +137,7 @@ class RunState(Callback):
         own = state["processes"][distributed.rank() % len(state["processes"])]
         self._sums = dict(own["sums"])
         dispatch.restore_choices(own.get("kernels", {}))
-        set_random_state(own)
+        _set_random_state(own)
 
     # In a run resumed within an epoch Lightning calls the second alone.
     on_train_epoch_start = on_train_batch_start = _restore
@@ -147,6 +147,10 @@ def unlogged_in(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
     """The metrics that were not yet logged when a checkpoint was written, and their step.
 
     ``None`` if there were none, or the checkpoint does not say.
+
+    >>> held = {"unlogged": {"step": 20, "metrics": {"train_loss": 1.5}}}
+    >>> unlogged_in({"callbacks": {"RunState": held}})
+    {'step': 20, 'metrics': {'train_loss': 1.5}}
     """
     try:
         held = checkpoint["callbacks"][RunState.__qualname__]["unlogged"]
@@ -156,12 +160,12 @@ def unlogged_in(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def random_state() -> dict[str, Any]:
+def _random_state() -> dict[str, Any]:
     """State of the generators of torch, of this process's device, of Python and of NumPy.
 
-    >>> state = random_state()
+    >>> state = _random_state()
     >>> first = torch.rand(3)
-    >>> set_random_state(state)
+    >>> _set_random_state(state)
     >>> bool((torch.rand(3) == first).all())
     True
     """
@@ -179,8 +183,8 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restores what :func:`random_state` returned; the device's state only if there is a device."""
+def _set_random_state(state: Mapping[str, Any]) -> None:
+    """Restores what :func:`_random_state` returned, that of a GPU only if there is one."""
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())

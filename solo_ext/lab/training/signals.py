@@ -30,6 +30,11 @@ class StopSignals:
 
     Args:
         answer: printed when the user presses Ctrl-C, because the current work may take long.
+
+    >>> with StopSignals("the batch is finished first") as signals:
+    ...     signal.raise_signal(signal.SIGTERM)
+    >>> signals.received.name
+    'SIGTERM'
     """
 
     def __init__(self, answer: str) -> None:
@@ -70,7 +75,13 @@ class StopSignals:
 
 
 def slurm_job() -> str | None:
-    """The job's id for SLURM's commands; ``None`` outside SLURM."""
+    """The job's id for SLURM's commands; ``None`` outside SLURM.
+
+    >>> from unittest import mock
+    >>> with mock.patch.dict(os.environ, SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="3"):
+    ...     slurm_job()
+    '17_3'
+    """
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
@@ -80,6 +91,9 @@ def requeue(received: signal.Signals) -> bool:
 
     Only SIGUSR1 leads to it, which SLURM sends before time is up if ``sbatch --signal`` asks for
     it. SIGTERM is also what ``scancel`` sends, and SLURM itself requeues a job that it pre-empts.
+
+    >>> requeue(signal.SIGTERM)
+    False
     """
     job = slurm_job()
     if job is None or received is not getattr(signal, "SIGUSR1", None):
@@ -105,6 +119,9 @@ class Agreement:
     Args:
         device: of the exchange, one that the process group can send from.
         seconds: between exchanges, roughly.
+
+    >>> Agreement(torch.device("cpu")).any_of([signal.SIGTERM, 0], step=100)
+    [<Signals.SIGTERM: 15>, 0]
     """
 
     def __init__(self, device: torch.device, seconds: float = 5.0) -> None:

@@ -43,6 +43,14 @@ def make_trainer(
 
     Raises:
         UserError: Lightning refuses the settings.
+
+    >>> from tempfile import mkdtemp
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> run = check_run(compose("digits/simclr", ["max_epochs=3", "accelerator=cpu"]))
+    >>> trainer = make_trainer(run, Path(mkdtemp()), callbacks=[], loggers=[])
+    >>> trainer.max_epochs, trainer.log_every_n_steps
+    (3, 10)
     """
     valid = set(inspect.signature(pl.Trainer.__init__).parameters) & set(trainer_arguments())
     arguments = {k: v for k, v in run.model_dump().items() if k in valid}
@@ -68,14 +76,14 @@ def make_trainer(
             logger=loggers,
             callbacks=callbacks,
             default_root_dir=str(run_dir),
-            plugins=[DirectCheckpointIO()],
+            plugins=[_DirectCheckpointIO()],
             enable_checkpointing=run.checkpoint.enabled,
         )
     except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
         raise UserError(f"the Trainer refuses the config: {first_line(error)}") from error
 
 
-class DirectCheckpointIO(TorchCheckpointIO):
+class _DirectCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint directly to its path, and maps it where it is read.
 
     Lightning's own class holds the whole file in memory and moves it from the system's folder for
@@ -98,6 +106,11 @@ def make_loggers(run: RunConfig, run_dir: Path) -> list[Any]:
 
     Raises:
         ConfigError: a logger is not installed.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> make_loggers(check_run(compose("digits/simclr", ["loggers=[]"])), Path("runs"))
+    []
     """
     from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
@@ -127,7 +140,14 @@ def make_loggers(run: RunConfig, run_dir: Path) -> list[Any]:
 
 
 class JsonLines(Logger):
-    """Appends every logged set of metrics as one line of JSON, at once."""
+    """Appends every logged set of metrics as one line of JSON, at once.
+
+    >>> import tempfile
+    >>> logger = JsonLines(Path(tempfile.mkdtemp()) / "metrics.jsonl")
+    >>> logger.log_metrics({"train_loss": 1.5}, step=0)
+    >>> read_jsonl(logger.file)[0]["train_loss"]
+    1.5
+    """
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -184,7 +204,7 @@ def _plain(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-class EpochLines(Callback):
+class _EpochLines(Callback):
     """Prints one line per epoch, for logs and pipes."""
 
     def __init__(self, label: str) -> None:
@@ -214,15 +234,26 @@ class EpochLines(Callback):
 
 
 def progress_callback(label: str) -> Callback:
-    """Progress display that suits standard error."""
+    """Progress display that suits standard error.
+
+    >>> type(progress_callback("pcl")).__name__
+    '_EpochLines'
+    """
     if sys.stderr.isatty():
         return RichProgressBar(leave=False, console_kwargs={"stderr": True})
-    return EpochLines(label)
+    return _EpochLines(label)
 
 
 @contextlib.contextmanager
 def torch_flags_kept() -> Iterator[None]:
-    """Restores torch's flags, which a Trainer sets for the whole process."""
+    """Restores torch's flags, which a Trainer sets for the whole process.
+
+    >>> before = torch.backends.cudnn.benchmark
+    >>> with torch_flags_kept():
+    ...     torch.backends.cudnn.benchmark = not before
+    >>> torch.backends.cudnn.benchmark == before
+    True
+    """
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
@@ -238,7 +269,12 @@ def torch_flags_kept() -> Iterator[None]:
 
 
 def quiet() -> None:
-    """Silences Lightning's hints about settings that are intended here."""
+    """Silences Lightning's hints about settings that are intended here.
+
+    >>> quiet()
+    >>> logging.getLogger("lightning.pytorch").level == logging.WARNING
+    True
+    """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     root = logging.getLogger()
     if _not_about_intervals not in root.filters:

@@ -131,7 +131,15 @@ class UnreadableReport(Callback):
 
 
 def add_lines(file: Path, names: dict[str, str]) -> None:
-    """Adds a line for every name that the file lacks; several processes may do so at once."""
+    r"""Adds a line for every name that the file lacks; several processes may do so at once.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "unreadable.txt"
+    >>> add_lines(file, {"cat/1.png": "it is empty"})
+    >>> add_lines(file, {"cat/1.png": "it is empty", "dog/7.png": "it is cut short"})
+    >>> file.read_text().splitlines()
+    ['cat/1.png\tit is empty', 'dog/7.png\tit is cut short']
+    """
     with locked(file.with_name(f".{file.name}.lock")), writing(file):
         known = {line.partition("\t")[0] for line in _lines(file)}
         lines = {" ".join(name.split()): reason for name, reason in names.items()}

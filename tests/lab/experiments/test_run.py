@@ -256,6 +256,17 @@ def test_a_run_of_two_processes(tmp_path: Path, tiny: dict[str, Any]) -> None:
     assert [line["images"] for line in lines] == [256, 256]
 
 
+def test_a_further_node_leaves_a_baseline_to_the_first(
+    tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = checked_benchmark(tiny | {"seeds": [1], "default_rows": ["raw-pixels"]})
+    monkeypatch.setenv("NODE_RANK", "1")
+    records, _ = run_benchmark(settings, make_plan(settings), tmp_path, in_this_process)
+    (folder,) = tmp_path.glob("runs/*/")
+    assert [file.name for file in folder.iterdir()] == ["planned.json"]
+    assert not records
+
+
 @pytest.mark.slow
 def test_slurm_jobs(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """The same jobs as SLURM's, run by submitit as processes of this machine."""
