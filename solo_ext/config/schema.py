@@ -109,6 +109,7 @@ class Streaming(Section):
         shuffle_shards: shards that a batch is drawn from, a share of it from each.
         download_retry: how often a failed download is tried again, after 1, 2, 4, ... seconds.
         download_timeout: seconds that a request may take.
+        anonymous: whether a storage is asked without credentials, as public ones may be.
         image: column of the images, in tars their extension; null finds it.
         label: column of the labels, in tars an extension or a key of ``json``; null finds it.
 
@@ -121,6 +122,7 @@ class Streaming(Section):
     shuffle_shards: PositiveInt = 32
     download_retry: NonNegativeInt = 3
     download_timeout: PositiveFloat = 60.0
+    anonymous: bool = False
     image: str | None = None
     label: str | None = None
 

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -52,6 +53,10 @@ class Shard:
         size: its bytes.
         samples: how many.
         hashes: hexadecimal digests of the file by algorithm.
+
+    >>> Shard("shard.00000.mds", 3, 1, {}).wrong(b"cut")
+    >>> Shard("shard.00000.mds", 3, 1, {"sha1": "0"}).wrong(b"cut")
+    'the shard is damaged: its sha1 is not that in the index'
     """
 
     name: str
@@ -177,7 +182,7 @@ class Storage:
         )
 
     def _download(self, shard: Shard) -> None:
-        number = int.from_bytes(shard.name.encode(), "big") % _LOCKS
+        number = zlib.crc32(os.fsencode(shard.name)) % _LOCKS
         with locked(self.folder / f"{number}.lock"):
             if (self.folder / shard.name).exists():
                 # Another process was first.
@@ -236,7 +241,7 @@ class Storage:
     def _opened(self) -> Any:
         """The file system of this process: a connection does not outlive a fork."""
         if self._files is None or self._files[0] != os.getpid():
-            self._files = os.getpid(), _file_system(self.root, self.settings.download_timeout)
+            self._files = os.getpid(), _file_system(self.root, self.settings)
         return self._files[1]
 
 
@@ -249,18 +254,20 @@ def _state(file: Path) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 
 
-def _file_system(root: str, timeout: float) -> Any:
+def _file_system(root: str, settings: Streaming) -> Any:
     from pyarrow import fs
 
     scheme, _, place = root.partition("://")
+    timeout, named = settings.download_timeout, dict[str, Any](anonymous=settings.anonymous)
     if scheme == "gs":
-        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=timeout))
+        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=timeout), **named)
     if scheme != "s3":
         raise OSError(f"{scheme}:// is not known, only s3:// and gs://")
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL"))
-    named = {"endpoint_override": endpoint} if endpoint else {}
-    if not named and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
-        named = {"region": fs.resolve_s3_region(place.partition("/")[0])}
+    if endpoint:
+        named["endpoint_override"] = endpoint
+    elif not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
+        named["region"] = fs.resolve_s3_region(place.partition("/")[0])
     # Tries again are counted here, so that there is one number of them.
     once = fs.AwsStandardS3RetryStrategy(max_attempts=1)
     timeouts = {"connect_timeout": timeout, "request_timeout": timeout}

@@ -260,9 +260,9 @@ def _index(
 
 def _part(storage: Storage, shard: Shard, file: Path) -> _Part:
     """What a tar holds, kept in a file if it is whole."""
-    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
-        with np.load(file, allow_pickle=False) as kept:
-            return _Part(kept["places"], kept["labels"], str(kept["sha256"]))
+    unusable = suppress(OSError, ValueError, KeyError, zipfile.BadZipFile)
+    with unusable, np.load(file, allow_pickle=False) as kept:
+        return _Part(kept["places"], kept["labels"], str(kept["sha256"]))
     places, labels, wrong, sha256 = [], [], "", ""
     settings = storage.settings
     images = (settings.image.lower(),) if settings.image else _IMAGES

@@ -10,8 +10,10 @@ import json
 import multiprocessing
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -425,7 +427,7 @@ class Remote:
 def stand_in(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
     pytest.importorskip("pyarrow")
     storage = Remote(root)
-    monkeypatch.setattr(sharded, "_file_system", lambda root, timeout: storage)
+    monkeypatch.setattr(sharded, "_file_system", lambda root, settings: storage)
     monkeypatch.setattr(sharded.time, "sleep", lambda seconds: None)
     monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
     return storage
@@ -466,6 +468,25 @@ def test_each_shard_is_copied_once(
     assert len(copies(tmp_path)) == 6
     assert remote.asked.pop("index.json", 2) == 2
     assert set(remote.asked.values()) == {1}
+
+
+def test_shards_are_copied_at_the_same_time(
+    remote: Remote, of_kind: Section, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader waits for a shard that it needs and not for others."""
+    images = open_images(of_kind(ADDRESS), "train")
+    both, stream = threading.Barrier(2), remote.open_input_stream
+
+    def meet(path: str) -> Any:
+        both.wait(timeout=20)
+        return stream(path)
+
+    monkeypatch.setattr(remote, "open_input_stream", meet)
+    with ThreadPoolExecutor(2) as pool:
+        for level, (_, target) in zip(
+            (0, EACH), pool.map(images.__getitem__, (0, EACH)), strict=True
+        ):
+            assert target == images.targets[level]
 
 
 def _read_all(images: Any) -> None:
